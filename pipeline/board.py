@@ -1,0 +1,356 @@
+"""How a run looks in the terminal: the plan, the live view, the failures, the results.
+
+In a terminal the live view is one line per step with its state, time, and for a running step its
+own progress; elsewhere (a file, CI) one plain line per event. The board reads how far a running
+step is from the store, so it looks the same wherever the step runs.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.errors import TemperError
+from pipeline.manifest import Manifest
+from pipeline.plan import Plan, Resolver, State
+from pipeline.step import Step
+from pipeline.store import Store
+
+REFRESH_PER_SECOND = 4
+PLAIN_PROGRESS_SECONDS = 15.0
+LOG_LINES = 12
+_STYLES = {"done": "green", "cached": "dim", "failed": "bold red", "skipped": "yellow"}
+_LABELS = {State.CACHED: "cached", State.RUN: "run", State.MAYBE: "run if changed"}
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """What would run and why, one line a step."""
+    names = _display_names([planned.step for planned in plan.steps])
+    table = Table(box=None, padding=(0, 2), header_style="bold", title_justify="left")
+    for heading in ("step", "plan", "why"):
+        table.add_column(heading, overflow="fold")
+    for planned in plan.steps:
+        style = "dim" if planned.state is State.CACHED else "cyan"
+        label = Text(_LABELS[planned.state], style)
+        table.add_row(Text(names[planned.step.fingerprint]), label, Text(planned.reason, "dim"))
+    console.print(table)
+    console.print(_plan_summary(plan), highlight=False)
+
+
+def _plan_summary(plan: Plan) -> str:
+    run, maybe = len(plan.in_state(State.RUN)), len(plan.in_state(State.MAYBE))
+    cached = len(plan.in_state(State.CACHED))
+    if plan.is_complete:
+        return f"[green]all {cached} steps are cached: nothing to run[/]"
+    parts = [f"{run + maybe} to run", f"{cached} cached"]
+    if maybe:
+        parts[0] += f" ({maybe} only if an input changes)"
+    return "[bold]" + ", ".join(parts) + "[/]"
+
+
+@dataclass
+class _Row:
+    """One step on the board."""
+
+    step: Step
+    name: str
+    state: str = "waiting"
+    message: str = ""
+    log: str = ""
+    started: float = 0.0
+    seconds: float = 0.0
+    progress_path: str | None = None
+    progress: Mapping[str, Any] | None = None
+    printed: float = 0.0
+
+
+class Board:
+    """The live view of a run; its :meth:`observe` is the engine's observer."""
+
+    def __init__(self, console: Console, plan: Plan, resolver: Resolver):
+        self.console = console
+        self.resolver = resolver
+        self.started = time.time()
+        self._stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self.started))
+        names = _display_names([planned.step for planned in plan.steps])
+        self.rows = {
+            planned.step.fingerprint: _Row(
+                planned.step,
+                names[planned.step.fingerprint],
+                "cached" if planned.state is State.CACHED else "waiting",
+            )
+            for planned in plan.steps
+        }
+        self._lock = threading.Lock()
+
+    @property
+    def failed(self) -> list[_Row]:
+        return [row for row in self.rows.values() if row.state == "failed"]
+
+    def record(self) -> list[dict[str, Any]]:
+        """Each step with its state and time, for the record of the run."""
+        return [
+            {
+                "step": row.step.name,
+                "fingerprint": fingerprint,
+                "state": row.state,
+                "seconds": round(row.seconds, 3),
+            }
+            for fingerprint, row in self.rows.items()
+        ]
+
+    @property
+    def live_in_terminal(self) -> bool:
+        return self.console.is_terminal and not self.console.is_dumb_terminal
+
+    @contextlib.contextmanager
+    def live(self) -> Iterator[None]:
+        """Show the run until the block ends."""
+        if self.live_in_terminal:
+            with Live(
+                get_renderable=self._render,
+                console=self.console,
+                refresh_per_second=REFRESH_PER_SECOND,
+                transient=False,
+            ):
+                yield
+        else:
+            with self._plain_progress():
+                yield
+        self._mark_skipped()
+
+    def observe(self, fingerprint: str, state: str, message: str) -> None:
+        """Take note of a step's new state, told by the scheduler."""
+        row = self.rows[fingerprint]
+        if row.state in (state, "done", "cached", "failed"):
+            return
+        with self._lock:
+            if state == "running":
+                row.started = time.time()
+                row.progress_path = self._progress_path(row.step)
+            elif state == "done":
+                row.seconds = time.time() - row.started if row.started else 0.0
+                made = self.resolver.artifact(row.step)
+                state = "done" if made and made.attempt >= self._stamp else "cached"
+            elif state == "failed":
+                row.seconds = time.time() - row.started if row.started else 0.0
+                row.message, row.log = _failure(message)
+            row.state = state
+        if not self.live_in_terminal:
+            self._print_event(row)
+
+    # --- rendering ---------------------------------------------------------------------------
+
+    def _render(self) -> Table:
+        table = Table(box=None, padding=(0, 1), show_header=False)
+        table.add_column(width=2)
+        table.add_column(no_wrap=True)
+        table.add_column(width=8)
+        table.add_column(justify="right", width=7, no_wrap=True)
+        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        for row in self.rows.values():
+            table.add_row(*self._cells(row))
+        return table
+
+    def _cells(self, row: _Row) -> tuple[Any, ...]:
+        if row.state == "running":
+            seconds = _clock(time.time() - row.started)
+            detail = self._progress(row)
+            return Spinner("dots"), Text(row.name, "bold"), "running", seconds, detail
+        mark = {"done": "✓", "cached": "·", "failed": "✗", "skipped": "–"}.get(row.state, " ")
+        style = _STYLES.get(row.state, "dim")
+        seconds = _clock(row.seconds) if row.seconds else ""
+        return (
+            Text(mark, style), Text(row.name, style), Text(row.state, style), seconds,
+            Text(row.message, style),
+        )  # fmt: skip
+
+    def _progress(self, row: _Row) -> Any:
+        progress = self._read_progress(row)
+        if not progress:
+            return Text("")
+        text = Text(_progress_text(progress), no_wrap=True, overflow="ellipsis")
+        if not progress["total"]:
+            return text
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(ProgressBar(progress["total"], progress["done"], width=16), text)
+        return grid
+
+    def _read_progress(self, row: _Row) -> Mapping[str, Any] | None:
+        with contextlib.suppress(OSError, ValueError):
+            if row.progress_path and (data := self.resolver.store.read(row.progress_path)):
+                row.progress = json.loads(data)
+        return row.progress
+
+    def _progress_path(self, step: Step) -> str | None:
+        resolved = self.resolver.key_and_recipe(step)
+        return resolved and self.resolver.store.progress_path(step.name, resolved[0])
+
+    # --- plain lines -------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _plain_progress(self) -> Iterator[None]:
+        stop = threading.Event()
+
+        def report() -> None:
+            while not stop.wait(1.0):
+                for row in [r for r in self.rows.values() if r.state == "running"]:
+                    self._print_progress(row)
+
+        thread = threading.Thread(target=report, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _print_progress(self, row: _Row) -> None:
+        now = time.time()
+        if now - max(row.printed, row.started) < PLAIN_PROGRESS_SECONDS:
+            return
+        if progress := self._read_progress(row):
+            row.printed = now
+            self._print(f"{row.name}: {_progress_text(progress)}")
+
+    def _print_event(self, row: _Row) -> None:
+        seconds = f" in {_clock(row.seconds)}" if row.state == "done" else ""
+        message = f": {row.message}" if row.message else ""
+        self._print(f"{row.name}: {row.state}{seconds}{message}")
+
+    def _print(self, line: str) -> None:
+        elapsed = _clock(time.time() - self.started)
+        self.console.print(f"[{elapsed}] {line}", markup=False, highlight=False, soft_wrap=True)
+
+    # --- after the run -----------------------------------------------------------------------
+
+    def _mark_skipped(self) -> None:
+        if not self.failed:
+            return
+        for row in self.rows.values():
+            if row.state == "waiting":
+                row.state, row.message = "skipped", "needs a step that failed"
+
+    def show_failures(self) -> None:
+        """For each failed step: what went wrong, the end of its log, where the whole log is."""
+        for row in self.failed:
+            self.console.print(f"\n[bold red]✗ {escape(row.name)}[/]: {escape(row.message)}")
+            if row.log:
+                tail = _tail(self.resolver.store, row.log)
+                self.console.print(Padding(Text(tail, "dim"), (0, 0, 0, 4)))
+                self.console.print(f"  whole log: {escape(row.log)}", soft_wrap=True)
+
+
+def show_results(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:
+    """Summaries, one table of metrics per kind of result, and where everything lies."""
+    for manifest in results.values():
+        summary = store.read(f"{store.content_path(manifest)}/summary.md")
+        if summary:
+            console.print(Markdown(summary.decode(errors="replace")))
+    by_step: dict[str, dict[str, Manifest]] = {}
+    for name, manifest in results.items():
+        by_step.setdefault(manifest.step, {})[name] = manifest
+    for step, group in by_step.items():
+        if table := _metrics_table(step, group):
+            console.print(table)
+    places = Table(box=None, padding=(0, 2), header_style="bold")
+    places.add_column("result")
+    places.add_column("lies at", overflow="fold")
+    for name, manifest in results.items():
+        places.add_row(Text(name), Text(store.content_path(manifest)))
+    console.print(Group(Text(""), places))
+
+
+def _metrics_table(step: str, group: Mapping[str, Manifest]) -> Table | None:
+    rows = dict.fromkeys(
+        name
+        for manifest in group.values()
+        for name, value in manifest.metrics.items()
+        if isinstance(value, int | float) or _is_interval(value)
+    )
+    if not rows:
+        return None
+    table = Table(title=step, title_justify="left", header_style="bold", title_style="bold")
+    table.add_column("")
+    for name in group:
+        table.add_column(Text(name), justify="right")
+    for row in rows:
+        cells = [_metric(manifest.metrics.get(row)) for manifest in group.values()]
+        table.add_row(Text(row), *cells)
+    return table
+
+
+def _is_interval(value: Any) -> bool:
+    return isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys()
+
+
+def _metric(value: Any) -> str:
+    if _is_interval(value):
+        numbers = (value["value"], value["low"], value["high"])
+        return "{} ({} – {})".format(*(_number(number) for number in numbers))
+    return "" if value is None else _number(value)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _progress_text(progress: Mapping[str, Any]) -> str:
+    done, total = progress["done"], progress["total"]
+    parts = [f"{done:g}/{total:g}" if total else f"{done:g}"]
+    parts += [f"{k} {_number(v)}" for k, v in progress.get("metrics", {}).items()]
+    return "  ".join(parts)
+
+
+def _failure(message: str) -> tuple[str, str]:
+    """The one-line message and the log's path that ``StepTask.on_failure`` joined."""
+    with contextlib.suppress(ValueError):
+        message = json.loads(message)
+    text, _, log = message.rpartition("\n")
+    return text or message, log
+
+
+def _tail(store: Store, log: str) -> str:
+    data = store.read(log) or b""
+    return "\n".join(data.decode(errors="replace").splitlines()[-LOG_LINES:])
+
+
+def _clock(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes}m{seconds:02d}s"
+
+
+def _display_names(steps: list[Step]) -> dict[str, str]:
+    """Step names; where a DAG calls a function more than once, with a number behind."""
+    names: dict[str, str] = {}
+    seen: dict[str, int] = {}
+    total = {step.name: sum(other.name == step.name for other in steps) for step in steps}
+    for step in steps:
+        seen[step.name] = seen.get(step.name, 0) + 1
+        many = total[step.name] > 1
+        names[step.fingerprint] = f"{step.name} #{seen[step.name]}" if many else step.name
+    return names
+
+
+def log_of(store: Store, manifest: Manifest) -> str:
+    """Path of the log of the attempt that made an artifact."""
+    path = f"{store.attempt_path(manifest)}/log.txt"
+    if store.read(path) is None:
+        raise TemperError(f"{manifest.step} has no log at {path}")
+    return str(Path(path))

@@ -1,0 +1,162 @@
+"""``main``: an experiment script's entry point, configured by Hydra.
+
+An experiment is a function from a config dataclass to named steps:
+
+    @dataclass
+    class Config(ExperimentConfig):
+        data: PreferenceData = field(default_factory=PreferenceData)
+
+    def my_experiment(cfg: Config) -> dict[str, Step]: ...
+
+    if __name__ == "__main__":
+        main(my_experiment)
+
+``conf/my_experiment.yaml`` names the groups it is made of; the dataclass is the schema, so unknown
+keys and wrong types are refused before anything runs. On the command line Hydra's own syntax works
+(``dpo.beta=0.05``, ``scale=full``, ``-m dpo.beta=0.05,0.1``, ``--cfg job``, ``--help``), and
+``--plan`` shows what would run and why, and runs nothing.
+"""
+
+import difflib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, get_type_hints
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from pipeline.board import show_plan
+from pipeline.errors import TemperError
+from pipeline.plan import make_plan
+from pipeline.run import Stopped, run
+from pipeline.step import Step
+from pipeline.store import Store
+
+# Hydra is here to compose configs: no output folders, no logging set-up, no change of directory.
+_HYDRA_QUIET = (
+    "hydra.run.dir=.",
+    "hydra.output_subdir=null",
+    "hydra.job.chdir=false",
+    "hydra/hydra_logging=disabled",
+    "hydra/job_logging=disabled",
+    f"hydra.sweep.dir={tempfile.gettempdir()}/temper-multirun-{os.getuid()}",
+)
+
+
+@dataclass
+class ExperimentConfig:
+    """What every experiment can be told, besides what its steps are.
+
+    Args:
+        store: where artifacts lie: a local path or an fsspec URL.
+        jobs: how many steps may run at once on this machine.
+    """
+
+    store: str = "${oc.env:TEMPER_STORE,store}"
+    jobs: int = 1
+
+
+def main(build: Callable[[Any], Mapping[str, Step]]) -> None:
+    """Compose the config from ``conf/`` and the command line, plan, run, show the results.
+
+    Exits with status 1 and one line on standard error for anything foreseen that goes wrong.
+    """
+    script = Path(build.__code__.co_filename)
+    schema = next(iter(get_type_hints(build).values()))
+    plan_only = "--plan" in sys.argv
+    sys.argv = _hydra_arguments(sys.argv)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors reach us: we say them in one line
+    ConfigStore.instance().store(name="schema", node=_writable_schema(schema))
+
+    @hydra.main(version_base="1.3", config_path=str(_conf_folder(script)), config_name=script.stem)
+    def job(cfg: DictConfig) -> None:
+        try:
+            config: Any = OmegaConf.to_object(cfg)
+            roots = build(config)
+            if plan_only:
+                show_plan(Console(), make_plan(roots, Store(config.store)))
+            else:
+                run(roots, config.store, config.jobs)
+        except TemperError as error:  # kept from Hydra, which would announce it twice
+            failures.append(str(error))
+
+    failures: list[str] = []
+    try:
+        job()
+        if failures:
+            _fail("; ".join(failures))
+    except (HydraException, OmegaConfBaseException) as error:
+        _fail(_config_error(error, schema))
+    except KeyboardInterrupt as error:
+        print("stopped; run the same command again to go on", file=sys.stderr)
+        sys.exit(143 if isinstance(error, Stopped) else 130)
+
+
+def _hydra_arguments(arguments: list[str]) -> list[str]:
+    """The command line without our own flag, with Hydra's side effects off, and with ``-m`` first
+    because Hydra does not understand it between overrides."""
+    script, *rest = [argument for argument in arguments if argument != "--plan"]
+    multirun = [argument for argument in rest if argument in ("-m", "--multirun")]
+    return [script, *multirun, *(a for a in rest if a not in multirun), *_HYDRA_QUIET]
+
+
+def _conf_folder(script: Path) -> Path:
+    for parent in script.resolve().parents:
+        if (parent / "conf" / f"{script.stem}.yaml").is_file():
+            return parent / "conf"
+    _fail(f"no conf/{script.stem}.yaml beside {script} or in a folder above it")
+
+
+def _writable_schema(schema: type) -> DictConfig:
+    """The dataclass as a Hydra schema. OmegaConf makes frozen dataclasses read-only, which is
+    right for values and wrong for a schema that overrides are merged into."""
+    config = OmegaConf.structured(schema)
+    for node in _nodes(config):
+        OmegaConf.set_readonly(node, None)
+    return config
+
+
+def _nodes(config: DictConfig) -> Iterator[DictConfig]:
+    yield config
+    for key in config:
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            yield from _nodes(node)
+
+
+def _config_error(error: Exception, schema: type) -> str:
+    """Hydra's multi-line message as one line, with the nearest known keys for a misspelt one."""
+    parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
+    lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
+    unknown = re.search(r"Could not override '([^']+)'", lines[0])
+    if unknown and any("is not in struct" in line or "not in '" in line for line in lines):
+        key = unknown[1].split("@")[0]
+        known = list(_dotted_keys(OmegaConf.structured(schema)))
+        close = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+        return f"unknown config key {key!r}; {hint}"
+    kept = [line for line in lines if not line.startswith(("full_key", "object_type", "reference"))]
+    return "; ".join(dict.fromkeys(kept))
+
+
+def _dotted_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in config:
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and len(node):
+            yield from _dotted_keys(node, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True).print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(1)

@@ -1,0 +1,1 @@
+"""Where a step's process runs: one module per engine."""

@@ -1,0 +1,77 @@
+"""Runs workers as processes of this machine, each started afresh (never forked: see below).
+
+A worker is exec'd because forking a process that has run multi-threaded tensor code can deadlock.
+It gets its own session, so that Ctrl-C reaches the driver alone, which then stops the worker in
+order; if the driver is killed outright, the lifeline ends the worker.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import IO
+
+from pipeline.lifeline import ENVIRONMENT, Lifeline
+
+STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class LocalLauncher:
+    """Starts ``python -m pipeline.worker`` and waits for it.
+
+    Args:
+        jobs: how many workers may run at once; each gets its share of the processors, because
+            threads beyond the free processors make every worker several times slower.
+    """
+
+    lifeline: Lifeline
+    jobs: int = 1
+
+    def run(self, spec_url: str, log: IO[bytes]) -> int:
+        """Run one worker to its end, its output going to ``log``; its exit status."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.worker", spec_url],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=self._environment(),
+            pass_fds=(self.lifeline.read_end,),
+            start_new_session=True,
+        )
+        try:
+            return process.wait()
+        except BaseException:  # stopped by a signal: take the worker along
+            _stop(process)
+            raise
+
+    def _environment(self) -> dict[str, str]:
+        threads = str(max(1, len(os.sched_getaffinity(0)) // self.jobs))
+        settings = {
+            "OMP_NUM_THREADS": threads,
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONUNBUFFERED": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+        # a worker imports what the driver imports, from the same places in the same order
+        path = [entry or os.getcwd() for entry in sys.path]
+        return {
+            **settings,
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path),
+            ENVIRONMENT: str(self.lifeline.read_end),
+        }
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(STOP_SECONDS)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+        return

@@ -1,0 +1,42 @@
+"""A pipe that tells workers when their driver is gone, however it went.
+
+The driver holds the write end and never writes. Every worker inherits the read end and blocks on
+it in a thread; when the driver exits, also by SIGKILL, the kernel closes the write end and the
+workers end themselves, so that none goes on writing checkpoints beside the next run's worker.
+"""
+
+import os
+import threading
+
+ENVIRONMENT = "TEMPER_LIFELINE"
+
+
+class Lifeline:
+    """The driver's side. Create one before any process is forked."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self.read_end, self._write_end = os.pipe()
+
+    def let_go_in_child(self) -> None:
+        """Close a forked child's copy of the write end, which would keep workers alive."""
+        if os.getpid() != self._owner and self._write_end >= 0:
+            os.close(self._write_end)
+            self._write_end = -1
+
+    def close(self) -> None:
+        os.close(self.read_end)
+        if self._write_end >= 0:
+            os.close(self._write_end)
+
+
+def exit_with_driver() -> None:
+    """The worker's side: end this process as soon as the driver that started it is gone."""
+    descriptor = os.environ.pop(ENVIRONMENT, None)
+    if descriptor is not None:
+        threading.Thread(target=_wait_and_exit, args=(int(descriptor),), daemon=True).start()
+
+
+def _wait_and_exit(descriptor: int) -> None:
+    os.read(descriptor, 1)
+    os._exit(1)  # at once: nothing of an unfinished attempt is worth flushing

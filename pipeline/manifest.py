@@ -1,0 +1,76 @@
+"""The manifest: the one small JSON object whose creation is the commit of an artifact."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pipeline.canonical import Json, hash_json
+from pipeline.errors import TemperError
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One content file: its size in bytes and the BLAKE3 of its bytes, in hexadecimal."""
+
+    size: int
+    blake3: str
+
+
+@dataclass(frozen=True)
+class InputEntry:
+    """Which artifact an input was, and the digest (of it or of one part) that the key is over."""
+
+    step: str
+    key: str
+    part: str | None
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an artifact is (``files``, ``digest``), what made it (``recipe``, ``inputs``), and how
+    it went (``metrics``, ``seconds``, ``provenance``). Only ``files`` bears on the digest."""
+
+    step: str
+    key: str
+    attempt: str
+    digest: str
+    recipe: Json
+    inputs: tuple[InputEntry, ...]
+    files: Mapping[str, FileEntry]
+    metrics: Mapping[str, Any]
+    seconds: float
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def digest_of(self, part: str | None) -> str:
+        """The digest of the artifact, or of its files under the folder ``part``."""
+        if part is None:
+            return self.digest
+        prefix = f"{part}/"
+        inside = {name: entry for name, entry in self.files.items() if name.startswith(prefix)}
+        if not inside:
+            parts = sorted({name.split("/")[0] for name in self.files if "/" in name})
+            known = ", ".join(parts) or "none"
+            raise TemperError(f"the output of {self.step} has no part {part!r}; it has: {known}")
+        return files_digest(inside)
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, url: str) -> "Manifest":
+        try:
+            fields = json.loads(data)
+            fields["inputs"] = tuple(InputEntry(**entry) for entry in fields["inputs"])
+            fields["files"] = {k: FileEntry(**v) for k, v in fields["files"].items()}
+            return cls(**fields)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise TemperError(
+                f"{url} is damaged ({error}); delete it, and the step will be run again"
+            ) from error
+
+
+def files_digest(files: Mapping[str, FileEntry]) -> str:
+    """The digest of a set of content files: what an artifact *is*, however it was made."""
+    return hash_json({name: [entry.size, entry.blake3] for name, entry in files.items()})

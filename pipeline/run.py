@@ -1,0 +1,132 @@
+"""``run``: plan a DAG, run what is missing, say how it went."""
+
+import contextlib
+import platform
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from pipeline.board import Board, show_plan, show_results
+from pipeline.errors import TemperError
+from pipeline.manifest import Manifest
+from pipeline.plan import Plan, Resolver, make_plan
+from pipeline.step import Step
+from pipeline.store import Store
+
+
+class RunFailed(TemperError):
+    """Some steps failed; everything that does not need them is done and in the store."""
+
+
+class Stopped(KeyboardInterrupt):
+    """The run was asked to end by SIGTERM; handled like Ctrl-C."""
+
+
+def run(
+    roots: Mapping[str, Step],
+    store: str | Store = "store",
+    jobs: int = 1,
+    console: Console | None = None,
+) -> dict[str, Manifest]:
+    """Make every root and what it needs; the artifact of each root under its name.
+
+    What the store has is not run again. When a step fails, steps that do not need it run all the
+    same. Ctrl-C, SIGTERM and SIGKILL leave a store from which the next run goes on.
+
+    Args:
+        roots: what is wanted, under the names to show.
+        store: local path or fsspec URL.
+        jobs: how many steps may run at once.
+
+    Raises:
+        RunFailed: a step failed.
+        TemperError: the store cannot be used, or an input is damaged.
+    """
+    store = store if isinstance(store, Store) else Store(store)
+    console = console or Console()
+    plan = make_plan(roots, store)
+    show_plan(console, plan)
+    if not plan.is_complete:
+        store.prepare()
+        _run_missing(plan, store, jobs, console)
+    resolver = Resolver(store)
+    results = {name: resolver.artifact(step) for name, step in roots.items()}
+    made = {name: manifest for name, manifest in results.items() if manifest is not None}
+    show_results(console, store, made)
+    return made
+
+
+def _run_missing(plan: Plan, store: Store, jobs: int, console: Console) -> None:
+    from pipeline.engine import schedule  # Luigi is not needed when everything is cached
+    from pipeline.execution import Executor
+    from pipeline.launchers.local import LocalLauncher
+    from pipeline.lifeline import Lifeline
+
+    lifeline = Lifeline()
+    provenance = {"run": _run_name(), **git_state()}
+    resolver = Resolver(store)
+    executor = Executor(resolver, LocalLauncher(lifeline, jobs), provenance)
+    board = Board(console, plan, resolver)
+    outcome = "stopped"
+    try:
+        with _sigterm_as_interrupt(), board.live():
+            schedule(plan.roots.values(), executor, jobs, board.observe)
+        outcome = "failed" if board.failed else "done"
+    finally:
+        lifeline.close()
+        store.record_run(
+            {
+                **provenance,
+                "host": platform.node(),
+                "outcome": outcome,
+                "seconds": round(time.time() - board.started, 3),
+                "steps": board.record(),
+            }
+        )
+    if board.failed:
+        board.show_failures()
+        names = ", ".join(row.name for row in board.failed)
+        raise RunFailed(f"failed: {names}; what is done is kept, run again to go on")
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM stop workers in order, as Ctrl-C does; signals belong to the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _run_name() -> str:
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+
+
+def git_state() -> dict[str, Any]:
+    """The commit of the working directory and whether it has changes; empty outside git."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
+        return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
+    except (OSError, subprocess.SubprocessError):
+        return {}

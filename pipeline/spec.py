@@ -1,0 +1,60 @@
+"""What passes between driver and worker through the store, as JSON: the spec and the report."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pipeline.canonical import Json
+from pipeline.manifest import FileEntry
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a step: where its content lies (a path within the store) and what it is."""
+
+    step: str
+    content: str
+    digest: str
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """Everything a worker needs to run one attempt of a step, on any machine with the code."""
+
+    store: str
+    step: str
+    key: str
+    function: str
+    arguments: Mapping[str, Json]
+    inputs: tuple[InputSpec, ...]
+    attempt: str
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "StepSpec":
+        fields = json.loads(data)
+        fields["inputs"] = tuple(InputSpec(**entry) for entry in fields["inputs"])
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Report:
+    """How an attempt ended. ``error`` is ``None`` for one that can be committed."""
+
+    error: str | None = None
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "Report":
+        fields = json.loads(data)
+        fields["files"] = {name: FileEntry(**entry) for name, entry in fields["files"].items()}
+        return cls(**fields)

@@ -1,0 +1,154 @@
+"""Runs one attempt of one step: ``python -m pipeline.worker SPEC``.
+
+The worker reads the spec from the store, runs the step function, and writes its files and a
+report into the attempt's folder. It never commits: the driver does, once it has the report. So a
+worker may run on any machine that sees the store and has the code, and may die at any moment.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import blake3
+import fsspec
+
+from pipeline.canonical import resolve_reference, restore
+from pipeline.errors import TemperError
+from pipeline.lifeline import exit_with_driver
+from pipeline.manifest import FileEntry
+from pipeline.spec import InputSpec, Report, StepSpec
+from pipeline.step import Artifact, Metrics
+from pipeline.store import Store
+
+RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
+PROGRESS_SECONDS = 0.3
+REMOTE_PROGRESS_SECONDS = 5.0
+
+
+def main(spec_url: str) -> int:
+    """Run the attempt that a spec describes; 0 if it can be committed."""
+    exit_with_driver()
+    fs, path = fsspec.url_to_fs(spec_url)
+    spec = StepSpec.from_json(fs.cat_file(path))
+    store = Store(spec.store)
+    try:
+        report = run_attempt(spec, store)
+    except Exception as error:
+        traceback.print_exc()
+        report = Report(error=_one_line(error), provenance=_provenance())
+    store.replace(f"{spec.attempt}/report.json", report.to_json())
+    return 0 if report.error is None else 1
+
+
+def run_attempt(spec: StepSpec, store: Store) -> Report:
+    """Run the step function on its inputs and describe what it wrote."""
+    step_function = resolve_reference(spec.function)
+    with contextlib.ExitStack() as stack:
+        output = _WorkerOutput(store, spec, stack.enter_context(_content_folder(store, spec)))
+        artifacts = [stack.enter_context(_local_input(store, entry)) for entry in spec.inputs]
+        arguments = {
+            name: restore(value, artifacts.__getitem__) for name, value in spec.arguments.items()
+        }
+        metrics = step_function.function(output, **arguments) or {}
+        _check_metrics(spec.step, metrics)
+        files = _describe_files(output.path)
+        if not store.is_local:
+            store.fs.put(f"{output.path}/", f"{spec.attempt}/content/", recursive=True)
+    return Report(files=files, metrics=metrics, provenance=_provenance())
+
+
+class _WorkerOutput:
+    """The ``out`` of a running step function; see :class:`pipeline.step.Output`."""
+
+    def __init__(self, store: Store, spec: StepSpec, path: Path):
+        self.path = path
+        self.scratch = store.scratch_path(spec.step, spec.key)
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        self._store = store
+        self._progress_path = store.progress_path(spec.step, spec.key)
+        self._interval = PROGRESS_SECONDS if store.is_local else REMOTE_PROGRESS_SECONDS
+        self._last = 0.0
+
+    def progress(self, done: float, total: float | None, metrics: Metrics | None = None) -> None:
+        now = time.monotonic()
+        if now - self._last < self._interval and done != total:
+            return
+        self._last = now
+        data = {"done": done, "total": total, "metrics": dict(metrics or {})}
+        with contextlib.suppress(OSError):  # only for display: never a reason to fail
+            self._store.replace(self._progress_path, json.dumps(data).encode())
+
+
+@contextlib.contextmanager
+def _content_folder(store: Store, spec: StepSpec) -> Iterator[Path]:
+    if store.is_local:
+        folder = Path(spec.attempt) / "content"
+        folder.mkdir(parents=True)
+        yield folder
+    else:
+        with tempfile.TemporaryDirectory(prefix="temper-output-") as folder:
+            yield Path(folder)
+
+
+@contextlib.contextmanager
+def _local_input(store: Store, entry: InputSpec) -> Iterator[Artifact]:
+    def artifact(path: str) -> Artifact:
+        return Artifact(Path(path), entry.step, entry.digest, entry.metrics)
+
+    if store.is_local:
+        yield artifact(entry.content)
+    else:
+        with tempfile.TemporaryDirectory(prefix="temper-input-") as folder:
+            store.fs.get(f"{entry.content}/", f"{folder}/", recursive=True)
+            yield artifact(folder)
+
+
+def _describe_files(folder: Path) -> dict[str, FileEntry]:
+    files = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())  # on disk before a manifest says it is
+        digest = blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path).hexdigest()
+        name = str(PurePosixPath(path.relative_to(folder)))
+        files[name] = FileEntry(path.stat().st_size, digest)
+    return files
+
+
+def _check_metrics(step: str, metrics: Any) -> None:
+    try:
+        json.dumps(metrics, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TemperError(
+            f"step {step} returned metrics that are not plain JSON ({error}): {metrics!r}; "
+            "return a dict of numbers, strings, lists and dicts"
+        ) from error
+
+
+def _provenance() -> dict[str, Any]:
+    versions = {name: metadata.version(name) for name in RECORDED_PACKAGES if name in sys.modules}
+    return {
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "packages": versions,
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, TemperError | ValueError | FileNotFoundError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,250 @@
+"""What a user sees of the caching: what runs, what does not, and why.
+
+Steps write a line into a journal outside the store when they really run.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from toy_steps import Times, add, fail, journal_lines, multiply, numbers, parity, slow_count
+
+from pipeline import File, Step, Store, TemperError, run
+from pipeline.plan import State, make_plan
+from pipeline.run import RunFailed
+
+
+class Lab:
+    """A numbers file, a journal, and a small DAG over them: what a user would have at hand."""
+
+    def __init__(self, folder: Path, store: Store, console: Console):
+        self.store, self.console = store, console
+        self.source = folder / "numbers.txt"
+        self.source.write_text("1 2 3 4")
+        self.journal = str(folder / "journal.txt")
+
+    def numbers(self) -> Step:
+        # the digest of a file is taken once per process; a user's next run is a new process
+        from pipeline.inputs import content_digest
+
+        content_digest.cache_clear()
+        return numbers(File(str(self.source)), self.journal)
+
+    def product(self, config: Times = Times(), part: str = "train") -> Step:  # noqa: B008
+        return multiply(self.numbers()[part], config, self.journal)
+
+    def run(self, **roots: Step) -> list[str]:
+        """Run and say which steps ran, in order."""
+        before = len(journal_lines(self.journal))
+        run(roots, self.store, console=self.console)
+        return journal_lines(self.journal)[before:]
+
+    def states(self, **roots: Step) -> dict[str, State]:
+        plan = make_plan(roots, self.store)
+        return {planned.step.name: planned.state for planned in plan.steps}
+
+    def reasons(self, **roots: Step) -> dict[str, str]:
+        return {p.step.name: p.reason for p in make_plan(roots, self.store).steps}
+
+
+@pytest.fixture
+def lab(tmp_path: Path, store: Store, console: Console) -> Lab:
+    return Lab(tmp_path, store, console)
+
+
+def test_an_experiment_runs_once_and_is_cached_after(lab: Lab) -> None:
+    assert lab.run(product=lab.product()) == ["numbers", "multiply"]
+    assert lab.run(product=lab.product()) == []
+
+
+def test_calling_a_step_runs_nothing(lab: Lab) -> None:
+    lab.product()
+    assert journal_lines(lab.journal) == []
+
+
+def test_a_changed_setting_reruns_the_step_and_what_follows_it_only(lab: Lab) -> None:
+    def roots(factor: int) -> dict[str, Step]:
+        product = lab.product(Times(factor))
+        return {"sum": add([product], lab.journal)}
+
+    lab.run(**roots(2))
+    assert lab.run(**roots(3)) == ["multiply", "add"]
+    assert lab.run(**roots(2)) == []  # the old artifacts are still there
+
+
+def test_an_execution_detail_reruns_nothing(lab: Lab) -> None:
+    lab.run(product=lab.product(Times(workers=1)))
+    assert lab.run(product=lab.product(Times(workers=8))) == []
+
+
+def test_edited_input_bytes_rerun_from_the_step_that_reads_them(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.source.write_text("1 2 3 6")
+    os.utime(lab.source, (1, 1))  # not even the time of the file tells
+    assert lab.run(product=lab.product(part="test")) == ["numbers", "multiply"]
+
+
+def test_an_edit_reruns_only_what_uses_the_part_that_changed(lab: Lab) -> None:
+    lab.run(train=lab.product(part="train"))
+    lab.source.write_text("1 2 3 6")  # an even number: the test part
+    assert lab.run(train=lab.product(part="train")) == ["numbers"]
+
+
+def test_a_rerun_that_yields_the_same_content_reruns_nothing_below_it(lab: Lab) -> None:
+    def roots() -> dict[str, Step]:
+        even = parity(lab.numbers()["train"], lab.journal)
+        return {"sum": add([even], lab.journal)}
+
+    lab.run(**roots())
+    lab.source.write_text("5 2 7 4")  # other odd numbers, the same parity
+    assert lab.run(**roots()) == ["numbers", "parity"]
+
+
+def test_a_renamed_input_file_is_the_same_input(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.source = lab.source.rename(lab.source.with_name("moved.txt"))
+    assert lab.run(product=lab.product()) == []
+
+
+def test_steps_shared_between_roots_run_once(lab: Lab) -> None:
+    products = [lab.product(Times(factor)) for factor in (2, 3, 2)]
+    ran = lab.run(sum=add(products, lab.journal), first=products[0])
+    assert sorted(ran) == ["add", "multiply", "multiply", "numbers"]
+    total = json.loads((_content(lab, add(products, lab.journal)) / "values.json").read_text())
+    assert total == [(2 + 3 + 2) * (1 + 3)]
+
+
+def test_the_plan_says_what_runs_and_why(lab: Lab) -> None:
+    def roots(config: Times) -> dict[str, Step]:
+        return {"sum": add([lab.product(config)], lab.journal)}
+
+    assert lab.reasons(**roots(Times()))["numbers"] == "never run"
+    lab.run(**roots(Times()))
+    changed = roots(replace(Times(), factor=5))
+    states = lab.states(**changed)
+    assert states == {"numbers": State.CACHED, "multiply": State.RUN, "add": State.MAYBE}
+    assert lab.reasons(**changed)["multiply"] == "config.factor 2 → 5"
+    assert "after multiply" in lab.reasons(**changed)["add"]
+    lab.source.write_text("1 3 5")
+    assert "content of source changed" in lab.reasons(**roots(Times()))["numbers"]
+
+
+def test_a_failed_step_leaves_no_result_and_stops_only_what_needs_it(lab: Lab) -> None:
+    broken = fail(lab.numbers()["test"], lab.journal)
+    with pytest.raises(RunFailed, match="fail"):
+        lab.run(broken=add([broken], lab.journal), fine=lab.product())
+    assert lab.store.manifests(["fail"]) == []
+    assert journal_lines(lab.journal).count("multiply") == 1
+    printed = lab.console.file.getvalue()  # type: ignore[attr-defined]
+    assert "row 3 of the input: no number; correct it and run again" in printed
+    assert "log.txt" in printed
+    assert lab.run(fine=lab.product()) == []
+
+
+def test_two_jobs_at_once_give_the_same_result(lab: Lab) -> None:
+    products = [lab.product(Times(factor)) for factor in (2, 3, 5)]
+    made = run({"sum": add(products, lab.journal)}, lab.store, jobs=2, console=lab.console)
+    assert made["sum"].metrics == {"total": (2 + 3 + 5) * (1 + 3)}
+
+
+def test_a_lost_file_is_reported_and_not_read(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    (_content(lab, lab.numbers()) / "train" / "values.json").unlink()
+    with pytest.raises(RunFailed):
+        lab.run(product=lab.product(Times(7)))
+    printed = " ".join(lab.console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "numbers has lost train/values.json" in printed
+
+
+def test_a_damaged_manifest_is_an_error_that_names_it(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    path = next(Path(lab.store.root).glob("manifests/numbers/*.json"))
+    path.write_text('{"step": "numb')
+    with pytest.raises(TemperError, match=r"manifests/numbers/.* is damaged .*delete it"):
+        lab.run(product=lab.product())
+
+
+def test_an_unwritable_store_is_one_clear_error(lab: Lab) -> None:
+    with pytest.raises(TemperError, match=r"cannot write to the store /proc/nowhere: .*store=PATH"):
+        run({"product": lab.product()}, "/proc/nowhere", console=lab.console)
+
+
+def test_a_missing_input_file_is_one_clear_error(lab: Lab) -> None:
+    with pytest.raises(TemperError, match=r"input .*absent\.txt does not exist"):
+        numbers(File(str(lab.source.with_name("absent.txt"))), lab.journal)
+
+
+def test_wrong_arguments_are_refused_when_the_dag_is_built(lab: Lab) -> None:
+    with pytest.raises(TemperError, match=r"step multiply: .*'cofnig'"):
+        multiply(lab.numbers(), Times(), lab.journal, cofnig=Times())
+
+
+def test_a_part_that_is_not_there_is_refused_naming_what_is(lab: Lab) -> None:
+    lab.run(numbers=lab.numbers())
+    with pytest.raises(TemperError, match=r"no part 'tset'; it has: test, train"):
+        lab.run(product=lab.product(part="tset"))
+
+
+def test_a_run_is_recorded(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    (record,) = [json.loads(p.read_text()) for p in Path(lab.store.root).glob("runs/*.json")]
+    assert record["outcome"] == "done"
+    assert [step["state"] for step in record["steps"]] == ["done", "done"]
+
+
+# --- killed and started again ------------------------------------------------------------------
+
+DRIVER = """
+import sys
+from toy_steps import slow_count
+from pipeline import run
+run({"count": slow_count(30, sys.argv[2])}, sys.argv[1], jobs=int(sys.argv[3]))
+"""
+
+
+def start_driver(lab: Lab, jobs: int = 1) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, lab.store.root, lab.journal, str(jobs)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def wait_for(lab: Lab, line: str) -> None:
+    deadline = time.time() + 20
+    while line not in journal_lines(lab.journal):
+        assert time.time() < deadline, f"{line!r} did not appear in {journal_lines(lab.journal)}"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_goes_on_where_it_was(lab: Lab, number: signal.Signals, jobs: int) -> None:
+    driver = start_driver(lab, jobs)
+    wait_for(lab, "count 4")
+    os.killpg(driver.pid, number)
+    driver.wait(20)
+    counted = journal_lines(lab.journal)
+    time.sleep(0.5)
+    assert len(journal_lines(lab.journal)) <= len(counted) + 2, "the worker outlived its driver"
+    assert lab.store.manifests(["slow_count"]) == []
+
+    lines = lab.run(count=slow_count(30, lab.journal))
+    assert lines[0] == "slow_count"
+    assert int(lines[1].removeprefix("count ")) >= 4, "started again from the beginning"
+    assert lines[-1] == "count 30"
+    assert not list(Path(lab.store.root).glob("scratch/slow_count/*"))
+
+
+def _content(lab: Lab, step: Step) -> Path:
+    made = run({"step": step}, lab.store, console=lab.console)["step"]
+    return Path(lab.store.content_path(made))

@@ -1,0 +1,68 @@
+"""The store's promises: one winner per commit, nothing half-written is ever read."""
+
+import multiprocessing
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from pipeline import Store, TemperError
+from pipeline.manifest import FileEntry, Manifest, files_digest
+
+
+def manifest(attempt: str) -> Manifest:
+    files = {"model.bin": FileEntry(3, attempt)}
+    return Manifest(
+        step="train",
+        key="k" * 32,
+        attempt=attempt,
+        digest=files_digest(files),
+        recipe={},
+        inputs=(),
+        files=files,
+        metrics={},
+        seconds=1.0,
+    )
+
+
+def _commit(root: str, attempt: str) -> str:
+    return Store(root).commit(manifest(attempt)).attempt
+
+
+def test_of_many_writers_one_commits_and_all_see_its_manifest(store: Store) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        attempts = [(store.root, f"attempt-{i}") for i in range(16)]
+        assert len(set(pool.starmap(_commit, attempts))) == 1
+    assert len(store.keys("train")) == 1
+
+
+def test_a_commit_never_replaces_an_earlier_one(store: Store) -> None:
+    store.commit(manifest("first"))
+    assert store.commit(manifest("second")).attempt == "first"
+
+
+@pytest.mark.parametrize("url", ["{tmp}/store", "file://{tmp}/store", "memory://temper-test"])
+def test_the_store_works_the_same_on_any_file_system(url: str, tmp_path: Path) -> None:
+    store = Store(url.format(tmp=tmp_path))
+    store.prepare()
+    store.prepare()
+    assert store.keys("train") == set()
+    store.commit(manifest("first"))
+    assert store.commit(manifest("second")).attempt == "first"
+    assert store.keys("train") == {"k" * 32}
+    assert store.manifest("train", "k" * 32) == manifest("first")
+    assert store.missing_files(manifest("first")) == ["model.bin"]
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_a_store_of_another_layout_is_refused(store: Store) -> None:
+    store.prepare()
+    (Path(store.root) / "temper.json").write_text('{"layout": 99}')
+    with pytest.raises(TemperError, match=r"has layout 99, this version reads 1"):
+        store.prepare()
+
+
+def test_the_digest_is_of_content_alone() -> None:
+    one, two = manifest("a"), manifest("a")
+    assert one.digest == two.digest
+    assert files_digest({"renamed.bin": FileEntry(3, "a")}) != one.digest
