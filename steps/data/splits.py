@@ -1,0 +1,31 @@
+"""Which prompts are held out: a pure function of the prompt, so that a split never shifts.
+
+A prompt's place is a number in [0, 1) taken from a hash of its messages; it is held out when that
+number is below the fraction. So rows added later move no old row, the order of rows is irrelevant,
+rows with equal prompts fall on the same side (no prompt is both trained on and tested), and a
+larger fraction only adds to the held-out set.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from steps.data.preferences import Message
+
+
+def in_test_split(prompt: Sequence[Message], fraction: float) -> bool:
+    """Whether `prompt` belongs to the held-out part, of expected size `fraction` (0 to 1).
+
+    Raises:
+        ValueError: `fraction` is outside [0, 1].
+    """
+    if not 0.0 <= fraction <= 1.0:
+        raise ValueError(f"the test fraction is {fraction}; it must lie between 0 and 1")
+    return _place(prompt) < fraction
+
+
+def _place(prompt: Sequence[Message]) -> float:
+    """A number in [0, 1), uniform over prompts: the leading 53 bits (a float's worth) of sha256."""
+    messages = [[message["role"], message["content"]] for message in prompt]
+    digest = hashlib.sha256(json.dumps(messages).encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
