@@ -9,12 +9,13 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.markup import escape
@@ -39,7 +40,7 @@ _LABELS = {State.CACHED: "cached", State.RUN: "run", State.MAYBE: "run if change
 
 def show_plan(console: Console, plan: Plan) -> None:
     """What would run and why, one line a step."""
-    names = _display_names([planned.step for planned in plan.steps])
+    names = _display_names(plan)
     table = Table(box=None, padding=(0, 2), header_style="bold", title_justify="left")
     for heading in ("step", "plan", "why"):
         table.add_column(heading, overflow="fold")
@@ -86,7 +87,7 @@ class Board:
         self.resolver = resolver
         self.started = time.time()
         self._stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self.started))
-        names = _display_names([planned.step for planned in plan.steps])
+        names = _display_names(plan)
         self.rows = {
             planned.step.fingerprint: _Row(
                 planned.step,
@@ -255,6 +256,19 @@ class Board:
                 self.console.print(f"  whole log: {escape(row.log)}", soft_wrap=True)
 
 
+def make_console(stderr: bool = False) -> Console:
+    """A console as wide as the terminal; elsewhere wide enough that lines stay whole."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=160)
+
+
+def show_notices(console: Console, manifests: Iterable[Manifest]) -> None:
+    """What steps want a person to know of their result, such as rows that were dropped."""
+    for manifest in manifests:
+        for notice in manifest.metrics.get("notices", ()):
+            console.print(f"[yellow]![/] {manifest.step}: {escape(notice)}", soft_wrap=True)
+
+
 def show_results(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:
     """Summaries, one table of metrics per kind of result, and where everything lies."""
     for manifest in results.values():
@@ -267,12 +281,10 @@ def show_results(console: Console, store: Store, results: Mapping[str, Manifest]
     for step, group in by_step.items():
         if table := _metrics_table(step, group):
             console.print(table)
-    places = Table(box=None, padding=(0, 2), header_style="bold")
-    places.add_column("result")
-    places.add_column("lies at", overflow="fold")
+    width = max(map(len, results), default=0)
     for name, manifest in results.items():
-        places.add_row(Text(name), Text(store.content_path(manifest)))
-    console.print(Group(Text(""), places))
+        line = f"{name:{width}}  {store.content_path(manifest)}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _metrics_table(step: str, group: Mapping[str, Manifest]) -> Table | None:
@@ -336,15 +348,18 @@ def _clock(seconds: float) -> str:
     return f"{minutes}m{seconds:02d}s"
 
 
-def _display_names(steps: list[Step]) -> dict[str, str]:
-    """Step names; where a DAG calls a function more than once, with a number behind."""
+def _display_names(plan: Plan) -> dict[str, str]:
+    """What to call each step: its name; where a DAG has it more than once, with the result it is,
+    or a number, behind."""
+    results = {step.fingerprint: name for name, step in plan.roots.items()}
+    total = Counter(planned.step.name for planned in plan.steps)
     names: dict[str, str] = {}
-    seen: dict[str, int] = {}
-    total = {step.name: sum(other.name == step.name for other in steps) for step in steps}
-    for step in steps:
-        seen[step.name] = seen.get(step.name, 0) + 1
-        many = total[step.name] > 1
-        names[step.fingerprint] = f"{step.name} #{seen[step.name]}" if many else step.name
+    seen: Counter[str] = Counter()
+    for planned in plan.steps:
+        name, fingerprint = planned.step.name, planned.step.fingerprint
+        seen[name] += 1
+        which = results.get(fingerprint, f"{seen[name]}")
+        names[fingerprint] = f"{name} ({which})" if total[name] > 1 else name
     return names
 
 

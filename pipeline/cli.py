@@ -7,12 +7,11 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.board import log_of
+from pipeline.board import log_of, make_console
 from pipeline.errors import TemperError
 from pipeline.manifest import Manifest
 from pipeline.store import Store
@@ -41,13 +40,13 @@ def list_artifacts(store: StoreOption = "store") -> None:
             str(len(manifest.files)),
             decimal(size),
         )
-    Console().print(table)
+    make_console().print(table)
 
 
 @app.command()
 def show(artifact: Name, store: StoreOption = "store") -> None:
     """Print an artifact's manifest: recipe, inputs, files, metrics, provenance."""
-    Console().print_json(json.dumps(json.loads(_find(Store(store), artifact).to_json())))
+    make_console().print_json(json.dumps(json.loads(_find(Store(store), artifact).to_json())))
 
 
 @app.command()
@@ -83,7 +82,9 @@ def main() -> None:
     try:
         app()
     except TemperError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        make_console(stderr=True).print(
+            f"error: {error}", markup=False, highlight=False, soft_wrap=True
+        )
         raise SystemExit(1) from None
 
 

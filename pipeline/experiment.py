@@ -32,10 +32,10 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
-from pipeline.board import show_plan
+from pipeline.board import make_console, show_plan
 from pipeline.errors import TemperError
+from pipeline.launchers.local import require_gpus
 from pipeline.plan import make_plan
 from pipeline.run import Stopped, run
 from pipeline.step import Step
@@ -59,10 +59,12 @@ class ExperimentConfig:
     Args:
         store: where artifacts lie: a local path or an fsspec URL.
         jobs: how many steps may run at once on this machine.
+        gpus: how many GPUs training needs; refused before anything runs where there are fewer.
     """
 
     store: str = "${oc.env:TEMPER_STORE,store}"
     jobs: int = 1
+    gpus: int = 0
 
 
 def main(build: Callable[[Any], Mapping[str, Step]]) -> None:
@@ -80,11 +82,12 @@ def main(build: Callable[[Any], Mapping[str, Step]]) -> None:
     @hydra.main(version_base="1.3", config_path=str(_conf_folder(script)), config_name=script.stem)
     def job(cfg: DictConfig) -> None:
         try:
-            config: Any = OmegaConf.to_object(cfg)
+            config = _to_dataclass(cfg)
             roots = build(config)
             if plan_only:
-                show_plan(Console(), make_plan(roots, Store(config.store)))
+                show_plan(make_console(), make_plan(roots, Store(config.store)))
             else:
+                require_gpus(config.gpus)
                 run(roots, config.store, config.jobs)
         except TemperError as error:  # kept from Hydra, which would announce it twice
             failures.append(str(error))
@@ -107,6 +110,13 @@ def _hydra_arguments(arguments: list[str]) -> list[str]:
     script, *rest = [argument for argument in arguments if argument != "--plan"]
     multirun = [argument for argument in rest if argument in ("-m", "--multirun")]
     return [script, *multirun, *(a for a in rest if a not in multirun), *_HYDRA_QUIET]
+
+
+def _to_dataclass(cfg: DictConfig) -> Any:
+    try:
+        return OmegaConf.to_object(cfg)
+    except ValueError as error:  # a config dataclass refused its values
+        raise TemperError(f"invalid configuration: {error}") from error
 
 
 def _conf_folder(script: Path) -> Path:
@@ -158,5 +168,7 @@ def _dotted_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def _fail(message: str) -> NoReturn:
-    Console(stderr=True).print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
+    make_console(stderr=True).print(
+        f"error: {message}", markup=False, highlight=False, soft_wrap=True
+    )
     sys.exit(1)

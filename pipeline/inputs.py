@@ -50,10 +50,11 @@ class HubModel:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset repository on the Hugging Face Hub at one commit."""
+    """One split of a dataset repository on the Hugging Face Hub at one commit."""
 
     repo: str
     revision: str
+    split: str
 
     def __post_init__(self) -> None:
         _require_commit(self)

@@ -156,4 +156,5 @@ def _plan_missing(
     expected = {str(reference) for reference in waiting}
     if close is not None and not close.changes and set(close.changed_inputs) == expected:
         return PlannedStep(step, State.MAYBE, f"{after}, unless that makes what it made before")
-    return PlannedStep(step, State.RUN, f"{after}; {explain(close)}" if close else after)
+    changes = explain(close, expected) if close else ""
+    return PlannedStep(step, State.RUN, f"{after}; {changes}" if changes else after)

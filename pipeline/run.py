@@ -13,10 +13,10 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline.board import Board, show_plan, show_results
+from pipeline.board import Board, make_console, show_notices, show_plan, show_results
 from pipeline.errors import TemperError
 from pipeline.manifest import Manifest
-from pipeline.plan import Plan, Resolver, make_plan
+from pipeline.plan import Plan, Resolver, make_plan, topological
 from pipeline.step import Step
 from pipeline.store import Store
 
@@ -50,7 +50,7 @@ def run(
         TemperError: the store cannot be used, or an input is damaged.
     """
     store = store if isinstance(store, Store) else Store(store)
-    console = console or Console()
+    console = console or make_console()
     plan = make_plan(roots, store)
     show_plan(console, plan)
     if not plan.is_complete:
@@ -59,6 +59,7 @@ def run(
     resolver = Resolver(store)
     results = {name: resolver.artifact(step) for name, step in roots.items()}
     made = {name: manifest for name, manifest in results.items() if manifest is not None}
+    show_notices(console, filter(None, map(resolver.artifact, topological(roots.values()))))
     show_results(console, store, made)
     return made
 

@@ -1,6 +1,6 @@
 """Why a step is not cached: what differs from the nearest artifact that the step made before."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ from pipeline.canonical import Json
 from pipeline.manifest import Manifest
 
 _LONGEST_VALUE = 40
+_MOST_CHANGES = 4
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,15 @@ def nearest(
     )
 
 
-def explain(close: Nearest | None) -> str:
-    """One line for a person."""
+def explain(close: Nearest | None, expected: Container[str] = ()) -> str:
+    """One line for a person. Inputs in ``expected`` are known to differ and not named again."""
     if close is None:
         return "never run"
-    inputs = [f"{name} changed" for name in close.changed_inputs]
-    return ", ".join([*close.changes, *inputs]) or "same recipe as before"
+    inputs = [f"{name} changed" for name in close.changed_inputs if name not in expected]
+    found = [*close.changes, *inputs]
+    if len(found) > _MOST_CHANGES:
+        found[_MOST_CHANGES:] = [f"and {len(found) - _MOST_CHANGES} more"]
+    return ", ".join(found)
 
 
 def _compare(recipe: Json, manifest: Manifest, input_names: Mapping[str, str]) -> Nearest:
@@ -83,8 +87,13 @@ def _short(value: Any) -> str:
 
 def _leaves(data: Json, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every scalar of a recipe with its path as an author would write it: ``config.beta``."""
-    if isinstance(data, dict) and data:
+    if isinstance(data, dict) and "$enum" in data:
+        yield path, str(data["$enum"]).rpartition(".")[2]
+    elif isinstance(data, dict) and data:
         for name, item in data.items():
+            if name == "$type":
+                yield f"{path} type".lstrip(), str(item).rpartition(":")[2]
+                continue
             hidden = name in ("arguments", "fields", "identity", "$tuple")
             yield from _leaves(item, path if hidden else f"{path}.{name}".lstrip("."))
     elif isinstance(data, list) and data:

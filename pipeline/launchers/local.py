@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
+from pipeline.errors import TemperError
 from pipeline.lifeline import ENVIRONMENT, Lifeline
 
 STOP_SECONDS = 5.0
@@ -63,6 +65,24 @@ class LocalLauncher:
             "PYTHONPATH": os.pathsep.join(path),
             ENVIRONMENT: str(self.lifeline.read_end),
         }
+
+
+def require_gpus(wanted: int) -> None:
+    """Refuse what this machine cannot do, before anything runs.
+
+    Raises:
+        TemperError: more GPUs are asked for than there are, or than one worker can use.
+    """
+    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if wanted > present:
+        raise TemperError(
+            f"gpus={wanted}: this machine has {present}; add --plan to see what would run, "
+            "or run it on a machine that has them"
+        )
+    if wanted > 1:
+        raise TemperError(
+            f"gpus={wanted}: a step trains on one device so far; set gpus=1 and a model that fits"
+        )
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,64 @@
+"""DPO on UltraFeedback-style preference pairs: raw rows in, an exported Hugging Face model out.
+
+python experiments/dpo_ultrafeedback.py                    the embedded demo, a few CPU minutes
+python experiments/dpo_ultrafeedback.py dpo.beta=0.05      reruns DPO and what follows it
+python experiments/dpo_ultrafeedback.py data.path=my.jsonl one's own pairs
+python experiments/dpo_ultrafeedback.py scale=full --plan  UltraFeedback and Llama-3.1-8B
+"""
+
+from dataclasses import dataclass, field
+
+from pipeline import Step
+from pipeline.experiment import ExperimentConfig, main
+from steps.data.templating import LengthLimits
+from steps.evaluate import EvaluateConfig, evaluate
+from steps.export.card import ModelCard
+from steps.export_hf import export_hf
+from steps.import_model import import_model
+from steps.load_preferences import load_preferences
+from steps.reference_logprobs import reference_logprobs
+from steps.sources import ModelSource, PreferenceData
+from steps.tokenize_preferences import tokenize_preferences
+from steps.train_dpo import train_dpo
+from steps.train_sft import train_sft
+from steps.training.config import DpoConfig, Dtype, ReferenceConfig, TrainConfig
+
+
+@dataclass
+class Config(ExperimentConfig):
+    data: PreferenceData = field(default_factory=PreferenceData)
+    model: ModelSource = field(default_factory=ModelSource)
+    tokenize: LengthLimits = field(default_factory=LengthLimits)
+    sft: TrainConfig = field(default_factory=TrainConfig)
+    dpo: DpoConfig = field(default_factory=DpoConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    export_dtype: Dtype = Dtype.float32
+
+
+def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
+    """Prepare → tokenise → SFT → reference logprobs → DPO → evaluate before and after, export."""
+    base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.sft.dtype)
+    pairs = load_preferences(
+        cfg.data.train_source(),
+        cfg.data.test_source(),
+        test_fraction=cfg.data.test_fraction,
+        max_train=cfg.data.max_train,
+        max_test=cfg.data.max_test,
+    )
+    tokens = tokenize_preferences(pairs, tokenizer=base, limits=cfg.tokenize)
+    train, test = tokens["train"], tokens["test"]
+
+    sft = train_sft(train, init=base, config=cfg.sft)
+    same_numerics = ReferenceConfig(cfg.dpo.dtype, cfg.dpo.micro_batch_size)
+    reference = reference_logprobs(train, model=sft, config=same_numerics)
+    dpo = train_dpo(train, policy=sft, reference=reference, config=cfg.dpo)
+
+    before = evaluate(test, model=sft, config=cfg.evaluate)
+    after = evaluate(test, model=dpo, config=cfg.evaluate, baseline=before, beta=cfg.dpo.beta)
+    card = ModelCard(f"{cfg.model.name} DPO", cfg.model.name, cfg.data.name, cfg.sft, cfg.dpo)
+    export = export_hf(dpo, evaluation=after, card=card, dtype=cfg.export_dtype)
+    return {"before DPO": before, "after DPO": after, "export": export}
+
+
+if __name__ == "__main__":
+    main(dpo_ultrafeedback)

@@ -1,0 +1,68 @@
+"""``evaluate``: a model on held-out pairs, by its logps and by what it writes."""
+
+from dataclasses import dataclass, field
+
+from pipeline import Artifact, Metrics, Output, step
+from steps.data.parquet import read_rows
+from steps.generation.config import SamplingConfig
+from steps.training.config import Dtype, ReferenceConfig
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What is looked at.
+
+    Args:
+        sample_prompts: how many held-out prompts the model answers.
+        checks: named regular expressions; the share of answers that match each is reported.
+    """
+
+    dtype: Dtype = Dtype.float32
+    micro_batch_size: int = 1
+    sample_prompts: int = 12
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    checks: dict[str, str] = field(default_factory=dict)
+
+
+@step(version="1")
+def evaluate(
+    out: Output,
+    tokens: Artifact,
+    model: Artifact,
+    config: EvaluateConfig = EvaluateConfig(),
+    baseline: Artifact | None = None,
+    beta: float = 0.1,
+) -> Metrics:
+    """Write ``logps.parquet``, ``answers.jsonl`` and, beside a baseline, ``summary.md``.
+
+    Args:
+        tokens: held-out pairs.
+        baseline: the evaluation of the reference model on the same pairs. Rewards are
+            ``beta * (logps - reference logps)``; a model without a baseline is its own reference,
+            so its rewards are 0 and it gets no pair right.
+        beta: as in the loss.
+    """
+    from steps.evaluation import answers as held_out
+    from steps.evaluation.preferences import preference_metrics
+    from steps.training.reference import run_reference
+
+    records = read_rows(tokens / "tokens.parquet")
+    reference_config = ReferenceConfig(config.dtype, config.micro_batch_size)
+    run_reference(
+        model.path,
+        records,
+        reference_config,
+        output=out.path,
+        scratch=out.scratch,
+        on_progress=out.progress,
+    )
+    reference = out.path if baseline is None else baseline.path
+    metrics = preference_metrics(records, out.path, reference, config.dtype, beta)
+    answers = held_out.answer_prompts(
+        records, model.path, config.sample_prompts, config.sampling, config.dtype, out.progress
+    )
+    held_out.write_answers(out.path / "answers.jsonl", answers)
+    if baseline is not None and answers:
+        before = held_out.read_answers(baseline / "answers.jsonl")
+        (out.path / "summary.md").write_text(held_out.side_by_side(before, answers), "utf-8")
+    return {**metrics, **held_out.check_answers(answers, config.checks)}

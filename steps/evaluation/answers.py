@@ -1,0 +1,79 @@
+"""What a model writes for held-out prompts: rules over its answers, and answers side by side."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from steps.data.templating import load_tokenizer
+from steps.evaluation.checkers import count_matches
+from steps.evaluation.intervals import Interval, proportion
+from steps.generation.config import SamplingConfig
+from steps.generation.sampling import sample
+from steps.training.config import Dtype
+from steps.training.metrics import OnProgress
+from steps.training.models import load_model
+
+ANSWERS_SHOWN = 6
+
+Answer = dict[str, str]
+"""``row``, ``prompt`` (its last message) and ``answer``."""
+
+
+def answer_prompts(
+    records: Sequence[Mapping[str, Any]],
+    model: Path,
+    count: int,
+    sampling: SamplingConfig,
+    dtype: Dtype,
+    on_progress: OnProgress,
+) -> list[Answer]:
+    """The model's answers to the first ``count`` different prompts of ``records``."""
+    prompts = {json.dumps(record["prompt"]): record for record in reversed(records)}
+    asked = list(reversed(prompts.values()))[:count]
+    if not asked:
+        return []
+    texts = sample(
+        load_model(model, dtype),
+        load_tokenizer(model),
+        [record["prompt"] for record in asked],
+        sampling,
+        on_progress,
+    )
+    return [
+        {"row": record["row"], "prompt": record["prompt"][-1]["content"], "answer": completions[0]}
+        for record, completions in zip(asked, texts, strict=True)
+    ]
+
+
+def check_answers(answers: Sequence[Answer], checks: Mapping[str, str]) -> dict[str, Interval]:
+    """The share of answers in which each named regular expression is found."""
+    if not answers:
+        return {}
+    counts = count_matches(checks, [answer["answer"] for answer in answers])
+    return {f"answers/{name}": proportion(count, len(answers)) for name, count in counts.items()}
+
+
+def write_answers(path: Path, answers: Sequence[Answer]) -> None:
+    path.write_text("".join(json.dumps(answer) + "\n" for answer in answers), encoding="utf-8")
+
+
+def read_answers(path: Path) -> list[Answer]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def side_by_side(before: Sequence[Answer], after: Sequence[Answer]) -> str:
+    """The first held-out prompts with both answers, as a Markdown table."""
+    earlier = {answer["row"]: answer["answer"] for answer in before}
+    lines = ["### Held-out prompts, before and after", "", "| prompt | before | after |"]
+    lines.append("|---|---|---|")
+    for answer in after[:ANSWERS_SHOWN]:
+        cells = (answer["prompt"], earlier.get(answer["row"], ""), answer["answer"])
+        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """One line, with what could end the cell or be taken for markup escaped."""
+    flat = " ".join(text.split())
+    return "".join(f"\\{c}" if c in "\\`*_{}[]<>()#+!|~" else c for c in flat)

@@ -1,0 +1,22 @@
+"""``export_hf``: the folder to hand over: weights, tokenizer and a model card."""
+
+from pipeline import Artifact, Metrics, Output, step
+from steps.export.card import ModelCard, render_card
+from steps.training.config import Dtype
+
+
+@step(version="1")
+def export_hf(
+    out: Output,
+    model: Artifact,
+    evaluation: Artifact,
+    card: ModelCard,
+    dtype: Dtype = Dtype.float32,
+) -> Metrics:
+    """Write a Hugging Face folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load."""
+    from steps.training.models import load_model, save_model
+
+    exported = load_model(model.path, dtype)
+    save_model(exported, out.path, tokenizer_from=model.path)
+    (out.path / "README.md").write_text(render_card(card, evaluation.metrics), encoding="utf-8")
+    return {"parameters": exported.num_parameters(), "dtype": str(dtype)}

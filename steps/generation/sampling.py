@@ -1,0 +1,118 @@
+"""Completions of chat prompts, through transformers' own `generate`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from steps.generation.config import SamplingConfig
+from steps.training.metrics import OnProgress, ignore_progress
+from steps.training.models import evaluating
+
+Message = Mapping[str, object]  # role and content
+
+
+def sample(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[Message]],
+    config: SamplingConfig,
+    on_progress: OnProgress = ignore_progress,
+) -> list[list[str]]:
+    """`config.num_completions` texts for each prompt, in the order of `prompts`.
+
+    A text ends before the first end-of-turn token and holds no special tokens. What is drawn
+    follows from the seed, the prompts and the config; nothing of the decoding recipe a model may
+    ship with is applied, and the caller's random state is left as it was. Progress counts
+    completions.
+    """
+    ends = _end_tokens(model, tokenizer)
+    settings = _settings(config, ends)
+    queue = [
+        ids
+        for prompt in prompts
+        for ids in [_prompt_ids(tokenizer, prompt)] * config.num_completions
+    ]
+    texts: list[str] = []
+    with evaluating(model), _decoding_recipe(model, settings), torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        for start in range(0, len(queue), config.batch_size):
+            for ids in _generate(model, queue[start : start + config.batch_size], settings):
+                texts.append(_text(tokenizer, ids, ends))
+            on_progress(len(texts), len(queue), {})
+    size = config.num_completions
+    return [texts[start : start + size] for start in range(0, len(texts), size)]
+
+
+def pad_left(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask, int64 [B, L] each, so that all sequences end together."""
+    shape = (len(sequences), max(map(len, sequences)))
+    input_ids = torch.zeros(shape, dtype=torch.int64)
+    mask = torch.zeros(shape, dtype=torch.int64)
+    for row, ids in enumerate(sequences):
+        input_ids[row, shape[1] - len(ids) :] = torch.tensor(ids)
+        mask[row, shape[1] - len(ids) :] = 1
+    return input_ids, mask
+
+
+def _generate(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], settings: GenerationConfig
+) -> list[list[int]]:
+    """The new tokens after each prompt, with whatever follows an end token."""
+    input_ids, mask = pad_left(prompts)
+    output: Tensor = model.generate(  # pyright: ignore[reportCallIssue]
+        input_ids=input_ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        generation_config=settings,
+    )
+    return output[:, input_ids.shape[1] :].tolist()
+
+
+def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[Message]) -> list[int]:
+    messages = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in prompt]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    # The template writes its own special tokens; adding them again would double the first.
+    return tokenizer(cast(str, text), add_special_tokens=False)["input_ids"]
+
+
+def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokenizer's end-of-sequence token and those the model's generation config names."""
+    named = model.generation_config.eos_token_id if model.generation_config else None
+    return sorted({*_as_list(named), *_as_list(tokenizer.eos_token_id)})
+
+
+def _as_list(ids: Any) -> list[int]:
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+
+
+def _settings(config: SamplingConfig, ends: list[int]) -> GenerationConfig:
+    drawing = {"do_sample": True, "temperature": config.temperature, "top_k": 0, "top_p": 1.0}
+    return GenerationConfig(
+        max_new_tokens=config.max_new_tokens,
+        eos_token_id=ends or None,
+        pad_token_id=ends[0] if ends else 0,  # never read: a text is cut before it
+        **(drawing if config.temperature > 0 else {"do_sample": False}),
+    )
+
+
+@contextmanager
+def _decoding_recipe(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
+    """`generate` fills what its settings leave open from the model's recipe: make that ours too."""
+    shipped = model.generation_config
+    model.generation_config = settings
+    try:
+        yield
+    finally:
+        model.generation_config = shipped
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: list[int], ends: list[int]) -> str:
+    length = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    return cast(str, tokenizer.decode(ids[:length], skip_special_tokens=True))

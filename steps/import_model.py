@@ -1,0 +1,48 @@
+"""``import_model``: any source of a pretrained model becomes a plain Hugging Face folder, once."""
+
+import tempfile
+from pathlib import Path
+
+import fsspec
+
+from pipeline import File, HubModel, Metrics, Output, TemperError, step
+from steps.training.config import Dtype
+
+
+@step(version="1")
+def import_model(
+    out: Output,
+    source: File | HubModel,
+    chat_template: File | None = None,
+    dtype: Dtype = Dtype.float32,
+) -> Metrics:
+    """Write safetensors, config and tokenizer files in the folder's own root.
+
+    A ``.gguf`` file is dequantised. ``chat_template`` replaces the tokenizer's own.
+    """
+    from steps.training.pretrained import import_pretrained
+
+    template = None
+    if chat_template is not None:
+        fs, path = fsspec.url_to_fs(chat_template.url)
+        template = fs.cat_file(path).decode()
+    if isinstance(source, HubModel):
+        return import_pretrained(source.repo, out.path, dtype, template, revision=source.revision)
+    with tempfile.TemporaryDirectory() as folder:
+        local = _local_path(source.url, Path(folder))
+        if local.is_file() and local.suffix != ".gguf":
+            raise TemperError(
+                f"model {source.url} is neither a folder nor a .gguf file; "
+                "set model.path to a Hugging Face model folder"
+            )
+        return import_pretrained(str(local), out.path, dtype, template)
+
+
+def _local_path(url: str, folder: Path) -> Path:
+    """The file or folder itself if it is local, else a copy of it under ``folder``."""
+    fs, path = fsspec.url_to_fs(url)
+    if Path(path).exists():
+        return Path(path)
+    target = folder / path.rstrip("/").rsplit("/", 1)[-1]
+    fs.get(path, str(target), recursive=fs.isdir(path))
+    return target

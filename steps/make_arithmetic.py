@@ -1,0 +1,37 @@
+"""``make_arithmetic``: a task whose answers can be checked, with demonstrations of mixed quality."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from pipeline import Metrics, Output, step
+from steps.data.arithmetic import Problem, demonstrations, sample_problems
+from steps.data.parquet import CONVERSATIONS, write_rows
+
+
+@step(version="1")
+def make_arithmetic(out: Output, train: int = 1100, test: int = 500, seed: int = 0) -> Metrics:
+    """Write ``sft/conversations.parquet`` and ``train/`` and ``test/prompts.jsonl``.
+
+    See :mod:`steps.data.arithmetic` for the task; held-out problems are never shown in training.
+    """
+    problems, held_out = sample_problems(seed, train, test)
+    shown = demonstrations(problems, seed)
+    write_rows(out.path / "sft" / "conversations.parquet", CONVERSATIONS, map(asdict, shown))
+    _write_prompts(out.path / "train", problems)
+    _write_prompts(out.path / "test", held_out)
+    right = sum(
+        demonstration.response == rf"\boxed{{{problem.answer}}}"
+        for demonstration, problem in zip(shown, problems, strict=True)
+    )
+    return {"train": train, "test": test, "demonstrations_right": right}
+
+
+def _write_prompts(folder: Path, problems: Sequence[Problem]) -> None:
+    folder.mkdir()
+    lines = (
+        json.dumps({"row": p.row, "prompt": list(p.prompt), "answer": p.answer}) + "\n"
+        for p in problems
+    )
+    (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -1,0 +1,26 @@
+"""``reference_logprobs``: what the frozen reference thinks of each pair, computed once."""
+
+from pipeline import Artifact, Metrics, Output, step
+from steps.data.parquet import read_rows
+from steps.training.config import ReferenceConfig
+
+
+@step(version="1")
+def reference_logprobs(
+    out: Output, tokens: Artifact, model: Artifact, config: ReferenceConfig = ReferenceConfig()
+) -> Metrics:
+    """Write ``logps.parquet``: sums of response-token logps, keyed by pair.
+
+    Finished shards are kept in scratch, so an interrupted computation goes on from the shard it
+    was at. Dropout is off.
+    """
+    from steps.training.reference import run_reference
+
+    return run_reference(
+        model.path,
+        read_rows(tokens / "tokens.parquet"),
+        config,
+        output=out.path,
+        scratch=out.scratch,
+        on_progress=out.progress,
+    )

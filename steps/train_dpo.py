@@ -1,0 +1,33 @@
+"""``train_dpo``: direct preference optimisation against cached reference logps."""
+
+from pipeline import Artifact, Metrics, Output, step
+from steps.data.parquet import read_rows
+from steps.training.config import DpoConfig
+
+
+@step(version="1")
+def train_dpo(
+    out: Output,
+    tokens: Artifact,
+    policy: Artifact,
+    reference: Artifact,
+    config: DpoConfig = DpoConfig(),
+) -> Metrics:
+    """Write a model folder and its ``metrics.jsonl``; resumes from checkpoints in scratch.
+
+    Args:
+        policy: the model to start from.
+        reference: what :func:`steps.reference_logprobs.reference_logprobs` made of the same
+            tokens, in the same dtype.
+    """
+    from steps.training.dpo import run_dpo
+
+    return run_dpo(
+        policy.path,
+        read_rows(tokens / "tokens.parquet"),
+        reference.path,
+        config,
+        output=out.path,
+        scratch=out.scratch,
+        on_progress=out.progress,
+    )

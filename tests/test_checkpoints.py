@@ -1,0 +1,195 @@
+"""A run that is killed and started again ends as if it had never been killed."""
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from tiny_models import demonstration_records, folder_bytes, llama, model_folder
+
+from steps.training.checkpoints import Checkpoints
+from steps.training.config import OptimizerConfig, TrainConfig
+from steps.training.models import load_model
+from steps.training.optimization import build_optimizer
+from steps.training.sft import run_sft
+
+STEPS = 6
+
+
+def train_until(model: Path, work: Path, every_steps: int, killed_at: int | None) -> None:
+    """A real run on a model with dropout; it kills itself once `killed_at` steps are reported."""
+    torch.set_num_threads(1)
+
+    def on_progress(done: int, total: int, metrics: object) -> None:
+        with (work / "done").open("a") as file:
+            file.write(f"{done}\n")
+        if done == killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    config = TrainConfig(
+        batch_size=3,
+        epochs=2,
+        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
+        checkpoint_every_steps=every_steps,
+    )
+    run_sft(
+        model,
+        demonstration_records(9),
+        config,
+        output=work / "out",
+        scratch=work / "scratch",
+        on_progress=on_progress,
+    )
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Starts real processes from a server that has imported the slow libraries and done no more."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["steps.training.sft", "transformers.models.llama"])
+    return context
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "model", lambda: llama(dropout=0.2))
+
+
+def run(processes, model: Path, work: Path, every_steps: int, killed_at: int | None) -> list[int]:
+    """Runs to the end or the kill; returns the steps this process reported."""
+    work.mkdir(exist_ok=True)
+    (work / "done").unlink(missing_ok=True)
+    process = processes.Process(target=train_until, args=(model, work, every_steps, killed_at))
+    process.start()
+    process.join()
+    assert process.exitcode == (0 if killed_at is None else -signal.SIGKILL)
+    return [int(line) for line in (work / "done").read_text().split()]
+
+
+def test_a_killed_run_resumes_and_ends_with_the_same_bits(
+    processes, model: Path, tmp_path: Path
+) -> None:
+    run(processes, model, tmp_path / "whole", every_steps=1, killed_at=None)
+    expected = folder_bytes(tmp_path / "whole/out")
+    assert len(expected["metrics.jsonl"].splitlines()) == STEPS
+    for every_steps, kills in ((1, range(1, STEPS + 1)), (2, (1, 3))):
+        for killed_at in kills:
+            work = tmp_path / f"killed-{every_steps}-{killed_at}"
+            run(processes, model, work, every_steps, killed_at)
+            done = run(processes, model, work, every_steps, killed_at=None)
+            checkpointed = min(killed_at, STEPS - 1) // every_steps * every_steps
+            assert done == list(range(checkpointed + 1, STEPS + 1))
+            assert folder_bytes(work / "out") == expected
+
+
+def test_a_run_killed_again_and_again_ends_with_the_same_bits(
+    processes, model: Path, tmp_path: Path
+) -> None:
+    run(processes, model, tmp_path / "whole", every_steps=1, killed_at=None)
+    for killed_at in (1, 3, 4):
+        run(processes, model, tmp_path / "killed", every_steps=1, killed_at=killed_at)
+    run(processes, model, tmp_path / "killed", every_steps=1, killed_at=None)
+    assert folder_bytes(tmp_path / "killed/out") == folder_bytes(tmp_path / "whole/out")
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.01, 0.03, 0.1])
+def test_a_kill_at_any_moment_leaves_a_run_that_can_go_on(
+    processes, model: Path, tmp_path: Path, delay: float
+) -> None:
+    """From outside, timed from the first checkpoint, so that it can strike within a later one."""
+    run(processes, model, tmp_path / "whole", every_steps=1, killed_at=None)
+    work = tmp_path / "killed"
+    work.mkdir()
+    process = processes.Process(target=train_until, args=(model, work, 1, None))
+    process.start()
+    while process.is_alive() and not (work / "scratch/checkpoints").exists():
+        pass
+    process.join(delay)
+    process.kill()
+    process.join()
+    run(processes, model, work, every_steps=1, killed_at=None)
+    assert folder_bytes(work / "out") == folder_bytes(tmp_path / "whole/out")
+
+
+@pytest.fixture
+def saved(model: Path, tmp_path: Path) -> Checkpoints:
+    """Checkpoints of steps 1 and 2."""
+    trained = load_model(model)
+    optimizer = build_optimizer(trained, OptimizerConfig())
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=2)
+    for step in (1, 2):
+        trained(input_ids=torch.tensor([[3, 4]]), labels=torch.tensor([[3, 4]])).loss.backward()
+        optimizer.step()
+        checkpoints.save(step, trained, optimizer, [{"step": i + 1} for i in range(step)])
+    return checkpoints
+
+
+def test_the_newest_checkpoint_is_the_one_restored(saved: Checkpoints, model: Path) -> None:
+    fresh = load_model(model)
+    optimizer = build_optimizer(fresh, OptimizerConfig())
+    assert saved.restore(fresh, optimizer) == [{"step": 1}, {"step": 2}]
+    assert optimizer.state[next(fresh.parameters())]["step"] == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: os.truncate(folder / "state.safetensors", 1000),
+        lambda folder: (folder / "state.safetensors").unlink(),
+        lambda folder: (folder / "metrics.jsonl").write_text(""),
+        lambda folder: (folder / "checkpoint.json").unlink(),
+        lambda folder: (folder / "checkpoint.json").write_text('{"step": 2, "fi'),
+    ],
+    ids=["short state", "no state", "short metrics", "no manifest", "torn manifest"],
+)
+def test_a_torn_checkpoint_is_passed_over(saved: Checkpoints, model: Path, damage) -> None:
+    damage(saved.directory / "step-000002")
+    fresh = load_model(model)
+    optimizer = build_optimizer(fresh, OptimizerConfig())
+    assert saved.restore(fresh, optimizer) == [{"step": 1}]
+    saved.save(2, fresh, optimizer, [{"step": 1}, {"step": 2}])
+    assert saved.latest() == saved.directory / "step-000002"
+
+
+def test_nothing_to_restore_changes_nothing(model: Path, tmp_path: Path) -> None:
+    fresh = load_model(model)
+    optimizer = build_optimizer(fresh, OptimizerConfig())
+    assert Checkpoints(tmp_path / "none").restore(fresh, optimizer) == []
+    assert not optimizer.state
+
+
+def test_older_checkpoints_are_removed_and_a_torn_newer_one_does_not_save_itself(
+    saved: Checkpoints, model: Path
+) -> None:
+    fresh = load_model(model)
+    optimizer = build_optimizer(fresh, OptimizerConfig())
+    (saved.directory / "step-000009").mkdir()
+    saved.save(3, fresh, optimizer, [])
+    names = sorted(folder.name for folder in saved.directory.iterdir())
+    assert names == ["step-000002", "step-000003"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(saved: Checkpoints, tmp_path: Path) -> None:
+    other = load_model(model_folder(tmp_path / "other", lambda: llama(tied=False)))
+    with pytest.raises(ValueError, match=r"step-000002 is of another model .*lm_head"):
+        saved.restore(other, build_optimizer(other, OptimizerConfig()))
+
+
+def test_a_checkpoint_is_safetensors_and_json_with_tied_weights_once(saved: Checkpoints) -> None:
+    folder = saved.latest()
+    assert folder is not None
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "checkpoint.json",
+        "metrics.jsonl",
+        "state.safetensors",
+    ]
+    assert json.loads((folder / "checkpoint.json").read_text())["step"] == 2
+    with safe_open(folder / "state.safetensors", framework="pt") as file:
+        names = set(file.keys())
+    assert "model/model.embed_tokens.weight" in names
+    assert "optimizer/exp_avg/model.embed_tokens.weight" in names
+    assert not any("lm_head" in name for name in names)

@@ -1,0 +1,360 @@
+"""The experiments as a user runs them: scripts in their own process, on a store of their own.
+
+The preference experiment runs here on a tiny random model with a byte-level tokenizer, so that all
+its steps are real and take seconds; the demo's own model is exercised by ``.ci/run``.
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pipeline import Store
+from pipeline.manifest import Manifest
+
+TEMPLATE = (
+    "{%- for m in messages -%}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
+)
+SMALL = (
+    "data.max_train=8", "data.max_test=4", "sft.max_steps=4", "dpo.max_steps=4", "dpo.batch_size=4",
+    "evaluate.sample_prompts=3", "evaluate.sampling.max_new_tokens=8",
+    "dpo.optimizer.learning_rate=1e-3",
+)  # fmt: skip
+
+
+@dataclass
+class Desk:
+    """A user's desk: an experiment script, its store, a model and a data file."""
+
+    repository: Path
+    script: str
+    folder: Path
+    settings: tuple[str, ...]
+
+    @property
+    def store(self) -> Store:
+        return Store(str(self.folder / "store"))
+
+    def command(self, *arguments: str) -> list[str]:
+        store = f"store={self.folder / 'store'}"
+        return [sys.executable, f"experiments/{self.script}.py", store, *self.settings, *arguments]
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*arguments), cwd=self.repository, capture_output=True, text=True
+        )
+        assert done.returncode == 0 or not check, done.stdout + done.stderr
+        return done
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.repository,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def made(self, step: str) -> list[Manifest]:
+        return sorted(self.store.manifests([step]), key=lambda m: m.attempt)
+
+    def content(self, step: str) -> Path:
+        return Path(self.store.content_path(self.made(step)[-1]))
+
+    def plan(self, *arguments: str) -> dict[str, str]:
+        """Each step that is not cached, with what the plan says of it."""
+        planned = {}
+        for line in self.run("--plan", *arguments).stdout.splitlines():
+            name, state, *why = re.split(r"\s{2,}", line.strip()) + [""]
+            if state.startswith("run"):
+                planned[name.split(" ")[0]] = f"{state}: {' '.join(why)}"
+        return planned
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Llama that reads bytes, as a Hugging Face folder."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    special = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*special, *alphabet])}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
+    core.decoder = decoders.ByteLevel()  # pyright: ignore
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token="<|end|>",
+        additional_special_tokens=special[1:],
+        chat_template=TEMPLATE,
+    )
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, bos_token_id=None, eos_token_id=0,
+        pad_token_id=0,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("tiny-model")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tiny_model: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Desk]:
+    """The preference experiment, run to its end once for all tests that look at the result."""
+    folder = tmp_path_factory.mktemp("desk")
+    rows = (repository / "experiments/house_style/train.jsonl").read_text().splitlines()
+    (folder / "pairs.jsonl").write_text("\n".join(rows[:16]) + "\n")
+    settings = (
+        f"model.path={tiny_model}", "model.package=null", f"data.path={folder}/pairs.jsonl",
+        "data.test_path=null", "data.test_fraction=0.4", *SMALL,
+    )  # fmt: skip
+    desk = Desk(repository, "dpo_ultrafeedback", folder, settings)
+    desk.run()
+    yield desk
+    shutil.rmtree(folder)
+
+
+def test_a_second_run_starts_no_step_and_needs_no_torch(finished: Desk) -> None:
+    before = sorted(finished.folder.rglob("attempts/*/*/*"))
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "print('imported', sorted({'torch', 'transformers', 'luigi'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *finished.command()[1:]],
+        cwd=finished.repository,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "all 9 steps are cached: nothing to run" in done.stdout
+    assert "imported []" in done.stdout
+    assert sorted(finished.folder.rglob("attempts/*/*/*")) == before
+
+
+def test_the_first_step_of_dpo_is_ln_2_with_all_rewards_zero(finished: Desk) -> None:
+    first, *_, last = map(
+        json.loads, (finished.content("train_dpo") / "metrics.jsonl").read_text().splitlines()
+    )
+    assert first["step"] == 1
+    assert math.isclose(first["loss"], math.log(2), abs_tol=1e-6)
+    assert {first[f"rewards/{n}"] for n in ("chosen", "rejected", "margins")} == {0.0}
+    assert first["learning_rate"] == 1e-3
+    assert last["step"] == 4  # max_steps
+    assert last["loss"] < first["loss"]
+
+
+def test_the_result_shows_accuracy_and_margin_before_and_after(finished: Desk) -> None:
+    shown = finished.run().stdout
+    for text in ("before DPO", "after DPO", "eval_rewards/accuracies", "eval_rewards/margins"):
+        assert text in shown
+    before, after = (m.metrics for m in finished.made("evaluate"))
+    assert before["eval_rewards/margins"]["value"] == 0
+    assert after["eval_rewards/margins"]["value"] != 0
+    assert finished.store.content_path(finished.made("export_hf")[-1]) in shown
+
+
+def test_the_exported_folder_is_the_trained_model_with_a_card(finished: Desk) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, trained = finished.content("export_hf"), finished.content("train_dpo")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    expected = AutoModelForCausalLM.from_pretrained(trained).state_dict()
+    assert all(torch.equal(v, expected[k]) for k, v in model.state_dict().items())
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 8 times 7?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    written = model.generate(**prompt, max_new_tokens=4)  # pyright: ignore
+    assert written.shape[1] > prompt["input_ids"].shape[1]
+    card = (folder / "README.md").read_text()
+    for text in ("pairs.jsonl", "dpo.beta | 0.1", "eval_rewards/accuracies", "library_name"):
+        assert text in card
+
+
+def test_a_changed_beta_plans_dpo_and_what_follows_it_only(finished: Desk) -> None:
+    plan = finished.plan("dpo.beta=0.05")
+    assert set(plan) == {"train_dpo", "evaluate", "export_hf"}
+    assert "config.beta 0.1 → 0.05" in plan["train_dpo"]
+    assert all(why.startswith("run: ") for why in plan.values())
+
+
+def test_a_changed_checkpoint_interval_plans_nothing(finished: Desk) -> None:
+    assert finished.plan("dpo.checkpoint_every_seconds=7") == {}
+
+
+def test_an_edited_prompt_reruns_from_load_preferences(finished: Desk) -> None:
+    data = finished.folder / "pairs.jsonl"
+    original = data.read_text()
+    prompt = json.loads(original.splitlines()[0])["prompt"]
+    try:
+        data.write_text(original.replace(prompt, f"{prompt} Say it."))
+        plan = finished.plan()
+        assert "the content of train changed" in plan["load_preferences"]
+        assert "import_model" not in plan
+        assert "train_dpo" in plan
+    finally:
+        data.write_text(original)
+
+
+# --- what can go wrong -------------------------------------------------------------------------
+
+
+def test_malformed_rows_are_skipped_counted_and_named(finished: Desk) -> None:
+    good = (finished.folder / "pairs.jsonl").read_text()
+    bad = [
+        {"id": "no-rejected", "prompt": "p", "chosen": "c"},
+        {"id": "empty", "chosen": [], "rejected": [{"role": "user", "content": "u"}]},
+        {
+            "id": "wrong-order",
+            "chosen": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "u"}],
+            "rejected": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "v"}],
+        },
+    ]
+    path = finished.folder / "mixed.jsonl"
+    path.write_text(good + "".join(json.dumps(row) + "\n" for row in bad) + '{"prompt": "cut\n')
+    shown = finished.run(f"data.path={path}").stdout
+    assert "4 of 20 rows dropped" in shown
+    metrics = finished.made("load_preferences")[-1].metrics
+    assert metrics["dropped"] == 4
+    reasons = metrics["dropped_by_reason"]
+    assert reasons["no rejected"] == {"count": 1, "rows": ["no-rejected"]}
+    assert reasons["empty conversation"]["rows"] == ["empty"]
+    assert reasons["wrong role order"]["rows"] == ["wrong-order"]
+    assert reasons["broken JSON"]["count"] == 1
+    # the same pairs as before, so nothing below was made again
+    assert len(finished.made("train_sft")) == 1
+
+
+def test_a_file_without_a_valid_row_is_an_error_that_says_so(finished: Desk) -> None:
+    path = finished.folder / "invalid.jsonl"
+    path.write_text('{"prompt": "p", "chosen": "c"}\n[1, 2]\n')
+    done = finished.run(f"data.path={path}", check=False)
+    assert done.returncode == 1
+    text = " ".join((done.stdout + done.stderr).split())
+    assert "invalid.jsonl has no valid row: all 2 were dropped" in text
+    assert "no rejected: 1" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["dpo.betta=0.05"], "unknown config key 'dpo.betta'; did you mean dpo.beta"),
+        (["dpo.beta=much"], "dpo.beta=much"),
+        (["dpo.beta=-1"], "beta must be above 0, got -1"),
+        (["scale=huge"], "Could not find 'scale/huge'"),
+        (["model.path=/no/such/model"], "input /no/such/model does not exist"),
+        (["model.path=null"], "set one of model.path, model.hub, model.package"),
+        (["data.path=/no/such/rows.jsonl"], "input /no/such/rows.jsonl does not exist"),
+        (["model.path=null", "model.package=no_such_package", "model.file=x.gguf",
+          "model.install='pip install it'"], "install it with: pip install it"),
+        (["data.path=null", "data.hub=owner/name"], "revision '' is not a commit"),
+        (["gpus=64"], "this machine has"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_clear_line_and_a_failed_exit(
+    finished: Desk, settings: list[str], message: str
+) -> None:
+    done = finished.run(*settings, check=False)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_an_unwritable_store_is_one_clear_line(finished: Desk) -> None:
+    done = finished.run("store=/proc/store", check=False)
+    assert done.returncode == 1
+    assert "cannot write to the store /proc/store" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_full_scale_experiment_plans_without_a_hub_or_a_gpu(finished: Desk) -> None:
+    desk = Desk(finished.repository, "dpo_ultrafeedback", finished.folder, ("scale=full",))
+    assert set(desk.plan()) >= {"import_model", "train_sft", "train_dpo", "export_hf"}
+
+
+# --- killed and started again ------------------------------------------------------------------
+
+KILLED = (
+    "control=false", "train_problems=120", "test_problems=20", "max_pairs=60",
+    "sft.max_steps=60", "sft.batch_size=16", "sft.micro_batch_size=16",
+    "sft.checkpoint_every_steps=4", "dpo.max_steps=40", "dpo.epochs=40", "dpo.batch_size=8",
+    "dpo.micro_batch_size=1", "dpo.checkpoint_every_steps=3", "sampling.num_completions=16",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_killed_in_every_training_step_and_resumed_the_weights_are_bit_identical(
+    repository: Path, tmp_path: Path
+) -> None:
+    calm = Desk(repository, "dpo_arithmetic", tmp_path / "calm", KILLED)
+    killed = Desk(repository, "dpo_arithmetic", tmp_path / "killed", KILLED)
+    calm.run()
+
+    for step, progress in (("train_sft", 10), ("reference_logprobs", 20), ("train_dpo", 10)):
+        driver = killed.start()
+        reached = wait_for_progress(killed, step, progress)
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+        assert not killed.made(step)
+        for path in killed.folder.glob(f"store/progress/{step}/*.json"):
+            path.unlink()
+        resumed = killed.start()
+        first = wait_for_progress(killed, step, 1)
+        os.killpg(resumed.pid, signal.SIGTERM)
+        assert resumed.wait(30) == 143
+        assert first > reached / 2, f"{step} began again at {first} after it had reached {reached}"
+
+    killed.run()
+    for step in ("train_sft", "reference_logprobs", "train_dpo", "score_completions"):
+        assert [m.digest for m in killed.made(step)] == [m.digest for m in calm.made(step)]
+
+
+def wait_for_progress(desk: Desk, step: str, at_least: int) -> int:
+    """How far a running step says it is, as soon as that is at least so much."""
+    deadline = time.time() + 120
+    while time.time() < deadline:
+        for path in desk.folder.glob(f"store/progress/{step}/*.json"):
+            done = json.loads(path.read_text())["done"]
+            if done >= at_least:
+                return int(done)
+        time.sleep(0.01)
+    raise AssertionError(f"{step} did not come to {at_least}")
+
+
+@pytest.mark.slow
+def test_the_preference_signal_transfers_and_shuffled_labels_do_not(
+    repository: Path, tmp_path: Path
+) -> None:
+    desk = Desk(repository, "dpo_arithmetic", tmp_path, ())
+    shown = desk.run().stdout
+    for name in ("SFT", "DPO", "shuffled labels", "exact_match"):
+        assert name in shown
+    sft, dpo, shuffled = (m.metrics["exact_match"] for m in desk.made("score_completions"))
+    assert dpo["low"] > sft["high"]
+    assert shuffled["value"] < sft["high"]
+    assert shuffled["high"] < dpo["low"]

@@ -1,0 +1,128 @@
+"""Tiny random models and token records, built from configs alone, for the training tests."""
+
+import hashlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+VOCABULARY = 64  # more than the 50 likeliest tokens that `generate` keeps by default
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+    "initializer_range": 0.3,
+}
+
+
+def llama(dropout: float = 0.0, tied: bool = True) -> PreTrainedModel:
+    config = LlamaConfig(**_SIZES, attention_dropout=dropout, tie_word_embeddings=tied)
+    return LlamaForCausalLM(config)
+
+
+def gpt2() -> PreTrainedModel:
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=16,
+            n_layer=2,
+            n_head=4,
+            n_positions=64,
+            bos_token_id=1,
+            eos_token_id=2,
+            initializer_range=0.3,
+        )
+    )
+
+
+def gemma2() -> PreTrainedModel:
+    """Soft-caps attention scores and logits, and slides its window, tightly enough to matter."""
+    config = Gemma2Config(
+        **_SIZES,
+        head_dim=4,
+        query_pre_attn_scalar=4,
+        sliding_window=5,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    )
+    return Gemma2ForCausalLM(config)
+
+
+def granite() -> PreTrainedModel:
+    config = GraniteConfig(
+        **_SIZES, logits_scaling=4.0, embedding_multiplier=3.0, residual_multiplier=0.5
+    )
+    return GraniteForCausalLM(config)
+
+
+ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": llama,
+    "gpt2": gpt2,
+    "gemma2": gemma2,
+    "granite": granite,
+}
+
+
+def model_folder(path: Path, build: Callable[[], PreTrainedModel] = llama, seed: int = 0) -> Path:
+    """A model with random weights, saved as the folder a step would be given."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        build().save_pretrained(path)
+    return path
+
+
+def pair_records(count: int, seed: int = 0) -> list[dict]:
+    """Rows of a tokens artifact, of many lengths; the i-th has the row label `data:i`."""
+    draw = random.Random(seed)
+    records = []
+    for i in range(count):
+        prompt, chosen, rejected = (_ids(draw, shortest) for shortest in (2, 1, 1))
+        digest = hashlib.sha256(repr((prompt, chosen, rejected)).encode()).hexdigest()
+        records.append(
+            {
+                "row": f"data:{i}",
+                "pair_id": digest[:16],
+                "prompt_ids": prompt,
+                "chosen_ids": chosen,
+                "rejected_ids": rejected,
+            }
+        )
+    return records
+
+
+def demonstration_records(count: int, seed: int = 0) -> list[dict]:
+    draw = random.Random(seed)
+    return [
+        {"row": f"data:{i}", "prompt_ids": _ids(draw, 2), "response_ids": _ids(draw, 1)}
+        for i in range(count)
+    ]
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+def _ids(draw: random.Random, shortest: int) -> list[int]:
+    return [draw.randrange(VOCABULARY) for _ in range(draw.randint(shortest, 12))]
