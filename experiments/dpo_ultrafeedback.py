@@ -53,11 +53,18 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
     reference = reference_logprobs(train, model=sft, config=same_numerics)
     dpo = train_dpo(train, policy=sft, reference=reference, config=cfg.dpo)
 
+    untouched = evaluate(test, model=base, config=cfg.evaluate)
     before = evaluate(test, model=sft, config=cfg.evaluate)
     after = evaluate(test, model=dpo, config=cfg.evaluate, baseline=before, beta=cfg.dpo.beta)
     card = ModelCard(f"{cfg.model.name} DPO", cfg.model.name, cfg.data.name, cfg.sft, cfg.dpo)
     export = export_hf(dpo, evaluation=after, card=card, dtype=cfg.export_dtype)
-    return {"before DPO": before, "after DPO": after, "export": export}
+    return {
+        "training": dpo,
+        "base model": untouched,
+        "before DPO": before,
+        "after DPO": after,
+        "export": export,
+    }
 
 
 if __name__ == "__main__":

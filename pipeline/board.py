@@ -312,8 +312,7 @@ def _is_interval(value: Any) -> bool:
 
 def _metric(value: Any) -> str:
     if _is_interval(value):
-        numbers = (value["value"], value["low"], value["high"])
-        return "{} ({} – {})".format(*(_number(number) for number in numbers))
+        return f"{value['value']:.3g} ({value['low']:.3g} – {value['high']:.3g})"
     return "" if value is None else _number(value)
 
 

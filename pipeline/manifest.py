@@ -56,7 +56,7 @@ class Manifest:
         return files_digest(inside)
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
+        return json.dumps(asdict(self), indent=1).encode()
 
     @classmethod
     def from_json(cls, data: bytes, url: str) -> "Manifest":

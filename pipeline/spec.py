@@ -51,7 +51,7 @@ class Report:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
+        return json.dumps(asdict(self), indent=1).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> "Report":

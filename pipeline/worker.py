@@ -114,7 +114,9 @@ def _local_input(store: Store, entry: InputSpec) -> Iterator[Artifact]:
 
 def _describe_files(folder: Path) -> dict[str, FileEntry]:
     files = {}
+    os.umask(mask := os.umask(0o022))
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        path.chmod(0o666 & ~mask)  # some writers make files that only their owner can read
         with open(path, "rb") as file:
             os.fsync(file.fileno())  # on disk before a manifest says it is
         digest = blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path).hexdigest()

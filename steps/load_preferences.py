@@ -95,7 +95,7 @@ def _empty_split(
 ) -> str:
     if test is None:
         return (
-            f"no pair is left for {split} when test_fraction={test_fraction} of the prompts is held "
-            "out; change data.test_fraction, add rows, or name a file with data.test_path"
+            f"no pair is left for {split} when test_fraction={test_fraction} of the prompts is "
+            "held out; change data.test_fraction, add rows, or name a file with data.test_path"
         )
     return _no_valid_row(test if split == "test" else train, dropped)

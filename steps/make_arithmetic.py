@@ -1,4 +1,4 @@
-"""``make_arithmetic``: a task whose answers can be checked, with demonstrations of mixed quality."""
+"""``make_arithmetic``: a task whose answers can be checked, with mixed demonstrations."""
 
 import json
 from collections.abc import Sequence

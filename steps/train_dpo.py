@@ -13,7 +13,7 @@ def train_dpo(
     reference: Artifact,
     config: DpoConfig = DpoConfig(),
 ) -> Metrics:
-    """Write a model folder and its ``metrics.jsonl``; resumes from checkpoints in scratch.
+    """Write a model folder, its ``metrics.jsonl`` and a ``summary.md``; resumes from checkpoints.
 
     Args:
         policy: the model to start from.
@@ -21,8 +21,9 @@ def train_dpo(
             tokens, in the same dtype.
     """
     from steps.training.dpo import run_dpo
+    from steps.training.metrics import first_and_final
 
-    return run_dpo(
+    summary = run_dpo(
         policy.path,
         read_rows(tokens / "tokens.parquet"),
         reference.path,
@@ -31,3 +32,5 @@ def train_dpo(
         scratch=out.scratch,
         on_progress=out.progress,
     )
+    (out.path / "summary.md").write_text(first_and_final("DPO, first and last step", summary))
+    return summary

@@ -76,7 +76,7 @@ class Desk:
         """Each step that is not cached, with what the plan says of it."""
         planned = {}
         for line in self.run("--plan", *arguments).stdout.splitlines():
-            name, state, *why = re.split(r"\s{2,}", line.strip()) + [""]
+            name, state, *why = [*re.split(r"\s{2,}", line.strip()), ""]
             if state.startswith("run"):
                 planned[name.split(" ")[0]] = f"{state}: {' '.join(why)}"
         return planned

@@ -52,7 +52,7 @@ class LocalLauncher:
         threads = str(max(1, len(os.sched_getaffinity(0)) // self.jobs))
         settings = {
             "OMP_NUM_THREADS": threads,
-            "OMP_WAIT_POLICY": "PASSIVE",
+            "GOMP_SPINCOUNT": "2000",
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",

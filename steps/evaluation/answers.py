@@ -15,6 +15,7 @@ from steps.training.metrics import OnProgress
 from steps.training.models import load_model
 
 ANSWERS_SHOWN = 6
+_MARKUP = "\\`*_{}[]<>()#+!|~"
 
 Answer = dict[str, str]
 """``row``, ``prompt`` (its last message) and ``answer``."""
@@ -74,6 +75,7 @@ def side_by_side(before: Sequence[Answer], after: Sequence[Answer]) -> str:
 
 
 def _cell(text: str) -> str:
-    """One line, with what could end the cell or be taken for markup escaped."""
+    """One line of visible characters, with what could end the cell or be markup escaped."""
     flat = " ".join(text.split())
-    return "".join(f"\\{c}" if c in "\\`*_{}[]<>()#+!|~" else c for c in flat)
+    visible = (c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in flat)
+    return "".join(f"\\{c}" if c in _MARKUP else c for c in visible)

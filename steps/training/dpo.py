@@ -16,7 +16,6 @@ from steps.training.loop import Objective, train
 from steps.training.losses.dpo import dpo_loss, dpo_metrics
 from steps.training.metrics import (
     OnProgress,
-    StepMetrics,
     ignore_progress,
     summarise,
     write_metrics,
@@ -34,7 +33,7 @@ def run_dpo(
     output: Path,
     scratch: Path,
     on_progress: OnProgress = ignore_progress,
-) -> StepMetrics:
+) -> dict[str, Any]:
     """Trains the model folder `policy` on records that `examples.read_pairs` understands.
 
     `reference` is a folder that `run_reference` wrote. Writes the trained model folder and its

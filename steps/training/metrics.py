@@ -6,6 +6,7 @@ Nothing in the log depends on the clock or the machine's name, so equal runs wri
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 StepMetrics = dict[str, float | int]
 OnProgress = Callable[[int, int, Mapping[str, float]], None]  # done, total, metrics of the last
@@ -26,13 +27,20 @@ def read_metrics(path: Path) -> list[StepMetrics]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def summarise(log: list[StepMetrics]) -> StepMetrics:
-    """A run in one row: steps, tokens, first and final value of all that the loss logs."""
-    first, final = log[0], log[-1]
-    curves = [name for name in final if name == "loss" or "/" in name]
+def summarise(log: list[StepMetrics]) -> dict[str, Any]:
+    """A run in short: ``steps``, ``tokens``, and the ``first`` and ``final`` step's curves."""
+    curves = [name for name in log[-1] if name == "loss" or "/" in name]
     return {
-        "steps": final["step"],
-        "tokens": final["num_tokens"],
-        **{f"first_{name}": first[name] for name in curves},
-        **{f"final_{name}": final[name] for name in curves},
+        "steps": log[-1]["step"],
+        "tokens": log[-1]["num_tokens"],
+        "first": {name: log[0][name] for name in curves},
+        "final": {name: log[-1][name] for name in curves},
     }
+
+
+def first_and_final(title: str, summary: Mapping[str, Any]) -> str:
+    """What `summarise` gave, as a Markdown table of the first step beside the last."""
+    lines = [f"### {title}", "", f"| | step 1 | step {summary['steps']} |", "|---|---:|---:|"]
+    for name, value in summary["first"].items():
+        lines.append(f"| {name} | {value:.6f} | {summary['final'][name]:.6f} |")
+    return "\n".join(lines) + "\n"

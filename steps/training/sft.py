@@ -16,7 +16,6 @@ from steps.training.loop import Objective, train
 from steps.training.losses.sft import sft_loss
 from steps.training.metrics import (
     OnProgress,
-    StepMetrics,
     ignore_progress,
     summarise,
     write_metrics,
@@ -32,7 +31,7 @@ def run_sft(
     output: Path,
     scratch: Path,
     on_progress: OnProgress = ignore_progress,
-) -> StepMetrics:
+) -> dict[str, Any]:
     """Trains the model folder `init` on records with `row`, `prompt_ids` and `response_ids`.
 
     Writes the trained model folder and its metrics.jsonl to `output`, checkpoints to `scratch`,
