@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class _Row:
     log: str = ""
     started: float = 0.0
     seconds: float = 0.0
-    progress_path: str | None = None
+    spinner: Spinner = field(default_factory=lambda: Spinner("dots"))
     progress: Mapping[str, Any] | None = None
     printed: float = 0.0
 
@@ -142,7 +142,6 @@ class Board:
         with self._lock:
             if state == "running":
                 row.started = time.time()
-                row.progress_path = self._progress_path(row.step)
             elif state == "done":
                 row.seconds = time.time() - row.started if row.started else 0.0
                 made = self.resolver.artifact(row.step)
@@ -171,7 +170,7 @@ class Board:
         if row.state == "running":
             seconds = _clock(time.time() - row.started)
             detail = self._progress(row)
-            return Spinner("dots"), Text(row.name, "bold"), "running", seconds, detail
+            return row.spinner, Text(row.name, "bold"), "running", seconds, detail
         mark = {"done": "✓", "cached": "·", "failed": "✗", "skipped": "–"}.get(row.state, " ")
         style = _STYLES.get(row.state, "dim")
         seconds = _clock(row.seconds) if row.seconds else ""
@@ -192,14 +191,15 @@ class Board:
         return grid
 
     def _read_progress(self, row: _Row) -> Mapping[str, Any] | None:
-        with contextlib.suppress(OSError, ValueError):
-            if row.progress_path and (data := self.resolver.store.read(row.progress_path)):
+        store = self.resolver.store
+        with contextlib.suppress(
+            OSError, ValueError, TemperError
+        ):  # the run will say what is wrong
+            resolved = self.resolver.key_and_recipe(row.step)
+            data = resolved and store.read(store.progress_path(row.step.name, resolved[0]))
+            if data:
                 row.progress = json.loads(data)
         return row.progress
-
-    def _progress_path(self, step: Step) -> str | None:
-        resolved = self.resolver.key_and_recipe(step)
-        return resolved and self.resolver.store.progress_path(step.name, resolved[0])
 
     # --- plain lines -------------------------------------------------------------------------
 

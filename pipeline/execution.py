@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.canonical import Json
 from pipeline.errors import TemperError
+from pipeline.inputs import content_digest
 from pipeline.launchers.local import LocalLauncher
 from pipeline.manifest import InputEntry, Manifest, files_digest
 from pipeline.plan import Resolver
@@ -47,11 +49,16 @@ class Executor:
         resolved = self.resolver.key_and_recipe(step)
         assert resolved is not None  # every input was found just now
         key, recipe = resolved
-        if (found := self.resolver.artifact(step)) is not None:
-            return found  # an input came out as it was before, or another driver was faster
-        for _, manifest in inputs:
-            self._require_files(manifest)
+        with self.resolver.store.alone(step.name, key):
+            if (found := self.resolver.artifact(step)) is not None:
+                return found  # an input came out as it was before, or another driver was faster
+            for _, manifest in inputs:
+                self._require_files(manifest)
+            return self._make(step, key, recipe, inputs)
 
+    def _make(
+        self, step: Step, key: str, recipe: Json, inputs: list[tuple[Input, Manifest]]
+    ) -> Manifest:
         store = self.resolver.store
         attempt = store.new_attempt(step.name, key)
         started = time.time()
@@ -96,6 +103,7 @@ class Executor:
                 for ref, made in inputs
             ),
             attempt=attempt,
+            files={file.url: content_digest(file.url) for file in step.files},
         )
 
     def _launch(self, spec: StepSpec) -> Report:

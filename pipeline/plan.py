@@ -12,7 +12,7 @@ Looking costs one listing per step name and one read per manifest that is used.
 """
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.canonical import Json, hash_json
@@ -65,26 +65,24 @@ class Resolver:
         self.store = store
         self._found: dict[str, Manifest] = {}
 
+    def artifact(self, step: Step) -> Manifest | None:
+        """The committed artifact of a step, or ``None``. Its inputs are looked up first."""
+        for needed in topological([step], skip=self._found.keys()):
+            resolved = self.key_and_recipe(needed)
+            found = resolved and self.store.manifest(needed.name, resolved[0])
+            if found:
+                self._found[needed.fingerprint] = found
+        return self._found.get(step.fingerprint)
+
     def key_and_recipe(self, step: Step) -> tuple[str, Json] | None:
-        """The key of a step and what it is the hash of, or ``None`` while an input is unknown."""
-        digests: dict[Input, str] = {}
-        for reference in step.inputs:
-            manifest = self.artifact(reference.step)
-            if manifest is None:
-                return None
-            digests[reference] = manifest.digest_of(reference.part)
+        """The key of a step and what it is the hash of; ``None`` if an input is not known yet to
+        :meth:`artifact`."""
+        known = {i: self._found.get(i.step.fingerprint) for i in step.inputs}
+        digests = {i: m.digest_of(i.part) for i, m in known.items() if m is not None}
+        if len(digests) < len(known):
+            return None
         recipe = step.recipe(digests.__getitem__)
         return hash_json(recipe), recipe
-
-    def artifact(self, step: Step) -> Manifest | None:
-        """The committed artifact of a step, or ``None``. Its inputs are resolved first."""
-        if (found := self._found.get(step.fingerprint)) is not None:
-            return found
-        resolved = self.key_and_recipe(step)
-        found = resolved and self.store.manifest(step.name, resolved[0])
-        if found:
-            self._found[step.fingerprint] = found
-        return found or None
 
     def inputs(self, step: Step) -> list[tuple[Input, Manifest]]:
         """What each input of a step turned out to be, in the order of ``step.inputs``.
@@ -101,18 +99,23 @@ class Resolver:
         return found
 
 
-def topological(roots: Iterable[Step]) -> list[Step]:
-    """Every step that the roots need, each recipe once, inputs before what uses them."""
+def topological(roots: Iterable[Step], skip: Container[str] = ()) -> list[Step]:
+    """Every step that the roots need, each recipe once, inputs before what uses them.
+
+    Steps whose fingerprint is in ``skip`` are left out, with what only they need.
+    """
     order: dict[str, Step] = {}
     pending = [*reversed(list(roots))]
     while pending:
         step = pending[-1]
-        missing = [i.step for i in step.inputs if i.step.fingerprint not in order]
-        if missing and step.fingerprint not in order:
+        needed = [i.step for i in step.inputs if i.step.fingerprint not in order]
+        missing = [needs for needs in needed if needs.fingerprint not in skip]
+        if step.fingerprint in order or step.fingerprint in skip:
+            pending.pop()
+        elif missing:
             pending.extend(reversed(missing))
-            continue
-        order.setdefault(step.fingerprint, step)
-        pending.pop()
+        else:
+            order[step.fingerprint] = pending.pop()
     return list(order.values())
 
 
@@ -122,19 +125,19 @@ def make_plan(roots: Mapping[str, Step], store: Store) -> Plan:
     history: dict[str, list[Manifest]] = {}
     planned: dict[str, PlannedStep] = {}
     for step in topological(roots.values()):
-        manifest = resolver.artifact(step)
+        known = all(planned[i.step.fingerprint].manifest for i in step.inputs)
+        manifest = resolver.artifact(step) if known else None
         if manifest is not None:
             planned[step.fingerprint] = PlannedStep(step, State.CACHED, "", manifest)
             continue
         if step.name not in history:
             history[step.name] = store.manifests([step.name])
-        planned[step.fingerprint] = _plan_missing(step, resolver, history[step.name], planned)
+        planned[step.fingerprint] = _plan_missing(step, history[step.name], planned)
     return Plan(dict(roots), tuple(planned.values()))
 
 
 def _plan_missing(
     step: Step,
-    resolver: Resolver,
     earlier: list[Manifest],
     planned: Mapping[str, PlannedStep],
 ) -> PlannedStep:

@@ -21,7 +21,10 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class StepSpec:
-    """Everything a worker needs to run one attempt of a step, on any machine with the code."""
+    """Everything a worker needs to run one attempt of a step, on any machine with the code.
+
+    ``files`` are the digests that the key says the step's source files have.
+    """
 
     store: str
     step: str
@@ -30,6 +33,7 @@ class StepSpec:
     arguments: Mapping[str, Json]
     inputs: tuple[InputSpec, ...]
     attempt: str
+    files: Mapping[str, str]
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), indent=1, sort_keys=True).encode()

@@ -23,11 +23,12 @@ The model:
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from pipeline.canonical import Json, hash_json, identity, portable, reference_to
 from pipeline.errors import TemperError
+from pipeline.inputs import File
 
 ENCODING_VERSION = 1
 """Part of every key. Raised when the meaning of a recipe's encoding changes."""
@@ -98,19 +99,24 @@ class Step:
     function: StepFunction
     arguments: Mapping[str, Any]
     inputs: tuple[Input, ...] = field(init=False)
+    files: tuple[File, ...] = field(init=False)
     fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
-        found: dict[Input, None] = {}
+        inputs: dict[Input, None] = {}
+        files: dict[File, None] = {}
 
         def note(value: Any) -> Json:
+            if isinstance(value, File | PurePath):
+                files[value if isinstance(value, File) else File(str(value))] = None
             if (reference := as_input(value)) is None:
                 return None
-            found[reference] = None
+            inputs[reference] = None
             return {"$input": reference.step.fingerprint, "part": reference.part}
 
         recipe = self._recipe(note)
-        object.__setattr__(self, "inputs", tuple(found))
+        object.__setattr__(self, "inputs", tuple(inputs))
+        object.__setattr__(self, "files", tuple(files))
         object.__setattr__(self, "fingerprint", hash_json(recipe))
 
     @property

@@ -5,6 +5,7 @@
     attempts/<step>/<key>/<attempt>/content/  an attempt's files: the artifact's, once committed
                                     spec.json, report.json, log.txt
     scratch/<step>/<key>/                     checkpoints and finished shards; outlives attempts
+                         .lock                held by the driver while it makes the artifact
     progress/<step>/<key>.json                how far a running step is
     runs/<run>.json                           one record per invocation
 
@@ -22,17 +23,19 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
+from filelock import FileLock
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import TemperError
 from pipeline.manifest import Manifest
 
 LAYOUT_VERSION = 1
+LOCK_POLL_SECONDS = 0.2
 
 
 class Store:
@@ -175,6 +178,18 @@ class Store:
             return Path(self.root) / "scratch" / step / key
         name = hashlib.sha256(self.url.encode()).hexdigest()[:12]
         return Path(tempfile.gettempdir()) / f"temper-scratch-{os.getuid()}" / name / step / key
+
+    @contextlib.contextmanager
+    def alone(self, step: str, key: str) -> Iterator[None]:
+        """Wait until no other process makes the same artifact in this scratch, and keep it so.
+
+        Correctness does not need it: of two attempts at a key, one commits. The kernel lets go of
+        the lock when its holder dies.
+        """
+        scratch = self.scratch_path(step, key)
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(scratch.with_suffix(".lock"), poll_interval=LOCK_POLL_SECONDS):
+            yield
 
     def forget_scratch(self, step: str, key: str) -> None:
         """Delete what only an unfinished step needed. Never fails: leftovers cost only space."""

@@ -23,6 +23,7 @@ import fsspec
 
 from pipeline.canonical import resolve_reference, restore
 from pipeline.errors import TemperError
+from pipeline.inputs import content_digest
 from pipeline.lifeline import exit_with_driver
 from pipeline.manifest import FileEntry
 from pipeline.spec import InputSpec, Report, StepSpec
@@ -60,6 +61,7 @@ def run_attempt(spec: StepSpec, store: Store) -> Report:
         }
         metrics = step_function.function(output, **arguments) or {}
         _check_metrics(spec.step, metrics)
+        _check_sources(spec)
         files = _describe_files(output.path)
         if not store.is_local:
             store.fs.put(f"{output.path}/", f"{spec.attempt}/content/", recursive=True)
@@ -123,6 +125,13 @@ def _describe_files(folder: Path) -> dict[str, FileEntry]:
         name = str(PurePosixPath(path.relative_to(folder)))
         files[name] = FileEntry(path.stat().st_size, digest)
     return files
+
+
+def _check_sources(spec: StepSpec) -> None:
+    """Refuse a result made from a file that is no longer what the key says it was."""
+    for url, digest in spec.files.items():
+        if content_digest(url) != digest:
+            raise TemperError(f"{url} changed while the experiment ran; run it again")
 
 
 def _check_metrics(step: str, metrics: Any) -> None:

@@ -14,7 +14,17 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from toy_steps import Times, add, fail, journal_lines, multiply, numbers, parity, slow_count
+from toy_steps import (
+    Times,
+    add,
+    edit_own_source,
+    fail,
+    journal_lines,
+    multiply,
+    numbers,
+    parity,
+    slow_count,
+)
 
 from pipeline import File, Step, Store, TemperError, run
 from pipeline.plan import State, make_plan
@@ -45,6 +55,10 @@ class Lab:
         before = len(journal_lines(self.journal))
         run(roots, self.store, console=self.console)
         return journal_lines(self.journal)[before:]
+
+    def printed(self) -> str:
+        """Everything printed so far, as one line."""
+        return " ".join(self.console.file.getvalue().split())  # type: ignore[attr-defined]
 
     def states(self, **roots: Step) -> dict[str, State]:
         plan = make_plan(roots, self.store)
@@ -107,6 +121,20 @@ def test_a_rerun_that_yields_the_same_content_reruns_nothing_below_it(lab: Lab) 
     assert lab.run(**roots()) == ["numbers", "parity"]
 
 
+def test_a_file_edited_while_its_step_runs_makes_no_artifact(lab: Lab) -> None:
+    with pytest.raises(RunFailed):
+        lab.run(edited=edit_own_source(File(str(lab.source)), lab.journal))
+    assert "numbers.txt changed while the experiment ran" in lab.printed()
+    assert lab.store.manifests(["edit_own_source"]) == []
+
+
+def test_a_chain_of_thousands_of_steps_can_be_planned(lab: Lab) -> None:
+    step = lab.product()
+    for _ in range(3000):
+        step = parity(step, lab.journal)
+    assert len(make_plan({"end": step}, lab.store).steps) == 3002
+
+
 def test_a_renamed_input_file_is_the_same_input(lab: Lab) -> None:
     lab.run(product=lab.product())
     lab.source = lab.source.rename(lab.source.with_name("moved.txt"))
@@ -142,7 +170,7 @@ def test_a_failed_step_leaves_no_result_and_stops_only_what_needs_it(lab: Lab) -
         lab.run(broken=add([broken], lab.journal), fine=lab.product())
     assert lab.store.manifests(["fail"]) == []
     assert journal_lines(lab.journal).count("multiply") == 1
-    printed = lab.console.file.getvalue()  # type: ignore[attr-defined]
+    printed = lab.printed()
     assert "row 3 of the input: no number; correct it and run again" in printed
     assert "log.txt" in printed
     assert lab.run(fine=lab.product()) == []
@@ -159,8 +187,7 @@ def test_a_lost_file_is_reported_and_not_read(lab: Lab) -> None:
     (_content(lab, lab.numbers()) / "train" / "values.json").unlink()
     with pytest.raises(RunFailed):
         lab.run(product=lab.product(Times(7)))
-    printed = " ".join(lab.console.file.getvalue().split())  # type: ignore[attr-defined]
-    assert "numbers has lost train/values.json" in printed
+    assert "numbers has lost train/values.json" in lab.printed()
 
 
 def test_a_damaged_manifest_is_an_error_that_names_it(lab: Lab) -> None:
@@ -242,7 +269,13 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab, number: signal.Signals, jo
     assert lines[0] == "slow_count"
     assert int(lines[1].removeprefix("count ")) >= 4, "started again from the beginning"
     assert lines[-1] == "count 30"
-    assert not list(Path(lab.store.root).glob("scratch/slow_count/*"))
+    assert not [p for p in Path(lab.store.root).glob("scratch/slow_count/*") if p.is_dir()]
+
+
+def test_two_drivers_started_together_run_each_step_once(lab: Lab) -> None:
+    drivers = [start_driver(lab) for _ in range(2)]
+    assert [driver.wait(60) for driver in drivers] == [0, 0]
+    assert journal_lines(lab.journal).count("slow_count") == 1
 
 
 def _content(lab: Lab, step: Step) -> Path:

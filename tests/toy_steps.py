@@ -10,6 +10,15 @@ from pathlib import Path
 from pipeline import Artifact, File, Output, execution_detail, step
 
 
+@step(version="1")
+def edit_own_source(out: Output, source: File, journal: str) -> dict:
+    """Reads a file that somebody edits at the same time: here, the step itself."""
+    path = Path(source.url)
+    _write(out.path, [int(path.read_text().split()[0])])
+    path.write_text("7 8 9")
+    return {}
+
+
 @dataclass(frozen=True)
 class Times:
     factor: int = 2
