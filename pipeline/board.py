@@ -253,7 +253,9 @@ class Board:
             if row.log:
                 tail = _tail(self.resolver.store, row.log)
                 self.console.print(Padding(Text(tail, "dim"), (0, 0, 0, 4)))
-                self.console.print(f"  whole log: {escape(row.log)}", soft_wrap=True)
+                self.console.print(
+                    f"  whole log: {escape(self.resolver.store.url_of(row.log))}", soft_wrap=True
+                )
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -283,7 +285,7 @@ def show_results(console: Console, store: Store, results: Mapping[str, Manifest]
             console.print(table)
     width = max(map(len, results), default=0)
     for name, manifest in results.items():
-        line = f"{name:{width}}  {store.content_path(manifest)}"
+        line = f"{name:{width}}  {store.url_of(store.content_path(manifest))}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

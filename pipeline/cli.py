@@ -53,7 +53,7 @@ def show(artifact: Name, store: StoreOption = "store") -> None:
 def path(artifact: Name, store: StoreOption = "store") -> None:
     """Print where an artifact's files lie."""
     opened = Store(store)
-    typer.echo(opened.content_path(_find(opened, artifact)))
+    typer.echo(opened.url_of(opened.content_path(_find(opened, artifact))))
 
 
 @app.command()

@@ -112,10 +112,9 @@ class Executor:
         if not store.create(path, spec.to_json()):
             raise TemperError(f"the attempt {spec.attempt} exists already; run again")
         log = f"{spec.attempt}/log.txt"
-        url = path if store.is_local else store.fs.unstrip_protocol(path)
         with tempfile.TemporaryFile() if not store.is_local else open(log, "w+b") as file:
             try:
-                status = self.launcher.run(url, file)
+                status = self.launcher.run(store.url_of(path), file)
             finally:
                 if not store.is_local:
                     file.seek(0)

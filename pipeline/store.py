@@ -54,7 +54,11 @@ class Store:
             ) from None
         self.root = root.rstrip("/")
         self.is_local = isinstance(self.fs, LocalFileSystem)
-        self.url = self.root if self.is_local else self.fs.unstrip_protocol(self.root)
+        self.url = self.url_of(self.root)
+
+    def url_of(self, path: str) -> str:
+        """A path within the store as a person or another process can open it."""
+        return path if self.is_local else self.fs.unstrip_protocol(path)
 
     def prepare(self) -> None:
         """Make the store ready to write to, and check that what is there has this layout."""
