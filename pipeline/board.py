@@ -6,7 +6,9 @@ step is from the store, so it looks the same wherever the step runs.
 """
 
 import contextlib
+import io
 import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -260,6 +262,12 @@ class Board:
 
 def make_console(stderr: bool = False) -> Console:
     """A console as wide as the terminal; elsewhere wide enough that lines stay whole."""
+    for stream in (
+        sys.stdout,
+        sys.stderr,
+    ):  # a terminal that lacks a character is no reason to fail
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=160)
 
@@ -309,7 +317,9 @@ def _metrics_table(step: str, group: Mapping[str, Manifest]) -> Table | None:
 
 
 def _is_interval(value: Any) -> bool:
-    return isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys()
+    return isinstance(value, Mapping) and all(
+        isinstance(value.get(end), int | float) for end in ("value", "low", "high")
+    )
 
 
 def _metric(value: Any) -> str:
@@ -334,12 +344,17 @@ def _failure(message: str) -> tuple[str, str]:
     with contextlib.suppress(ValueError):
         message = json.loads(message)
     text, _, log = message.rpartition("\n")
-    return text or message, log
+    return _visible(text or message), log
 
 
 def _tail(store: Store, log: str) -> str:
     data = store.read(log) or b""
-    return "\n".join(data.decode(errors="replace").splitlines()[-LOG_LINES:])
+    return "\n".join(map(_visible, data.decode(errors="replace").splitlines()[-LOG_LINES:]))
+
+
+def _visible(text: str) -> str:
+    """One line without control characters, which could repaint the terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _clock(seconds: float) -> str:

@@ -116,20 +116,23 @@ class _Encoder:
             return encoded
         match value:
             case enum.Enum():  # first: a str or int enum is more than its value
+                if value not in type(value).__members__.values():  # a combination of flags
+                    raise _no_identity(value, where)
                 return {"$enum": f"{reference_to(type(value))}.{value.name}"}
             case None | bool() | int() | str():
                 return self._plain(value, where)
             case float():
-                return value if math.isfinite(value) else {"$float": repr(value)}
+                number = float(value)  # NumPy's float64 is one, with another repr
+                return number if math.isfinite(number) else {"$float": repr(number)}
             case bytes():
                 return {"$bytes": base64.b64encode(value).decode()}
-            case list():
+            case list() if type(value) is list:
                 return self._items(value, where)
-            case tuple():
+            case tuple() if type(value) is tuple:
                 return {"$tuple": self._items(value, where)}
-            case set() | frozenset():
+            case set() | frozenset() if type(value) in (set, frozenset):
                 members = [self.encode(item, f"{where}{{}}") for item in value]
-                return {"$set": sorted(members, key=canonical_bytes)}
+                return {f"${type(value).__name__}": sorted(members, key=canonical_bytes)}
             case Mapping():
                 return self._mapping(value, where)
             case PurePath():
@@ -195,6 +198,8 @@ def restore(data: Json, restore_input: Callable[[Any], Any]) -> Any:
             return tuple(restore(item, restore_input) for item in content)
         case "$set":
             return {restore(item, restore_input) for item in content}
+        case "$frozenset":
+            return frozenset(restore(item, restore_input) for item in content)
         case "$map":
             return {restore(k, restore_input): restore(v, restore_input) for k, v in content}
         case "$path":

@@ -31,7 +31,7 @@ def list_artifacts(store: StoreOption = "store") -> None:
     table = Table(box=None, padding=(0, 2), header_style="bold")
     for heading in ("artifact", "made", "seconds", "files", "size"):
         table.add_column(heading, justify="left" if heading in ("artifact", "made") else "right")
-    for manifest in sorted(Store(store).manifests(), key=lambda m: m.attempt):
+    for manifest in Store(store).manifests():
         size = sum(entry.size for entry in manifest.files.values())
         table.add_row(
             Text(f"{manifest.step}@{manifest.key[:8]}"),
@@ -68,7 +68,7 @@ def _find(store: Store, name: str) -> Manifest:
     step, _, key = name.partition("@")
     found = [m for m in store.manifests([step]) if m.key.startswith(key)]
     if found:
-        return max(found, key=lambda m: m.attempt)
+        return found[-1]
     if step in store.steps():
         raise TemperError(
             f"no artifact of {step} has a key that begins with {key}; see: temper list"

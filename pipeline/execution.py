@@ -53,7 +53,7 @@ class Executor:
             if (found := self.resolver.artifact(step)) is not None:
                 return found  # an input came out as it was before, or another driver was faster
             for _, manifest in inputs:
-                self._require_files(manifest)
+                self.resolver.store.require_files(manifest)
             return self._make(step, key, recipe, inputs)
 
     def _make(
@@ -98,7 +98,6 @@ class Executor:
                     step=made.step,
                     content="/".join(filter(None, (store.content_path(made), ref.part))),
                     digest=made.digest_of(ref.part),
-                    metrics=made.metrics,
                 )
                 for ref, made in inputs
             ),
@@ -126,15 +125,6 @@ class Executor:
             self._discard_content(spec)
             raise StepFailed(spec.step, message, log)
         return report
-
-    def _require_files(self, manifest: Manifest) -> None:
-        store = self.resolver.store
-        if missing := store.missing_files(manifest):
-            path = store.manifest_path(manifest.step, manifest.key)
-            raise TemperError(
-                f"the artifact of {manifest.step} has lost {', '.join(missing[:3])}; "
-                f"delete {path} and run again to rebuild it"
-            )
 
     def _discard_content(self, spec: StepSpec) -> None:
         """A failed attempt keeps its spec, report and log; half-written files only cost space."""

@@ -35,6 +35,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.board import make_console, show_plan
 from pipeline.errors import TemperError
+from pipeline.inputs import content_digest
 from pipeline.launchers.local import require_gpus
 from pipeline.plan import make_plan
 from pipeline.run import Stopped, run
@@ -66,6 +67,10 @@ class ExperimentConfig:
     jobs: int = 1
     gpus: int = 0
 
+    def __post_init__(self) -> None:
+        if self.jobs < 1 or self.gpus < 0:
+            raise ValueError(f"jobs must be at least 1 and gpus 0, got {self.jobs}, {self.gpus}")
+
 
 def main(build: Callable[[Any], Mapping[str, Step]]) -> None:
     """Compose the config from ``conf/`` and the command line, plan, run, show the results.
@@ -79,8 +84,13 @@ def main(build: Callable[[Any], Mapping[str, Step]]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors reach us: we say them in one line
     ConfigStore.instance().store(name="schema", node=_writable_schema(schema))
 
+    started: list[bool] = []
+    failures: list[str] = []
+
     @hydra.main(version_base="1.3", config_path=str(_conf_folder(script)), config_name=script.stem)
     def job(cfg: DictConfig) -> None:
+        started.append(True)
+        content_digest.cache_clear()  # each job of a sweep sees the files as they are
         try:
             config = _to_dataclass(cfg)
             roots = build(config)
@@ -91,25 +101,30 @@ def main(build: Callable[[Any], Mapping[str, Step]]) -> None:
                 run(roots, config.store, config.jobs)
         except TemperError as error:  # kept from Hydra, which would announce it twice
             failures.append(str(error))
+        except OmegaConfBaseException as error:
+            failures.append(_config_error(error, schema))
 
-    failures: list[str] = []
     try:
         job()
         if failures:
             _fail("; ".join(failures))
     except (HydraException, OmegaConfBaseException) as error:
         _fail(_config_error(error, schema))
+    except ValueError as error:
+        if started:
+            raise
+        _fail(f"the configuration cannot be composed: {error}")
     except KeyboardInterrupt as error:
         print("stopped; run the same command again to go on", file=sys.stderr)
         sys.exit(143 if isinstance(error, Stopped) else 130)
 
 
 def _hydra_arguments(arguments: list[str]) -> list[str]:
-    """The command line without our own flag, with Hydra's side effects off, and with ``-m`` first
-    because Hydra does not understand it between overrides."""
+    """The command line without our own flag, with Hydra's side effects off, and with flags first,
+    because Hydra does not understand them between overrides."""
     script, *rest = [argument for argument in arguments if argument != "--plan"]
-    multirun = [argument for argument in rest if argument in ("-m", "--multirun")]
-    return [script, *multirun, *(a for a in rest if a not in multirun), *_HYDRA_QUIET]
+    overrides = [a for a in rest if not a.startswith("-") and ("=" in a or a.startswith("~"))]
+    return [script, *(a for a in rest if a not in overrides), *overrides, *_HYDRA_QUIET]
 
 
 def _to_dataclass(cfg: DictConfig) -> Any:
@@ -148,9 +163,9 @@ def _config_error(error: Exception, schema: type) -> str:
     parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
     lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
     unknown = re.search(r"Could not override '([^']+)'", lines[0])
-    if unknown and any("is not in struct" in line or "not in '" in line for line in lines):
-        key = unknown[1].split("@")[0]
-        known = list(_dotted_keys(OmegaConf.structured(schema)))
+    key = unknown[1].split("@")[0] if unknown else ""
+    known = list(_dotted_keys(OmegaConf.structured(schema)))
+    if key and key not in known:
         close = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
         return f"unknown config key {key!r}; {hint}"

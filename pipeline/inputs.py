@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import blake3
@@ -20,6 +20,7 @@ from pipeline.canonical import Json, hash_json
 from pipeline.errors import TemperError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SUFFIX = re.compile(r"\.\w+(\.(gz|zst|bz2|xz))?$")
 _READ_BYTES = 8 * 2**20
 
 
@@ -33,8 +34,13 @@ class File:
     url: str
 
     def identity(self) -> Json:
-        suffixes = "".join(PurePosixPath(self.url).suffixes)
-        return {"content": content_digest(self.url), "suffix": suffixes}
+        return {"content": content_digest(self.url), "suffix": self._suffix()}
+
+    def _suffix(self) -> str | None:
+        """What a reader goes by: ``.jsonl`` or ``.jsonl.gz``; ``None`` for a folder."""
+        fs, path = fsspec.url_to_fs(self.url)
+        found = _SUFFIX.search(path)
+        return found[0] if found and fs.isfile(path) else None
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,8 @@ def content_digest(url: str) -> str:
         TemperError: nothing is there, or it cannot be read.
     """
     try:
+        if not url:
+            raise ValueError("it has no name")
         fs, path = fsspec.url_to_fs(url)
         if fs.isfile(path):
             return _digest_file(fs, path)

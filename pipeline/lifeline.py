@@ -6,9 +6,12 @@ workers end themselves, so that none goes on writing checkpoints beside the next
 """
 
 import os
+import signal
 import threading
 
 ENVIRONMENT = "TEMPER_LIFELINE"
+WORKER_ENVIRONMENT = "TEMPER_WORKER"
+"""Set in every worker, so that a script a worker imports can be told not to run anything."""
 
 
 class Lifeline:
@@ -39,4 +42,6 @@ def exit_with_driver() -> None:
 
 def _wait_and_exit(descriptor: int) -> None:
     os.read(descriptor, 1)
+    if os.getpgrp() == os.getpid():  # our own group: take along what the step has started
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)  # at once: nothing of an unfinished attempt is worth flushing

@@ -44,16 +44,24 @@ class Manifest:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def digest_of(self, part: str | None) -> str:
-        """The digest of the artifact, or of its files under the folder ``part``."""
+        """The digest of the artifact, or of its files under the folder ``part``.
+
+        A part's digest is over names within the part, so equal parts are equal wherever they lie;
+        it never equals that of a whole artifact, whose files a step would find elsewhere.
+        """
         if part is None:
             return self.digest
         prefix = f"{part}/"
-        inside = {name: entry for name, entry in self.files.items() if name.startswith(prefix)}
+        inside = {
+            name.removeprefix(prefix): entry
+            for name, entry in self.files.items()
+            if name.startswith(prefix)
+        }
         if not inside:
             parts = sorted({name.split("/")[0] for name in self.files if "/" in name})
             known = ", ".join(parts) or "none"
             raise TemperError(f"the output of {self.step} has no part {part!r}; it has: {known}")
-        return files_digest(inside)
+        return hash_json({"part": files_digest(inside)})
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), indent=1).encode()

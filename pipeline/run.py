@@ -1,6 +1,7 @@
 """``run``: plan a DAG, run what is missing, say how it went."""
 
 import contextlib
+import os
 import platform
 import secrets
 import signal
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from pipeline.board import Board, make_console, show_notices, show_plan, show_results
 from pipeline.errors import TemperError
+from pipeline.lifeline import WORKER_ENVIRONMENT
 from pipeline.manifest import Manifest
 from pipeline.plan import Plan, Resolver, make_plan, topological
 from pipeline.step import Step
@@ -49,6 +51,7 @@ def run(
         RunFailed: a step failed.
         TemperError: the store cannot be used, or an input is damaged.
     """
+    _check_request(roots, jobs)
     store = store if isinstance(store, Store) else Store(store)
     console = console or make_console()
     plan = make_plan(roots, store)
@@ -57,11 +60,32 @@ def run(
         store.prepare()
         _run_missing(plan, store, jobs, console)
     resolver = Resolver(store)
-    results = {name: resolver.artifact(step) for name, step in roots.items()}
-    made = {name: manifest for name, manifest in results.items() if manifest is not None}
+    made = {name: _finished(resolver, step) for name, step in roots.items()}
     show_notices(console, filter(None, map(resolver.artifact, topological(roots.values()))))
     show_results(console, store, made)
     return made
+
+
+def _check_request(roots: Mapping[str, Step], jobs: int) -> None:
+    if jobs < 1:
+        raise TemperError(f"jobs={jobs}: at least one step must be able to run at a time")
+    for name, root in roots.items():
+        if not isinstance(root, Step):
+            raise TemperError(f"result {name!r} is {root!r}; name a whole step, not a part of one")
+    if WORKER_ENVIRONMENT in os.environ:
+        raise TemperError(
+            "run() was called while a worker imported the script that defines its step; put it "
+            'under `if __name__ == "__main__":`'
+        )
+
+
+def _finished(resolver: Resolver, step: Step) -> Manifest:
+    """A root's artifact, its files known to be there."""
+    manifest = resolver.artifact(step)
+    if manifest is None:
+        raise RunFailed(f"{step.name} was not run, and no step failed; run again")
+    resolver.store.require_files(manifest)
+    return manifest
 
 
 def _run_missing(plan: Plan, store: Store, jobs: int, console: Console) -> None:
@@ -75,6 +99,8 @@ def _run_missing(plan: Plan, store: Store, jobs: int, console: Console) -> None:
     resolver = Resolver(store)
     executor = Executor(resolver, LocalLauncher(lifeline, jobs), provenance)
     board = Board(console, plan, resolver)
+    outcome = "running"
+    _record(store, provenance, board, outcome)
     outcome = "stopped"
     try:
         with _sigterm_as_interrupt(), board.live():
@@ -82,19 +108,24 @@ def _run_missing(plan: Plan, store: Store, jobs: int, console: Console) -> None:
         outcome = "failed" if board.failed else "done"
     finally:
         lifeline.close()
-        store.record_run(
-            {
-                **provenance,
-                "host": platform.node(),
-                "outcome": outcome,
-                "seconds": round(time.time() - board.started, 3),
-                "steps": board.record(),
-            }
-        )
+        with contextlib.suppress(TemperError):  # a full disk has been reported by the step
+            _record(store, provenance, board, outcome)
     if board.failed:
         board.show_failures()
         names = ", ".join(row.name for row in board.failed)
         raise RunFailed(f"failed: {names}; what is done is kept, run again to go on")
+
+
+def _record(store: Store, provenance: Mapping[str, Any], board: Board, outcome: str) -> None:
+    store.record_run(
+        {
+            **provenance,
+            "host": platform.node(),
+            "outcome": outcome,
+            "seconds": round(time.time() - board.started, 3),
+            "steps": board.record(),
+        }
+    )
 
 
 @contextlib.contextmanager

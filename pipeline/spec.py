@@ -16,7 +16,6 @@ class InputSpec:
     step: str
     content: str
     digest: str
-    metrics: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,9 @@ def step(*, version: str) -> Callable[[Callable[..., Metrics | None]], "StepFunc
     Args:
         version: declared by the author and raised when a change of the code changes results.
             It is part of every key, so artifacts of an earlier version are not served.
+
+    A step function is known by its module (for a script: the file's name) and its own name; two
+    different functions with one such name and version must not share a store.
     """
 
     def decorate(function: Callable[..., Metrics | None]) -> StepFunction:
@@ -63,6 +66,12 @@ class StepFunction:
         parameters = list(inspect.signature(function).parameters.values())
         if not parameters or parameters[0].name != "out":
             raise TemperError(f"step {self.name}: the first parameter must be `out: Output`")
+        for parameter in parameters:
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise TemperError(
+                    f"step {self.name}: every parameter needs a name that the caller can use; "
+                    f"`{parameter}` has none"
+                )
         self.signature = inspect.Signature(parameters[1:])
 
     @property
@@ -140,6 +149,11 @@ class Step:
 
         def encode_input(value: Any) -> Json:
             reference = as_input(value)
+            if reference is not None and reference not in positions:
+                raise TemperError(
+                    f"{self.name}: {reference} is passed in a field declared an execution detail; "
+                    "an input always bears on the result"
+                )
             return None if reference is None else {"$input": positions[reference]}
 
         return {
@@ -173,13 +187,15 @@ def as_input(value: Any) -> Input | None:
 class Artifact:
     """An input as a running step function sees it: a local folder of finished files.
 
+    What the step that made it returned as metrics is not here: it is no part of what the artifact
+    is, so nothing may depend on it.
+
     ``artifact / "tokens.parquet"`` is the path of a file in it.
     """
 
     path: Path
     step: str
     digest: str
-    metrics: Metrics
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name

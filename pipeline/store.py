@@ -46,6 +46,8 @@ class Store:
     """
 
     def __init__(self, url: str):
+        if not url:
+            raise TemperError("the store has no name; set store=PATH_OR_URL (or TEMPER_STORE)")
         try:
             self.fs, root = fsspec.url_to_fs(url)
         except (ValueError, ImportError) as error:
@@ -66,11 +68,11 @@ class Store:
         try:
             self.create(path, json.dumps({"layout": LAYOUT_VERSION}).encode())
         except OSError as error:
-            raise TemperError(
-                f"cannot write to the store {self.url}: {_reason(error)}; "
-                "set store=PATH_OR_URL (or TEMPER_STORE) to a place you can write to"
-            ) from error
-        found = json.loads(self.fs.cat_file(path)).get("layout")
+            raise self._unwritable(error) from error
+        try:
+            found = json.loads(self.read(path) or b"")["layout"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise TemperError(f"{self.url_of(path)} is damaged; is {self.url} a store?") from error
         if found != LAYOUT_VERSION:
             raise TemperError(
                 f"the store {self.url} has layout {found}, this version reads {LAYOUT_VERSION}; "
@@ -104,8 +106,10 @@ class Store:
         """The bytes of a file, or ``None`` if there is none."""
         try:
             return self.fs.cat_file(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return None
+        except OSError as error:
+            raise TemperError(f"cannot read {self.url_of(path)}: {_reason(error)}") from error
 
     # --- manifests ---------------------------------------------------------------------------
 
@@ -127,13 +131,17 @@ class Store:
         return sorted(self._names("manifests"))
 
     def manifests(self, steps: Iterable[str] | None = None) -> list[Manifest]:
-        """Every committed artifact of the named steps (by default of all)."""
-        found = [
-            self.manifest(step, key)
-            for step in (self.steps() if steps is None else steps)
-            for key in sorted(self.keys(step))
-        ]
-        return [manifest for manifest in found if manifest is not None]
+        """Every committed artifact of the named steps (by default of all), oldest first.
+
+        A damaged manifest is left out: whoever needs that artifact is told by :meth:`manifest`.
+        """
+        found = []
+        for step in self.steps() if steps is None else steps:
+            for key in self.keys(step):
+                with contextlib.suppress(TemperError):
+                    found.append(self.manifest(step, key))
+        made = [manifest for manifest in found if manifest is not None]
+        return sorted(made, key=lambda manifest: manifest.attempt)
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Commit an attempt; the winner's manifest, if another committed this key first."""
@@ -143,20 +151,31 @@ class Store:
             raise TemperError(f"the manifest of {manifest.step} vanished from {self.url} on commit")
         return committed
 
-    def missing_files(self, manifest: Manifest) -> list[str]:
-        """Content files that are gone or have another size than they were committed with."""
+    def require_files(self, manifest: Manifest) -> None:
+        """Refuse an artifact with content files that are gone or have another size.
+
+        Raises:
+            TemperError: naming them, and what to delete so that it is made again.
+        """
         content = self.content_path(manifest)
         sizes = {
             path[len(content) + 1 :]: info["size"]
             for path, info in self.fs.find(content, detail=True).items()
         }
-        return [name for name, entry in manifest.files.items() if sizes.get(name) != entry.size]
+        lost = [name for name, entry in manifest.files.items() if sizes.get(name) != entry.size]
+        if lost:
+            raise TemperError(
+                f"the artifact of {manifest.step} has lost {', '.join(lost[:3])}; delete "
+                f"{self.manifest_path(manifest.step, manifest.key)} and run again to rebuild it"
+            )
 
     def _names(self, folder: str) -> list[str]:
         try:
             listing = self.fs.ls(f"{self.root}/{folder}", detail=False, refresh=True)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return []
+        except OSError as error:
+            raise TemperError(f"cannot read the store {self.url}: {_reason(error)}") from error
         names = [path.rstrip("/").rsplit("/", 1)[-1] for path in listing]
         return [name for name in names if not name.startswith(".")]
 
@@ -204,8 +223,17 @@ class Store:
     def record_run(self, record: dict[str, Any]) -> str:
         """Write the record of one invocation; its path."""
         path = f"{self.root}/runs/{record['run']}.json"
-        self.replace(path, json.dumps(record, indent=1, sort_keys=True).encode())
+        try:
+            self.replace(path, json.dumps(record, indent=1).encode())
+        except OSError as error:
+            raise self._unwritable(error) from error
         return path
+
+    def _unwritable(self, error: OSError) -> TemperError:
+        return TemperError(
+            f"cannot write to the store {self.url}: {_reason(error)}; "
+            "set store=PATH_OR_URL (or TEMPER_STORE) to a place you can write to"
+        )
 
 
 def _create_local(path: Path, data: bytes) -> None:

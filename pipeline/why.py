@@ -9,6 +9,7 @@ from pipeline.manifest import Manifest
 
 _LONGEST_VALUE = 40
 _MOST_CHANGES = 4
+_MOST_COMPARED = 200
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,12 @@ def nearest(
     """The closest of the earlier artifacts of a step; of equally close ones the latest.
 
     Args:
+        earlier: oldest first; of very many only the latest are looked at.
         input_names: what to call the input with a given digest in the new recipe.
     """
-    candidates = [_compare(recipe, manifest, input_names) for manifest in earlier]
-    return min(
-        sorted(candidates, key=lambda c: c.manifest.attempt, reverse=True),
-        key=lambda c: c.distance,
-        default=None,
-    )
+    latest_first = earlier[: -_MOST_COMPARED - 1 : -1]
+    candidates = [_compare(recipe, manifest, input_names) for manifest in latest_first]
+    return min(candidates, key=lambda c: c.distance, default=None)
 
 
 def explain(close: Nearest | None, expected: Container[str] = ()) -> str:

@@ -85,8 +85,10 @@ class _WorkerOutput:
         if now - self._last < self._interval and done != total:
             return
         self._last = now
-        data = {"done": done, "total": total, "metrics": dict(metrics or {})}
-        with contextlib.suppress(OSError):  # only for display: never a reason to fail
+        # only for display: never a reason to fail
+        with contextlib.suppress(OSError, TypeError, ValueError):
+            of = None if total is None else float(total)
+            data = {"done": float(done), "total": of, "metrics": dict(metrics or {})}
             self._store.replace(self._progress_path, json.dumps(data).encode())
 
 
@@ -104,7 +106,7 @@ def _content_folder(store: Store, spec: StepSpec) -> Iterator[Path]:
 @contextlib.contextmanager
 def _local_input(store: Store, entry: InputSpec) -> Iterator[Artifact]:
     def artifact(path: str) -> Artifact:
-        return Artifact(Path(path), entry.step, entry.digest, entry.metrics)
+        return Artifact(Path(path), entry.step, entry.digest)
 
     if store.is_local:
         yield artifact(entry.content)
@@ -117,12 +119,16 @@ def _local_input(store: Store, entry: InputSpec) -> Iterator[Artifact]:
 def _describe_files(folder: Path) -> dict[str, FileEntry]:
     files = {}
     os.umask(mask := os.umask(0o022))
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        path.chmod(0o666 & ~mask)  # some writers make files that only their owner can read
+    for path in sorted(folder.rglob("*")):
+        name = str(PurePosixPath(path.relative_to(folder)))
+        if path.is_dir() and not path.is_symlink():
+            continue
+        if path.is_symlink() or not path.is_file():
+            raise TemperError(f"the step wrote {name}, which is no regular file; write a copy")
+        path.chmod(0o444 & ~mask)  # finished: to be read by whoever may read the store
         with open(path, "rb") as file:
             os.fsync(file.fileno())  # on disk before a manifest says it is
         digest = blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path).hexdigest()
-        name = str(PurePosixPath(path.relative_to(folder)))
         files[name] = FileEntry(path.stat().st_size, digest)
     return files
 
@@ -135,11 +141,17 @@ def _check_sources(spec: StepSpec) -> None:
 
 
 def _check_metrics(step: str, metrics: Any) -> None:
+    """Refuse what could not be stored or shown; it would spoil every later run."""
     try:
-        json.dumps(metrics, allow_nan=False)
+        if not isinstance(metrics, dict) or not all(isinstance(name, str) for name in metrics):
+            raise TypeError("not a dict with names")
+        json.dumps(metrics, allow_nan=False, ensure_ascii=False).encode()
+        notices = metrics.get("notices", [])
+        if not (isinstance(notices, list) and all(isinstance(n, str) for n in notices)):
+            raise TypeError("notices is not a list of strings")
     except (TypeError, ValueError) as error:
         raise TemperError(
-            f"step {step} returned metrics that are not plain JSON ({error}): {metrics!r}; "
+            f"step {step} returned metrics that cannot be kept ({error}): {metrics!r}; "
             "return a dict of numbers, strings, lists and dicts"
         ) from error
 

@@ -26,6 +26,10 @@ class PairConfig:
     shuffle_labels: bool = False
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.max_pairs is not None and self.max_pairs < 1:
+            raise ValueError(f"max_pairs must be at least 1 or null, got {self.max_pairs}")
+
 
 @step(version="1")
 def build_pairs(out: Output, completions: Artifact, config: PairConfig = PairConfig()) -> Metrics:

@@ -1,5 +1,7 @@
 """``evaluate``: a model on held-out pairs, by its logps and by what it writes."""
 
+import json
+import re
 from dataclasses import dataclass, field
 
 from pipeline import Artifact, Metrics, Output, step
@@ -23,6 +25,16 @@ class EvaluateConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     checks: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.sample_prompts < 0:
+            raise ValueError(f"sample_prompts must not be negative, got {self.sample_prompts}")
+        ReferenceConfig(self.dtype, self.micro_batch_size)  # refuses what it cannot use
+        for name, expression in self.checks.items():
+            try:
+                re.compile(expression)
+            except re.error as error:
+                raise ValueError(f"check {name!r} is no regular expression: {error}") from error
+
 
 @step(version="1")
 def evaluate(
@@ -33,7 +45,8 @@ def evaluate(
     baseline: Artifact | None = None,
     beta: float = 0.1,
 ) -> Metrics:
-    """Write ``logps.parquet``, ``answers.jsonl`` and, beside a baseline, ``summary.md``.
+    """Write ``logps.parquet``, ``answers.jsonl`` and ``metrics.json``; beside a baseline also
+    ``summary.md``.
 
     Args:
         tokens: held-out pairs.
@@ -65,4 +78,6 @@ def evaluate(
     if baseline is not None and answers:
         before = held_out.read_answers(baseline / "answers.jsonl")
         (out.path / "summary.md").write_text(held_out.side_by_side(before, answers), "utf-8")
-    return {**metrics, **held_out.check_answers(answers, config.checks)}
+    metrics |= held_out.check_answers(answers, config.checks)
+    (out.path / "metrics.json").write_text(json.dumps(metrics, indent=1), "utf-8")
+    return metrics

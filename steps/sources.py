@@ -30,6 +30,14 @@ class PreferenceData:
     max_train: int | None = None
     max_test: int | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 < self.test_fraction < 1:
+            raise ValueError(f"data.test_fraction must be in (0, 1), got {self.test_fraction}")
+        for name in ("max_train", "max_test"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise ValueError(f"data.{name} must be at least 1 or null, got {limit}")
+
     @property
     def name(self) -> str:
         """For people: the file's or dataset's name."""

@@ -40,8 +40,11 @@ def tokenize_preferences(
             counts["truncated"] += record.pop("truncated")
             yield {**record, **{name: row[name] for name in ("prompt", "chosen", "rejected")}}
 
+    splits = _splits(pairs.path)
+    if not splits:
+        raise TemperError(f"{pairs.step} holds no SPLIT/pairs.parquet; pass the whole artifact")
     total = 0
-    for split in _splits(pairs.path):
+    for split in splits:
         rows = read_rows(pairs / split / "pairs.parquet")
         total += len(rows)
         target = out.path / split / "tokens.parquet"

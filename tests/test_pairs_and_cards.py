@@ -39,7 +39,7 @@ def pairs_of(
         for i, (answer, texts) in enumerate(completions)
     ]
     (folder / "completions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    build_pairs.function(Folder(folder), Artifact(folder, "sample_completions", "", {}), config)
+    build_pairs.function(Folder(folder), Artifact(folder, "sample_completions", ""), config)
     return read_rows(folder / "train" / "pairs.parquet")
 
 

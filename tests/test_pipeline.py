@@ -5,6 +5,7 @@ Steps write a line into a journal outside the store when they really run.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,13 +21,16 @@ from toy_steps import (
     edit_own_source,
     fail,
     journal_lines,
+    list_files,
+    misbehave,
     multiply,
     numbers,
+    only_train,
     parity,
     slow_count,
 )
 
-from pipeline import File, Step, Store, TemperError, run
+from pipeline import File, Step, Store, TemperError, run, step
 from pipeline.plan import State, make_plan
 from pipeline.run import RunFailed
 
@@ -119,6 +123,77 @@ def test_a_rerun_that_yields_the_same_content_reruns_nothing_below_it(lab: Lab) 
     lab.run(**roots())
     lab.source.write_text("5 2 7 4")  # other odd numbers, the same parity
     assert lab.run(**roots()) == ["numbers", "parity"]
+
+
+def test_a_part_and_the_whole_are_different_inputs(lab: Lab) -> None:
+    """Even where all files of the artifact lie in the part: a step sees them elsewhere."""
+    made = only_train(lab.journal)
+    part, whole = list_files(made["train"], lab.journal), list_files(made, lab.journal)
+    results = run({"part": part, "whole": whole}, lab.store, console=lab.console)
+    assert results["part"].metrics == {"names": "values.json"}
+    assert results["whole"].metrics == {"names": "train/values.json"}
+
+
+@pytest.mark.parametrize(
+    "how", ["link", "list", "notices", "nan", "surrogate", "exit", "kill", "interrupt"]
+)
+def test_a_step_that_ends_badly_makes_no_artifact(lab: Lab, how: str) -> None:
+    with pytest.raises(RunFailed):
+        lab.run(bad=misbehave(how))
+    assert lab.store.manifests(["misbehave"]) == []
+    assert not list(Path(lab.store.root).rglob("half.txt"))
+
+
+def test_a_result_whose_files_are_gone_is_not_shown_as_one(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    shutil.rmtree(Path(lab.store.root) / "attempts")
+    with pytest.raises(TemperError, match=r"multiply has lost values.json; delete .* run again"):
+        lab.run(product=lab.product())
+
+
+def test_equal_content_from_two_sources_is_worked_on_once(lab: Lab) -> None:
+    other = Lab(lab.source.parent, lab.store, lab.console)
+    other.source = lab.source.with_name("other.txt")
+    other.source.write_text("1 2 3 4")
+    lines = lab.run(one=lab.product(), two=other.product())
+    assert lines == ["numbers", "multiply"]
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_a_number_of_jobs_that_runs_nothing_is_refused(lab: Lab, jobs: int) -> None:
+    with pytest.raises(TemperError, match=f"jobs={jobs}"):
+        run({"product": lab.product()}, lab.store, jobs=jobs)
+
+
+def test_a_part_is_no_result(lab: Lab) -> None:
+    with pytest.raises(TemperError, match="name a whole step"):
+        run({"part": lab.numbers()["train"]}, lab.store)  # type: ignore[dict-item]
+
+
+def test_a_script_without_a_main_guard_does_not_run_itself_again(lab: Lab, tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "from pipeline import run, step\n"
+        "@step(version='1')\n"
+        "def hello(out):\n    return {}\n"
+        f"run({{'hello': hello()}}, {lab.store.root!r})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert "put it under `if __name__ == " in done.stdout
+
+
+@pytest.mark.parametrize("signature", ["out, *values", "out, **settings", "out, value, /"])
+def test_parameters_that_have_no_name_are_refused(signature: str) -> None:
+    namespace: dict = {"step": step}
+    with pytest.raises(TemperError, match="every parameter needs a name"):
+        exec(f"@step(version='1')\ndef f({signature}): ...", namespace)
 
 
 def test_a_file_edited_while_its_step_runs_makes_no_artifact(lab: Lab) -> None:

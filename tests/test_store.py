@@ -51,7 +51,8 @@ def test_the_store_works_the_same_on_any_file_system(url: str, tmp_path: Path) -
     assert store.commit(manifest("second")).attempt == "first"
     assert store.keys("train") == {"k" * 32}
     assert store.manifest("train", "k" * 32) == manifest("first")
-    assert store.missing_files(manifest("first")) == ["model.bin"]
+    with pytest.raises(TemperError, match=r"train has lost model.bin; delete .*manifests/train"):
+        store.require_files(manifest("first"))
     fsspec.filesystem("memory").store.clear()
 
 

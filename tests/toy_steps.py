@@ -11,6 +11,46 @@ from pipeline import Artifact, File, Output, execution_detail, step
 
 
 @step(version="1")
+def only_train(out: Output, journal: str) -> dict:
+    """All files lie in one part."""
+    (out.path / "train").mkdir()
+    _write(out.path / "train", [1, 3])
+    return {}
+
+
+@step(version="1")
+def list_files(out: Output, values: Artifact, journal: str) -> dict:
+    _note(journal, "list_files")
+    names = sorted(str(p.relative_to(values.path)) for p in values.path.rglob("*.json"))
+    (out.path / "names.txt").write_text(" ".join(names))
+    return {"names": " ".join(names)}
+
+
+@step(version="1")
+def misbehave(out: Output, how: str) -> dict:
+    """Ends in one of the ways in which a step must not."""
+    (out.path / "half.txt").write_text("half")
+    match how:
+        case "link":
+            (out.path / "link").symlink_to("/etc/hostname")
+        case "list":
+            return [1]  # type: ignore[return-value]
+        case "notices":
+            return {"notices": 5}
+        case "nan":
+            return {"loss": float("nan")}
+        case "surrogate":
+            return {"text": "\ud800"}
+        case "exit":
+            raise SystemExit(0)
+        case "kill":
+            os.kill(os.getpid(), 9)
+        case "interrupt":
+            raise KeyboardInterrupt
+    return {}
+
+
+@step(version="1")
 def edit_own_source(out: Output, source: File, journal: str) -> dict:
     """Reads a file that somebody edits at the same time: here, the step itself."""
     path = Path(source.url)

@@ -5,6 +5,7 @@ It gets its own session, so that Ctrl-C reaches the driver alone, which then sto
 order; if the driver is killed outright, the lifeline ends the worker.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from pipeline.errors import TemperError
-from pipeline.lifeline import ENVIRONMENT, Lifeline
+from pipeline.lifeline import ENVIRONMENT, WORKER_ENVIRONMENT, Lifeline
 
 STOP_SECONDS = 5.0
 
@@ -47,6 +48,9 @@ class LocalLauncher:
         except BaseException:  # stopped by a signal: take the worker along
             _stop(process)
             raise
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # what the step started and left behind
+                os.killpg(process.pid, signal.SIGKILL)
 
     def _environment(self) -> dict[str, str]:
         threads = str(max(1, len(os.sched_getaffinity(0)) // self.jobs))
@@ -64,6 +68,7 @@ class LocalLauncher:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path),
             ENVIRONMENT: str(self.lifeline.read_end),
+            WORKER_ENVIRONMENT: "1",
         }
 
 

@@ -64,12 +64,17 @@ def read_answers(path: Path) -> list[Answer]:
 
 
 def side_by_side(before: Sequence[Answer], after: Sequence[Answer]) -> str:
-    """The first held-out prompts with both answers, as a Markdown table."""
-    earlier = {answer["row"]: answer["answer"] for answer in before}
+    """The first held-out prompts with both answers, as a Markdown table.
+
+    Raises:
+        ValueError: the two sets of answers are not to the same prompts.
+    """
+    if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
+        raise ValueError("the baseline answered other prompts; evaluate both with one config")
     lines = ["### Held-out prompts, before and after", "", "| prompt | before | after |"]
     lines.append("|---|---|---|")
-    for answer in after[:ANSWERS_SHOWN]:
-        cells = (answer["prompt"], earlier.get(answer["row"], ""), answer["answer"])
+    for earlier, later in list(zip(before, after, strict=True))[:ANSWERS_SHOWN]:
+        cells = (later["prompt"], earlier["answer"], later["answer"])
         lines.append("| " + " | ".join(map(_cell, cells)) + " |")
     return "\n".join(lines) + "\n"
 

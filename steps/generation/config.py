@@ -1,5 +1,6 @@
 """What a sampler is told: frozen data, importable without torch."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -21,8 +22,8 @@ class SamplingConfig:
         for name in ("max_new_tokens", "num_completions", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.temperature < 0:
-            raise ValueError(f"temperature must not be negative, got {self.temperature}")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be 0 or above, got {self.temperature}")
         if self.temperature == 0 and self.num_completions > 1:
             raise ValueError(
                 f"num_completions is {self.num_completions}, but at temperature 0 all completions "

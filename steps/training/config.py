@@ -4,6 +4,7 @@ A field whose metadata says `identity: False` decides how a run is carried out a
 out of it. Everything else bears on the result, the micro-batch size too: it changes rounding.
 """
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -38,7 +39,13 @@ class OptimizerConfig:
     max_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
-        _require(self.learning_rate > 0, "learning_rate must be above 0", self.learning_rate)
+        rate, beta1, beta2 = self.learning_rate, self.adam_beta1, self.adam_beta2
+        _require(0 < rate < math.inf, "learning_rate must be above 0", rate)
+        _require(0 <= beta1 < 1, "adam_beta1 must be in [0, 1)", beta1)
+        _require(0 <= beta2 < 1, "adam_beta2 must be in [0, 1)", beta2)
+        _require(0 < self.adam_epsilon < 1, "adam_epsilon must be in (0, 1)", self.adam_epsilon)
+        decay = self.weight_decay
+        _require(0 <= decay < math.inf, "weight_decay must not be negative", decay)
         _require(self.warmup_steps >= 0, "warmup_steps must not be negative", self.warmup_steps)
         if self.max_grad_norm is not None:
             _require(self.max_grad_norm > 0, "max_grad_norm must be above 0", self.max_grad_norm)
@@ -64,7 +71,9 @@ class TrainConfig:
     checkpoint_every_seconds: float | None = field(default=300.0, metadata={"identity": False})
 
     def __post_init__(self) -> None:
-        _require(self.epochs > 0, "epochs must be above 0", self.epochs)
+        _require(
+            0 < self.epochs <= 1e6, "epochs must be above 0, and a million at most", self.epochs
+        )
         _require(self.batch_size >= 1, "batch_size must be at least 1", self.batch_size)
         _require(
             self.micro_batch_size >= 1, "micro_batch_size must be at least 1", self.micro_batch_size
@@ -72,6 +81,10 @@ class TrainConfig:
         _require(self.seed >= 0, "seed must not be negative", self.seed)
         if self.max_steps is not None:
             _require(self.max_steps >= 1, "max_steps must be at least 1 or null", self.max_steps)
+        for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
+            interval = getattr(self, name)
+            if interval is not None:
+                _require(interval > 0, f"{name} must be above 0 or null", interval)
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,7 @@ class DpoLoss:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(self.beta > 0, "beta must be above 0", self.beta)
+        _require(0 < self.beta < math.inf, "beta must be above 0", self.beta)
         _require(
             0 <= self.label_smoothing < 0.5,
             "label_smoothing must be in [0, 0.5)",
