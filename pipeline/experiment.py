@@ -183,7 +183,6 @@ def _dotted_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def _fail(message: str) -> NoReturn:
-    make_console(stderr=True).print(
-        f"error: {message}", markup=False, highlight=False, soft_wrap=True
-    )
+    line = f"error: {' '.join(message.split())}"
+    make_console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
     sys.exit(1)

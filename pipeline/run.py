@@ -53,6 +53,10 @@ def run(
     """
     _check_request(roots, jobs)
     store = store if isinstance(store, Store) else Store(store)
+    if store.url.startswith("memory:"):
+        raise TemperError(
+            f"store={store.url}: workers are processes and cannot see this one's memory"
+        )
     console = console or make_console()
     plan = make_plan(roots, store)
     show_plan(console, plan)

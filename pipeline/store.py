@@ -109,7 +109,9 @@ class Store:
         except (FileNotFoundError, IsADirectoryError):
             return None
         except OSError as error:
-            raise TemperError(f"cannot read {self.url_of(path)}: {_reason(error)}") from error
+            raise TemperError(
+                f"cannot read {self.url_of(path)}: {_reason(error)}; is store={self.url} right?"
+            ) from error
 
     # --- manifests ---------------------------------------------------------------------------
 
@@ -175,7 +177,9 @@ class Store:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise TemperError(f"cannot read the store {self.url}: {_reason(error)}") from error
+            raise TemperError(
+                f"cannot read the store {self.url}: {_reason(error)}; is that the right place?"
+            ) from error
         names = [path.rstrip("/").rsplit("/", 1)[-1] for path in listing]
         return [name for name in names if not name.startswith(".")]
 
