@@ -125,7 +125,7 @@ class Board:
         """Show the run until the block ends."""
         if self.live_in_terminal:
             with Live(
-                get_renderable=self._render,
+                get_renderable=self.renderable,
                 console=self.console,
                 refresh_per_second=REFRESH_PER_SECOND,
                 transient=False,
@@ -157,13 +157,15 @@ class Board:
 
     # --- rendering ---------------------------------------------------------------------------
 
-    def _render(self) -> Table:
+    def renderable(self) -> Table:
+        """One row a step, as it is now."""
         table = Table(box=None, padding=(0, 1), show_header=False)
         table.add_column(width=2)
         table.add_column(no_wrap=True)
         table.add_column(width=8)
         table.add_column(justify="right", width=7, no_wrap=True)
-        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        # not no_wrap: a long line here would make rich shrink the columns before it
+        table.add_column(ratio=1)
         for row in self.rows.values():
             table.add_row(*self._cells(row))
         return table
@@ -178,13 +180,13 @@ class Board:
         seconds = _clock(row.seconds) if row.seconds else ""
         return (
             Text(mark, style), Text(row.name, style), Text(row.state, style), seconds,
-            Text(row.message, style),
+            Text(row.message, style, no_wrap=True, overflow="ellipsis"),
         )  # fmt: skip
 
     def _progress(self, row: _Row) -> Any:
         progress = self._read_progress(row)
         if not progress:
-            return Text("")
+            return Text("starting", "dim")
         text = Text(_progress_text(progress), no_wrap=True, overflow="ellipsis")
         if not progress["total"]:
             return text

@@ -28,10 +28,13 @@ Name = Annotated[str, typer.Argument(metavar="STEP[@KEY]", help="The newest of a
 @app.command("list")
 def list_artifacts(store: StoreOption = "store") -> None:
     """Every artifact in the store, oldest first."""
+    manifests = Store(store).manifests()
+    if not manifests:
+        raise TemperError(f"there are no artifacts in {store}; set --store or TEMPER_STORE")
     table = Table(box=None, padding=(0, 2), header_style="bold")
     for heading in ("artifact", "made", "seconds", "files", "size"):
         table.add_column(heading, justify="left" if heading in ("artifact", "made") else "right")
-    for manifest in Store(store).manifests():
+    for manifest in manifests:
         size = sum(entry.size for entry in manifest.files.values())
         table.add_row(
             Text(f"{manifest.step}@{manifest.key[:8]}"),

@@ -6,6 +6,7 @@ for an exec'd worker. Task states are told to an observer through the scheduler,
 driver's own process.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -47,8 +48,13 @@ class StepTask(luigi.Task):
         return _Session.executor.resolver.artifact(self.step) is not None
 
     def run(self) -> None:
-        _Session.executor.launcher.lifeline.let_go_in_child()
-        _Session.executor.execute(self.step)
+        in_child = _Session.executor.launcher.lifeline.let_go_in_child()
+        try:
+            _Session.executor.execute(self.step)
+        except KeyboardInterrupt:
+            if in_child:  # Luigi's forked process: the driver says that the run was stopped
+                os._exit(130)
+            raise
 
     def on_failure(self, exception: BaseException) -> str:
         log = exception.log if isinstance(exception, StepFailed) else ""

@@ -98,6 +98,7 @@ class Executor:
                     step=made.step,
                     content="/".join(filter(None, (store.content_path(made), ref.part))),
                     digest=made.digest_of(ref.part),
+                    files=made.files_of(ref.part),
                 )
                 for ref, made in inputs
             ),

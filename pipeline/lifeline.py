@@ -21,11 +21,16 @@ class Lifeline:
         self._owner = os.getpid()
         self.read_end, self._write_end = os.pipe()
 
-    def let_go_in_child(self) -> None:
-        """Close a forked child's copy of the write end, which would keep workers alive."""
-        if os.getpid() != self._owner and self._write_end >= 0:
+    def let_go_in_child(self) -> bool:
+        """In a forked child, close its copy of the write end, which would keep workers alive.
+
+        True if this process is such a child.
+        """
+        in_child = os.getpid() != self._owner
+        if in_child and self._write_end >= 0:
             os.close(self._write_end)
             self._write_end = -1
+        return in_child
 
     def close(self) -> None:
         os.close(self.read_end)

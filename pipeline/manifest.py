@@ -51,6 +51,16 @@ class Manifest:
         """
         if part is None:
             return self.digest
+        return hash_json({"part": files_digest(self.files_of(part))})
+
+    def files_of(self, part: str | None) -> Mapping[str, FileEntry]:
+        """The files of the artifact, or of one part with their names within it.
+
+        Raises:
+            TemperError: there is no such part.
+        """
+        if part is None:
+            return self.files
         prefix = f"{part}/"
         inside = {
             name.removeprefix(prefix): entry
@@ -61,7 +71,7 @@ class Manifest:
             parts = sorted({name.split("/")[0] for name in self.files if "/" in name})
             known = ", ".join(parts) or "none"
             raise TemperError(f"the output of {self.step} has no part {part!r}; it has: {known}")
-        return hash_json({"part": files_digest(inside)})
+        return inside
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), indent=1).encode()

@@ -11,11 +11,13 @@ from pipeline.manifest import FileEntry
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of a step: where its content lies (a path within the store) and what it is."""
+    """One input of a step: where its content lies (a path within the store), what it is, and the
+    files that it must hold."""
 
     step: str
     content: str
     digest: str
+    files: Mapping[str, FileEntry]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,10 @@ class StepSpec:
     @classmethod
     def from_json(cls, data: bytes) -> "StepSpec":
         fields = json.loads(data)
-        fields["inputs"] = tuple(InputSpec(**entry) for entry in fields["inputs"])
+        fields["inputs"] = tuple(
+            InputSpec(**{**entry, "files": _file_entries(entry["files"])})
+            for entry in fields["inputs"]
+        )
         return cls(**fields)
 
 
@@ -59,5 +64,9 @@ class Report:
     @classmethod
     def from_json(cls, data: bytes) -> "Report":
         fields = json.loads(data)
-        fields["files"] = {name: FileEntry(**entry) for name, entry in fields["files"].items()}
+        fields["files"] = _file_entries(fields["files"])
         return cls(**fields)
+
+
+def _file_entries(data: Mapping[str, Any]) -> dict[str, FileEntry]:
+    return {name: FileEntry(**entry) for name, entry in data.items()}

@@ -106,6 +106,7 @@ def _content_folder(store: Store, spec: StepSpec) -> Iterator[Path]:
 @contextlib.contextmanager
 def _local_input(store: Store, entry: InputSpec) -> Iterator[Artifact]:
     def artifact(path: str) -> Artifact:
+        _check_input(entry, Path(path))
         return Artifact(Path(path), entry.step, entry.digest)
 
     if store.is_local:
@@ -114,6 +115,22 @@ def _local_input(store: Store, entry: InputSpec) -> Iterator[Artifact]:
         with tempfile.TemporaryDirectory(prefix="temper-input-") as folder:
             store.fs.get(f"{entry.content}/", f"{folder}/", recursive=True)
             yield artifact(folder)
+
+
+def _check_input(entry: InputSpec, folder: Path) -> None:
+    """Refuse an input whose bytes are not those that were committed."""
+    for name, expected in entry.files.items():
+        path = folder / name
+        if not path.is_file() or _describe(path) != expected:
+            raise TemperError(
+                f"{name} of the artifact of {entry.step} is damaged ({path}); delete the "
+                "artifact's manifest and run again to rebuild it"
+            )
+
+
+def _describe(path: Path) -> FileEntry:
+    hasher = blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path)
+    return FileEntry(path.stat().st_size, hasher.hexdigest())
 
 
 def _describe_files(folder: Path) -> dict[str, FileEntry]:
@@ -128,8 +145,7 @@ def _describe_files(folder: Path) -> dict[str, FileEntry]:
         path.chmod(0o444 & ~mask)  # finished: to be read by whoever may read the store
         with open(path, "rb") as file:
             os.fsync(file.fileno())  # on disk before a manifest says it is
-        digest = blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path).hexdigest()
-        files[name] = FileEntry(path.stat().st_size, digest)
+        files[name] = _describe(path)
     return files
 
 

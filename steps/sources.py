@@ -84,7 +84,8 @@ class ModelSource:
     @property
     def name(self) -> str:
         """For people: the model's name."""
-        return self.hub or (self.path or self.file or "").rstrip("/").rsplit("/", 1)[-1]
+        named = self.hub or (self.path or self.file or "").rstrip("/").rsplit("/", 1)[-1]
+        return named.removesuffix(".gguf")
 
     def source(self) -> File | HubModel:
         named = [key for key in ("path", "hub", "package") if getattr(self, key)]

@@ -105,5 +105,8 @@ def test_answers_are_shown_as_text_whatever_they_hold(console: Console) -> None:
 def test_checks_are_shares_of_the_answers_with_intervals() -> None:
     answers = [{"row": str(i), "prompt": "p", "answer": text} for i, text in enumerate("aab")]
     found = check_answers(answers, {"is a": "^a$"})
-    assert found["answers/is a"]["value"] == pytest.approx(2 / 3)
+    assert found["answers/is a"] == pytest.approx(
+        {"value": 2 / 3, "low": 0.2077, "high": 0.9385}, abs=1e-4
+    )
+    assert found["answers"] == 3
     assert check_answers([], {"is a": "^a$"}) == {}

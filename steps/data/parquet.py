@@ -65,15 +65,6 @@ RESPONSE_TOKENS = pa.schema(
 )
 """Demonstrations as tokens."""
 
-REFERENCE = pa.schema(
-    [
-        _required("pair_id", pa.string()),
-        _required("chosen_logps", pa.float64()),
-        _required("rejected_logps", pa.float64()),
-    ]
-)
-"""The reference model's summed log-probabilities of each pair's responses, in nats."""
-
 DROPPED = pa.schema([_required(name, pa.string()) for name in ("split", "row", "reason", "detail")])
 """Rows left out and why; the fields of `preferences.DroppedRow`."""
 

@@ -47,12 +47,15 @@ def answer_prompts(
     ]
 
 
-def check_answers(answers: Sequence[Answer], checks: Mapping[str, str]) -> dict[str, Interval]:
-    """The share of answers in which each named regular expression is found."""
+def check_answers(
+    answers: Sequence[Answer], checks: Mapping[str, str]
+) -> dict[str, Interval | int]:
+    """The share of answers in which each named regular expression is found, and their number."""
     if not answers:
         return {}
     counts = count_matches(checks, [answer["answer"] for answer in answers])
-    return {f"answers/{name}": proportion(count, len(answers)) for name, count in counts.items()}
+    shares = {f"answers/{name}": proportion(count, len(answers)) for name, count in counts.items()}
+    return {**shares, "answers": len(answers)}
 
 
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
@@ -71,7 +74,7 @@ def side_by_side(before: Sequence[Answer], after: Sequence[Answer]) -> str:
     """
     if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
         raise ValueError("the baseline answered other prompts; evaluate both with one config")
-    lines = ["### Held-out prompts, before and after", "", "| prompt | before | after |"]
+    lines = ["### Held-out prompts, before and after DPO", "", "| prompt | before | after |"]
     lines.append("|---|---|---|")
     for earlier, later in list(zip(before, after, strict=True))[:ANSWERS_SHOWN]:
         cells = (later["prompt"], earlier["answer"], later["answer"])

@@ -23,16 +23,18 @@ def preference_metrics(
     """TRL's ``eval_`` metrics with 95 % intervals, from two folders with ``logps.parquet``.
 
     ``eval_logps/accuracies`` is the raw preference: how often the model alone gives the chosen
-    response the greater probability.
+    response the greater probability. Where policy and reference are one, the rewards are 0 by
+    definition and have no interval.
     """
     pairs = read_pairs(records, vocabulary=2**31)
     chosen, rejected = read_reference(policy_logps, pairs, dtype)
     reference_chosen, reference_rejected = read_reference(reference_logps, pairs, dtype)
     margins = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
+    is_reference = policy_logps == reference_logps
     return {
         "eval_loss": float(-functional.logsigmoid(margins).mean()),
-        "eval_rewards/accuracies": _share(margins > 0),
-        "eval_rewards/margins": mean(margins.tolist()),
+        "eval_rewards/accuracies": 0.0 if is_reference else _share(margins > 0),
+        "eval_rewards/margins": 0.0 if is_reference else mean(margins.tolist()),
         "eval_logps/accuracies": _share(chosen > rejected),
         "pairs": len(pairs),
     }

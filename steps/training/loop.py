@@ -64,6 +64,7 @@ def train(
     is in training mode. Seeds torch's global generators. Raises FloatingPointError, naming the
     step, if a loss or a gradient is not finite.
     """
+    _require_full_precision(model)
     num_examples = len(objective.rows)
     optimizer = build_optimizer(model, config.optimizer)
     log = checkpoints.restore(model, optimizer)
@@ -118,6 +119,15 @@ def _update(
     optimizer.step()
     means = {name: value / weight for name, value in sums.items()}
     return {"loss": means.pop("loss"), "grad_norm": grad_norm, **means}
+
+
+def _require_full_precision(model: PreTrainedModel) -> None:
+    """At the rates of preference training, updates of bfloat16 weights round to nothing."""
+    if any(p.dtype == torch.bfloat16 for p in model.parameters() if p.requires_grad):
+        raise ValueError(
+            "training bfloat16 weights loses most updates to rounding, and float32 master weights "
+            "are not there yet; set dtype=float32"
+        )
 
 
 def _require_finite(value: float, what: str, step: int) -> None:
