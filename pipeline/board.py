@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -196,9 +195,8 @@ class Board:
 
     def _read_progress(self, row: _Row) -> Mapping[str, Any] | None:
         store = self.resolver.store
-        with contextlib.suppress(
-            OSError, ValueError, TemperError
-        ):  # the run will say what is wrong
+        # what is wrong, the run will say
+        with contextlib.suppress(OSError, ValueError, TemperError):
             resolved = self.resolver.key_and_recipe(row.step)
             data = resolved and store.read(store.progress_path(row.step.name, resolved[0]))
             if data:
@@ -264,14 +262,18 @@ class Board:
 
 def make_console(stderr: bool = False) -> Console:
     """A console as wide as the terminal; elsewhere wide enough that lines stay whole."""
-    for stream in (
-        sys.stdout,
-        sys.stderr,
-    ):  # a terminal that lacks a character is no reason to fail
+    # a terminal that lacks a character is no reason to fail
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=160)
+
+
+def show_error(message: str) -> None:
+    """A foreseen problem, as one line on standard error."""
+    line = f"error: {' '.join(message.split())}"
+    make_console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_notices(console: Console, manifests: Iterable[Manifest]) -> None:
@@ -379,11 +381,3 @@ def _display_names(plan: Plan) -> dict[str, str]:
         which = results.get(fingerprint, f"{seen[name]}")
         names[fingerprint] = f"{name} ({which})" if total[name] > 1 else name
     return names
-
-
-def log_of(store: Store, manifest: Manifest) -> str:
-    """Path of the log of the attempt that made an artifact."""
-    path = f"{store.attempt_path(manifest)}/log.txt"
-    if store.read(path) is None:
-        raise TemperError(f"{manifest.step} has no log at {path}")
-    return str(Path(path))

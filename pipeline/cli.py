@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.board import log_of, make_console
+from pipeline.board import make_console, show_error
 from pipeline.errors import TemperError
 from pipeline.manifest import Manifest
 from pipeline.store import Store
@@ -63,8 +63,11 @@ def path(artifact: Name, store: StoreOption = "store") -> None:
 def logs(artifact: Name, store: StoreOption = "store") -> None:
     """Print the log of the attempt that made an artifact."""
     opened = Store(store)
-    data = opened.read(log_of(opened, _find(opened, artifact)))
-    typer.echo((data or b"").decode(errors="replace"), nl=False)
+    path = f"{opened.attempt_path(_find(opened, artifact))}/log.txt"
+    data = opened.read(path)
+    if data is None:
+        raise TemperError(f"there is no log at {opened.url_of(path)}")
+    typer.echo(data.decode(errors="replace"), nl=False)
 
 
 def _find(store: Store, name: str) -> Manifest:
@@ -85,9 +88,7 @@ def main() -> None:
     try:
         app()
     except TemperError as error:
-        make_console(stderr=True).print(
-            f"error: {error}", markup=False, highlight=False, soft_wrap=True
-        )
+        show_error(str(error))
         raise SystemExit(1) from None
 
 

@@ -33,7 +33,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.board import make_console, show_plan
+from pipeline.board import make_console, show_error, show_plan
 from pipeline.errors import TemperError
 from pipeline.inputs import content_digest
 from pipeline.launchers.local import require_gpus
@@ -183,6 +183,5 @@ def _dotted_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def _fail(message: str) -> NoReturn:
-    line = f"error: {' '.join(message.split())}"
-    make_console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
+    show_error(message)
     sys.exit(1)

@@ -1,12 +1,12 @@
 """``build_pairs``: a checker's verdicts on sampled completions become preference pairs."""
 
-import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pipeline import Artifact, Metrics, Output, TemperError, step
+from steps.data.jsonl import read_json_lines
 from steps.data.parquet import PAIRS, write_rows
 from steps.data.preferences import PreferencePair
 from steps.evaluation.checkers import is_correct
@@ -38,7 +38,7 @@ def build_pairs(out: Output, completions: Artifact, config: PairConfig = PairCon
     Raises:
         TemperError: no prompt has both a right and a wrong completion.
     """
-    records = [json.loads(line) for line in (completions / "completions.jsonl").open()]
+    records = read_json_lines(completions / "completions.jsonl")
     rounds = [list(_pairs(record)) for record in records]
     deepest = max(map(len, rounds), default=0)
     in_turn = [pairs[turn] for turn in range(deepest) for pairs in rounds if turn < len(pairs)]

@@ -1,11 +1,12 @@
 """``evaluate``: a model on held-out pairs, by its logps and by what it writes."""
 
 import json
-import re
 from dataclasses import dataclass, field
 
 from pipeline import Artifact, Metrics, Output, step
+from steps.data.jsonl import read_json_lines, write_json_lines
 from steps.data.parquet import read_rows
+from steps.evaluation.checkers import compile_checks
 from steps.generation.config import SamplingConfig
 from steps.training.config import Dtype, ReferenceConfig
 
@@ -29,11 +30,7 @@ class EvaluateConfig:
         if self.sample_prompts < 0:
             raise ValueError(f"sample_prompts must not be negative, got {self.sample_prompts}")
         ReferenceConfig(self.dtype, self.micro_batch_size)  # refuses what it cannot use
-        for name, expression in self.checks.items():
-            try:
-                re.compile(expression)
-            except re.error as error:
-                raise ValueError(f"check {name!r} is no regular expression: {error}") from error
+        compile_checks(self.checks)
 
 
 @step(version="1")
@@ -74,9 +71,9 @@ def evaluate(
     answers = held_out.answer_prompts(
         records, model.path, config.sample_prompts, config.sampling, config.dtype, out.progress
     )
-    held_out.write_answers(out.path / "answers.jsonl", answers)
+    write_json_lines(out.path / "answers.jsonl", answers)
     if baseline is not None and answers:
-        before = held_out.read_answers(baseline / "answers.jsonl")
+        before = read_json_lines(baseline / "answers.jsonl")
         (out.path / "summary.md").write_text(held_out.side_by_side(before, answers), "utf-8")
     metrics |= held_out.check_answers(answers, config.checks)
     (out.path / "metrics.json").write_text(json.dumps(metrics, indent=1), "utf-8")

@@ -1,12 +1,12 @@
 """``make_arithmetic``: a task whose answers can be checked, with mixed demonstrations."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from pipeline import Metrics, Output, step
 from steps.data.arithmetic import Problem, demonstrations, sample_problems
+from steps.data.jsonl import write_json_lines
 from steps.data.parquet import CONVERSATIONS, write_rows
 
 
@@ -30,8 +30,5 @@ def make_arithmetic(out: Output, train: int = 1100, test: int = 500, seed: int =
 
 def _write_prompts(folder: Path, problems: Sequence[Problem]) -> None:
     folder.mkdir()
-    lines = (
-        json.dumps({"row": p.row, "prompt": list(p.prompt), "answer": p.answer}) + "\n"
-        for p in problems
-    )
-    (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
+    records = ({"row": p.row, "prompt": list(p.prompt), "answer": p.answer} for p in problems)
+    write_json_lines(folder / "prompts.jsonl", records)

@@ -1,8 +1,7 @@
 """``sample_completions``: what a model answers to prompts."""
 
-import json
-
 from pipeline import Artifact, Metrics, Output, step
+from steps.data.jsonl import read_json_lines, write_json_lines
 from steps.generation.config import SamplingConfig
 from steps.training.config import Dtype
 
@@ -20,7 +19,7 @@ def sample_completions(
     from steps.generation.sampling import sample
     from steps.training.models import load_model
 
-    records = [json.loads(line) for line in (prompts / "prompts.jsonl").open(encoding="utf-8")]
+    records = read_json_lines(prompts / "prompts.jsonl")
     texts = sample(
         load_model(model.path, dtype),
         load_tokenizer(model.path),
@@ -28,9 +27,9 @@ def sample_completions(
         config,
         out.progress,
     )
-    lines = (
-        json.dumps({**record, "completions": completions}) + "\n"
+    completed = (
+        {**record, "completions": completions}
         for record, completions in zip(records, texts, strict=True)
     )
-    (out.path / "completions.jsonl").write_text("".join(lines), encoding="utf-8")
+    write_json_lines(out.path / "completions.jsonl", completed)
     return {"prompts": len(records), "completions": sum(map(len, texts))}

@@ -58,14 +58,6 @@ def check_answers(
     return {**shares, "answers": len(answers)}
 
 
-def write_answers(path: Path, answers: Sequence[Answer]) -> None:
-    path.write_text("".join(json.dumps(answer) + "\n" for answer in answers), encoding="utf-8")
-
-
-def read_answers(path: Path) -> list[Answer]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def side_by_side(before: Sequence[Answer], after: Sequence[Answer]) -> str:
     """The first held-out prompts with both answers, as a Markdown table.
 

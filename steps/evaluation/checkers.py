@@ -27,13 +27,24 @@ def count_matches(checks: Mapping[str, str], texts: Sequence[str]) -> dict[str, 
     """For each named regular expression, the number of texts in which it is found.
 
     Raises:
+        ValueError: as :func:`compile_checks`.
+    """
+    return {
+        name: sum(pattern.search(text) is not None for text in texts)
+        for name, pattern in compile_checks(checks).items()
+    }
+
+
+def compile_checks(checks: Mapping[str, str]) -> dict[str, re.Pattern[str]]:
+    """The named regular expressions, compiled.
+
+    Raises:
         ValueError: naming a check that is not a regular expression.
     """
-    counts = {}
+    patterns = {}
     for name, expression in checks.items():
         try:
-            pattern = re.compile(expression)
+            patterns[name] = re.compile(expression)
         except re.error as error:
             raise ValueError(f"check {name!r} is no regular expression: {error}") from error
-        counts[name] = sum(pattern.search(text) is not None for text in texts)
-    return counts
+    return patterns

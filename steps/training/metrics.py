@@ -3,10 +3,11 @@
 Nothing in the log depends on the clock or the machine's name, so equal runs write equal bytes.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from steps.data.jsonl import read_json_lines, write_json_lines
 
 StepMetrics = dict[str, float | int]
 OnProgress = Callable[[int, int, Mapping[str, float]], None]  # done, total, metrics of the last
@@ -18,13 +19,12 @@ def ignore_progress(done: int, total: int, metrics: Mapping[str, float]) -> None
 
 def write_metrics(path: Path, log: Iterable[StepMetrics]) -> None:
     """Writes a metrics.jsonl; floats keep all their digits."""
-    lines = (json.dumps(metrics, allow_nan=False) + "\n" for metrics in log)
-    path.write_text("".join(lines), encoding="utf-8")
+    write_json_lines(path, log)
 
 
 def read_metrics(path: Path) -> list[StepMetrics]:
     """The steps of a metrics.jsonl."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return read_json_lines(path)
 
 
 def summarise(log: list[StepMetrics]) -> dict[str, Any]:
