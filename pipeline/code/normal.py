@@ -1,0 +1,78 @@
+"""The normal form of a syntax tree: a text that is the same for code that does the same.
+
+It differs neither with comments, layout, docstrings or parentheses, nor with the version of Python
+that parses the source; anything else in which two trees differ shows. Digests are made from it, so
+a change of the form changes the key of every step that declares no version.
+"""
+
+import ast
+from collections.abc import Callable
+from functools import cache
+
+
+def normal_form(node: ast.AST) -> str:
+    """The text, in ASCII."""
+    parts: list[str] = []
+    _write(node, parts.append)
+    return "".join(parts)
+
+
+def is_idle(node: object) -> bool:
+    """``pass``, a docstring, ``...``: says nothing to the interpreter."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.Pass)
+
+
+def _write(value: object, emit: Callable[[str], None]) -> None:
+    """Nodes by name with the fields that are there, so that a field which a later Python adds is
+    not seen."""
+    if isinstance(value, ast.Constant):
+        emit(_literal(value.value))
+    elif isinstance(value, ast.JoinedStr):
+        emit("(JoinedStr ")
+        _write(_joined(value.values), emit)
+        emit(")")
+    elif isinstance(value, ast.AST):
+        emit(f"({type(value).__name__}")
+        for name in _fields(type(value)):
+            content = getattr(value, name, None)
+            if content is not None and content != []:
+                emit(f" {name}=")
+                _write(content, emit)
+        emit(")")
+    elif isinstance(value, list):
+        emit("[")
+        for item in value:
+            if not is_idle(item):
+                _write(item, emit)
+                emit(",")
+        emit("]")
+    else:
+        emit(ascii(value))
+
+
+def _literal(value: object) -> str:
+    """A constant such that no two of different type or value look alike.
+
+    Not by ``repr``: which characters it shows depends on the Unicode tables of the Python, and
+    there is a limit to the digits of an int in decimal.
+    """
+    return hex(value) if type(value) is int else ascii(value)
+
+
+@cache
+def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    return tuple(sorted(set(kind._fields) - {"ctx"}))
+
+
+def _joined(items: list[ast.expr]) -> list[ast.expr]:
+    """The parts of an f-string with neighbouring texts as one: how it is cut varies by version."""
+    joined: list[ast.expr] = []
+    for item in items:
+        last = joined[-1] if joined else None
+        if isinstance(item, ast.Constant) and isinstance(last, ast.Constant):
+            joined[-1] = ast.Constant(f"{last.value}{item.value}")
+        elif not (isinstance(item, ast.Constant) and item.value == ""):
+            joined.append(item)
+    return joined

@@ -1,0 +1,149 @@
+"""One statement at the top level of a module, with what can be asked of it.
+
+It has a *normal form* (:mod:`pipeline.code.normal`) and *references* (:mod:`pipeline.code.names`),
+worked out once. Where part of what it says arrives in the arguments of a step and is known by
+value there, a statement without that part stands in for it.
+"""
+
+import ast
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+from pipeline.code.bindings import Definition, Function, Imported, own_scope
+from pipeline.code.names import Names, Reference, dotted, names_in
+from pipeline.code.normal import normal_form
+
+_NOT_STORED = ("ClassVar", "InitVar")
+_Node = TypeVar("_Node", bound=ast.AST)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A top-level statement of a module.
+
+    Attributes:
+        package: what relative imports in it start from.
+        by_value: it is a dataclass whose instances are known by value, so that its fields are
+            left out and its bases are, like it, only types.
+    """
+
+    node: ast.stmt
+    module: str
+    package: str
+    by_value: bool = False
+
+    @cached_property
+    def normal_form(self) -> bytes:
+        return normal_form(self.node).encode()
+
+    @property
+    def references(self) -> frozenset[Reference]:
+        return self._names.references
+
+    @property
+    def imports(self) -> frozenset[Imported]:
+        """What is imported when it runs."""
+        return self._names.imports
+
+    @cached_property
+    def _names(self) -> Names:
+        return names_in(self.node, self.module, self.package, bases_are_types=self.by_value)
+
+    @cached_property
+    def decorators(self) -> tuple[Reference, ...]:
+        """The decorators of what it defines in its own scope, without their arguments."""
+        return self._references(
+            _called(decorator)
+            for node in own_scope(self.node)
+            if isinstance(node, Definition)
+            for decorator in node.decorator_list
+        )
+
+    @cached_property
+    def bases(self) -> tuple[Reference, ...]:
+        """What a class is made from."""
+        return self._references(self.node.bases if isinstance(self.node, ast.ClassDef) else ())
+
+    @cached_property
+    def metaclass(self) -> tuple[Reference, ...]:
+        """The class of a class, where it names one."""
+        keywords = self.node.keywords if isinstance(self.node, ast.ClassDef) else ()
+        return self._references(word.value for word in keywords if word.arg == "metaclass")
+
+    def _references(self, expressions: Iterable[ast.expr]) -> tuple[Reference, ...]:
+        return tuple(Reference(self.module, path) for node in expressions if (path := dotted(node)))
+
+    @property
+    def is_definition(self) -> bool:
+        return isinstance(self.node, Definition)
+
+    @property
+    def is_function(self) -> bool:
+        return isinstance(self.node, Function)
+
+    @property
+    def is_class(self) -> bool:
+        return isinstance(self.node, ast.ClassDef)
+
+    @property
+    def has_subclass_hook(self) -> bool:
+        """Whether it is a class with code that runs for each of its subclasses."""
+        return "__init_subclass__" in self._methods
+
+    def has_method(self, name: str) -> bool:
+        """Whether it is a class with this method, for its instances."""
+        return name in self._methods and not self._methods[name].decorator_list
+
+    @cached_property
+    def _methods(self) -> dict[str, Function]:
+        body = self.node.body if isinstance(self.node, ast.ClassDef) else ()
+        return {inner.name: inner for inner in body if isinstance(inner, Function)}
+
+    @cached_property
+    def without_fields(self) -> "Statement":
+        """A dataclass less the fields that its constructor takes."""
+        assert isinstance(self.node, ast.ClassDef)
+        body = [inner for inner in self.node.body if not _is_field(inner)]
+        return replace(self, node=_changed(self.node, body=body), by_value=True)
+
+    def without_defaults(self, dropped: Iterable[Reference]) -> "Statement":
+        """A function less its parameters' defaults and the ``dropped`` of its decorators."""
+        assert isinstance(self.node, Function)
+        paths = {reference.path for reference in dropped}
+        kept = [d for d in self.node.decorator_list if dotted(_called(d)) not in paths]
+        bare = _changed(self.node.args, defaults=[], kw_defaults=[])
+        return replace(self, node=_changed(self.node, decorator_list=kept, args=bare))
+
+
+def _called(decorator: ast.expr) -> ast.expr:
+    """A decorator without its arguments."""
+    return decorator.func if isinstance(decorator, ast.Call) else decorator
+
+
+def _is_field(node: ast.stmt) -> bool:
+    """Whether it declares a dataclass field that the constructor takes and the instance keeps."""
+    if not isinstance(node, ast.AnnAssign):
+        return False
+    names = {
+        getattr(inner, "attr", getattr(inner, "id", "")) for inner in ast.walk(node.annotation)
+    }
+    if names.intersection(_NOT_STORED):
+        return False
+    keywords = node.value.keywords if isinstance(node.value, ast.Call) else []
+    return not any(
+        keyword.arg == "init"
+        and isinstance(keyword.value, ast.Constant)
+        and not keyword.value.value
+        for keyword in keywords
+    )
+
+
+def _changed(node: _Node, **fields: object) -> _Node:
+    """A copy of a node with other fields; the tree it is in stays as it is."""
+    changed = copy(node)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
