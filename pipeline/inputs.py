@@ -1,12 +1,16 @@
 """What comes into a DAG from outside, each named by something that cannot change under it.
 
-A :class:`File` is known by the digest of its content, wherever it lies; a :class:`HubModel` or
-:class:`HubDataset` by a commit. A branch name such as ``main`` is refused: what it points to can
-change without any key changing.
+- A :class:`File` is known by its content, wherever it lies: a local one by the digest of its
+  bytes, an object by the checksum that its store gives, so that nothing is downloaded in order to
+  plan.
+- A :class:`HubModel` or :class:`HubDataset` is known by a commit. A branch or tag, which can come
+  to mean something else, is resolved to the commit that it means when the object is made.
+
+A process sees one version of each, until :func:`forget_sources`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -15,13 +19,16 @@ from typing import Any
 
 import blake3
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.canonical import Json, hash_json
+from pipeline.canonical import Json, execution_detail, hash_json
+from pipeline.digests import file_digests
 from pipeline.errors import TemperError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SUFFIX = re.compile(r"\.\w+(\.(gz|zst|bz2|xz))?$")
-_READ_BYTES = 8 * 2**20
+_BLOCK_BYTES = 8 * 2**20
+_HUB_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -34,36 +41,48 @@ class File:
     url: str
 
     def identity(self) -> Json:
-        return {"content": content_digest(self.url), "suffix": self._suffix()}
+        return {"content": source_identity(self.url), "suffix": self._suffix()}
 
     def _suffix(self) -> str | None:
         """What a reader goes by: ``.jsonl`` or ``.jsonl.gz``; ``None`` for a folder."""
-        fs, path = fsspec.url_to_fs(self.url)
-        found = _SUFFIX.search(path)
-        return found[0] if found and fs.isfile(path) else None
+        found = _SUFFIX.search(fsspec.url_to_fs(self.url)[1])
+        return found[0] if found and _look_at(self.url).is_file else None
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model repository on the Hugging Face Hub at one commit."""
+    """A model repository on the Hugging Face Hub at one commit.
+
+    Attributes:
+        revision: the commit; given as a branch or tag, it is resolved when the object is made.
+        requested: the branch or tag that was given, for the record; ``None`` if it was a commit.
+
+    Raises:
+        TemperError: the revision is no commit, and the Hub does not say which commit it means.
+    """
 
     repo: str
-    revision: str
+    revision: str = "main"
+    requested: str | None = execution_detail(None)
 
     def __post_init__(self) -> None:
-        _require_commit(self)
+        _pin(self, "model")
 
 
 @dataclass(frozen=True)
 class HubDataset:
-    """One split of a dataset repository on the Hugging Face Hub at one commit."""
+    """One split of a dataset repository on the Hugging Face Hub at one commit.
+
+    ``revision`` and ``requested`` are as in :class:`HubModel`.
+    """
 
     repo: str
     revision: str
     split: str
+    requested: str | None = execution_detail(None)
 
     def __post_init__(self) -> None:
-        _require_commit(self)
+        _pin(self, "dataset")
 
 
 def packaged_file(package: str, filename: str, install: str) -> File:
@@ -81,48 +100,135 @@ def packaged_file(package: str, filename: str, install: str) -> File:
     raise TemperError(f"cannot find {missing}; install it with: {install}")
 
 
-@cache
-def content_digest(url: str) -> str:
-    """Digest of the bytes at ``url``; of a folder, over the relative names and bytes of its files.
+def source_identity(url: str) -> Json:
+    """What is at ``url``, as a value that is another one when the content is another one.
 
-    Computed once per process: a plan sees one version of a file.
+    Of a file: the BLAKE3 digest of its bytes, or an object's checksum as its store gives it. Of a
+    folder: a hash over the relative names of its files and their identities. Found once per
+    process: a plan sees one version of a file.
 
     Raises:
-        TemperError: nothing is there, or it cannot be read.
+        TemperError: nothing is there, it cannot be read, or it changed while it was read.
     """
+    return _look_at(url).content
+
+
+def forget_sources() -> None:
+    """Look again at every file, folder and branch from now on."""
+    _look_at.cache_clear()
+    _commit_of.cache_clear()
+
+
+@dataclass(frozen=True)
+class _Source:
+    content: Json
+    is_file: bool
+
+
+@cache
+def _look_at(url: str) -> _Source:
     try:
         if not url:
             raise ValueError("it has no name")
         fs, path = fsspec.url_to_fs(url)
-        if fs.isfile(path):
-            return _digest_file(fs, path)
-        prefix = f"{path.rstrip('/')}/"
-        listing = {
-            file.removeprefix(prefix): _digest_file(fs, file) for file in sorted(fs.find(path))
-        }
-    except (OSError, ValueError, ImportError) as error:
-        raise TemperError(f"cannot read input {url}: {error}") from error
-    if not listing:
+        fs.invalidate_cache()
+        files = _files(fs, path)
+        contents = _contents(fs, files)
+    except TemperError:
+        raise
+    except Exception as error:  # what the libraries behind fsspec raise has no common base
+        raise TemperError(f"cannot read input {url}: {_one_line(error)}") from error
+    if not files:
         raise TemperError(f"input {url} does not exist; check the path (now in {Path.cwd()})")
-    return hash_json({**listing})
+    if list(files) == [path]:
+        return _Source(contents[path], is_file=True)
+    prefix = f"{path.rstrip('/')}/"
+    return _Source(hash_json({n.removeprefix(prefix): c for n, c in contents.items()}), False)
 
 
-def _digest_file(fs: Any, path: str) -> str:
+def _files(fs: Any, path: str) -> dict[str, Mapping[str, Any]]:
+    """The file at ``path``, or those below it, each with what the file system says of it."""
+    if _is_local(fs):
+        return {path: {}} if fs.isfile(path) else fs.find(path, detail=True)
+    try:
+        info = fs.info(path)
+    except FileNotFoundError:
+        return {}
+    if info["type"] == "file":
+        return {path: info}
+    return {
+        name: found
+        for name, found in fs.find(path, detail=True).items()
+        if not name.endswith("/")  # object stores: a marker that stands for an empty folder
+    }
+
+
+def _contents(fs: Any, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Json]:
+    """The identity of each file, by its name; in order, so that errors do not vary."""
+    names = sorted(files)
+    if _is_local(fs):
+        return dict(zip(names, file_digests(names), strict=True))
+    checksums = {name: _checksum(fs, name, files[name]) for name in names}
+    return {name: checksums[name] or _digest_stream(fs, name) for name in names}
+
+
+def _is_local(fs: Any) -> bool:
+    return isinstance(fs, LocalFileSystem)
+
+
+def _checksum(fs: Any, name: str, info: Mapping[str, Any]) -> Json:
+    """The identity of an object from its listing, or ``None`` where its store gives none.
+
+    Google's MD5 is of the content. A composite object has only a CRC, which is too weak to stand
+    alone, so the generation, a number that no other upload of this object has, stands with it.
+    Amazon's ETag is MD5 of the content for a plain upload; for one in parts it is made from the
+    MD5 of the parts, so that the same bytes uploaded with another part size have another identity
+    (and so have, on each upload, objects encrypted with a customer's key): a step may rerun
+    needlessly, and never fails to.
+    """
+    match fs.protocol:
+        case ("gs", *_) if "md5Hash" in info:
+            return {"md5": info["md5Hash"]}
+        case ("gs", *_) if "generation" in info:
+            known = {key: info.get(key) for key in ("crc32c", "size", "generation")}
+            return {**known, "url": fs.unstrip_protocol(name)}
+        case ("s3", *_) if info.get("ETag"):
+            return {"etag": info["ETag"].strip('"'), "size": info["size"]}
+    return None
+
+
+def _digest_stream(fs: Any, path: str) -> str:
     hasher = blake3.blake3()
     with fs.open(path, "rb") as file:
-        for block in _blocks(file):
+        while block := file.read(_BLOCK_BYTES):
             hasher.update(block)
     return hasher.hexdigest()
 
 
-def _blocks(file: Any) -> Iterator[bytes]:
-    while block := file.read(_READ_BYTES):
-        yield block
-
-
-def _require_commit(source: HubModel | HubDataset) -> None:
+def _pin(source: HubModel | HubDataset, kind: str) -> None:
+    """Replace a branch or tag by the commit that it means now."""
     if not _COMMIT.fullmatch(source.revision):
+        requested = source.revision or "main"
+        object.__setattr__(source, "requested", requested)
+        object.__setattr__(source, "revision", _commit_of(kind, source.repo, requested))
+
+
+@cache
+def _commit_of(kind: str, repo: str, revision: str) -> str:
+    from huggingface_hub import HfApi
+
+    try:
+        lookup = HfApi().model_info if kind == "model" else HfApi().dataset_info
+        commit = lookup(repo, revision=revision, timeout=_HUB_SECONDS, expand=["sha"]).sha or ""
+        if not _COMMIT.fullmatch(commit):
+            raise ValueError(f"the Hub answered with the commit {commit!r}")
+    except Exception as error:  # its own errors and its HTTP library's have no common base
         raise TemperError(
-            f"{source.repo}: revision {source.revision!r} is not a commit; give the full 40-digit "
-            "commit hash shown on the repository's Files page, so that the input cannot change"
-        )
+            f"cannot find out which commit the {kind} {repo} has at revision {revision!r} "
+            f"({_one_line(error)}); give the full 40-digit commit as its revision"
+        ) from error
+    return commit
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
