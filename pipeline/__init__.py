@@ -1,10 +1,12 @@
 """The pipeline core: steps, keys, the store, the plan and the engine. Knows nothing of ML."""
 
-from pipeline.canonical import execution_detail
+from pipeline.adopt import adopt
+from pipeline.artifact import Artifact
+from pipeline.canonical import added_field, execution_detail
 from pipeline.errors import TemperError
 from pipeline.inputs import File, HubDataset, HubModel, packaged_file
 from pipeline.run import run
-from pipeline.step import Artifact, Input, Metrics, Output, Step, step
+from pipeline.step import Input, Metrics, Output, Step, look_again, step
 from pipeline.store import Store
 
 __all__ = [
@@ -18,7 +20,10 @@ __all__ = [
     "Step",
     "Store",
     "TemperError",
+    "added_field",
+    "adopt",
     "execution_detail",
+    "look_again",
     "packaged_file",
     "run",
     "step",

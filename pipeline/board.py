@@ -31,12 +31,20 @@ from pipeline.manifest import Manifest
 from pipeline.plan import Plan, Resolver, State
 from pipeline.step import Step
 from pipeline.store import Store
+from pipeline.sweep import comparable_metrics, compare, metric_text
 
 REFRESH_PER_SECOND = 4
 PLAIN_PROGRESS_SECONDS = 15.0
 LOG_LINES = 12
+LONGEST_PLAN = 60
+"""Beyond so many steps, those that are cached are counted and not listed."""
 _STYLES = {"done": "green", "cached": "dim", "failed": "bold red", "skipped": "yellow"}
-_LABELS = {State.CACHED: "cached", State.RUN: "run", State.MAYBE: "run if changed"}
+_LABELS = {
+    State.CACHED: "cached",
+    State.RUN: "run",
+    State.MAYBE: "run if changed",
+    State.BLOCKED: "wait",
+}
 
 
 def show_plan(console: Console, plan: Plan) -> None:
@@ -45,16 +53,23 @@ def show_plan(console: Console, plan: Plan) -> None:
     table = Table(box=None, padding=(0, 2), header_style="bold", title_justify="left")
     for heading in ("step", "plan", "why"):
         table.add_column(heading, overflow="fold")
+    folded = Counter[str]()
     for planned in plan.steps:
+        plain = planned.state is State.CACHED and not planned.reason
+        if plain and len(plan.steps) > LONGEST_PLAN:
+            folded[planned.step.name] += 1
+            continue
         style = "dim" if planned.state is State.CACHED else "cyan"
         label = Text(_LABELS[planned.state], style)
         table.add_row(Text(names[planned.step.fingerprint]), label, Text(planned.reason, "dim"))
+    for name, count in folded.items():
+        table.add_row(Text(f"{name} × {count}"), Text("cached", "dim"), "")
     console.print(table)
     console.print(_plan_summary(plan), highlight=False)
 
 
 def _plan_summary(plan: Plan) -> str:
-    run, maybe = len(plan.in_state(State.RUN)), len(plan.in_state(State.MAYBE))
+    run, maybe = len(plan.in_state(State.RUN, State.BLOCKED)), len(plan.in_state(State.MAYBE))
     cached = len(plan.in_state(State.CACHED))
     if plan.is_complete:
         return f"[green]all {cached} steps are cached: nothing to run[/]"
@@ -103,17 +118,19 @@ class Board:
     def failed(self) -> list[_Row]:
         return [row for row in self.rows.values() if row.state == "failed"]
 
-    def record(self) -> list[dict[str, Any]]:
-        """Each step with its state and time, for the record of the run."""
-        return [
-            {
-                "step": row.step.name,
-                "fingerprint": fingerprint,
-                "state": row.state,
-                "seconds": round(row.seconds, 3),
-            }
-            for fingerprint, row in self.rows.items()
-        ]
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """How each step went, by fingerprint, for the record of the run."""
+        return {fingerprint: self._outcome(row) for fingerprint, row in self.rows.items()}
+
+    def _outcome(self, row: _Row) -> dict[str, Any]:
+        outcome: dict[str, Any] = {"state": row.state, "seconds": round(row.seconds, 3)}
+        if row.message:
+            outcome["message"] = row.message
+        # what cannot be read, the run has said
+        with contextlib.suppress(OSError, TemperError):
+            if (made := self.resolver.artifact(row.step)) is not None:
+                outcome |= {"key": made.key, "attempt": made.attempt}
+        return outcome
 
     @property
     def live_in_terminal(self) -> bool:
@@ -171,12 +188,12 @@ class Board:
 
     def _cells(self, row: _Row) -> tuple[Any, ...]:
         if row.state == "running":
-            seconds = _clock(time.time() - row.started)
+            seconds = clock(time.time() - row.started)
             detail = self._progress(row)
             return row.spinner, Text(row.name, "bold"), "running", seconds, detail
         mark = {"done": "✓", "cached": "·", "failed": "✗", "skipped": "–"}.get(row.state, " ")
         style = _STYLES.get(row.state, "dim")
-        seconds = _clock(row.seconds) if row.seconds else ""
+        seconds = clock(row.seconds) if row.seconds else ""
         return (
             Text(mark, style), Text(row.name, style), Text(row.state, style), seconds,
             Text(row.message, style, no_wrap=True, overflow="ellipsis"),
@@ -186,7 +203,7 @@ class Board:
         progress = self._read_progress(row)
         if not progress:
             return Text("starting", "dim")
-        text = Text(_progress_text(progress), no_wrap=True, overflow="ellipsis")
+        text = Text(progress_text(progress), no_wrap=True, overflow="ellipsis")
         if not progress["total"]:
             return text
         grid = Table.grid(padding=(0, 1))
@@ -228,15 +245,15 @@ class Board:
             return
         if progress := self._read_progress(row):
             row.printed = now
-            self._print(f"{row.name}: {_progress_text(progress)}")
+            self._print(f"{row.name}: {progress_text(progress)}")
 
     def _print_event(self, row: _Row) -> None:
-        seconds = f" in {_clock(row.seconds)}" if row.state == "done" else ""
+        seconds = f" in {clock(row.seconds)}" if row.state == "done" else ""
         message = f": {row.message}" if row.message else ""
         self._print(f"{row.name}: {row.state}{seconds}{message}")
 
     def _print(self, line: str) -> None:
-        elapsed = _clock(time.time() - self.started)
+        elapsed = clock(time.time() - self.started)
         self.console.print(f"[{elapsed}] {line}", markup=False, highlight=False, soft_wrap=True)
 
     # --- after the run -----------------------------------------------------------------------
@@ -272,7 +289,7 @@ def make_console(stderr: bool = False) -> Console:
 
 def show_error(message: str) -> None:
     """A foreseen problem, as one line on standard error."""
-    line = f"error: {' '.join(message.split())}"
+    line = f"error: {visible(' '.join(message.split()))}"
     make_console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -285,58 +302,47 @@ def show_notices(console: Console, manifests: Iterable[Manifest]) -> None:
 
 def show_results(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:
     """Summaries, one table of metrics per kind of result, and where everything lies."""
-    for manifest in results.values():
-        summary = store.read(f"{store.content_path(manifest)}/summary.md")
-        if summary:
-            console.print(Markdown(summary.decode(errors="replace")))
+    summaries = {
+        name: summary
+        for name, manifest in results.items()
+        if (summary := store.read(f"{store.content_path(manifest)}/summary.md"))
+    }
+    for name, summary in summaries.items():
+        if len(summaries) > 1:
+            console.print(Text(name, "bold"))
+        console.print(Markdown(summary.decode(errors="replace")))
     by_step: dict[str, dict[str, Manifest]] = {}
     for name, manifest in results.items():
         by_step.setdefault(manifest.step, {})[name] = manifest
-    for step, group in by_step.items():
-        if table := _metrics_table(step, group):
-            console.print(table)
+    for group in by_step.values():
+        if comparable_metrics(group.values()):
+            console.print(_results_table(console, group))
     width = max(map(len, results), default=0)
     for name, manifest in results.items():
         line = f"{name:{width}}  {store.url_of(store.content_path(manifest))}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _metrics_table(step: str, group: Mapping[str, Manifest]) -> Table | None:
-    rows = dict.fromkeys(
-        name
-        for manifest in group.values()
-        for name, value in manifest.metrics.items()
-        if isinstance(value, int | float) or _is_interval(value)
-    )
-    if not rows:
-        return None
+def _results_table(console: Console, group: Mapping[str, Manifest]) -> Table:
+    """A column for each result; where these do not fit, a row for each."""
+    step = next(iter(group.values())).step
     table = Table(title=step, title_justify="left", header_style="bold", title_style="bold")
     table.add_column("")
     for name in group:
         table.add_column(Text(name), justify="right")
-    for row in rows:
-        cells = [_metric(manifest.metrics.get(row)) for manifest in group.values()]
-        table.add_row(Text(row), *cells)
-    return table
-
-
-def _is_interval(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(value.get(end), int | float) for end in ("value", "low", "high")
-    )
-
-
-def _metric(value: Any) -> str:
-    if _is_interval(value):
-        return f"{value['value']:.3g} ({value['low']:.3g} – {value['high']:.3g})"
-    return "" if value is None else _number(value)
+    for metric in comparable_metrics(group.values()):
+        cells = [metric_text(manifest.metrics.get(metric)) for manifest in group.values()]
+        table.add_row(Text(metric), *cells)
+    unlimited = console.options.update_width(sys.maxsize)
+    fits = console.measure(table, options=unlimited).maximum <= console.width
+    return table if fits else compare(group)
 
 
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _progress_text(progress: Mapping[str, Any]) -> str:
+def progress_text(progress: Mapping[str, Any]) -> str:
     done, total = progress["done"], progress["total"]
     parts = [f"{done:g}/{total:g}" if total else f"{done:g}"]
     parts += [f"{k} {_number(v)}" for k, v in progress.get("metrics", {}).items()]
@@ -348,20 +354,20 @@ def _failure(message: str) -> tuple[str, str]:
     with contextlib.suppress(ValueError):
         message = json.loads(message)
     text, _, log = message.rpartition("\n")
-    return _visible(text or message), log
+    return visible(text or message), log
 
 
 def _tail(store: Store, log: str) -> str:
     data = store.read(log) or b""
-    return "\n".join(map(_visible, data.decode(errors="replace").splitlines()[-LOG_LINES:]))
+    return "\n".join(map(visible, data.decode(errors="replace").splitlines()[-LOG_LINES:]))
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     """One line without control characters, which could repaint the terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f}s"
     minutes, seconds = divmod(int(seconds), 60)

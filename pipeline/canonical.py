@@ -14,8 +14,10 @@ to run or, worse, does not change when the value does. The order of a mapping is
 identity, so ``restore`` always gives mappings sorted: a step cannot depend on what its key ignores.
 
 A dataclass field that cannot change a result (device, worker count, checkpoint interval) is
-declared with ``metadata={"identity": False}``; see :func:`execution_detail`. A dataclass may also
-define ``identity()``, returning what stands for it in the key in place of its fields.
+declared with :func:`execution_detail`. One that was added when artifacts existed already is
+declared with :func:`added_field`: while it holds the value that those implicitly had, their keys
+stay. A dataclass may also define ``identity()``, returning what stands for it in the key in place
+of its fields.
 """
 
 import base64
@@ -43,13 +45,31 @@ def execution_detail(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"identity": False})
 
 
-def identity(value: Any, where: str, encode_input: EncodeInput = lambda _: None) -> Json:
-    """The part of ``value`` that bears on a key. ``where`` names it in errors.
+def added_field(default: Any, *, before: Any) -> Any:
+    """A dataclass field that was added later and is left out of the key while it holds ``before``.
+
+    Args:
+        before: what results made without the field had, whatever the default is or becomes.
+    """
+    return dataclasses.field(default=default, metadata={"before": before})
+
+
+def identity(
+    value: Any,
+    where: str,
+    encode_input: EncodeInput = lambda _: None,
+    types: set[type] | None = None,
+) -> Json:
+    """The part of ``value`` that bears on a key.
+
+    Args:
+        where: names the value in errors.
+        types: collects every dataclass and enum met; their code can bear on the result too.
 
     Raises:
         TemperError: the value, or something within it, has no stable identity.
     """
-    return _Encoder(encode_input, for_identity=True).encode(value, where)
+    return _Encoder(encode_input, for_identity=True, types=types).encode(value, where)
 
 
 def portable(value: Any, where: str, encode_input: EncodeInput = lambda _: None) -> Json:
@@ -106,9 +126,12 @@ def _script_module(qualname: str) -> str:
 
 
 class _Encoder:
-    def __init__(self, encode_input: EncodeInput, for_identity: bool):
+    def __init__(
+        self, encode_input: EncodeInput, for_identity: bool, types: set[type] | None = None
+    ):
         self.encode_input = encode_input
         self.for_identity = for_identity
+        self.types = set() if types is None else types
 
     def encode(self, value: Any, where: str) -> Json:
         encoded = self.encode_input(value)
@@ -118,6 +141,7 @@ class _Encoder:
             case enum.Enum():  # first: a str or int enum is more than its value
                 if value not in type(value).__members__.values():  # a combination of flags
                     raise _no_identity(value, where)
+                self.types.add(type(value))
                 return {"$enum": f"{reference_to(type(value))}.{value.name}"}
             case None | bool() | int() | str():
                 return self._plain(value, where)
@@ -167,14 +191,24 @@ class _Encoder:
 
     def _dataclass(self, value: Any, where: str) -> Json:
         reference = reference_to(type(value))
+        self.types.add(type(value))
         if self.for_identity and hasattr(value, "identity"):
             return {"$type": reference, "identity": self.encode(value.identity(), where)}
         fields = {
             field.name: self.encode(getattr(value, field.name), f"{where}.{field.name}")
             for field in dataclasses.fields(value)
-            if field.init and not (self.for_identity and not field.metadata.get("identity", True))
+            if field.init and not (self.for_identity and self._is_detail(field, value, where))
         }
         return {"$type": reference, "fields": fields}
+
+    def _is_detail(self, field: dataclasses.Field, value: Any, where: str) -> bool:
+        """Whether a field bears on no result, or holds what it did before it existed."""
+        if not field.metadata.get("identity", True):
+            return True
+        if "before" not in field.metadata:
+            return False
+        now, before = getattr(value, field.name), field.metadata["before"]
+        return self.encode(now, f"{where}.{field.name}") == self.encode(before, where)
 
 
 def restore(data: Json, restore_input: Callable[[Any], Any]) -> Any:

@@ -2,20 +2,25 @@
 
 One Luigi task per step; it is complete when its key resolves and has a manifest, so Luigi needs no
 state of its own. With ``jobs`` above 1 Luigi forks one process per running step, which only waits
-for an exec'd worker. Task states are told to an observer through the scheduler, which lives in the
-driver's own process.
+for an exec'd worker. Task states are told to an observer by the scheduler, or by the client of a
+``luigid`` that several drivers share.
 """
 
 import os
+import time
+import urllib.request
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import luigi
+from luigi.rpc import RemoteScheduler
 from luigi.scheduler import Scheduler
 from luigi.task_status import DONE, FAILED
 from luigi.worker import Worker
 
+from pipeline.errors import TemperError
 from pipeline.execution import Executor, StepFailed
+from pipeline.lifeline import Lifeline
 from pipeline.plan import topological
 from pipeline.step import Step
 
@@ -23,6 +28,7 @@ Observer = Callable[[str, str, str], None]
 """Called with a step's fingerprint, ``running | done | failed`` and a message."""
 
 POLL_SECONDS = 0.2
+ANSWER_SECONDS = 10.0
 
 
 class _Session:
@@ -30,25 +36,27 @@ class _Session:
 
     steps: dict[str, Step]
     executor: Executor
+    lifeline: Lifeline
 
 
 class StepTask(luigi.Task):
-    """A step as a Luigi task, named by its fingerprint."""
+    """A step as a Luigi task, named by its fingerprint and the store it is to be in."""
 
     fingerprint: luigi.Parameter[str] = luigi.Parameter()
+    store: luigi.Parameter[str] = luigi.Parameter()
 
     @property
     def step(self) -> Step:
         return _Session.steps[self.fingerprint]
 
     def requires(self) -> list["StepTask"]:
-        return [StepTask(fingerprint=i.step.fingerprint) for i in self.step.inputs]
+        return [_task(reference.step, self.store) for reference in self.step.inputs]
 
     def complete(self) -> bool:
         return _Session.executor.resolver.artifact(self.step) is not None
 
     def run(self) -> None:
-        in_child = _Session.executor.launcher.lifeline.let_go_in_child()
+        in_child = _Session.lifeline.let_go_in_child()
         try:
             _Session.executor.execute(self.step)
         except KeyboardInterrupt:
@@ -61,49 +69,104 @@ class StepTask(luigi.Task):
         return f"{exception}\n{log}"
 
 
-def schedule(roots: Iterable[Step], executor: Executor, jobs: int, observer: Observer) -> None:
+def _task(step: Step, store: str) -> StepTask:
+    return StepTask(fingerprint=step.fingerprint, store=store)
+
+
+def schedule(
+    roots: Iterable[Step],
+    executor: Executor,
+    lifeline: Lifeline,
+    jobs: int,
+    observer: Observer,
+    scheduler: str | None = None,
+) -> None:
     """Run every step the roots need that is not in the store. Failures are told to ``observer``;
-    steps that do not need a failed one run all the same."""
+    steps that do not need a failed one run all the same.
+
+    Args:
+        lifeline: ends the workers with this process.
+        scheduler: URL of a ``luigid`` to share the work through; by default one of our own.
+
+    Raises:
+        TemperError: the ``luigid`` cannot be reached.
+    """
     steps = {step.fingerprint: step for step in topological(roots)}
-    _Session.steps, _Session.executor = steps, executor
-    luigi.build(
-        [StepTask(fingerprint=fingerprint) for fingerprint in steps],
-        workers=jobs,
-        worker_scheduler_factory=_Factory(observer),
-        local_scheduler=True,
-        log_level="CRITICAL",  # the board tells of failures
-    )
+    _Session.steps, _Session.executor, _Session.lifeline = steps, executor, lifeline
+    if scheduler is not None:
+        _require_answer(scheduler)
+    failed = False
+
+    def note(fingerprint: str, state: str, message: str) -> None:
+        nonlocal failed
+        failed = failed or state == FAILED.lower()
+        observer(fingerprint, state, message)
+
+    store = executor.resolver.store.url
+    while True:
+        luigi.build(
+            [_task(step, store) for step in steps.values()],
+            workers=jobs,
+            worker_scheduler_factory=_Factory(note, keep_alive=scheduler is not None),
+            local_scheduler=scheduler is None,
+            scheduler_url=scheduler or "",
+            log_level="CRITICAL",  # the board tells of failures
+        )
+        if scheduler is None or failed or all(map(executor.resolver.artifact, steps.values())):
+            return
+        time.sleep(POLL_SECONDS)  # what is left, others are running: luigid sends us home
+
+
+def _require_answer(scheduler: str) -> None:
+    """Say at once that there is no ``luigid``; its client would go on trying for minutes."""
+    try:
+        urllib.request.urlopen(scheduler, timeout=ANSWER_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise TemperError(
+            f"the scheduler at {scheduler} does not answer ({error}); start luigid there, or "
+            "leave out scheduler= to do without"
+        ) from error
 
 
 class _Factory:
     """What ``luigi.build`` asks for its scheduler and worker."""
 
-    def __init__(self, observer: Observer):
+    def __init__(self, observer: Observer, keep_alive: bool):
         self.observer = observer
+        self.keep_alive = keep_alive
 
     def create_local_scheduler(self) -> Scheduler:
-        return _ObservedScheduler(self.observer)
+        # a step that failed is not tried again by Luigi: retries are the step's own
+        scheduler = _ObservedScheduler(retry_count=1, prune_on_get_work=False)
+        scheduler.observer = self.observer
+        return scheduler
+
+    def create_remote_scheduler(self, url: str) -> RemoteScheduler:
+        scheduler = _ObservedRemoteScheduler(url)
+        scheduler.observer = self.observer
+        return scheduler
 
     def create_worker(
-        self, scheduler: Scheduler, worker_processes: int, assistant: bool = False
+        self, scheduler: Any, worker_processes: int, assistant: bool = False
     ) -> Worker:
         return Worker(
             scheduler=scheduler,
             worker_processes=worker_processes,
             assistant=assistant,
+            keep_alive=self.keep_alive,
             wait_interval=POLL_SECONDS,
             wait_jitter=0.0,
             no_install_shutdown_handler=True,
         )
 
 
-class _ObservedScheduler(Scheduler):
-    """Luigi's own scheduler, passing on every change of a task's state."""
+class _Observed:
+    """Passes on every change of a task's state; goes before a scheduler or a client of one."""
 
-    def __init__(self, observer: Observer):
-        # a step that failed is not tried again by itself: its inputs have not changed
-        super().__init__(retry_count=1, prune_on_get_work=False)
-        self._observer = observer
+    observer: Observer
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self._fingerprints: dict[str, str] = {}
 
     def add_task(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,13 +175,21 @@ class _ObservedScheduler(Scheduler):
             self._fingerprints[task_id] = fingerprint
         status = kwargs.get("status")
         if task_id in self._fingerprints and status in (DONE, FAILED):
-            self._observer(
+            self.observer(
                 self._fingerprints[task_id], str(status).lower(), str(kwargs.get("expl") or "")
             )
-        return super().add_task(*args, **kwargs)
+        return super().add_task(*args, **kwargs)  # type: ignore[misc]
 
     def get_work(self, *args: Any, **kwargs: Any) -> Any:
-        response = super().get_work(*args, **kwargs)
+        response = super().get_work(*args, **kwargs)  # type: ignore[misc]
         if (task_id := response.get("task_id")) in self._fingerprints:
-            self._observer(self._fingerprints[str(task_id)], "running", "")
+            self.observer(self._fingerprints[str(task_id)], "running", "")
         return response
+
+
+class _ObservedScheduler(_Observed, Scheduler):
+    """Luigi's own scheduler, in the driver's process."""
+
+
+class _ObservedRemoteScheduler(_Observed, RemoteScheduler):
+    """The client of a ``luigid``."""

@@ -23,7 +23,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
@@ -35,11 +35,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.board import make_console, show_error, show_plan
 from pipeline.errors import TemperError
-from pipeline.inputs import content_digest
 from pipeline.launchers.local import require_gpus
 from pipeline.plan import make_plan
 from pipeline.run import Stopped, run
-from pipeline.step import Step
+from pipeline.step import Step, look_again
 from pipeline.store import Store
 
 # Hydra is here to compose configs: no output folders, no logging set-up, no change of directory.
@@ -61,11 +60,15 @@ class ExperimentConfig:
         store: where artifacts lie: a local path or an fsspec URL.
         jobs: how many steps may run at once on this machine.
         gpus: how many GPUs training needs; refused before anything runs where there are fewer.
+        force: names of steps to run again although they are cached, as in ``force=[train_dpo]``.
+        scheduler: URL of a ``luigid`` that several drivers share.
     """
 
     store: str = "${oc.env:TEMPER_STORE,store}"
     jobs: int = 1
     gpus: int = 0
+    force: list[str] = field(default_factory=list)
+    scheduler: str | None = None
 
     def __post_init__(self) -> None:
         if self.jobs < 1 or self.gpus < 0:
@@ -90,15 +93,21 @@ def main(build: Callable[[Any], Mapping[str, Step]]) -> None:
     @hydra.main(version_base="1.3", config_path=str(_conf_folder(script)), config_name=script.stem)
     def job(cfg: DictConfig) -> None:
         started.append(True)
-        content_digest.cache_clear()  # each job of a sweep sees the files as they are
+        look_again()  # each job of a sweep sees the files as they are
         try:
             config = _to_dataclass(cfg)
             roots = build(config)
             if plan_only:
-                show_plan(make_console(), make_plan(roots, Store(config.store)))
+                show_plan(make_console(), make_plan(roots, Store(config.store), config.force))
             else:
                 require_gpus(config.gpus)
-                run(roots, config.store, config.jobs)
+                run(
+                    roots,
+                    config.store,
+                    config.jobs,
+                    force=config.force,
+                    scheduler=config.scheduler,
+                )
         except TemperError as error:  # kept from Hydra, which would announce it twice
             failures.append(str(error))
         except OmegaConfBaseException as error:

@@ -1,8 +1,13 @@
-"""The manifest: the one small JSON object whose creation is the commit of an artifact."""
+"""The manifest: the one small JSON object whose creation is the commit of an artifact.
+
+A key is usually made once. It is made again when its data was evicted or damaged, or when somebody
+forced it; each time is a *generation* with a manifest of its own, and the latest is what the key
+stands for. None replaces another.
+"""
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from pipeline.canonical import Json, hash_json
@@ -30,7 +35,14 @@ class InputEntry:
 @dataclass(frozen=True)
 class Manifest:
     """What an artifact is (``files``, ``digest``), what made it (``recipe``, ``inputs``), and how
-    it went (``metrics``, ``seconds``, ``provenance``). Only ``files`` bears on the digest."""
+    it went (``metrics``, ``seconds``, ``provenance``). Only ``files`` bears on the digest.
+
+    Attributes:
+        code: digests of the source that made it, by name; see :mod:`pipeline.code`. It says which
+            function changed; what bears on the key is in the recipe.
+        kind: ``module:name`` of the kind of artifact.
+        generation: how often the key had been made before.
+    """
 
     step: str
     key: str
@@ -42,6 +54,25 @@ class Manifest:
     metrics: Mapping[str, Any]
     seconds: float
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
+    kind: str | None = None
+    generation: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files.values())
+
+    @property
+    def name(self) -> str:
+        """For people: ``STEP@KEY``, the key cut short."""
+        return f"{self.step}@{self.key[:8]}"
+
+    @property
+    def made_by(self) -> dict[str, Json]:
+        """What stands for the code in the recipe; as :attr:`pipeline.step.Step.made_by`."""
+        recipe: Any = self.recipe
+        return {name: recipe[name] for name in ("version", "code") if name in recipe}
 
     def digest_of(self, part: str | None) -> str:
         """The digest of the artifact, or of its files under the folder ``part``.
@@ -78,15 +109,23 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, url: str) -> "Manifest":
+        """
+        Raises:
+            TemperError: it is not one; says what to do.
+        """
         try:
-            fields = json.loads(data)
-            fields["inputs"] = tuple(InputEntry(**entry) for entry in fields["inputs"])
-            fields["files"] = {k: FileEntry(**v) for k, v in fields["files"].items()}
-            return cls(**fields)
+            return cls.from_dict(json.loads(data))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise TemperError(
                 f"{url} is damaged ({error}); delete it, and the step will be run again"
             ) from error
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Manifest":
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        known["inputs"] = tuple(InputEntry(**entry) for entry in data["inputs"])
+        known["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
+        return cls(**known)
 
 
 def files_digest(files: Mapping[str, FileEntry]) -> str:

@@ -6,48 +6,70 @@ A step's key needs the digests of its inputs, so states are worked out from the 
 - ``run``: every input is known and the key has none, or an input is not known yet and no earlier
   artifact could match, whatever it turns out to be;
 - ``maybe``: an input is not known yet, and an earlier artifact was made by the same recipe from
-  other input bytes: if the inputs turn out to be those, nothing runs (early cutoff).
+  other input bytes: if the inputs turn out to be those, nothing runs (early cutoff);
+- ``blocked``: it would run, but another driver is making it now; a run waits for that one.
 
-Looking costs one listing per step name and one read per manifest that is used.
+An artifact whose data is evicted, lost or damaged still says what its step's digest is, so what
+was made from it stays cached. It is made again only if somebody needs the bytes: it is a result,
+or an input of a step that runs. Looking costs a few requests per step name.
 """
 
 import enum
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from pipeline.canonical import Json, hash_json
+from pipeline.catalog import Catalog
 from pipeline.errors import TemperError
+from pipeline.lease import Leases
 from pipeline.manifest import Manifest
 from pipeline.step import Input, Step
 from pipeline.store import Store
-from pipeline.why import Nearest, explain, nearest
+from pipeline.why import History, Nearest, code_changes, explain
 
 
 class State(enum.Enum):
     CACHED = "cached"
     RUN = "run"
     MAYBE = "maybe"
+    BLOCKED = "blocked"
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step, its state, why, and (when cached) its artifact."""
+    """A step, its state and why.
+
+    Attributes:
+        key: where its artifact is or will be; ``None`` while an input is not known.
+        manifest: its artifact, when cached.
+    """
 
     step: Step
     state: State
     reason: str
+    key: str | None = None
     manifest: Manifest | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every step of the DAG in an order in which they can run; ``roots`` are what was asked for."""
+    """Every step of the DAG in an order in which they can run.
+
+    Attributes:
+        roots: what was asked for.
+        unusable: attempts whose artifacts are to be made again, each with why.
+    """
 
     roots: Mapping[str, Step]
     steps: tuple[PlannedStep, ...]
+    unusable: Mapping[str, str] = field(default_factory=dict)
 
     def in_state(self, *states: State) -> list[PlannedStep]:
         return [planned for planned in self.steps if planned.state in states]
+
+    def manifests(self) -> dict[str, Manifest]:
+        """The artifact of every step that is cached, by fingerprint."""
+        return {p.step.fingerprint: p.manifest for p in self.steps if p.manifest is not None}
 
     @property
     def is_complete(self) -> bool:
@@ -55,24 +77,43 @@ class Plan:
 
 
 class Resolver:
-    """Finds the artifact a step stands for, reading each manifest at most once.
+    """Finds the artifact a step stands for.
 
-    Only what exists is remembered: manifests are never replaced, while one that is missing now
-    may be committed a moment later, perhaps by another driver.
+    Only what exists is remembered: what is missing now may be committed a moment later, perhaps
+    by another driver.
+
+    Args:
+        unusable: attempts whose artifacts must be made again.
+        forced: fingerprints of steps that only an artifact made in the run ``run`` satisfies.
+        live: ask the store for what was not there when its steps were listed.
     """
 
-    def __init__(self, store: Store):
-        self.store = store
+    def __init__(
+        self,
+        catalog: Catalog,
+        unusable: Container[str] = (),
+        forced: Container[str] = (),
+        run: str = "",
+        live: bool = False,
+    ):
+        self.catalog = catalog
+        self.store = catalog.store
+        self._unusable, self._forced = unusable, forced
+        self._run, self._live = run, live
         self._found: dict[str, Manifest] = {}
+        self._accepted: dict[str, list[tuple[Json, Json]]] = {}
 
     def artifact(self, step: Step) -> Manifest | None:
         """The committed artifact of a step, or ``None``. Its inputs are looked up first."""
         for needed in topological([step], skip=self._found.keys()):
-            resolved = self.key_and_recipe(needed)
-            found = resolved and self.store.manifest(needed.name, resolved[0])
-            if found:
+            if (found := self._committed(needed)) is not None:
                 self._found[needed.fingerprint] = found
         return self._found.get(step.fingerprint)
+
+    def artifacts(self, steps: Iterable[Step]) -> dict[str, Manifest]:
+        """The committed artifacts of those steps that have one, by fingerprint."""
+        found = {step.fingerprint: self.artifact(step) for step in steps}
+        return {fingerprint: made for fingerprint, made in found.items() if made is not None}
 
     def key_and_recipe(self, step: Step) -> tuple[str, Json] | None:
         """The key of a step and what it is the hash of; ``None`` if an input is not known yet to
@@ -98,6 +139,42 @@ class Resolver:
             found.append((reference, manifest))
         return found
 
+    def _committed(self, step: Step) -> Manifest | None:
+        resolved = self.key_and_recipe(step)
+        if resolved is None:
+            return None
+        return self._usable(step, resolved[0]) or next(
+            filter(None, (self._usable(step, key) for key in self._equivalent_keys(step))), None
+        )
+
+    def _usable(self, step: Step, key: str) -> Manifest | None:
+        manifest = self.catalog.latest(step.name, key)
+        if self._live and (manifest is None or not self._is_usable(step, manifest)):
+            manifest = self.catalog.look(step.name, key)  # made, or made again, since it was listed
+        return manifest if manifest and self._is_usable(step, manifest) else None
+
+    def _is_usable(self, step: Step, manifest: Manifest) -> bool:
+        if step.fingerprint in self._forced and manifest.provenance.get("run") != self._run:
+            return False
+        return manifest.attempt not in self._unusable
+
+    def _equivalent_keys(self, step: Step) -> list[str]:
+        """Keys with code that was accepted as equivalent to the present, also by way of others."""
+        if step.name not in self._accepted:
+            self._accepted[step.name] = self.store.accepted(step.name)
+        pairs = self._accepted[step.name]
+        same: list[Json] = [step.made_by]
+        for known in same:
+            for one, other in pairs:
+                linked = other if one == known else one if other == known else None
+                if linked is not None and linked not in same:
+                    same.append(linked)
+
+        def digest_of(reference: Input) -> str:
+            return self._found[reference.step.fingerprint].digest_of(reference.part)
+
+        return [hash_json(step.recipe(digest_of, made_by)) for made_by in same[1:]]  # type: ignore[arg-type]
+
 
 def topological(roots: Iterable[Step], skip: Container[str] = ()) -> list[Step]:
     """Every step that the roots need, each recipe once, inputs before what uses them.
@@ -119,45 +196,159 @@ def topological(roots: Iterable[Step], skip: Container[str] = ()) -> list[Step]:
     return list(order.values())
 
 
-def make_plan(roots: Mapping[str, Step], store: Store) -> Plan:
-    """Work out the state of every step the roots need. Runs nothing, writes nothing."""
-    resolver = Resolver(store)
-    history: dict[str, list[Manifest]] = {}
-    planned: dict[str, PlannedStep] = {}
-    for step in topological(roots.values()):
-        known = all(planned[i.step.fingerprint].manifest for i in step.inputs)
-        manifest = resolver.artifact(step) if known else None
-        if manifest is not None:
-            planned[step.fingerprint] = PlannedStep(step, State.CACHED, "", manifest)
-            continue
-        if step.name not in history:
-            history[step.name] = store.manifests([step.name])
-        planned[step.fingerprint] = _plan_missing(step, history[step.name], planned)
-    return Plan(dict(roots), tuple(planned.values()))
+def make_plan(
+    roots: Mapping[str, Step],
+    store: Store,
+    force: Collection[str] = (),
+    catalog: Catalog | None = None,
+    run: str = "",
+) -> Plan:
+    """Work out the state of every step the roots need. Runs nothing, writes nothing.
+
+    Args:
+        force: names of steps to run again although they are cached, unless the run ``run`` did.
+
+    Raises:
+        TemperError: the store cannot be read, or no step has a name in ``force``.
+    """
+    store.check_layout()
+    steps = topological(roots.values())
+    forced = forced_fingerprints(steps, force)
+    planner = _Planner(catalog or Catalog(store), steps, forced, run)
+    unusable: dict[str, str] = {}
+    while True:
+        planned = planner.plan(unusable)
+        lost = planner.lost(planned, [step.fingerprint for step in roots.values()])
+        if not lost.keys() - unusable.keys():
+            return Plan(dict(roots), tuple(planned.values()), unusable)
+        unusable |= lost
 
 
-def _plan_missing(
-    step: Step,
-    earlier: list[Manifest],
-    planned: Mapping[str, PlannedStep],
-) -> PlannedStep:
-    waiting = [i for i in step.inputs if planned[i.step.fingerprint].state is not State.CACHED]
-    unknown = {reference: f"unknown {reference}" for reference in waiting}
+def forced_fingerprints(steps: Iterable[Step], names: Collection[str]) -> frozenset[str]:
+    """The steps with one of these names.
 
-    def digest_of(reference: Input) -> str:
-        if reference in unknown:
-            return unknown[reference]
-        manifest = planned[reference.step.fingerprint].manifest
-        assert manifest is not None  # cached, as `waiting` holds all the others
-        return manifest.digest_of(reference.part)
+    Raises:
+        TemperError: no step has one of the names.
+    """
+    steps = list(steps)
+    present = {step.name for step in steps}
+    if unknown := set(names) - present:
+        raise TemperError(
+            f"force: there is no step {', '.join(sorted(unknown))} in this experiment; "
+            f"it has: {', '.join(sorted(present))}"
+        )
+    return frozenset(step.fingerprint for step in steps if step.name in names)
 
-    names = {digest_of(reference): str(reference) for reference in step.inputs}
-    close: Nearest | None = nearest(step.recipe(digest_of), earlier, names)
-    if not waiting:
-        return PlannedStep(step, State.RUN, explain(close))
-    after = "after " + ", ".join(dict.fromkeys(reference.step.name for reference in waiting))
-    expected = {str(reference) for reference in waiting}
-    if close is not None and not close.changes and set(close.changed_inputs) == expected:
-        return PlannedStep(step, State.MAYBE, f"{after}, unless that makes what it made before")
-    changes = explain(close, expected) if close else ""
-    return PlannedStep(step, State.RUN, f"{after}; {changes}" if changes else after)
+
+class _Planner:
+    """Plans one DAG, again whenever artifacts turn out to have lost their data."""
+
+    def __init__(self, catalog: Catalog, steps: list[Step], forced: frozenset[str], run: str):
+        self.catalog, self.store = catalog, catalog.store
+        self.steps, self.forced, self.run = steps, forced, run
+        self._remade: dict[str, str] = {}  # fingerprint: why
+        self._histories: dict[str, History] = {}
+        self._held: dict[str, Mapping[str, str]] = {}
+
+    def plan(self, unusable: Mapping[str, str]) -> dict[str, PlannedStep]:
+        resolver = Resolver(self.catalog, unusable, self.forced, self.run)
+        planned: dict[str, PlannedStep] = {}
+        for step in self.steps:
+            known = all(planned[i.step.fingerprint].manifest for i in step.inputs)
+            manifest = resolver.artifact(step) if known else None
+            if manifest is not None:
+                done = PlannedStep(
+                    step, State.CACHED, _drift(step, manifest), manifest.key, manifest
+                )
+                planned[step.fingerprint] = done
+                continue
+            resolved = resolver.key_and_recipe(step) if known else None
+            planned[step.fingerprint] = self._missing(step, resolved, planned)
+        return planned
+
+    def lost(self, planned: Mapping[str, PlannedStep], roots: Iterable[str]) -> dict[str, str]:
+        """Cached artifacts whose bytes are needed and not there, by attempt, with why."""
+        needed = dict.fromkeys(roots, "it is a result")
+        for step in planned.values():
+            if step.state in (State.RUN, State.BLOCKED):
+                for reference in step.step.inputs:
+                    needed.setdefault(reference.step.fingerprint, f"needed by {step.step.name}")
+        made = {f: m for f in needed if (m := planned[f].manifest) is not None}
+        marked = {m.attempt: loss for m in made.values() if (loss := self.catalog.loss(m))}
+        gone = self.store.lost_among(m for m in made.values() if m.attempt not in marked)
+        lost = {}
+        for fingerprint, manifest in made.items():
+            if manifest.attempt in marked:
+                what = f"its data is {marked[manifest.attempt].value}"
+            elif manifest.attempt in gone:
+                what = f"it has lost {', '.join(gone[manifest.attempt][:3])}"
+            else:
+                continue
+            lost[manifest.attempt] = f"{what}; {needed[fingerprint]}"
+            self._remade[fingerprint] = lost[manifest.attempt]
+        return lost
+
+    def _missing(
+        self,
+        step: Step,
+        resolved: tuple[str, Json] | None,
+        planned: Mapping[str, PlannedStep],
+    ) -> PlannedStep:
+        key = resolved[0] if resolved else None
+        if key is not None and (holder := self._holders(step.name).get(key)):
+            return PlannedStep(step, State.BLOCKED, f"being made by {holder}", key)
+        if step.fingerprint in self.forced:
+            return PlannedStep(step, State.RUN, "forced", key)
+        if step.fingerprint in self._remade:
+            return PlannedStep(step, State.RUN, self._remade[step.fingerprint], key)
+        return self._changed(step, key, planned)
+
+    def _changed(
+        self, step: Step, key: str | None, planned: Mapping[str, PlannedStep]
+    ) -> PlannedStep:
+        waiting = [i for i in step.inputs if planned[i.step.fingerprint].manifest is None]
+        unknown = {reference: f"unknown {reference}" for reference in waiting}
+
+        def digest_of(reference: Input) -> str:
+            if reference in unknown:
+                return unknown[reference]
+            manifest = planned[reference.step.fingerprint].manifest
+            assert manifest is not None  # cached, as `waiting` holds all the others
+            return manifest.digest_of(reference.part)
+
+        names = {digest_of(reference): str(reference) for reference in step.inputs}
+        close = self._nearest(step, step.recipe(digest_of), names)
+        if not waiting:
+            return PlannedStep(step, State.RUN, explain(close), key)
+        after = "after " + ", ".join(dict.fromkeys(reference.step.name for reference in waiting))
+        expected = {str(reference) for reference in waiting}
+        if close is not None and close.only_inputs and set(close.changed_inputs) == expected:
+            return PlannedStep(step, State.MAYBE, f"{after}, unless that makes what it made before")
+        changes = explain(close, expected) if close else ""
+        return PlannedStep(step, State.RUN, f"{after}; {changes}" if changes else after)
+
+    def _nearest(self, step: Step, recipe: Json, names: Mapping[str, str]) -> Nearest | None:
+        if step.name not in self._histories:
+            self._histories[step.name] = History(self.catalog.history(step.name))
+        return self._histories[step.name].nearest(recipe, step.code, names)
+
+    def _holders(self, step: str) -> Mapping[str, str]:
+        """Who holds a lease on which key, in words."""
+        if step not in self._held:
+            leases = Leases(self.store.objects, self.store.root, run="")
+            self._held[step] = {
+                key: f"{holder.host} (pid {holder.pid}, run {holder.run}) since {holder.since}"
+                for key, holder in leases.holders(step).items()
+            }
+        return self._held[step]
+
+
+def _drift(step: Step, manifest: Manifest) -> str:
+    """For a step that declares a version: which code changed since its artifact was made."""
+    if step.function.version is None or not manifest.code or not step.code:
+        return ""
+    changes = code_changes(manifest.code, step.code)
+    if not changes:
+        return ""
+    more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+    return f"code differs ({changes[0]}{more}), version {step.function.version!r} does not"

@@ -2,25 +2,28 @@
 
 import contextlib
 import os
-import platform
-import secrets
 import signal
-import subprocess
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from pipeline.board import Board, make_console, show_notices, show_plan, show_results
+from pipeline.catalog import Catalog
 from pipeline.errors import TemperError
 from pipeline.lifeline import WORKER_ENVIRONMENT
 from pipeline.manifest import Manifest
-from pipeline.plan import Plan, Resolver, make_plan, topological
+from pipeline.plan import Plan, Resolver, forced_fingerprints, make_plan, topological
+from pipeline.record import RunRecord
 from pipeline.step import Step
 from pipeline.store import Store
+
+if TYPE_CHECKING:  # workers import this module too, and show nothing
+    from rich.console import Console
+
+    from pipeline.board import Board
+
+MOST_ROUNDS = 5
+"""How often a run plans anew because data that it needs turned out to be lost."""
 
 
 class RunFailed(TemperError):
@@ -32,42 +35,65 @@ class Stopped(KeyboardInterrupt):
 
 
 def run(
-    roots: Mapping[str, Step],
+    roots: Mapping[str, Step] | Iterable[Step],
     store: str | Store = "store",
     jobs: int = 1,
-    console: Console | None = None,
+    console: "Console | None" = None,
+    force: Collection[str] = (),
+    scheduler: str | None = None,
 ) -> dict[str, Manifest]:
     """Make every root and what it needs; the artifact of each root under its name.
 
     What the store has is not run again. When a step fails, steps that do not need it run all the
-    same. Ctrl-C, SIGTERM and SIGKILL leave a store from which the next run goes on.
+    same, and all failures are told at the end. Ctrl-C, SIGTERM and SIGKILL leave a store from
+    which the next run goes on.
 
     Args:
-        roots: what is wanted, under the names to show.
+        roots: what is wanted, under the names to show, or a list, shown under the steps' names.
         store: local path or fsspec URL.
         jobs: how many steps may run at once.
+        force: names of steps to run again although they are cached. The artifacts they had stay.
+        scheduler: URL of a ``luigid`` that several drivers share.
 
     Raises:
         RunFailed: a step failed.
-        TemperError: the store cannot be used, or an input is damaged.
+        TemperError: the store cannot be used.
     """
+    from pipeline.board import make_console, show_notices, show_plan, show_results
+
+    roots = _named(roots)
     _check_request(roots, jobs)
     store = store if isinstance(store, Store) else Store(store)
     if store.url.startswith("memory:"):
         raise TemperError(
             f"store={store.url}: workers are processes and cannot see this one's memory"
         )
-    console = console or make_console()
-    plan = make_plan(roots, store)
-    show_plan(console, plan)
-    if not plan.is_complete:
+    session = _Session(roots, store, console or make_console(), force)
+    session.plan()
+    show_plan(session.console, session.current)
+    if session.current.is_complete:
+        session.keep("done")
+        found = session.current.manifests()
+    else:
         store.prepare()
-        _run_missing(plan, store, jobs, console)
-    resolver = Resolver(store)
-    made = {name: _finished(resolver, step) for name, step in roots.items()}
-    show_notices(console, filter(None, map(resolver.artifact, topological(roots.values()))))
-    show_results(console, store, made)
+        _run_missing(session, jobs, scheduler)
+        found = session.resolver().artifacts(topological(roots.values()))
+    made = {name: _finished(found, step) for name, step in roots.items()}
+    show_notices(session.console, found.values())
+    show_results(session.console, store, made)
     return made
+
+
+def _named(roots: Mapping[str, Step] | Iterable[Step]) -> Mapping[str, Step]:
+    """Roots under their names; of a list, under the steps' names, numbered where these repeat."""
+    if isinstance(roots, Mapping):
+        return {str(name): root for name, root in roots.items()}
+    steps: list[Step] = list(roots)
+    names = [getattr(step, "name", repr(step)) for step in steps]
+    return {
+        name if names.count(name) == 1 else f"{name} {names[: i + 1].count(name)}": step
+        for i, (name, step) in enumerate(zip(names, steps, strict=True))
+    }
 
 
 def _check_request(roots: Mapping[str, Step], jobs: int) -> None:
@@ -83,53 +109,108 @@ def _check_request(roots: Mapping[str, Step], jobs: int) -> None:
         )
 
 
-def _finished(resolver: Resolver, step: Step) -> Manifest:
-    """A root's artifact, its files known to be there."""
-    manifest = resolver.artifact(step)
-    if manifest is None:
+def _finished(found: Mapping[str, Manifest], step: Step) -> Manifest:
+    """A root's artifact."""
+    if step.fingerprint not in found:
         raise RunFailed(f"{step.name} was not run, and no step failed; run again")
-    resolver.store.require_files(manifest)
-    return manifest
+    return found[step.fingerprint]
 
 
-def _run_missing(plan: Plan, store: Store, jobs: int, console: Console) -> None:
+class _Session:
+    """One invocation: its plan (made again when data turns out to be lost) and its record."""
+
+    def __init__(
+        self,
+        roots: Mapping[str, Step],
+        store: Store,
+        console: "Console",
+        force: Collection[str],
+    ):
+        self.roots, self.store, self.console = roots, store, console
+        self.force = force
+        self.forced = forced_fingerprints(topological(roots.values()), force)
+        self.record = RunRecord.begin(roots, store)
+        self.catalog = Catalog(store)
+        self.current: Plan
+        self._outcomes: dict[str, dict[str, Any]] = {}
+
+    def plan(self) -> Plan:
+        self.current = make_plan(
+            self.roots, self.store, self.force, self.catalog, run=self.record.name
+        )
+        return self.current
+
+    def resolver(self) -> Resolver:
+        return Resolver(
+            self.catalog, self.current.unusable, self.forced, self.record.name, live=True
+        )
+
+    def plan_again(self) -> bool:
+        """Plan anew after failures; true if artifacts turned out to be unusable meanwhile."""
+        before = self.current.unusable.keys()
+        self.catalog = Catalog(self.store)
+        return bool(self.plan().unusable.keys() - before)
+
+    def begin(self) -> None:
+        """Write the record of a run that has begun.
+
+        Raises:
+            TemperError: the store cannot be written.
+        """
+        self.store.record_run(self.record.to_dict("running", self.current, self._outcomes))
+
+    def keep(self, outcome: str, board: "Board | None" = None) -> None:
+        """Write the record of the run so far, and an index for the next one."""
+        for fingerprint, went in (board.outcomes() if board else {}).items():
+            if went["state"] != "cached" or fingerprint not in self._outcomes:
+                self._outcomes[fingerprint] = went
+        with contextlib.suppress(TemperError):  # a full disk has been reported by the step
+            self.store.record_run(self.record.to_dict(outcome, self.current, self._outcomes))
+        self.catalog.save()
+
+
+def _run_missing(session: _Session, jobs: int, scheduler: str | None) -> None:
+    from pipeline.board import Board, show_plan
     from pipeline.engine import schedule  # Luigi is not needed when everything is cached
     from pipeline.execution import Executor
     from pipeline.launchers.local import LocalLauncher
+    from pipeline.lease import Leases
     from pipeline.lifeline import Lifeline
 
+    record = session.record
+    leases = Leases(session.store.objects, session.store.root, record.name)
     lifeline = Lifeline()
-    provenance = {"run": _run_name(), **git_state()}
-    resolver = Resolver(store)
-    executor = Executor(resolver, LocalLauncher(lifeline, jobs), provenance)
-    board = Board(console, plan, resolver)
-    outcome = "running"
-    _record(store, provenance, board, outcome)
-    outcome = "stopped"
+    launcher = LocalLauncher(lifeline, jobs)
+
+    def run_round() -> "Board":
+        resolver = session.resolver()
+        executor = Executor(resolver, launcher, leases, record.provenance)
+        board = Board(session.console, session.current, resolver)
+        outcome = "stopped"
+        session.begin()
+        try:
+            with _sigterm_as_interrupt(), board.live():
+                schedule(
+                    session.roots.values(), executor, lifeline, jobs, board.observe, scheduler
+                )
+            outcome = "failed" if board.failed else "done"
+        finally:
+            session.keep(outcome, board)
+        return board
+
     try:
-        with _sigterm_as_interrupt(), board.live():
-            schedule(plan.roots.values(), executor, jobs, board.observe)
-        outcome = "failed" if board.failed else "done"
+        board = run_round()
+        for _ in range(MOST_ROUNDS - 1):
+            if not board.failed or not session.plan_again():
+                break
+            show_plan(session.console, session.current)
+            board = run_round()
     finally:
         lifeline.close()
-        with contextlib.suppress(TemperError):  # a full disk has been reported by the step
-            _record(store, provenance, board, outcome)
     if board.failed:
         board.show_failures()
         names = ", ".join(row.name for row in board.failed)
         raise RunFailed(f"failed: {names}; what is done is kept, run again to go on")
-
-
-def _record(store: Store, provenance: Mapping[str, Any], board: Board, outcome: str) -> None:
-    store.record_run(
-        {
-            **provenance,
-            "host": platform.node(),
-            "outcome": outcome,
-            "seconds": round(time.time() - board.started, 3),
-            "steps": board.record(),
-        }
-    )
 
 
 @contextlib.contextmanager
@@ -147,22 +228,3 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _run_name() -> str:
-    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
-
-
-def git_state() -> dict[str, Any]:
-    """The commit of the working directory and whether it has changes; empty outside git."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
-        return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
-    except (OSError, subprocess.SubprocessError):
-        return {}

@@ -11,12 +11,13 @@ from pipeline.manifest import FileEntry
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of a step: where its content lies (a path within the store), what it is, and the
-    files that it must hold."""
+    """One input of a step: where its content lies (a path within the store), what it is, of which
+    kind, and the files that it must hold."""
 
     step: str
     content: str
     digest: str
+    kind: str
     files: Mapping[str, FileEntry]
 
 
@@ -24,7 +25,11 @@ class InputSpec:
 class StepSpec:
     """Everything a worker needs to run one attempt of a step, on any machine with the code.
 
-    ``files`` are the digests that the key says the step's source files have.
+    Attributes:
+        files: what the key says the step's source files are, by URL.
+        code: what the key says the source is, by name; ``None`` where a version stands for it.
+        types: ``module:name`` of the arguments' types, whose source belongs to ``code``.
+        epoch: which scratch folder; see :meth:`pipeline.store.Store.scratch_path`.
     """
 
     store: str
@@ -34,7 +39,10 @@ class StepSpec:
     arguments: Mapping[str, Json]
     inputs: tuple[InputSpec, ...]
     attempt: str
-    files: Mapping[str, str]
+    files: Mapping[str, Json]
+    code: Mapping[str, str] | None
+    types: tuple[str, ...]
+    epoch: int
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
@@ -46,14 +54,22 @@ class StepSpec:
             InputSpec(**{**entry, "files": _file_entries(entry["files"])})
             for entry in fields["inputs"]
         )
+        fields["types"] = tuple(fields["types"])
         return cls(**fields)
 
 
 @dataclass(frozen=True)
 class Report:
-    """How an attempt ended. ``error`` is ``None`` for one that can be committed."""
+    """How an attempt ended. ``error`` is ``None`` for one that can be committed.
+
+    Attributes:
+        damaged_input: position of an input whose bytes are not those that were committed.
+        code: digests of the source that ran, by name.
+    """
 
     error: str | None = None
+    damaged_input: int | None = None
+    code: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, FileEntry] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)

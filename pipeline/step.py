@@ -8,27 +8,34 @@ The model:
   exist. A ``Step`` among the arguments of another, at any depth, is an edge of the DAG.
   ``tokens["train"]`` is the part of the artifact under that folder, with a digest of its own, so
   that what uses the training rows does not rerun when the test rows change.
-- The *recipe* is what the author wrote: function, version, arguments. Its hash with every input
+- The *recipe* is what the author wrote: function, code, arguments. Its hash with every input
   replaced by that input's recipe is the ``fingerprint``, known before anything runs. Its hash
   with every input replaced by the *digest* of what that input turned out to be is the ``key``,
   the cache address: an upstream rerun that yields the same bytes changes no key below it.
+- *Code* is an input. It is the normalised source of everything in the project that the function
+  reaches (:mod:`pipeline.code`), unless the author declares a ``version`` and so takes it upon
+  himself to raise it when a result changes; then the plan shows that code has changed since.
 
-    @step(version="1")
+    @step
     def count_rows(out: Output, rows: Artifact, minimum_length: int = 0) -> dict:
         kept = [r for r in read(rows / "rows.txt") if len(r) >= minimum_length]
         (out.path / "count.json").write_text(json.dumps(len(kept)))
         return {"rows": len(kept)}
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
+from pipeline.artifact import Artifact, Kind, annotations_of, check_kinds, kind_of_part
 from pipeline.canonical import Json, hash_json, identity, portable, reference_to
+from pipeline.code import closure
 from pipeline.errors import TemperError
-from pipeline.inputs import File
+from pipeline.inputs import File, forget_sources
 
 ENCODING_VERSION = 1
 """Part of every key. Raised when the meaning of a recipe's encoding changes."""
@@ -37,29 +44,53 @@ Metrics = Mapping[str, Any]
 """What a step function returns: JSON values. ``{"value", "low", "high"}`` is an interval."""
 
 
-def step(*, version: str) -> Callable[[Callable[..., Metrics | None]], "StepFunction"]:
-    """Make a function a step function.
+StepBody = Callable[..., Metrics | None]
+
+
+@overload
+def step(function: StepBody, /) -> "StepFunction": ...
+@overload
+def step(
+    *,
+    version: str | None = None,
+    makes: Kind = Artifact,
+    added: Mapping[str, Any] | None = None,
+    retries: int = 0,
+) -> Callable[[StepBody], "StepFunction"]: ...
+def step(function: StepBody | None = None, **settings: Any) -> Any:
+    """Make a function a step function: ``@step`` or ``@step(makes=Model)``.
 
     Args:
-        version: declared by the author and raised when a change of the code changes results.
-            It is part of every key, so artifacts of an earlier version are not served.
+        version: given by an author who would rather say himself when results change. It takes the
+            place of the code in every key: an edit reruns nothing until the version is raised.
+        makes: the kind of artifact; see :mod:`pipeline.artifact`.
+        added: parameters that the function got when artifacts existed already, each with the
+            value that those implicitly had. While a parameter holds it, keys stay as they were.
+        retries: how often to try again after a failure, each time going on from scratch.
 
-    A step function is known by its module (for a script: the file's name) and its own name; two
-    different functions with one such name and version must not share a store.
+    A step function is known by its module (for a script: the file's name) and its own name.
     """
-
-    def decorate(function: Callable[..., Metrics | None]) -> StepFunction:
-        return StepFunction(function, version)
-
-    return decorate
+    if function is not None:
+        return StepFunction(function)
+    return lambda body: StepFunction(body, **settings)
 
 
 class StepFunction:
     """A function whose calls are nodes of a DAG. See the module docstring."""
 
-    def __init__(self, function: Callable[..., Metrics | None], version: str):
+    def __init__(
+        self,
+        function: StepBody,
+        version: str | None = None,
+        makes: Kind = Artifact,
+        added: Mapping[str, Any] | None = None,
+        retries: int = 0,
+    ):
         self.function = function
         self.version = version
+        self.makes = makes
+        self.added = dict(added or {})
+        self.retries = retries
         self.name = function.__name__
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
@@ -73,6 +104,9 @@ class StepFunction:
                     f"`{parameter}` has none"
                 )
         self.signature = inspect.Signature(parameters[1:])
+        reference_to(makes)  # a worker must be able to import it
+        if unknown := set(self.added) - set(self.signature.parameters):
+            raise TemperError(f"step {self.name}: added={sorted(unknown)} are no parameters of it")
 
     @property
     def reference(self) -> str:
@@ -84,10 +118,40 @@ class StepFunction:
         except TypeError as error:
             raise TemperError(f"step {self.name}: {error}; it takes {self.signature}") from None
         bound.apply_defaults()
-        return Step(self, bound.arguments)
+        for name, value in bound.arguments.items():
+            expected = self.annotations.get(name, Any)
+            check_kinds(value, expected, f"{self.name}({name})", _kind_of)
+        return Step(self, bound.arguments, self.makes)
+
+    @functools.cached_property
+    def annotations(self) -> Mapping[str, Any]:
+        return annotations_of(self.function)
+
+    def code(self, types: frozenset[type] = frozenset()) -> Mapping[str, str]:
+        """Digests of the source this step reaches, by name; see :func:`pipeline.code.closure`.
+
+        Looked at once per process (until :func:`look_again`): a plan sees one version of the code.
+        """
+        return _closure(self, types)
 
     def __repr__(self) -> str:
         return f"<step function {self.name}{self.signature}>"
+
+
+@cache
+def _closure(function: StepFunction, types: frozenset[type]) -> Mapping[str, str]:
+    try:
+        return closure(function.function, types)
+    except TemperError:
+        if function.version is None:
+            raise
+        return {}  # a declared version does not need the source
+
+
+def look_again() -> None:
+    """Forget what was read of files and code: the next plan sees them as they are then."""
+    _closure.cache_clear()
+    forget_sources()
 
 
 @dataclass(frozen=True)
@@ -96,6 +160,12 @@ class Input:
 
     step: "Step"
     part: str | None = None
+
+    @property
+    def kind(self) -> Kind:
+        if self.part is None:
+            return self.step.kind
+        return kind_of_part(self.step.kind, self.part, self.step.name)
 
     def __str__(self) -> str:
         return self.step.name if self.part is None else f"{self.step.name}[{self.part!r}]"
@@ -107,13 +177,16 @@ class Step:
 
     function: StepFunction
     arguments: Mapping[str, Any]
+    kind: Kind = Artifact
     inputs: tuple[Input, ...] = field(init=False)
     files: tuple[File, ...] = field(init=False)
+    types: frozenset[type] = field(init=False)
     fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
         inputs: dict[Input, None] = {}
         files: dict[File, None] = {}
+        types: set[type] = set()
 
         def note(value: Any) -> Json:
             if isinstance(value, File | PurePath):
@@ -123,25 +196,55 @@ class Step:
             inputs[reference] = None
             return {"$input": reference.step.fingerprint, "part": reference.part}
 
-        recipe = self._recipe(note)
+        arguments = self._arguments(note, types)
         object.__setattr__(self, "inputs", tuple(inputs))
         object.__setattr__(self, "files", tuple(files))
-        object.__setattr__(self, "fingerprint", hash_json(recipe))
+        object.__setattr__(self, "types", frozenset(types))
+        object.__setattr__(self, "fingerprint", hash_json(self._recipe(arguments, self.made_by)))
 
     @property
     def name(self) -> str:
         return self.function.name
 
+    @property
+    def code(self) -> Mapping[str, str]:
+        """Digests of the source that bears on this step, that of its arguments' types included."""
+        return self.function.code(self.types)
+
+    @property
+    def made_by(self) -> dict[str, Json]:
+        """What stands for the code in the recipe: the declared version, or the code itself."""
+        if self.function.version is not None:
+            return {"version": self.function.version}
+        return {"code": hash_json({**self.code})}
+
     def __getitem__(self, part: str) -> Input:
+        kind_of_part(self.kind, part, self.name)
         return Input(self, part)
 
-    def recipe(self, digest_of: Callable[[Input], str]) -> Json:
-        """What the key is the hash of: the recipe with each input as its digest."""
-        return self._recipe(
-            lambda value: (
-                None if (reference := as_input(value)) is None else {"$input": digest_of(reference)}
-            )
-        )
+    def at(self, url: str) -> "Step":
+        """This step's output, pinned to files that exist: nothing is run to make it.
+
+        What uses it is keyed by the content of the files, as if this step had made them.
+        """
+        from pipeline.adopt import adopt
+
+        return adopt(url, self.kind)
+
+    def recipe(
+        self, digest_of: Callable[[Input], str], made_by: Mapping[str, Json] | None = None
+    ) -> Json:
+        """What the key is the hash of: the recipe with each input as its digest.
+
+        Args:
+            made_by: other code, accepted as equivalent, in place of the present.
+        """
+
+        def encode_input(value: Any) -> Json:
+            reference = as_input(value)
+            return None if reference is None else {"$input": digest_of(reference)}
+
+        return self._recipe(self._arguments(encode_input), made_by or self.made_by)
 
     def portable_arguments(self) -> dict[str, Json]:
         """The arguments for a worker, with inputs as their position in ``self.inputs``."""
@@ -161,16 +264,33 @@ class Step:
             for name, value in self.arguments.items()
         }
 
-    def _recipe(self, encode_input: Callable[[Any], Json]) -> dict[str, Json]:
+    def _recipe(self, arguments: dict[str, Json], made_by: Mapping[str, Json]) -> dict[str, Json]:
         return {
             "encoding": ENCODING_VERSION,
             "function": self.function.reference,
-            "version": self.function.version,
-            "arguments": {
-                name: identity(value, f"{self.name}({name})", encode_input)
-                for name, value in self.arguments.items()
-            },
+            **made_by,
+            "arguments": arguments,
         }
+
+    def _arguments(
+        self, encode_input: Callable[[Any], Json], types: set[type] | None = None
+    ) -> dict[str, Json]:
+        encoded = {
+            name: identity(value, f"{self.name}({name})", encode_input, types)
+            for name, value in self.arguments.items()
+        }
+        before = {
+            name: identity(value, f"{self.name}(added {name})", encode_input)
+            for name, value in self.function.added.items()
+        }
+        return {
+            name: value
+            for name, value in encoded.items()
+            if name not in before or value != before[name]
+        }
+
+    def __str__(self) -> str:
+        return self.name
 
     def __repr__(self) -> str:
         return f"<Step {self.name} {self.fingerprint[:8]}>"
@@ -183,22 +303,9 @@ def as_input(value: Any) -> Input | None:
     return Input(value) if isinstance(value, Step) else None
 
 
-@dataclass(frozen=True)
-class Artifact:
-    """An input as a running step function sees it: a local folder of finished files.
-
-    What the step that made it returned as metrics is not here: it is no part of what the artifact
-    is, so nothing may depend on it.
-
-    ``artifact / "tokens.parquet"`` is the path of a file in it.
-    """
-
-    path: Path
-    step: str
-    digest: str
-
-    def __truediv__(self, name: str) -> Path:
-        return self.path / name
+def _kind_of(value: Any) -> Kind | None:
+    reference = as_input(value)
+    return None if reference is None else reference.kind
 
 
 class Output(Protocol):

@@ -2,11 +2,16 @@
 
     temper.json                               layout version, written first
     manifests/<step>/<key>.json               the commit of an artifact; created, never replaced
+                    /<key>.1.json             the same key made again: the latest one counts
+                    /<key>.evicted            mark: the data of that generation was let go
+                    /<key>.1.damaged          mark: its data is lost or not what was committed
     attempts/<step>/<key>/<attempt>/content/  an attempt's files: the artifact's, once committed
                                     spec.json, report.json, log.txt
     scratch/<step>/<key>/                     checkpoints and finished shards; outlives attempts
-                         .lock                held by the driver while it makes the artifact
     progress/<step>/<key>.json                how far a running step is
+    leases/<step>/<key>/                      who is making it now; see pipeline.lease
+    accepted/<step>/<a>-<b>.json              two states of the code that give equal results
+    index/<step>.json                         copies of manifests, for speed; see pipeline.catalog
     runs/<run>.json                           one record per invocation
 
 A commit is the creation of the manifest, which only one writer can win; the manifest names the
@@ -16,6 +21,7 @@ stores cannot. Scratch lies on local disk; for a remote store that is a folder o
 """
 
 import contextlib
+import enum
 import hashlib
 import json
 import os
@@ -23,19 +29,25 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import fsspec
-from filelock import FileLock
-from fsspec.implementations.local import LocalFileSystem
-
+from pipeline.canonical import Json, hash_json
 from pipeline.errors import TemperError
 from pipeline.manifest import Manifest
+from pipeline.objects import open_objects
 
-LAYOUT_VERSION = 1
-LOCK_POLL_SECONDS = 0.2
+LAYOUT_VERSION = 2
+"""2 added generations, marks, leases, accepted code and the index; what 1 held is still read."""
+READABLE_LAYOUTS = (1, 2)
+
+
+class Loss(enum.Enum):
+    """Why an artifact's data is not there, while its manifest still says what it was."""
+
+    EVICTED = "evicted"
+    DAMAGED = "damaged"
 
 
 class Store:
@@ -48,66 +60,47 @@ class Store:
     def __init__(self, url: str):
         if not url:
             raise TemperError("the store has no name; set store=PATH_OR_URL (or TEMPER_STORE)")
-        try:
-            self.fs, root = fsspec.url_to_fs(url)
-        except (ValueError, ImportError) as error:
-            raise TemperError(
-                f"store {url!r} is not a path or URL that can be opened: {error}"
-            ) from None
-        self.root = root.rstrip("/")
-        self.is_local = isinstance(self.fs, LocalFileSystem)
+        self.objects, self.root = open_objects(url)
+        self.is_local = self.objects.is_local
         self.url = self.url_of(self.root)
 
     def url_of(self, path: str) -> str:
         """A path within the store as a person or another process can open it."""
-        return path if self.is_local else self.fs.unstrip_protocol(path)
+        return self.objects.url_of(path)
 
     def prepare(self) -> None:
-        """Make the store ready to write to, and check that what is there has this layout."""
-        path = f"{self.root}/temper.json"
+        """Make the store ready to write to, and check that what is there has a known layout."""
+        path, layout = f"{self.root}/temper.json", {"layout": LAYOUT_VERSION}
         try:
-            self.create(path, json.dumps({"layout": LAYOUT_VERSION}).encode())
+            self.objects.create(path, json.dumps(layout).encode())
+            if self.check_layout() < LAYOUT_VERSION:
+                self.objects.replace(path, json.dumps(layout).encode())
         except OSError as error:
             raise self._unwritable(error) from error
+
+    def check_layout(self) -> int:
+        """The layout of what is there (the present one if nothing is).
+
+        Raises:
+            TemperError: another version of Temper wrote it, or it is no store.
+        """
+        path = f"{self.root}/temper.json"
+        data = self.read(path)
         try:
-            found = json.loads(self.read(path) or b"")["layout"]
+            found = LAYOUT_VERSION if data is None else json.loads(data)["layout"]
         except (ValueError, TypeError, KeyError) as error:
             raise TemperError(f"{self.url_of(path)} is damaged; is {self.url} a store?") from error
-        if found != LAYOUT_VERSION:
+        if found not in READABLE_LAYOUTS:
             raise TemperError(
                 f"the store {self.url} has layout {found}, this version reads {LAYOUT_VERSION}; "
                 "use another store, or the version of Temper that wrote it"
             )
-
-    def create(self, path: str, data: bytes) -> bool:
-        """Create a file whole, or leave the one that is there. True if this call created it.
-
-        Atomic on every store: a reader sees nothing or all of it, and of several writers one wins.
-        """
-        try:
-            if self.is_local:
-                _create_local(Path(path), data)
-            else:
-                self.fs.pipe_file(path, data, mode="create")
-        except FileExistsError:
-            return False
-        return True
-
-    def replace(self, path: str, data: bytes) -> None:
-        """Write a small file whole over whatever was there."""
-        if self.is_local:
-            with _temporary_beside(Path(path)) as temporary:
-                temporary.write_bytes(data)
-                os.replace(temporary, path)
-        else:
-            self.fs.pipe_file(path, data)
+        return found
 
     def read(self, path: str) -> bytes | None:
         """The bytes of a file, or ``None`` if there is none."""
         try:
-            return self.fs.cat_file(path)
-        except (FileNotFoundError, IsADirectoryError):
-            return None
+            return self.objects.read(path)
         except OSError as error:
             raise TemperError(
                 f"cannot read {self.url_of(path)}: {_reason(error)}; is store={self.url} right?"
@@ -115,80 +108,109 @@ class Store:
 
     # --- manifests ---------------------------------------------------------------------------
 
-    def manifest_path(self, step: str, key: str) -> str:
-        return f"{self.root}/manifests/{step}/{key}.json"
+    def manifest_path(self, step: str, key: str, generation: int = 0) -> str:
+        number = f".{generation}" if generation else ""
+        return f"{self.root}/manifests/{step}/{key}{number}.json"
 
-    def manifest(self, step: str, key: str) -> Manifest | None:
-        """The committed artifact at ``key``, or ``None``."""
-        path = self.manifest_path(step, key)
+    def manifest(self, step: str, key: str, generation: int = 0) -> Manifest | None:
+        """The artifact that was committed at ``key``, or ``None``."""
+        path = self.manifest_path(step, key, generation)
         data = self.read(path)
-        return None if data is None else Manifest.from_json(data, path)
+        return None if data is None else Manifest.from_json(data, self.url_of(path))
 
-    def keys(self, step: str) -> set[str]:
-        """Keys of every committed artifact of a step: one listing."""
-        return {name.removesuffix(".json") for name in self._names(f"manifests/{step}")}
-
-    def steps(self) -> list[str]:
-        """Names of all steps that have an artifact here."""
-        return sorted(self._names("manifests"))
-
-    def manifests(self, steps: Iterable[str] | None = None) -> list[Manifest]:
-        """Every committed artifact of the named steps (by default of all), oldest first.
-
-        A damaged manifest is left out: whoever needs that artifact is told by :meth:`manifest`.
-        """
-        found = []
-        for step in self.steps() if steps is None else steps:
-            for key in self.keys(step):
-                with contextlib.suppress(TemperError):
-                    found.append(self.manifest(step, key))
-        made = [manifest for manifest in found if manifest is not None]
-        return sorted(made, key=lambda manifest: manifest.attempt)
+    def latest(self, step: str, key: str, after: int = -1) -> Manifest | None:
+        """The latest generation of a key that is later than ``after``, or ``None``."""
+        found = None
+        while newer := self.manifest(step, key, after + 1):
+            found, after = newer, after + 1
+        return found
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Commit an attempt; the winner's manifest, if another committed this key first."""
-        self.create(self.manifest_path(manifest.step, manifest.key), manifest.to_json())
-        committed = self.manifest(manifest.step, manifest.key)
+        """Commit an attempt; the winner's manifest, if another committed this generation first."""
+        path = self.manifest_path(manifest.step, manifest.key, manifest.generation)
+        try:
+            self.objects.create(path, manifest.to_json())
+        except OSError as error:
+            raise self._unwritable(error) from error
+        committed = self.manifest(manifest.step, manifest.key, manifest.generation)
         if committed is None:
             raise TemperError(f"the manifest of {manifest.step} vanished from {self.url} on commit")
         return committed
 
-    def require_files(self, manifest: Manifest) -> None:
-        """Refuse an artifact with content files that are gone or have another size.
+    def steps(self) -> list[str]:
+        """Names of all steps that have an artifact here."""
+        return sorted(self._reading(self.objects.folders, f"{self.root}/manifests"))
 
-        Raises:
-            TemperError: naming them, and what to delete so that it is made again.
-        """
-        content = self.content_path(manifest)
-        sizes = {
-            path[len(content) + 1 :]: info["size"]
-            for path, info in self.fs.find(content, detail=True).items()
-        }
-        lost = [name for name, entry in manifest.files.items() if sizes.get(name) != entry.size]
-        if lost:
-            raise TemperError(
-                f"the artifact of {manifest.step} has lost {', '.join(lost[:3])}; delete "
-                f"{self.manifest_path(manifest.step, manifest.key)} and run again to rebuild it"
-            )
+    # --- data that is let go, lost or damaged ------------------------------------------------
 
-    def _names(self, folder: str) -> list[str]:
+    def lost_files(self, manifest: Manifest) -> list[str]:
+        """Names of content files that are gone or have another size than was committed."""
+        sizes = self._reading(self.objects.sizes, self.content_path(manifest))
+        return [name for name, entry in manifest.files.items() if sizes.get(name) != entry.size]
+
+    def lost_among(self, manifests: Iterable[Manifest]) -> dict[str, list[str]]:
+        """Lost files of many artifacts, by attempt: few requests where many are of one step."""
+        by_step: dict[str, list[Manifest]] = {}
+        for manifest in manifests:
+            by_step.setdefault(manifest.step, []).append(manifest)
+        lost: dict[str, list[str]] = {}
+        for step, group in by_step.items():
+            if len(group) == 1:
+                lost[group[0].attempt] = self.lost_files(group[0])
+                continue
+            sizes = self._reading(self.objects.sizes, f"{self.root}/attempts/{step}")
+            for manifest in group:
+                content = f"{manifest.key}/{manifest.attempt}/content"
+                lost[manifest.attempt] = [
+                    name
+                    for name, entry in manifest.files.items()
+                    if sizes.get(f"{content}/{name}") != entry.size
+                ]
+        return {attempt: names for attempt, names in lost.items() if names}
+
+    def mark(self, manifest: Manifest, loss: Loss) -> None:
+        """Note that an artifact's data is not there any more; its manifest stays."""
+        path = self.manifest_path(manifest.step, manifest.key, manifest.generation)
+        note = {"attempt": manifest.attempt, "time": time.strftime("%FT%TZ", time.gmtime())}
         try:
-            listing = self.fs.ls(f"{self.root}/{folder}", detail=False, refresh=True)
-        except FileNotFoundError:
-            return []
+            self.objects.create(
+                f"{path.removesuffix('.json')}.{loss.value}", json.dumps(note).encode()
+            )
         except OSError as error:
-            raise TemperError(
-                f"cannot read the store {self.url}: {_reason(error)}; is that the right place?"
-            ) from error
-        names = [path.rstrip("/").rsplit("/", 1)[-1] for path in listing]
-        return [name for name in names if not name.startswith(".")]
+            raise self._unwritable(error) from error
+
+    def evict(self, manifest: Manifest) -> None:
+        """Delete an artifact's data, and keep what it was."""
+        self.mark(manifest, Loss.EVICTED)  # first: a reader must not find half of it
+        self.objects.remove_tree(self.content_path(manifest))
+
+    # --- accepted code -----------------------------------------------------------------------
+
+    def accept(self, step: str, one: Json, other: Json, note: dict[str, Any]) -> None:
+        """Record that two states of a step's code (``made_by`` of a recipe) give equal results."""
+        name = "-".join(sorted([hash_json(one), hash_json(other)]))
+        record = {"made_by": [one, other], **note}
+        try:
+            self.objects.create(
+                f"{self.root}/accepted/{step}/{name}.json", json.dumps(record, indent=1).encode()
+            )
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def accepted(self, step: str) -> list[tuple[Any, Any]]:
+        """Every recorded pair of equivalent states of a step's code."""
+        pairs = []
+        for entry in self._reading(self.objects.list, f"{self.root}/accepted/{step}"):
+            data = self.read(f"{self.root}/accepted/{step}/{entry.name}")
+            one, other = json.loads(data or b"{}")["made_by"]
+            pairs.append((one, other))
+        return pairs
 
     # --- where things lie --------------------------------------------------------------------
 
     def new_attempt(self, step: str, key: str) -> str:
         """Path of a fresh attempt folder; its name sorts by time."""
-        name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
-        return f"{self.root}/attempts/{step}/{key}/{name}"
+        return f"{self.root}/attempts/{step}/{key}/{name_by_time(time.time())}"
 
     def attempt_path(self, manifest: Manifest) -> str:
         return f"{self.root}/attempts/{manifest.step}/{manifest.key}/{manifest.attempt}"
@@ -199,39 +221,60 @@ class Store:
     def progress_path(self, step: str, key: str) -> str:
         return f"{self.root}/progress/{step}/{key}.json"
 
-    def scratch_path(self, step: str, key: str) -> Path:
-        """A local folder that outlives attempts of one key, also for a remote store."""
+    def scratch_root(self) -> Path:
+        """The local folder under which scratch lies, also for a remote store."""
         if self.is_local:
-            return Path(self.root) / "scratch" / step / key
+            return Path(self.root) / "scratch"
         name = hashlib.sha256(self.url.encode()).hexdigest()[:12]
-        return Path(tempfile.gettempdir()) / f"temper-scratch-{os.getuid()}" / name / step / key
+        return Path(tempfile.gettempdir()) / f"temper-scratch-{os.getuid()}" / name
 
-    @contextlib.contextmanager
-    def alone(self, step: str, key: str) -> Iterator[None]:
-        """Wait until no other process makes the same artifact in this scratch, and keep it so.
+    def scratch_path(self, step: str, key: str, epoch: int = 0) -> Path:
+        """A local folder that outlives attempts of one key.
 
-        Correctness does not need it: of two attempts at a key, one commits. The kernel lets go of
-        the lock when its holder dies.
+        Each ``epoch`` (see :mod:`pipeline.lease`) has its own, begun as a copy of the one before:
+        a holder that lost its lease may still be writing there.
         """
-        scratch = self.scratch_path(step, key)
-        scratch.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(scratch.with_suffix(".lock"), poll_interval=LOCK_POLL_SECONDS):
-            yield
+        path = self.scratch_root() / step / (f"{key}-{epoch}" if epoch else key)
+        if epoch and not path.exists():
+            before = self.scratch_path(step, key, epoch - 1)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".copy-") as copying:
+                if before.exists():
+                    shutil.copytree(before, Path(copying) / "scratch", dirs_exist_ok=True)
+                    os.replace(Path(copying) / "scratch", path)
+        return path
 
     def forget_scratch(self, step: str, key: str) -> None:
         """Delete what only an unfinished step needed. Never fails: leftovers cost only space."""
-        shutil.rmtree(self.scratch_path(step, key), ignore_errors=True)
+        for folder in (self.scratch_root() / step).glob(f"{key}*"):
+            shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
-            self.fs.rm_file(self.progress_path(step, key))
+            self.objects.remove(self.progress_path(step, key))
 
     def record_run(self, record: dict[str, Any]) -> str:
         """Write the record of one invocation; its path."""
         path = f"{self.root}/runs/{record['run']}.json"
         try:
-            self.replace(path, json.dumps(record, indent=1).encode())
+            self.objects.replace(path, json.dumps(record, indent=1).encode())
         except OSError as error:
             raise self._unwritable(error) from error
         return path
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The record of every invocation, oldest first."""
+        records = []
+        for entry in self._reading(self.objects.list, f"{self.root}/runs"):
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(self.read(f"{self.root}/runs/{entry.name}") or b""))
+        return sorted(records, key=lambda record: record["run"])
+
+    def _reading(self, request: Any, folder: str) -> Any:
+        try:
+            return request(folder)
+        except OSError as error:
+            raise TemperError(
+                f"cannot read the store {self.url}: {_reason(error)}; is that the right place?"
+            ) from error
 
     def _unwritable(self, error: OSError) -> TemperError:
         return TemperError(
@@ -240,26 +283,10 @@ class Store:
         )
 
 
-def _create_local(path: Path, data: bytes) -> None:
-    """Write beside, flush to disk, then link: the link is what either happens or fails."""
-    if path.exists():
-        raise FileExistsError(path)
-    with _temporary_beside(path) as temporary:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)
-
-
-@contextlib.contextmanager
-def _temporary_beside(path: Path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
+def name_by_time(now: float) -> str:
+    """A fresh name for a run or an attempt; names sort by time, to the millisecond."""
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
+    return f"{stamp}-{int(now % 1 * 1000):03d}{secrets.token_hex(3)}"
 
 
 def _reason(error: OSError) -> str:

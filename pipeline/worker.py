@@ -21,18 +21,28 @@ from typing import Any
 import blake3
 import fsspec
 
+from pipeline.artifact import Artifact
 from pipeline.canonical import resolve_reference, restore
 from pipeline.errors import TemperError
-from pipeline.inputs import content_digest
+from pipeline.inputs import forget_sources, source_identity
 from pipeline.lifeline import exit_with_driver
 from pipeline.manifest import FileEntry
 from pipeline.spec import InputSpec, Report, StepSpec
-from pipeline.step import Artifact, Metrics
+from pipeline.step import Metrics, StepFunction, look_again
 from pipeline.store import Store
+from pipeline.why import code_changes
 
 RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
 PROGRESS_SECONDS = 0.3
 REMOTE_PROGRESS_SECONDS = 5.0
+
+
+class DamagedInput(TemperError):
+    """An input's bytes are not those that were committed."""
+
+    def __init__(self, position: int, message: str):
+        super().__init__(message)
+        self.position = position
 
 
 def main(spec_url: str) -> int:
@@ -45,27 +55,33 @@ def main(spec_url: str) -> int:
         report = run_attempt(spec, store)
     except Exception as error:
         traceback.print_exc()
-        report = Report(error=_one_line(error), provenance=_provenance())
-    store.replace(f"{spec.attempt}/report.json", report.to_json())
+        damaged = error.position if isinstance(error, DamagedInput) else None
+        report = Report(_one_line(error), damaged, provenance=_provenance())
+    store.objects.replace(f"{spec.attempt}/report.json", report.to_json())
     return 0 if report.error is None else 1
 
 
 def run_attempt(spec: StepSpec, store: Store) -> Report:
     """Run the step function on its inputs and describe what it wrote."""
-    step_function = resolve_reference(spec.function)
+    step_function: StepFunction = resolve_reference(spec.function)
+    _check_code(spec, step_function)
     with contextlib.ExitStack() as stack:
         output = _WorkerOutput(store, spec, stack.enter_context(_content_folder(store, spec)))
-        artifacts = [stack.enter_context(_local_input(store, entry)) for entry in spec.inputs]
+        artifacts = [
+            stack.enter_context(_local_input(store, position, entry))
+            for position, entry in enumerate(spec.inputs)
+        ]
         arguments = {
             name: restore(value, artifacts.__getitem__) for name, value in spec.arguments.items()
         }
         metrics = step_function.function(output, **arguments) or {}
         _check_metrics(spec.step, metrics)
         _check_sources(spec)
+        code = _check_code(spec, step_function)
         files = _describe_files(output.path)
         if not store.is_local:
-            store.fs.put(f"{output.path}/", f"{spec.attempt}/content/", recursive=True)
-    return Report(files=files, metrics=metrics, provenance=_provenance())
+            store.objects.upload(output.path, f"{spec.attempt}/content")
+    return Report(files=files, metrics=metrics, provenance=_provenance(), code=code)
 
 
 class _WorkerOutput:
@@ -73,7 +89,7 @@ class _WorkerOutput:
 
     def __init__(self, store: Store, spec: StepSpec, path: Path):
         self.path = path
-        self.scratch = store.scratch_path(spec.step, spec.key)
+        self.scratch = store.scratch_path(spec.step, spec.key, spec.epoch)
         self.scratch.mkdir(parents=True, exist_ok=True)
         self._store = store
         self._progress_path = store.progress_path(spec.step, spec.key)
@@ -89,7 +105,7 @@ class _WorkerOutput:
         with contextlib.suppress(OSError, TypeError, ValueError):
             of = None if total is None else float(total)
             data = {"done": float(done), "total": of, "metrics": dict(metrics or {})}
-            self._store.replace(self._progress_path, json.dumps(data).encode())
+            self._store.objects.replace(self._progress_path, json.dumps(data).encode())
 
 
 @contextlib.contextmanager
@@ -104,28 +120,26 @@ def _content_folder(store: Store, spec: StepSpec) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _local_input(store: Store, entry: InputSpec) -> Iterator[Artifact]:
+def _local_input(store: Store, position: int, entry: InputSpec) -> Iterator[Artifact]:
     def artifact(path: str) -> Artifact:
-        _check_input(entry, Path(path))
-        return Artifact(Path(path), entry.step, entry.digest)
+        _check_input(position, entry, Path(path))
+        kind: type[Artifact] = resolve_reference(entry.kind)
+        return kind(Path(path), entry.step, entry.digest)
 
     if store.is_local:
         yield artifact(entry.content)
     else:
         with tempfile.TemporaryDirectory(prefix="temper-input-") as folder:
-            store.fs.get(f"{entry.content}/", f"{folder}/", recursive=True)
+            store.objects.download(entry.content, Path(folder))
             yield artifact(folder)
 
 
-def _check_input(entry: InputSpec, folder: Path) -> None:
+def _check_input(position: int, entry: InputSpec, folder: Path) -> None:
     """Refuse an input whose bytes are not those that were committed."""
     for name, expected in entry.files.items():
         path = folder / name
         if not path.is_file() or _describe(path) != expected:
-            raise TemperError(
-                f"{name} of the artifact of {entry.step} is damaged ({path}); delete the "
-                "artifact's manifest and run again to rebuild it"
-            )
+            raise DamagedInput(position, f"{name} of the artifact of {entry.step} is damaged")
 
 
 def _describe(path: Path) -> FileEntry:
@@ -151,9 +165,20 @@ def _describe_files(folder: Path) -> dict[str, FileEntry]:
 
 def _check_sources(spec: StepSpec) -> None:
     """Refuse a result made from a file that is no longer what the key says it was."""
-    for url, digest in spec.files.items():
-        if content_digest(url) != digest:
+    forget_sources()
+    for url, identity in spec.files.items():
+        if source_identity(url) != identity:
             raise TemperError(f"{url} changed while the experiment ran; run it again")
+
+
+def _check_code(spec: StepSpec, function: StepFunction) -> dict[str, str]:
+    """The source that runs; refuses one that is no longer what the key says it was."""
+    look_again()
+    code = dict(function.code(frozenset(map(resolve_reference, spec.types))))
+    if spec.code is not None and code != spec.code:
+        changes = ", ".join(code_changes(spec.code, code)[:3])
+        raise TemperError(f"code was edited while the experiment ran ({changes}); run it again")
+    return code
 
 
 def _check_metrics(step: str, metrics: Any) -> None:

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pipeline import Artifact, Metrics, Output, TemperError, step
+from pipeline import Metrics, Output, TemperError, step
 from steps.data.jsonl import read_json_lines
 from steps.data.parquet import PAIRS, write_rows
 from steps.data.preferences import PreferencePair
 from steps.evaluation.checkers import is_correct
+from steps.kinds import Completions, Preferences
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,10 @@ class PairConfig:
             raise ValueError(f"max_pairs must be at least 1 or null, got {self.max_pairs}")
 
 
-@step(version="1")
-def build_pairs(out: Output, completions: Artifact, config: PairConfig = PairConfig()) -> Metrics:
+@step(makes=Preferences)
+def build_pairs(
+    out: Output, completions: Completions, config: PairConfig = PairConfig()
+) -> Metrics:
     """Write ``train/pairs.parquet``: chosen is right, rejected is wrong, by the rule-based checker.
 
     Raises:

@@ -3,11 +3,12 @@
 import json
 from dataclasses import dataclass, field
 
-from pipeline import Artifact, Metrics, Output, step
+from pipeline import Metrics, Output, step
 from steps.data.jsonl import read_json_lines, write_json_lines
 from steps.data.parquet import read_rows
 from steps.evaluation.checkers import compile_checks
 from steps.generation.config import SamplingConfig
+from steps.kinds import Evaluation, Model, PairTokens
 from steps.training.config import Dtype, ReferenceConfig
 
 
@@ -33,13 +34,13 @@ class EvaluateConfig:
         compile_checks(self.checks)
 
 
-@step(version="1")
+@step(makes=Evaluation)
 def evaluate(
     out: Output,
-    tokens: Artifact,
-    model: Artifact,
+    tokens: PairTokens,
+    model: Model,
     config: EvaluateConfig = EvaluateConfig(),
-    baseline: Artifact | None = None,
+    baseline: Evaluation | None = None,
     beta: float = 0.1,
 ) -> Metrics:
     """Write ``logps.parquet``, ``answers.jsonl`` and ``metrics.json``; beside a baseline also

@@ -2,16 +2,17 @@
 
 import json
 
-from pipeline import Artifact, Metrics, Output, step
+from pipeline import Metrics, Output, step
 from steps.export.card import ModelCard, render_card
+from steps.kinds import Evaluation, Model
 from steps.training.config import Dtype
 
 
-@step(version="1")
+@step(makes=Model)
 def export_hf(
     out: Output,
-    model: Artifact,
-    evaluation: Artifact,
+    model: Model,
+    evaluation: Evaluation,
     card: ModelCard,
     dtype: Dtype = Dtype.float32,
 ) -> Metrics:

@@ -6,10 +6,11 @@ from pathlib import Path
 import fsspec
 
 from pipeline import File, HubModel, Metrics, Output, TemperError, step
+from steps.kinds import Model
 from steps.training.config import Dtype
 
 
-@step(version="1")
+@step(makes=Model)
 def import_model(
     out: Output,
     source: File | HubModel,

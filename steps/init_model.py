@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pipeline import Metrics, Output, step
+from steps.kinds import Model
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class LlamaShape:
     max_length: int = 64
 
 
-@step(version="1")
+@step(makes=Model)
 def init_model(out: Output, shape: LlamaShape = LlamaShape(), seed: int = 0) -> Metrics:
     """Write a model folder with the word-level tokenizer of :mod:`steps.data.arithmetic`."""
     import torch

@@ -11,9 +11,10 @@ from steps.data.parquet import DROPPED, PAIRS, write_rows
 from steps.data.preferences import DroppedRow, MalformedRow, PreferencePair, parse_pair
 from steps.data.sources import iter_hub_records, iter_records
 from steps.data.splits import in_test_split
+from steps.kinds import Preferences
 
 
-@step(version="1")
+@step(makes=Preferences)
 def load_preferences(
     out: Output,
     train: File | HubDataset,

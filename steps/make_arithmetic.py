@@ -8,9 +8,10 @@ from pipeline import Metrics, Output, step
 from steps.data.arithmetic import Problem, demonstrations, sample_problems
 from steps.data.jsonl import write_json_lines
 from steps.data.parquet import CONVERSATIONS, write_rows
+from steps.kinds import VerifiableTask
 
 
-@step(version="1")
+@step(makes=VerifiableTask)
 def make_arithmetic(out: Output, train: int = 1100, test: int = 500, seed: int = 0) -> Metrics:
     """Write ``sft/conversations.parquet`` and ``train/`` and ``test/prompts.jsonl``.
 

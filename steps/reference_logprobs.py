@@ -1,13 +1,14 @@
 """``reference_logprobs``: what the frozen reference thinks of each pair, computed once."""
 
-from pipeline import Artifact, Metrics, Output, step
+from pipeline import Metrics, Output, step
 from steps.data.parquet import read_rows
+from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.training.config import ReferenceConfig
 
 
-@step(version="1")
+@step(makes=ReferenceLogps)
 def reference_logprobs(
-    out: Output, tokens: Artifact, model: Artifact, config: ReferenceConfig = ReferenceConfig()
+    out: Output, tokens: PairTokens, model: Model, config: ReferenceConfig = ReferenceConfig()
 ) -> Metrics:
     """Write ``logps.parquet``: sums of response-token logps, keyed by pair.
 

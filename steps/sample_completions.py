@@ -1,16 +1,17 @@
 """``sample_completions``: what a model answers to prompts."""
 
-from pipeline import Artifact, Metrics, Output, step
+from pipeline import Metrics, Output, step
 from steps.data.jsonl import read_json_lines, write_json_lines
 from steps.generation.config import SamplingConfig
+from steps.kinds import Completions, Model, Prompts
 from steps.training.config import Dtype
 
 
-@step(version="1")
+@step(makes=Completions)
 def sample_completions(
     out: Output,
-    prompts: Artifact,
-    model: Artifact,
+    prompts: Prompts,
+    model: Model,
     config: SamplingConfig = SamplingConfig(),
     dtype: Dtype = Dtype.float32,
 ) -> Metrics:

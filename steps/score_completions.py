@@ -1,13 +1,14 @@
 """``score_completions``: how many completions the rule-based checker finds right."""
 
-from pipeline import Artifact, Metrics, Output, step
+from pipeline import Metrics, Output, step
 from steps.data.jsonl import read_json_lines, write_json_lines
 from steps.evaluation.checkers import boxed_answer, is_correct
 from steps.evaluation.intervals import proportion
+from steps.kinds import Completions, Scores
 
 
-@step(version="1")
-def score_completions(out: Output, completions: Artifact) -> Metrics:
+@step(makes=Scores)
+def score_completions(out: Output, completions: Completions) -> Metrics:
     """Write ``scores.jsonl`` and return the exact match with its 95 % interval."""
     records = read_json_lines(completions / "completions.jsonl")
     scored = [

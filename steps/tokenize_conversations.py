@@ -4,16 +4,20 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from pipeline import Artifact, Metrics, Output, TemperError, step
+from pipeline import Metrics, Output, TemperError, step
 from steps.data.ledger import dropped_metrics
 from steps.data.parquet import DROPPED, RESPONSE_TOKENS, read_rows, write_rows
 from steps.data.preferences import DroppedRow, MalformedRow
 from steps.data.templating import LengthLimits, load_tokenizer, tokenize_conversation
+from steps.kinds import Conversations, ConversationTokens, Model
 
 
-@step(version="1")
+@step(makes=ConversationTokens)
 def tokenize_conversations(
-    out: Output, conversations: Artifact, tokenizer: Artifact, limits: LengthLimits = LengthLimits()
+    out: Output,
+    conversations: Conversations,
+    tokenizer: Model,
+    limits: LengthLimits = LengthLimits(),
 ) -> Metrics:
     """Write ``tokens.parquet`` (prompt and response ids) and ``dropped.parquet``.
 

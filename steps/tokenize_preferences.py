@@ -5,16 +5,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import Artifact, Metrics, Output, TemperError, step
+from pipeline import Metrics, Output, TemperError, step
 from steps.data.ledger import dropped_metrics
 from steps.data.parquet import DROPPED, PAIR_TOKENS, read_rows, write_rows
 from steps.data.preferences import DroppedRow, MalformedRow, PreferencePair
 from steps.data.templating import LengthLimits, load_tokenizer, tokenize_pair
+from steps.kinds import Model, Preferences, TokenizedPreferences
 
 
-@step(version="1")
+@step(makes=TokenizedPreferences)
 def tokenize_preferences(
-    out: Output, pairs: Artifact, tokenizer: Artifact, limits: LengthLimits = LengthLimits()
+    out: Output, pairs: Preferences, tokenizer: Model, limits: LengthLimits = LengthLimits()
 ) -> Metrics:
     """Write ``SPLIT/tokens.parquet`` for every split of ``pairs``, and ``dropped.parquet``.
 

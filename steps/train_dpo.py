@@ -1,16 +1,17 @@
 """``train_dpo``: direct preference optimisation against cached reference logps."""
 
-from pipeline import Artifact, Metrics, Output, step
+from pipeline import Metrics, Output, step
 from steps.data.parquet import read_rows
+from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.training.config import DpoConfig
 
 
-@step(version="1")
+@step(makes=Model)
 def train_dpo(
     out: Output,
-    tokens: Artifact,
-    policy: Artifact,
-    reference: Artifact,
+    tokens: PairTokens,
+    policy: Model,
+    reference: ReferenceLogps,
     config: DpoConfig = DpoConfig(),
 ) -> Metrics:
     """Write a model folder, its ``metrics.jsonl`` and a ``summary.md``; resumes from checkpoints.

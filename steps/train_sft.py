@@ -1,13 +1,17 @@
 """``train_sft``: supervised fine-tuning on demonstrations, or on the chosen responses of pairs."""
 
-from pipeline import Artifact, Metrics, Output, step
+from pipeline import Metrics, Output, step
 from steps.data.parquet import read_rows
+from steps.kinds import ConversationTokens, Model, PairTokens
 from steps.training.config import TrainConfig
 
 
-@step(version="1")
+@step(makes=Model)
 def train_sft(
-    out: Output, tokens: Artifact, init: Artifact, config: TrainConfig = TrainConfig()
+    out: Output,
+    tokens: PairTokens | ConversationTokens,
+    init: Model,
+    config: TrainConfig = TrainConfig(),
 ) -> Metrics:
     """Write a model folder and its ``metrics.jsonl``; resumes from checkpoints in scratch.
 

@@ -10,6 +10,7 @@ from toy_steps import slow_count
 
 from pipeline import Store
 from pipeline.board import Board
+from pipeline.catalog import Catalog
 from pipeline.plan import Resolver, make_plan
 
 
@@ -19,7 +20,7 @@ def test_a_running_step_keeps_its_name_state_and_time_beside_long_progress(
 ) -> None:
     store.prepare()
     step = slow_count(3, str(tmp_path / "journal"))
-    plan, resolver = make_plan({"count": step}, store), Resolver(store)
+    plan, resolver = make_plan({"count": step}, store), Resolver(Catalog(store))
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     board = Board(console, plan, resolver)
     board.observe(step.fingerprint, "running", "")
@@ -28,7 +29,7 @@ def test_a_running_step_keeps_its_name_state_and_time_beside_long_progress(
     metrics = {
         f"rewards/{name}": 0.123456 for name in ("chosen", "rejected", "margins", "accuracy")
     }
-    store.replace(
+    store.objects.replace(
         store.progress_path(step.name, resolved[0]),
         json.dumps({"done": 3, "total": 8, "metrics": {"loss": 0.5, **metrics}}).encode(),
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import Store
+from pipeline.catalog import Catalog
 from pipeline.manifest import Manifest
 
 TEMPLATE = (
@@ -67,7 +68,7 @@ class Desk:
         )
 
     def made(self, step: str) -> list[Manifest]:
-        return sorted(self.store.manifests([step]), key=lambda m: m.attempt)
+        return Catalog(self.store).history(step)
 
     def content(self, step: str) -> Path:
         return Path(self.store.content_path(self.made(step)[-1]))

@@ -7,6 +7,7 @@ import fsspec
 import pytest
 
 from pipeline import Store, TemperError
+from pipeline.catalog import Catalog
 from pipeline.manifest import FileEntry, Manifest, files_digest
 
 
@@ -33,7 +34,7 @@ def test_of_many_writers_one_commits_and_all_see_its_manifest(store: Store) -> N
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         attempts = [(store.root, f"attempt-{i}") for i in range(16)]
         assert len(set(pool.starmap(_commit, attempts))) == 1
-    assert len(store.keys("train")) == 1
+    assert len(Catalog(store).history("train")) == 1
 
 
 def test_a_commit_never_replaces_an_earlier_one(store: Store) -> None:
@@ -46,20 +47,19 @@ def test_the_store_works_the_same_on_any_file_system(url: str, tmp_path: Path) -
     store = Store(url.format(tmp=tmp_path))
     store.prepare()
     store.prepare()
-    assert store.keys("train") == set()
+    assert Catalog(store).history("train") == []
     store.commit(manifest("first"))
     assert store.commit(manifest("second")).attempt == "first"
-    assert store.keys("train") == {"k" * 32}
+    assert Catalog(store).latest("train", "k" * 32) == manifest("first")
     assert store.manifest("train", "k" * 32) == manifest("first")
-    with pytest.raises(TemperError, match=r"train has lost model.bin; delete .*manifests/train"):
-        store.require_files(manifest("first"))
+    assert store.lost_files(manifest("first")) == ["model.bin"]
     fsspec.filesystem("memory").store.clear()
 
 
 def test_a_store_of_another_layout_is_refused(store: Store) -> None:
     store.prepare()
     (Path(store.root) / "temper.json").write_text('{"layout": 99}')
-    with pytest.raises(TemperError, match=r"has layout 99, this version reads 1"):
+    with pytest.raises(TemperError, match=r"has layout 99, this version reads 2"):
         store.prepare()
 
 

@@ -108,6 +108,25 @@ def fail(out: Output, values: Artifact, journal: str) -> dict:
 
 
 @step(version="1")
+def stamp(out: Output, values: Artifact, journal: str) -> dict:
+    """Never the same bytes twice, as a step that is not deterministic."""
+    _note(journal, "stamp")
+    _write(out.path, [time.time_ns()])
+    return {}
+
+
+@step(version="1", retries=2)
+def flaky(out: Output, failures: int, journal: str) -> dict:
+    """Fails so many times; scratch outlives each try."""
+    _note(journal, "flaky")
+    with open(out.scratch / "tries", "a") as tries:
+        tries.write("x")
+    if (out.scratch / "tries").stat().st_size <= failures:
+        raise RuntimeError("not yet")
+    return {}
+
+
+@step(version="1")
 def slow_count(out: Output, until: int, journal: str, seconds: float = 0.1) -> dict:
     """Counts in scratch, as training does with checkpoints, so that a restart goes on."""
     _note(journal, "slow_count")

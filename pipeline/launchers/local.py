@@ -7,17 +7,20 @@ order; if the driver is killed outright, the lifeline ends the worker.
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import IO
 
 from pipeline.errors import TemperError
 from pipeline.lifeline import ENVIRONMENT, WORKER_ENVIRONMENT, Lifeline
 
 STOP_SECONDS = 5.0
+POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,11 @@ class LocalLauncher:
     lifeline: Lifeline
     jobs: int = 1
 
-    def run(self, spec_url: str, log: IO[bytes]) -> int:
-        """Run one worker to its end, its output going to ``log``; its exit status."""
+    def run(self, spec_url: str, log: IO[bytes], stop: Event) -> int:
+        """Run one worker to its end, or until ``stop`` is set; its exit status.
+
+        What it prints goes to ``log``.
+        """
         process = subprocess.Popen(
             [sys.executable, "-m", "pipeline.worker", spec_url],
             stdin=subprocess.DEVNULL,
@@ -44,6 +50,9 @@ class LocalLauncher:
             start_new_session=True,
         )
         try:
+            while not _ended(process, POLL_SECONDS):
+                if stop.is_set():
+                    _stop(process)
             return process.wait()
         except BaseException:  # stopped by a signal: take the worker along
             _stop(process)
@@ -70,6 +79,20 @@ class LocalLauncher:
             ENVIRONMENT: str(self.lifeline.read_end),
             WORKER_ENVIRONMENT: "1",
         }
+
+
+def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait until the process ends, at most so long; true if it did."""
+    if hasattr(os, "pidfd_open"):  # the kernel says so at once; `wait` with a timeout polls
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            select.select([descriptor], [], [], seconds)
+        finally:
+            os.close(descriptor)
+        return process.poll() is not None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    return process.returncode is not None
 
 
 def require_gpus(wanted: int) -> None:

@@ -1,0 +1,55 @@
+"""The kinds of artifact that flow between the steps: what a step makes and what it takes."""
+
+from pipeline import Artifact
+
+
+class Model(Artifact):
+    """A Hugging Face model folder: safetensors, config, tokenizer, chat template."""
+
+
+class Preferences(Artifact):
+    """``SPLIT/pairs.parquet``: prompts with a chosen and a rejected response, as text."""
+
+
+class PairTokens(Artifact):
+    """``tokens.parquet``: preference pairs as token ids."""
+
+
+class TokenizedPreferences(Artifact):
+    """:class:`PairTokens` for every split."""
+
+    parts = PairTokens
+
+
+class Conversations(Artifact):
+    """``conversations.parquet``: prompts with one response, as text."""
+
+
+class ConversationTokens(Artifact):
+    """``tokens.parquet``: prompts with one response, as token ids."""
+
+
+class ReferenceLogps(Artifact):
+    """``logps.parquet``: what a reference model gives to the responses of pairs."""
+
+
+class Evaluation(Artifact):
+    """``logps.parquet``, ``answers.jsonl`` and ``metrics.json`` of a model on held-out pairs."""
+
+
+class Prompts(Artifact):
+    """``prompts.jsonl``: prompts whose answer is known."""
+
+
+class VerifiableTask(Artifact):
+    """Demonstrations, and prompts with a known answer to train and test on."""
+
+    parts = {"sft": Conversations, "train": Prompts, "test": Prompts}  # noqa: RUF012
+
+
+class Completions(Artifact):
+    """``completions.jsonl``: what a model answered to :class:`Prompts`."""
+
+
+class Scores(Artifact):
+    """``scores.jsonl``: which :class:`Completions` are right."""

@@ -1,0 +1,95 @@
+"""Several drivers that share the work through a real ``luigid``."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from toy_steps import Times, add, journal_lines, multiply, numbers
+
+from pipeline import File, Store, TemperError, run
+from pipeline.catalog import Catalog
+
+DRIVER = """
+import sys
+from toy_steps import Times, add, multiply, numbers, slow_count
+from pipeline import File, run
+store, journal, source, scheduler = sys.argv[1:]
+values = numbers(File(source), journal)
+products = [multiply(values["train"], Times(n), journal) for n in range(1, 5)]
+counts = [slow_count(n, journal, 0.1) for n in range(3, 6)]
+run([add([*products], journal), *counts], store, jobs=2, scheduler=scheduler)
+"""
+
+
+@pytest.fixture(scope="module")
+def luigid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("luigid")
+    server = subprocess.Popen(
+        [Path(sys.executable).with_name("luigid"), "--port", str(port), "--address", "127.0.0.1"]
+        + ["--state-path", folder / "state.pickle", "--logdir", folder],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(url)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def _wait_for(url: str) -> None:
+    deadline = time.time() + 20
+    while time.time() < deadline:
+        try:
+            urllib.request.urlopen(f"{url}/api/graph", timeout=2).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError(f"luigid did not start at {url}")
+
+
+def start_driver(store: Store, folder: Path, luigid: str) -> subprocess.Popen[bytes]:
+    arguments = [store.root, str(folder / "journal"), str(folder / "numbers.txt"), luigid]
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def test_drivers_of_one_luigid_do_each_step_once(
+    luigid: str, store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "numbers.txt").write_text("1 2 3 4")
+    drivers = [start_driver(store, tmp_path, luigid) for _ in range(2)]
+    for driver in drivers:
+        out, _ = driver.communicate(timeout=90)
+        assert driver.returncode == 0, out.decode()
+    ran = [line for line in journal_lines(tmp_path / "journal") if not line.startswith("count ")]
+    assert sorted(ran) == ["add", *["multiply"] * 4, "numbers", *["slow_count"] * 3]
+    made = [len(Catalog(store).history(step)) for step in ("add", "multiply", "slow_count")]
+    assert made == [1, 4, 3]
+
+
+def test_a_luigid_that_does_not_answer_is_one_clear_error(
+    store: Store, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numbers.txt").write_text("1 2 3 4")
+    values = numbers(File(str(tmp_path / "numbers.txt")), "/dev/null")
+    roots = [add([multiply(values, Times(), "/dev/null")], "/dev/null")]
+    with pytest.raises(TemperError, match=r"scheduler at http://127.0.0.1:9 does not answer"):
+        run(roots, store, console=console, scheduler="http://127.0.0.1:9")
