@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 ARGS ?=
 
-.PHONY: demo arithmetic test check clean
+.PHONY: demo arithmetic test bench check clean
 
 demo: .venv/installed  ## the main job: DPO on real preference pairs with a real pretrained model
 	$(BIN)/python experiments/dpo_ultrafeedback.py $(ARGS)
@@ -14,6 +14,9 @@ arithmetic: .venv/installed  ## the verifiable experiment: does the preference s
 
 test: .venv/installed  ## all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+bench: .venv/installed  ## overhead per step and of a cached rerun, beside bare Luigi
+	$(BIN)/python benchmarks/overhead.py $(ARGS)
 
 check: .venv/installed  ## lint, format, types
 	$(BIN)/ruff check .

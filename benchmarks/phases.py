@@ -1,0 +1,29 @@
+"""How long the parts of a process take, in wall and CPU seconds, written as JSON for its parent."""
+
+import contextlib
+import json
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class Phases:
+    """Seconds by the name of a phase, children that have ended included in the CPU seconds."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, dict[str, float]] = {}
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        wall, cpu = time.perf_counter(), _cpu()
+        yield
+        self.seconds[name] = {"wall": time.perf_counter() - wall, "cpu": _cpu() - cpu}
+
+    def write(self, path: str) -> None:
+        Path(path).write_text(json.dumps(self.seconds))
+
+
+def _cpu() -> float:
+    used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)

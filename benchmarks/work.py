@@ -1,0 +1,46 @@
+"""What both sides of the benchmark do alike: the shape of the DAG, and the work of each step."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FAN = 10
+
+
+@dataclass(frozen=True)
+class Node:
+    """One step of the DAG.
+
+    Attributes:
+        stage: which of the names it has.
+        lane: which of the chains it is in.
+        inputs: the positions of its inputs in the DAG.
+    """
+
+    stage: int
+    lane: int
+    inputs: Sequence[int]
+
+
+def shape(steps: int, names: int) -> list[Node]:
+    """A mixture of chains and fans, as of a large sweep; ``steps`` nodes of ``names`` names.
+
+    Each lane is a chain with a step of every name but the last. In ten lanes nine also take what
+    the first of them made at each stage. The last node takes the ends of all lanes.
+    """
+    stages = names - 1
+    nodes: list[Node] = []
+    for index in range(steps - 1):
+        lane, stage = divmod(index, stages)
+        before = [index - 1] if stage else []
+        head = [(lane - lane % FAN) * stages + stage - 1] if stage and lane % FAN else []
+        nodes.append(Node(stage, lane, [*before, *head]))
+    ends = sorted({node.lane: index for index, node in enumerate(nodes)}.values())
+    return [*nodes, Node(stages, 0, ends)]
+
+
+def write_value(path: Path, value: int) -> dict[str, int]:
+    """Write a small file; the metrics of the step."""
+    path.write_text(json.dumps(value))
+    return {"value": value}

@@ -1,0 +1,35 @@
+"""How far may DPO move from its reference? One run of DPO for each of several betas.
+
+Every variant is a whole ``dpo_ultrafeedback``. What does not depend on beta (data, tokens, SFT,
+reference logprobs, the evaluation before DPO) is equal in all of them, and equal steps are one.
+
+python experiments/dpo_beta_sweep.py                       the embedded demo
+python experiments/dpo_beta_sweep.py betas=[0.02,0.1,0.5]  betas of your own, in place of dpo.beta
+python experiments/dpo_beta_sweep.py scale=smoke           does everything run?
+"""
+
+from dataclasses import dataclass, field
+
+from dpo_ultrafeedback import Config as OneBeta
+from dpo_ultrafeedback import dpo_ultrafeedback
+
+from pipeline import Step
+from pipeline.experiment import main
+from pipeline.sweep import grid
+
+
+@dataclass
+class Config(OneBeta):
+    betas: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.5])
+
+
+def dpo_beta_sweep(cfg: Config) -> dict[str, Step]:
+    """The evaluation before DPO, and that after DPO with each beta."""
+    results = {"before DPO": dpo_ultrafeedback(cfg)["before DPO"]}
+    for name, variant in grid(cfg, {"dpo.beta": cfg.betas}).items():
+        results[name] = dpo_ultrafeedback(variant)["after DPO"]
+    return results
+
+
+if __name__ == "__main__":
+    main(dpo_beta_sweep)

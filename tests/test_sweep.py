@@ -1,0 +1,221 @@
+"""Sweeps as a user writes and reads them."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+from test_experiments import SMALL, Desk, tiny_model  # noqa: F401
+from toy_steps import Times, journal_lines, multiply, only_train
+
+from pipeline import Step, Store, TemperError, run
+from pipeline.manifest import Manifest
+from pipeline.plan import topological
+from pipeline.sweep import compare, grid
+from steps.training.config import DpoConfig, OptimizerConfig, Schedule
+
+
+@dataclass(frozen=True)
+class Pair:
+    first: DpoConfig
+    second: DpoConfig
+    seed: int = 0
+
+
+def test_a_grid_is_every_combination_by_name_the_last_axis_fastest() -> None:
+    base = DpoConfig(batch_size=16)
+    variants = grid(base, {"optimizer.learning_rate": [1e-6, 5e-6]}, beta=[0.5, 0.05])
+    assert list(variants.items()) == [
+        (f"learning_rate={rate} beta={beta}",
+         replace(base, beta=beta, optimizer=OptimizerConfig(learning_rate=rate)))
+        for rate in (1e-6, 5e-6)
+        for beta in (0.5, 0.05)
+    ]  # fmt: skip
+    assert next(iter(variants)) == "learning_rate=1e-06 beta=0.5"
+    assert base == DpoConfig(batch_size=16)
+
+
+def test_a_grid_over_nothing_is_the_config_itself() -> None:
+    assert grid(DpoConfig()) == {"": DpoConfig()}
+
+
+def test_fields_that_end_alike_are_named_by_their_path() -> None:
+    axes = {"optimizer.weight_decay": [0.1], "optimizer.schedule": [Schedule.linear]}
+    assert list(grid(DpoConfig(), axes)) == ["weight_decay=0.1 schedule=linear"]
+    pair = Pair(DpoConfig(), DpoConfig())
+    variants = grid(pair, {"first.beta": [0.1], "second.beta": [0.2]}, seed=[3])
+    assert variants == {
+        "first.beta=0.1 second.beta=0.2 seed=3": Pair(DpoConfig(beta=0.1), DpoConfig(beta=0.2), 3)
+    }
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"betta": [0.1]}, "DpoConfig has no field 'betta'; did you mean beta"),
+        ({"optimizer.learn_rate": [0.1]}, "did you mean optimizer.learning_rate"),
+        ({"optimizer.schedule.name": ["x"]}, "has no field 'optimizer.schedule.name'"),
+        ({"beta": 0.1}, "beta=0.1; give a list of values"),
+        ({"optimizer.schedule": "cosine"}, "give a list of values"),
+        ({"beta": []}, "give a list of values"),
+        ({"beta": {0.1, 0.2}}, "give a list of values"),
+        ({"beta": [0.1, 0.5, 0.1]}, "beta is to be 0.1 more than once"),
+        ({"beta": [0.1, -1]}, "DpoConfig refuses beta=-1: beta must be above 0"),
+        ({"optimizer.learning_rate": [-1]}, "OptimizerConfig refuses learning_rate=-1"),
+        ({"optimizer.learning_rate": [1e-6], "optimizer": [OptimizerConfig()]}, "lies within"),
+    ],
+)
+def test_a_mistake_in_a_grid_is_refused_by_name(axes: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(TemperError, match=message):
+        grid(DpoConfig(), axes)
+
+
+def test_a_grid_needs_a_config_and_each_field_once() -> None:
+    with pytest.raises(TemperError, match="is no config dataclass"):
+        grid({"beta": 0.1}, beta=[0.1])
+    with pytest.raises(TemperError, match="beta is given twice"):
+        grid(DpoConfig(), {"beta": [0.1]}, beta=[0.2])
+
+
+def test_variants_share_the_steps_that_do_not_differ(
+    store: Store, tmp_path: Path, console: Console
+) -> None:
+    journal = str(tmp_path / "journal.txt")
+
+    def experiment(config: Times) -> Step:
+        return multiply(only_train(journal)["train"], config, journal)
+
+    roots = {
+        name: experiment(c) for name, c in grid(Times(), factor=[2, 3], workers=[1, 8]).items()
+    }
+    assert len(roots) == 4
+    # workers is an execution detail: two products, of one `only_train`
+    assert [step.name for step in topological(roots.values())].count("multiply") == 2
+    made = run(roots, store, console=console)
+    assert {name: m.metrics["largest"] for name, m in made.items()} == {
+        "factor=2 workers=1": 6, "factor=2 workers=8": 6,
+        "factor=3 workers=1": 9, "factor=3 workers=8": 9,
+    }  # fmt: skip
+    assert journal_lines(journal) == ["multiply", "multiply"]
+
+
+# --- results side by side ----------------------------------------------------------------------
+
+
+def result(**metrics: Any) -> Manifest:
+    return Manifest(
+        step="evaluate", key="", attempt="", digest="", recipe={}, inputs=(), files={},
+        metrics=metrics, seconds=0.0,
+    )  # fmt: skip
+
+
+RESULTS = {
+    "before": result(loss=0.693147, margin=0, pairs=24, note="text"),
+    "beta=0.1": result(
+        loss=0.25, margin={"value": 0.52, "low": 0.4, "high": 0.6123}, pairs=24, extra=True
+    ),
+}
+
+
+def shown(table: Table, width: int = 120) -> list[list[str]]:
+    """The cells of every line with cells, as a terminal of this width shows them."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    bars = str.maketrans("┃", "│")
+    return [
+        [cell.strip() for cell in line.translate(bars).strip("│").split("│")]
+        for line in lines
+        if line.translate(bars).startswith("│")
+    ]
+
+
+def test_results_are_rows_and_intervals_keep_their_ends() -> None:
+    heading, before, after = shown(compare(RESULTS))
+    assert heading == ["", "loss", "margin", "extra"]
+    assert before == ["before", "0.6931", "0", ""]
+    assert after == ["beta=0.1", "0.25", "0.52 (0.4 – 0.612)", "True"]
+
+
+def test_what_is_the_same_for_all_is_told_once() -> None:
+    assert str(compare(RESULTS).caption) == "the same for all: pairs 24"
+    alike = {"one": result(loss=0.5), "other": result(loss=0.5)}
+    assert shown(compare(alike)) == [["", "loss"], ["one", "0.5"], ["other", "0.5"]]
+    close = {"one": result(loss=0.50001, pairs=2), "other": result(loss=0.50002, pairs=2)}
+    assert shown(compare(close))[0] == ["", "loss"]
+
+
+def test_chosen_metrics_are_shown_in_the_order_chosen() -> None:
+    heading, before, _ = shown(compare(RESULTS, ["pairs", "loss"]))
+    assert heading == ["", "pairs", "loss"]
+    assert before == ["before", "24", "0.6931"]
+    with pytest.raises(TemperError, match="no result has the metric 'los'; did you mean loss"):
+        compare(RESULTS, ["los"])
+
+
+def test_in_a_narrow_terminal_nothing_is_cut_off() -> None:
+    results = {
+        f"beta={beta}": result(**{f"eval_rewards/metric_{i}": beta + i for i in range(6)})
+        for beta in (0.1, 0.2)
+    }
+    text = " ".join(cell for row in shown(compare(results), width=60) for cell in row)
+    assert "…" not in text
+    assert {"beta=0.1", "5.1", "5.2"} <= set(text.split())
+
+
+# --- the sweep that ships ------------------------------------------------------------------------
+
+
+def planned(desk: Desk, *arguments: str) -> list[str]:
+    """The name of every step in the plan, with what it is to be called."""
+    lines = desk.run("--plan", *arguments).stdout.splitlines()
+    return [line.strip().partition("  ")[0] for line in lines[1:-1]]
+
+
+def test_the_beta_sweep_plans_one_run_of_dpo_a_beta_and_all_else_once(
+    repository: Path, tmp_path: Path
+) -> None:
+    desk = Desk(repository, "dpo_beta_sweep", tmp_path, ("scale=smoke",))
+    plan = planned(desk, "betas=[0.02,0.1,0.5]")
+    names = [step.partition(" ")[0] for step in plan]
+    assert names.count("train_dpo") == 3
+    assert names.count("evaluate") == 4
+    for shared in ("load_preferences", "import_model", "tokenize_preferences", "train_sft",
+                   "reference_logprobs"):  # fmt: skip
+        assert names.count(shared) == 1
+    assert len(names) == 12
+    assert {"evaluate (before DPO)", "evaluate (beta=0.02)", "evaluate (beta=0.5)"} <= set(plan)
+
+
+@pytest.mark.parametrize(
+    ("betas", "message"), [("[0.1,0.1]", "more than once"), ("[-1]", "beta must be above 0")]
+)
+def test_betas_that_cannot_be_swept_are_one_clear_line(
+    repository: Path, tmp_path: Path, betas: str, message: str
+) -> None:
+    desk = Desk(repository, "dpo_beta_sweep", tmp_path, ("scale=smoke", f"betas={betas}"))
+    done = desk.run("--plan", check=False)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_beta_that_is_added_to_the_sweep_runs_alone(
+    tiny_model: Path,  # noqa: F811
+    repository: Path,
+    tmp_path: Path,
+) -> None:
+    settings = (f"model.path={tiny_model}", "model.package=null", *SMALL)
+    desk = Desk(repository, "dpo_beta_sweep", tmp_path, settings)
+    desk.run("betas=[0.1]")
+    desk.run("betas=[0.5,0.1]")
+    assert len(desk.made("train_sft")) == len(desk.made("reference_logprobs")) == 1
+    assert len(desk.made("train_dpo")) == 2
+    margins = [m.metrics["eval_rewards/margins"] for m in desk.made("evaluate")]
+    assert margins[0] == 0  # before DPO
+    assert margins[1] != margins[2]
