@@ -8,6 +8,7 @@ from pipeline.inputs import File, HubDataset, HubModel, packaged_file
 from pipeline.run import run
 from pipeline.step import Input, Metrics, Output, Step, look_again, step
 from pipeline.store import Store
+from pipeline.sweep import compare, grid
 
 __all__ = [
     "Artifact",
@@ -22,7 +23,9 @@ __all__ = [
     "TemperError",
     "added_field",
     "adopt",
+    "compare",
     "execution_detail",
+    "grid",
     "look_again",
     "packaged_file",
     "run",

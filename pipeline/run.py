@@ -190,9 +190,7 @@ def _run_missing(session: _Session, jobs: int, scheduler: str | None) -> None:
         session.begin()
         try:
             with _sigterm_as_interrupt(), board.live():
-                schedule(
-                    session.roots.values(), executor, lifeline, jobs, board.observe, scheduler
-                )
+                schedule(session.roots.values(), executor, lifeline, jobs, board.observe, scheduler)
             outcome = "failed" if board.failed else "done"
         finally:
             session.keep(outcome, board)

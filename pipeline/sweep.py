@@ -14,13 +14,13 @@ import difflib
 import enum
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
-
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.errors import TemperError
 from pipeline.manifest import Manifest
+
+if TYPE_CHECKING:  # workers import this module too, and show nothing
+    from rich.table import Table
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def grid(
     return variants
 
 
-def compare(results: Mapping[str, Manifest], metrics: Sequence[str] | None = None) -> Table:
+def compare(results: Mapping[str, Manifest], metrics: Sequence[str] | None = None) -> "Table":
     """Results side by side: a row for each, a column for each metric, intervals with their ends.
 
     Args:
@@ -73,6 +73,9 @@ def compare(results: Mapping[str, Manifest], metrics: Sequence[str] | None = Non
     Raises:
         TemperError: no result has one of ``metrics``.
     """
+    from rich.table import Table
+    from rich.text import Text
+
     known = comparable_metrics(results.values())
     for name in metrics or ():
         if name not in known:

@@ -1,8 +1,8 @@
 """Keys that must never change: an edit of the encoding would silently orphan every store.
 
-``golden/keys.json`` was written once. If a test here fails, the encoding changed: undo that, or raise
-``ENCODING_VERSION`` knowing that nothing made before will be found. ``golden/store`` was written by
-the first release.
+``golden/keys.json`` was written once. If a test here fails, the encoding changed: undo that, or
+raise ``ENCODING_VERSION`` knowing that nothing made before will be found. ``golden/store`` was
+written by the first release.
 """
 
 import enum
@@ -30,7 +30,7 @@ class Color(enum.Enum):
     RED = 1
 
 
-class Level(str, enum.Enum):
+class Level(str, enum.Enum):  # noqa: UP042 (as users have them)
     LOW = "low"
 
 

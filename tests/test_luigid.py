@@ -35,8 +35,11 @@ def luigid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     folder = tmp_path_factory.mktemp("luigid")
     server = subprocess.Popen(
-        [Path(sys.executable).with_name("luigid"), "--port", str(port), "--address", "127.0.0.1"]
-        + ["--state-path", folder / "state.pickle", "--logdir", folder],
+        [
+            Path(sys.executable).with_name("luigid"),
+            *("--port", str(port), "--address", "127.0.0.1"),
+            *("--state-path", folder / "state.pickle", "--logdir", folder),
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -71,9 +74,7 @@ def start_driver(store: Store, folder: Path, luigid: str) -> subprocess.Popen[by
     )
 
 
-def test_drivers_of_one_luigid_do_each_step_once(
-    luigid: str, store: Store, tmp_path: Path
-) -> None:
+def test_drivers_of_one_luigid_do_each_step_once(luigid: str, store: Store, tmp_path: Path) -> None:
     (tmp_path / "numbers.txt").write_text("1 2 3 4")
     drivers = [start_driver(store, tmp_path, luigid) for _ in range(2)]
     for driver in drivers:

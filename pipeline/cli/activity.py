@@ -1,0 +1,127 @@
+"""What goes on in a store: leases that are held, and every try at making an artifact.
+
+Each is found by one listing of the whole store, and one request for each lease that is held.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pipeline.lease import RELEASED_BYTES, Chain, Holder, Leases
+from pipeline.store import Store
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The lease of one key. ``holder`` is ``None`` when it was released."""
+
+    step: str
+    key: str
+    holder: Holder | None
+
+    @property
+    def is_held(self) -> bool:
+        """False only if it is known that nobody holds it: of a process on another machine, only
+        who waits for it finds out that it is gone."""
+        return self.holder is not None and not self.holder.is_gone()
+
+    @property
+    def who(self) -> str:
+        """Its holder, in words."""
+        if self.holder is None:
+            return "nobody"
+        return f"{self.holder.host} (pid {self.holder.pid}, run {self.holder.run})"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at making an artifact, and the bytes it left."""
+
+    step: str
+    key: str
+    name: str
+    size: int
+
+    @property
+    def folder(self) -> str:
+        """Its path below the store's root."""
+        return f"attempts/{self.step}/{self.key}/{self.name}"
+
+
+def leases(store: Store) -> list[Lease]:
+    """Every lease in the store, held or not.
+
+    Raises:
+        TemperError: a lease's record is damaged.
+    """
+    last: dict[tuple[str, str], tuple[str, int]] = {}
+    for path, size in store.objects.sizes(f"{store.root}/leases").items():
+        parts = path.split("/")
+        if len(parts) == 3 and not parts[2].startswith("."):
+            place = (parts[0], parts[1])
+            last[place] = max(last.get(place, ("", 0)), (parts[2], size))
+    return [
+        Lease(step, key, _chain(store, step, key).look().holder if size > RELEASED_BYTES else None)
+        for (step, key), (_, size) in sorted(last.items())
+    ]
+
+
+def holding_runs(found: Iterable[Lease]) -> frozenset[str]:
+    """The names of the runs that hold any of these leases."""
+    return frozenset(lease.holder.run for lease in found if lease.holder and lease.is_held)
+
+
+def attempts(store: Store, step: str = "") -> list[Attempt]:
+    """Every attempt, of one step or of all, oldest first."""
+    prefix = f"{step}/" if step else ""
+    sizes: dict[tuple[str, str, str], int] = {}
+    for path, size in store.objects.sizes(f"{store.root}/attempts/{step}".rstrip("/")).items():
+        parts = f"{prefix}{path}".split("/")
+        if len(parts) > 3:
+            place = (parts[0], parts[1], parts[2])
+            sizes[place] = sizes.get(place, 0) + size
+    found = [Attempt(step, key, name, size) for (step, key, name), size in sizes.items()]
+    return sorted(found, key=lambda attempt: attempt.name)
+
+
+@contextlib.contextmanager
+def alone_with(store: Store, step: str, key: str, purpose: str) -> Iterator[bool]:
+    """Hold the lease of a key, so that no driver begins with it meanwhile.
+
+    Args:
+        purpose: what drivers that wait are told.
+
+    Yields:
+        False if another process holds it: then hands off.
+    """
+    ours = Leases(store.objects, store.root, run=purpose)
+    with ours.held(step, key, done=lambda: True) as lease:
+        yield lease is not None
+
+
+def forget_released(store: Store, step: str, key: str) -> bool:
+    """Remove what a released lease left behind. False if it is not released, and stays.
+
+    Only the objects that were listed with the release are removed: a process that takes the lease
+    at the same moment goes on after them, as it would have removed them itself.
+    """
+    folder = f"{store.root}/leases/{step}/{key}"
+    entries = [e for e in store.objects.list(folder) if e.name.removesuffix(".json").isdecimal()]
+    if entries and entries[-1].size > RELEASED_BYTES:
+        return False
+    for entry in entries:
+        store.objects.remove(f"{folder}/{entry.name}")
+    remove_if_empty(store, folder)
+    return True
+
+
+def remove_if_empty(store: Store, folder: str) -> None:
+    """An object store has no empty folders; a disk does."""
+    if store.is_local:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+
+def _chain(store: Store, step: str, key: str) -> Chain:
+    return Chain(store.objects, f"{store.root}/leases/{step}/{key}")

@@ -1,0 +1,88 @@
+"""Why an artifact was made, from what, and what came of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.catalog import Catalog
+from pipeline.cli.compare import Comparison, compare
+from pipeline.cli.present import NotImportable, present_code
+from pipeline.manifest import Manifest
+from pipeline.why import History, code_changes
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is known of an artifact.
+
+    Attributes:
+        nearest: the artifact that the step had made before with the fewest differences.
+        differences: from that one.
+        again: how many generations of the same key there were before.
+        code: what the present code is to it, in words, and the functions that differ.
+        uses: the artifacts that were made from it.
+    """
+
+    manifest: Manifest
+    nearest: Manifest | None
+    differences: Comparison | None
+    again: int
+    code: str
+    changed_code: Sequence[str]
+    uses: Sequence[Manifest]
+
+
+def explain_artifact(catalog: Catalog, manifest: Manifest) -> Explanation:
+    """Everything there is to say of an artifact; costs a few requests per step name."""
+    nearest = _nearest_before(catalog, manifest)
+    code, changes = _present_code(catalog, manifest)
+    return Explanation(
+        manifest=manifest,
+        nearest=nearest,
+        differences=None if nearest is None else compare(nearest, manifest),
+        again=manifest.generation,
+        code=code,
+        changed_code=changes,
+        uses=[other for other in catalog.everything() if _is_made_from(other, manifest)],
+    )
+
+
+def _nearest_before(catalog: Catalog, manifest: Manifest) -> Manifest | None:
+    earlier = [
+        other
+        for other in catalog.history(manifest.step)
+        if other.attempt < manifest.attempt and other.key != manifest.key
+    ]
+    run = manifest.provenance.get("run")
+    of_other_runs = [other for other in earlier if other.provenance.get("run") != run]
+    names = {entry.digest: f"{entry.step}@{entry.key}" for entry in manifest.inputs}
+    close = History(of_other_runs or earlier).nearest(manifest.recipe, manifest.code, names)
+    return close.manifest if close else None
+
+
+def _present_code(catalog: Catalog, manifest: Manifest) -> tuple[str, list[str]]:
+    try:
+        present = present_code(manifest, catalog.store)
+    except NotImportable as error:
+        return f"the present code cannot be looked at: {error}", []
+    changes = code_changes(manifest.code, present.code) if manifest.code and present.code else []
+    hint = f"temper accept {manifest.step} if that makes no difference"
+    if present.made_by == manifest.made_by:
+        version = manifest.made_by.get("version")
+        if version is not None and not (manifest.code and present.code):
+            return f"version {version!r} is the present one; the code itself is not on record", []
+        if not changes:
+            return "the present code is what made it", []
+        return f"the present code differs; version {version!r} does not, so it is cached", changes
+    if "version" in manifest.made_by or "version" in present.made_by:
+        old, new = (m.get("version", "none") for m in (manifest.made_by, present.made_by))
+        return f"the declared version is another now: {old} → {new}; {hint}", changes
+    return f"the present code differs; {hint}", changes
+
+
+def _is_made_from(other: Manifest, manifest: Manifest) -> bool:
+    """By content too: another generation of the key may have been another artifact."""
+    return any(
+        (entry.step, entry.key) == (manifest.step, manifest.key)
+        and entry.digest == manifest.digest_of(entry.part)
+        for entry in other.inputs
+    )

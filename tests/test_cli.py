@@ -1,0 +1,570 @@
+"""``temper`` as a user meets it: on stores that real runs have made."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from test_pipeline import DRIVER, Lab, wait_for
+from test_store import manifest
+from toy_steps import Times, add, fail, journal_lines, slow_count
+from typer.testing import CliRunner, Result
+
+from pipeline import Store, TemperError, run
+from pipeline.catalog import Catalog
+from pipeline.cli import app
+from pipeline.cli.verify import verify
+from pipeline.lease import Leases
+from pipeline.manifest import Manifest
+from pipeline.objects import Objects
+from pipeline.run import RunFailed
+from pipeline.store import Loss
+
+TESTS = Path(__file__).parent
+TEMPER = Path(sys.executable).with_name("temper")
+
+
+@pytest.fixture
+def lab(tmp_path: Path, store: Store, console: Console) -> Lab:
+    return Lab(tmp_path, store, console)
+
+
+def call(lab: Lab, *arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"TEMPER_STORE": lab.store.url})
+
+
+def temper(lab: Lab, *arguments: str) -> str:
+    """What a command prints, without its columns' padding."""
+    result = call(lab, *arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return "\n".join(" ".join(line.split()) for line in result.output.splitlines())
+
+
+def refusal(lab: Lab, *arguments: str) -> str:
+    result = call(lab, *arguments)
+    assert isinstance(result.exception, TemperError), (result.output, result.exception)
+    return str(result.exception)
+
+
+def newest(lab: Lab, step: str) -> Manifest:
+    return Catalog(lab.store).history(step)[-1]
+
+
+def damage(lab: Lab, made: Manifest, name: str) -> Path:
+    """Flip one byte of a file, and leave its size."""
+    path = Path(lab.store.content_path(made)) / name
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    return path
+
+
+# --- looking -------------------------------------------------------------------------------------
+
+
+def test_artifacts_are_listed_with_what_became_of_them(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    first = newest(lab, "multiply")
+    run({"product": lab.product()}, lab.store, console=lab.console, force=["multiply"])
+    lab.store.evict(newest(lab, "numbers"))
+    lines = temper(lab, "list").splitlines()[1:]
+    assert [line.split()[0] for line in lines] == [
+        newest(lab, "numbers").name,
+        first.name,
+        first.name,
+    ]
+    assert [line.split()[-1] for line in lines] == ["evicted", "superseded", "bytes"]
+    lab.store.mark(newest(lab, "multiply"), Loss.DAMAGED)
+    assert temper(lab, "list", "multiply").splitlines()[-1].endswith("damaged")
+    assert len(temper(lab, "list", "multiply").splitlines()) == 3
+
+
+def test_an_artifact_is_named_by_its_step_or_the_beginning_of_its_key(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    old = newest(lab, "multiply")
+    lab.run(product=lab.product(Times(3)))
+    new = newest(lab, "multiply")
+    assert temper(lab, "path", "multiply") == lab.store.content_path(new)
+    assert temper(lab, "path", f"multiply@{old.key[:6]}") == lab.store.content_path(old)
+    assert f'"attempt": "{old.attempt}"' in temper(lab, "show", f"multiply@{old.key}")
+
+
+def test_a_name_that_means_several_artifacts_is_refused_with_their_names(lab: Lab) -> None:
+    for number in "12":
+        lab.store.commit(replace(manifest(f"try-{number}"), key=f"abc{number}" * 8))
+    assert "train@abc1abc1, train@abc2abc2; give more of the key" in refusal(
+        lab, "show", "train@abc"
+    )
+    assert "try-2" in temper(lab, "show", "train@abc2")
+
+
+@pytest.mark.parametrize("command", ["show", "path", "logs", "explain", "evict", "accept"])
+def test_a_name_that_means_nothing_is_refused_with_what_there_is(lab: Lab, command: str) -> None:
+    lab.run(product=lab.product())
+    assert "no artifact of 'multply'; it has: multiply, numbers" in refusal(lab, command, "multply")
+
+
+def test_an_empty_store_says_what_to_set(lab: Lab) -> None:
+    assert "set --store or TEMPER_STORE" in refusal(lab, "list")
+    assert "set --store or TEMPER_STORE" in refusal(lab, "runs")
+    assert temper(lab, "gc") == "nothing to collect"
+    assert temper(lab, "status") == "nothing is running"
+
+
+def test_the_latest_generation_is_what_a_key_stands_for(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    run({"product": lab.product()}, lab.store, console=lab.console, force=["multiply"])
+    again = Catalog(lab.store).history("multiply")
+    assert temper(lab, "path", f"multiply@{again[0].key}") == lab.store.content_path(again[1])
+
+
+def test_the_path_of_data_that_is_gone_is_refused(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.store.evict(newest(lab, "multiply"))
+    assert "is evicted; a run that asks for it makes it again" in refusal(lab, "path", "multiply")
+
+
+def test_the_log_of_a_failed_attempt_is_shown(lab: Lab) -> None:
+    with pytest.raises(RunFailed):
+        lab.run(broken=fail(lab.numbers(), lab.journal))
+    log = temper(lab, "logs", "fail")
+    assert "ValueError: row 3 of the input" in log
+    attempt = next((Path(lab.store.root) / "attempts" / "fail").iterdir())
+    assert temper(lab, "logs", f"fail@{attempt.name[:10]}") == log
+
+
+# --- running -------------------------------------------------------------------------------------
+
+
+def test_who_makes_what_is_shown_with_how_far_it_is(lab: Lab) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, lab.store.root, lab.journal, "1"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+    )
+    try:
+        wait_for(lab, "count 6")
+        shown = temper(lab, "status")
+    finally:
+        driver.kill()
+        driver.wait()
+    (line,) = shown.splitlines()[1:]
+    assert f" {driver.pid} " in line
+    assert "/30 count " in line
+    assert "gone" not in line
+    time.sleep(0.2)
+    assert "its process is gone" in temper(lab, "status")
+    assert "killed" in temper(lab, "runs")
+    lab.run(count=slow_count(30, lab.journal))
+    assert temper(lab, "status") == "nothing is running"
+
+
+def test_runs_are_listed_and_each_says_what_its_steps_came_to(lab: Lab) -> None:
+    with pytest.raises(RunFailed):
+        lab.run(broken=fail(lab.numbers(), lab.journal), product=lab.product())
+    lab.run(product=lab.product())
+    first, second = temper(lab, "runs").splitlines()[1:]
+    assert " failed " in first
+    assert first.split()[5:8] == ["2", "0", "1"]
+    assert second.split()[5:8] == ["0", "2", "0"]
+    steps = temper(lab, "runs", first.split()[0])
+    assert f"multiply done {newest(lab, 'multiply').key[:8]}" in steps
+    assert "row 3 of the input" in steps
+
+
+def test_a_forgotten_run_is_off_the_record(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.run(product=lab.product(Times(3)))
+    first, second = [line.split()[0] for line in temper(lab, "runs").splitlines()[1:]]
+    assert "give more of the name" in refusal(lab, "runs", "--forget", "20")
+    assert "name the runs to forget" in refusal(lab, "runs", "--forget")
+    temper(lab, "runs", "--forget", first)
+    assert [line.split()[0] for line in temper(lab, "runs").splitlines()[1:]] == [second]
+    assert "1 " in temper(lab, "gc", "--grace", "0")
+
+
+def test_the_plan_of_a_script_is_shown_and_its_status_passed_on(tmp_path: Path) -> None:
+    script = tmp_path / "experiment.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
+    command = [str(TEMPER), "plan", str(script), "dpo.beta=0.05", "-m", "--cfg", "job"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 7
+    assert done.stdout == "['--plan', 'dpo.beta=0.05', '-m', '--cfg', 'job']\n"
+
+
+# --- explaining ----------------------------------------------------------------------------------
+
+
+def test_an_artifact_is_explained_by_what_it_was_made_from_and_why(lab: Lab) -> None:
+    lab.run(sum=add([lab.product()], lab.journal))
+    lab.source.write_text("1 5")
+    lab.run(sum=add([lab.product(Times(7))], lab.journal))
+    source, product = newest(lab, "numbers"), newest(lab, "multiply")
+    old = Catalog(lab.store).history("multiply")[0]
+    shown = temper(lab, "explain", "multiply")
+    assert "config.factor = 7" in shown
+    assert f"values = {source.name}['train']" in shown
+    assert f"the nearest made before it is {old.name}; what differs:" in shown
+    assert "config.factor: 2 → 7" in shown
+    assert f"values: {old.inputs[0].step}@{old.inputs[0].key[:8]}['train']" in shown
+    assert "the present code is what made it" in shown
+    assert shown.splitlines()[-2:] == ["used by", newest(lab, "add").name]
+    assert "the first of multiply in this store" in temper(lab, "explain", f"multiply@{old.key}")
+    assert product.key != old.key
+
+
+def test_what_an_artifact_is_compared_with_was_there_before_its_run(lab: Lab) -> None:
+    """Not one that was made beside it, though that may be as near."""
+    lab.run(product=lab.product(Times(2)))
+    before = newest(lab, "multiply")
+    lab.source.write_text("1 5")
+    lab.run(beside=lab.product(Times(3)), product=lab.product(Times(2)))
+    assert f"made before it is {before.name}" in temper(lab, "explain", "multiply")
+
+
+def test_code_that_cannot_be_imported_is_said_and_no_error(lab: Lab) -> None:
+    recipe = {"encoding": 1, "function": "gone_module:train", "code": "0" * 32, "arguments": {}}
+    lab.store.commit(replace(manifest("one"), recipe=recipe))
+    assert "gone_module:train cannot be imported" in temper(lab, "explain", "train")
+    assert "run this in the folder of its project" in refusal(lab, "accept", "train")
+
+
+def test_two_artifacts_are_told_apart(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    old = newest(lab, "multiply")
+    lab.run(product=lab.product(Times(3)))
+    shown = temper(lab, "diff", f"multiply@{old.key}", "multiply")
+    assert "settings: 1 difference\nconfig.factor: 2 → 3" in shown
+    assert "inputs: no difference" in shown
+    assert "files: 1 difference, 0 the same" in shown
+    assert "largest 6 9" in shown
+    itself = temper(lab, "diff", "multiply", "multiply")
+    assert "files: no difference, 1 the same" in itself
+
+
+# --- accepting -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Desk:
+    """A script of somebody's own, its store, and the shell they work in."""
+
+    folder: Path
+
+    @property
+    def script(self) -> Path:
+        return self.folder / "project" / "measures.py"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "journal.txt"
+
+    def shell(self, *command: str, path: Path | None = None) -> str:
+        """Run a command; what it prints, on any stream, without columns' padding."""
+        environment = {**os.environ, "TEMPER_STORE": str(self.folder / "store")}
+        if path is not None:
+            environment["PYTHONPATH"] = str(path)
+        done = subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60
+        )
+        return " ".join((done.stdout + done.stderr).split())
+
+    def run(self) -> int:
+        """Run the script; how many of its steps really ran."""
+        before = len(journal_lines(self.journal))
+        self.shell(sys.executable, "project/measures.py", str(self.journal))
+        return len(journal_lines(self.journal)) - before
+
+    def temper(self, *arguments: str) -> str:
+        return self.shell(str(TEMPER), *arguments)
+
+    def edit(self, old: str, new: str) -> None:
+        text = self.script.read_text()
+        assert text.count(old) == 1
+        self.script.write_text(text.replace(old, new))
+
+
+MEASURES = """
+import sys
+from dataclasses import dataclass
+from pipeline import Output, added_field, run, step
+
+@dataclass(frozen=True)
+class Unit:
+    name: str = "m"
+
+    def scale(self):
+        return 1
+
+@dataclass(frozen=True)
+class Square:
+    width: int = 2
+    unit: object = added_field(Unit(), before=Unit())
+
+    def area(self):
+        return self.width * self.width
+
+@dataclass(frozen=True)
+class Line:
+    width: int = 2
+
+    def area(self):
+        return 0
+
+def rounded(value):
+    return round(value, 2)
+
+@step
+def measure(out: Output, shape: object, journal: str) -> dict:
+    with open(journal, "a") as file:
+        file.write("measure\\n")
+    (out.path / "area.txt").write_text(str(rounded(shape.area())))
+    return {"area": shape.area()}
+
+@step(added={"unit": Unit()})
+def double(out: Output, journal: str, unit: object = Unit()) -> dict:
+    with open(journal, "a") as file:
+        file.write("double\\n")
+    return {"twice": rounded(2 * 2)}
+
+if __name__ == "__main__":
+    journal = sys.argv[1]
+    roots = [measure(Square(), journal), measure(Square(3), journal), measure(Line(), journal)]
+    run([*roots, double(journal)], "store")
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    desk = Desk(tmp_path)
+    desk.script.parent.mkdir()
+    desk.script.write_text(MEASURES)
+    assert desk.run() == 4
+    return desk
+
+
+def test_code_that_was_accepted_reruns_nothing(desk: Desk) -> None:
+    desk.edit("self.width * self.width", "self.width**2")
+    assert "Square changed" in desk.temper("explain", "measure@" + key_of(desk, "Square"))
+    shown = desk.temper("accept", "measure", "double", "--yes")
+    assert "measures:Square changed" in shown
+    assert "accepted: 2 artifacts valid again" in shown, "a line is no square"
+    assert desk.run() == 0
+    assert "equals what made it" in desk.temper("accept", "measure", "--yes")
+
+
+def test_every_set_of_arguments_that_an_edit_reaches_is_accepted(desk: Desk) -> None:
+    desk.edit("round(value, 2)", "round(value, ndigits=2)")
+    desk.temper("accept", "measure", "--yes")
+    assert desk.run() == 1, "the other step was not accepted"
+    assert journal_lines(desk.journal)[-1] == "double"
+
+
+def test_code_of_what_was_added_later_and_is_in_no_recipe_is_accepted_too(desk: Desk) -> None:
+    desk.edit("return 1", "return 2 - 1")
+    assert "3 artifacts valid again" in desk.temper("accept", "measure", "double", "--yes")
+    assert desk.run() == 0
+
+
+def test_code_is_accepted_on_a_terminal_or_with_yes(desk: Desk) -> None:
+    desk.edit("round(value, 2)", "round(value, ndigits=2)")
+    assert "add --yes" in desk.temper("accept", "double")
+    assert desk.run() == 4
+
+
+def test_the_code_of_an_earlier_artifact_is_accepted_by_its_key(desk: Desk) -> None:
+    desk.edit("round(value, 2)", "round(value, 3)")
+    key = Catalog(Store(str(desk.folder / "store"))).history("double")[0].key
+    assert desk.run() == 4
+    assert "1 of its artifacts were made by other code" in desk.temper("accept", "double")
+    desk.edit("round(value, 3)", "round(value, ndigits=2)")
+    assert "1 artifact valid again" in desk.temper("accept", "double", "--of", key[:9], "--yes")
+    assert desk.run() == 3
+
+
+def test_an_old_store_whose_step_dropped_its_version_is_accepted(desk: Desk) -> None:
+    shutil.rmtree(desk.folder / "store")
+    shutil.copytree(TESTS / "golden" / "store", desk.folder / "store")
+    source = (TESTS / "toy_steps.py").read_text()
+    versioned = '@step(version="1")\ndef multiply('
+    assert versioned in source
+    (desk.folder / "toy_steps.py").write_text(source.replace(versioned, "@step\ndef multiply("))
+    script = desk.folder / "golden.py"
+    script.write_text(
+        "from toy_steps import *\n"
+        "from pipeline import run\n"
+        f"values = numbers(File({str(TESTS / 'golden' / 'numbers.txt')!r}), '/dev/null')['train']\n"
+        "if __name__ == '__main__':\n"
+        "    run([multiply(values, Times(3), '/dev/null')], 'store')\n"
+    )
+    shown = desk.temper("accept", "multiply", "--yes")
+    assert "version '1' → its code as an input" in shown
+    assert "1 artifact valid again" in shown
+    assert "all 2 steps are cached" in desk.shell(sys.executable, str(script))
+
+
+def key_of(desk: Desk, shape: str) -> str:
+    history = Catalog(Store(str(desk.folder / "store"))).history("measure")
+    return next(m.key for m in history if shape in str(m.recipe))
+
+
+# --- letting go and checking ---------------------------------------------------------------------
+
+
+def test_evicted_data_is_made_again_only_for_who_needs_it(lab: Lab) -> None:
+    lab.run(sum=add([lab.product()], lab.journal))
+    shown = temper(lab, "evict", "numbers", "multiply", "--yes")
+    assert shown.splitlines()[-1] == "freed 18 bytes"
+    assert lab.run(sum=add([lab.product()], lab.journal)) == []
+    assert temper(lab, "evict", "numbers") == "evicted already: numbers"
+    ran = lab.run(sum=add([lab.product(Times(5))], lab.journal))
+    assert ran == ["numbers", "multiply", "add"]
+    assert not Path(lab.store.content_path(Catalog(lab.store).history("multiply")[0])).exists()
+
+
+def test_nothing_is_evicted_unasked(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    assert "add --yes" in refusal(lab, "evict", "multiply")
+    assert lab.store.lost_files(newest(lab, "multiply")) == []
+
+
+def test_what_is_being_made_or_read_is_not_evicted(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    made = newest(lab, "multiply")
+    with Leases(lab.store.objects, lab.store.root, "other").held(
+        "multiply", made.key, done=lambda: False
+    ):
+        assert "run other) is making; wait for it" in refusal(lab, "evict", "multiply", "--yes")
+        assert "it is an input of multiply@" in refusal(lab, "evict", "numbers", "--yes")
+    temper(lab, "evict", "multiply", "numbers", "--yes")
+
+
+def test_a_flipped_byte_is_found_and_the_next_run_that_needs_it_heals_it(lab: Lab) -> None:
+    lab.run(sum=add([lab.product()], lab.journal))
+    made = newest(lab, "multiply")
+    assert "3 artifacts intact, 0 damaged" in temper(lab, "verify")
+    damage(lab, made, "values.json")
+    result = call(lab, "verify")
+    assert result.exit_code == 1
+    assert f"{made.name}: values.json is damaged" in result.output
+    assert made.files["values.json"].blake3 in result.output
+    assert "2 artifacts intact, 1 damaged" in result.output
+    assert lab.run(sum=add([lab.product()], lab.journal)) == [], "nobody needs its bytes"
+    assert lab.run(sum=lab.product()) == ["multiply"]
+    assert "3 artifacts intact, 0 damaged; 1 passed over" in temper(lab, "verify")
+
+
+def test_a_file_that_is_gone_is_damaged_and_an_evicted_artifact_is_not(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.store.evict(newest(lab, "numbers"))
+    assert "1 artifact intact, 0 damaged; 1 passed over" in temper(lab, "verify")
+    (Path(lab.store.content_path(newest(lab, "multiply"))) / "values.json").unlink()
+    result = call(lab, "verify", "multiply")
+    assert result.exit_code == 1
+    assert "found nothing" in result.output
+
+
+def test_what_was_let_go_while_it_was_read_is_not_damaged(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    made = newest(lab, "multiply")
+    lab.store.evict(made)
+    assert verify(lab.store, [made]) == []
+
+
+def test_collecting_is_a_dry_run_until_it_is_said(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.run(product=lab.product(Times(3)))
+    before = sorted(Path(lab.store.root).rglob("*"))
+    shown = temper(lab, "gc", "--keep-last", "1", "--grace", "0")
+    assert "artifacts that no kept run used multiply 1 " in shown
+    assert shown.endswith("in all; add --yes to delete")
+    assert sorted(Path(lab.store.root).rglob("*")) == before
+    assert (
+        temper(lab, "gc", "--keep-last", "1", "--grace", "0", "--yes").splitlines()[-1][:5]
+        == "freed"
+    )
+    assert len(Catalog(lab.store).history("multiply")) == 1
+    assert lab.run(product=lab.product(Times(3))) == []
+
+
+# --- the terminal --------------------------------------------------------------------------------
+
+HOSTILE = "[bold]x[/bold] \x1b[31mred\x9b2J [/nonsense]"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("list",), ("show", "train"), ("explain", "train"), ("diff", "train", "train"), ("runs",)],
+)
+def test_what_others_wrote_is_text_and_never_an_order_to_the_terminal(
+    lab: Lab, command: tuple[str, ...]
+) -> None:
+    recipe = {"function": "m:train", "version": HOSTILE, "arguments": {HOSTILE: HOSTILE}}
+    made = replace(manifest("one"), recipe=recipe, kind=f"m:{HOSTILE}", metrics={HOSTILE: HOSTILE})
+    lab.store.commit(replace(made, provenance={"run": HOSTILE, "host": HOSTILE}))
+    steps = [{"step": HOSTILE, "state": HOSTILE, "why": HOSTILE, "key": HOSTILE}]
+    lab.store.record_run({"run": "r", "outcome": HOSTILE, "argv": [HOSTILE], "steps": steps})
+    shown = temper(lab, *command) + temper(lab, "runs", "r")
+    assert "[bold]x[/bold]" in shown
+    assert not {"\x1b", "\x9b"} & set(shown)
+
+
+def test_a_log_is_shown_without_its_control_characters(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    attempt = lab.store.attempt_path(newest(lab, "multiply"))
+    Path(attempt, "log.txt").write_bytes(b"one\x1b[2J\rtwo [bold]\n\xff")
+    assert temper(lab, "logs", "multiply") == "one [2J\ntwo [bold]\n�"
+
+
+def test_an_error_is_one_line_and_status_1(lab: Lab) -> None:
+    done = subprocess.run(
+        [str(TEMPER), "list", "--store", lab.store.root], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: there are no artifacts")
+    assert done.stderr.count("\n") == 1
+
+
+# --- remote stores -------------------------------------------------------------------------------
+
+
+class Requests(list[str]):
+    """The requests that are made while it is watched."""
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        for name in ("read", "_listing_of"):
+            patch.setattr(Objects, name, self._counted(getattr(Objects, name)))
+
+    def _counted(self, request: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(objects: Objects, path: str, **options: bool) -> Any:
+            self.append(path)
+            return request(objects, path, **options)
+
+        return counted
+
+
+@pytest.mark.slow
+def test_looking_costs_a_remote_store_requests_by_step_names_and_not_by_artifacts(
+    gcs_bucket: str, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(tmp_path, Store(f"{gcs_bucket}/{tmp_path.name}"), console)
+    lab.run(**{str(factor): lab.product(Times(factor)) for factor in range(6)})
+    assert "values.json" in temper(lab, "show", "numbers")
+    assert f"multiply@{newest(lab, 'multiply').key[:8]}" in temper(lab, "explain", "multiply")
+    requests = Requests(monkeypatch)
+    for command in ("list", "status", "verify"):
+        requests.clear()
+        temper(lab, command)
+        assert len(requests) <= 8, (command, list(requests))
+    temper(lab, "evict", "multiply", "--yes")
+    assert "evicted" in temper(lab, "list", "multiply")
+    damaged = Catalog(lab.store).history("multiply")[0]
+    lab.store.objects.replace(f"{lab.store.content_path(damaged)}/values.json", b"[1, 1]")
+    assert call(lab, "verify").exit_code == 1
