@@ -146,10 +146,12 @@ class _Session:
         )
 
     def plan_again(self) -> bool:
-        """Plan anew after failures; true if artifacts turned out to be unusable meanwhile."""
-        before = self.current.unusable.keys()
+        """Plan anew after failures; true if artifacts were lost, or collected, meanwhile."""
+        before = self.current
         self.catalog = Catalog(self.store)
-        return bool(self.plan().unusable.keys() - before)
+        after = self.plan()
+        lost = after.unusable.keys() - before.unusable.keys()
+        return bool(lost or before.manifests().keys() - after.manifests().keys())
 
     def begin(self) -> None:
         """Write the record of a run that has begun.
