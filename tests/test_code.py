@@ -1256,3 +1256,65 @@ def _call(caller: int, called: int, styles: Random) -> list[str]:
             ["    from APP import m" + str(called % 3), f"    total += m{called % 3}.{name}()"],
         ]
     )
+
+
+# --- what gets past by-value ----------------------------------------------------------------------
+
+REFLECTIVE = {
+    "a class method": ("@classmethod\n    def of(cls): return cls()", "config.of().rate"),
+    "type(self)": ("def fresh(self): return type(self)()", "config.fresh().rate"),
+    "type of the argument": ("def other(self): ...", "type(config)().rate"),
+    "__class__": ("def other(self): ...", "config.__class__.rate"),
+    "dataclasses.fields": ("def other(self): ...", "dataclasses.fields(config)[0].default"),
+    "type hints": ("def other(self): ...", "typing.get_type_hints(config)"),
+}
+
+
+@pytest.mark.parametrize("how", REFLECTIVE)
+def test_a_default_counts_where_code_can_come_to_it_from_a_value(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, expression = REFLECTIVE[how]
+    assert len({_reflective(tmp_path, monkeypatch, method, expression, d) for d in (1, 2)}) == 2
+
+
+def test_a_default_does_not_count_where_only_the_name_of_a_type_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = {
+        _reflective(tmp_path, monkeypatch, "def other(self): ...", "type(config).__name__", default)
+        for default in (1, 2)
+    }
+    assert len(digests) == 1
+
+
+def _reflective(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, expression: str, default: int
+) -> tuple[tuple[str, str], ...]:
+    name = f"reflective_{abs(hash((str(folder), method, expression)))}"
+    (folder / f"{name}.py").write_text(
+        "import dataclasses, typing\n"
+        "@dataclasses.dataclass(frozen=True)\n"
+        f"class Config:\n    rate: int = {default}\n    {method}\n"
+        f"def body(out, config: Config):\n    return {expression}\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    sys.modules.pop(name, None)
+    module = importlib.import_module(name)
+    return tuple(closure(module.body, [module.Config]).items())
+
+
+def test_docstrings_count_where_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest(doc: str, expression: str) -> tuple[tuple[str, str], ...]:
+        name = f"documented_{abs(hash((str(tmp_path), expression)))}"
+        (tmp_path / f"{name}.py").write_text(
+            f"def prompt():\n    '''{doc}'''\ndef body(out):\n    return {expression}\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        sys.modules.pop(name, None)
+        return tuple(closure(importlib.import_module(name).body).items())
+
+    assert digest("You are kind.", "prompt.__doc__") != digest("You are terse.", "prompt.__doc__")
+    assert digest("You are kind.", "prompt()") == digest("You are terse.", "prompt()")

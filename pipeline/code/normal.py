@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import cache
 
 
-def normal_form(node: ast.AST) -> str:
+def normal_form(node: ast.AST, docstrings: bool = False) -> str:
     """The text, in ASCII."""
     parts: list[str] = []
-    _write(node, parts.append)
+    _write(node, parts.append, docstrings)
     return "".join(parts)
 
 
@@ -24,14 +24,14 @@ def is_idle(node: object) -> bool:
     return isinstance(node, ast.Pass)
 
 
-def _write(value: object, emit: Callable[[str], None]) -> None:
+def _write(value: object, emit: Callable[[str], None], docstrings: bool) -> None:
     """Nodes by name with the fields that are there, so that a field which a later Python adds is
     not seen."""
     if isinstance(value, ast.Constant):
         emit(_literal(value.value))
     elif isinstance(value, ast.JoinedStr):
         emit("(JoinedStr ")
-        _write(_joined(value.values), emit)
+        _write(_joined(value.values), emit, docstrings)
         emit(")")
     elif isinstance(value, ast.AST):
         emit(f"({type(value).__name__}")
@@ -39,13 +39,13 @@ def _write(value: object, emit: Callable[[str], None]) -> None:
             content = getattr(value, name, None)
             if content is not None and content != []:
                 emit(f" {name}=")
-                _write(content, emit)
+                _write(content, emit, docstrings)
         emit(")")
     elif isinstance(value, list):
         emit("[")
         for item in value:
-            if not is_idle(item):
-                _write(item, emit)
+            if not is_idle(item) or (docstrings and isinstance(item, ast.Expr)):
+                _write(item, emit, docstrings)
                 emit(",")
         emit("]")
     else:

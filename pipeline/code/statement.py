@@ -17,6 +17,9 @@ from pipeline.code.names import Names, Reference, dotted, names_in
 from pipeline.code.normal import normal_form
 
 _NOT_STORED = ("ClassVar", "InitVar")
+_NAMES_OF_TYPES = frozenset({"__name__", "__qualname__", "__module__"})
+_LOOKS_AT_TYPES = frozenset({"__class__", "__annotations__", "__dataclass_fields__"})
+_TYPE_READERS = frozenset({"fields", "get_type_hints", "get_annotations", "signature"})
 _Node = TypeVar("_Node", bound=ast.AST)
 
 
@@ -38,6 +41,41 @@ class Statement:
     @cached_property
     def normal_form(self) -> bytes:
         return normal_form(self.node).encode()
+
+    @cached_property
+    def documented_form(self) -> bytes:
+        """The normal form with docstrings, for where they are read."""
+        return normal_form(self.node, docstrings=True).encode()
+
+    @cached_property
+    def looks_at_types(self) -> bool:
+        """Whether it may come from a value to the declarations of its type, as ``type(x)(n=1)``."""
+        harmless = {
+            id(node.value)
+            for node in ast.walk(self.node)
+            if isinstance(node, ast.Attribute) and node.attr in _NAMES_OF_TYPES
+        }
+        return any(
+            _reads_type(node) and not (self.is_class and _reads_own_type(node))
+            for node in ast.walk(self.node)
+            if id(node) not in harmless
+        )
+
+    @cached_property
+    def reads_docstrings(self) -> bool:
+        return any(
+            getattr(node, "attr", getattr(node, "id", "")) == "__doc__"
+            or (isinstance(node, ast.Constant) and node.value == "__doc__")
+            for node in ast.walk(self.node)
+        )
+
+    @cached_property
+    def reaches_itself(self) -> bool:
+        """Whether it is a class whose methods get at the class, and so at its declarations."""
+        return self.is_class and any(
+            _reads_own_type(node) or getattr(node, "id", "") == "classmethod"
+            for node in ast.walk(self.node)
+        )
 
     @property
     def references(self) -> frozenset[Reference]:
@@ -116,6 +154,24 @@ class Statement:
         kept = [d for d in self.node.decorator_list if dotted(_called(d)) not in paths]
         bare = _changed(self.node.args, defaults=[], kw_defaults=[])
         return replace(self, node=_changed(self.node, decorator_list=kept, args=bare))
+
+
+def _reads_type(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(id="type"), args=[_]):
+            return True
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name in _LOOKS_AT_TYPES or name in _TYPE_READERS
+    return False
+
+
+def _reads_own_type(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(id="type"), args=[ast.Name(id="self")]):
+            return True
+        case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name):
+            return name in _LOOKS_AT_TYPES
+    return False
 
 
 def _called(decorator: ast.expr) -> ast.expr:

@@ -76,6 +76,8 @@ class _Walk:
         start: the step function's unit, with the statements that stand in for it.
         whole: modules of which every unit is reached.
         waiting: units whose references are yet to be followed.
+        types_matter: some unit looks at the types of values, so none counts by value alone.
+        docstrings_matter: some unit reads docstrings.
     """
 
     def __init__(self, project: Project):
@@ -84,11 +86,16 @@ class _Walk:
         self.start: tuple[Unit, tuple[Statement, ...]] | None = None
         self.whole: set[str] = set()
         self.waiting: list[Unit] = []
+        self.types_matter = False
+        self.docstrings_matter = False
 
     def run(self) -> dict[str, str]:
         """The digest of every unit that can be reached from those that were added."""
         while self.waiting:
             self._follow(self.waiting.pop())
+            if self.types_matter and not self.waiting:
+                for unit in [unit for unit, by_value in self.by_value.items() if by_value]:
+                    self._add_unit(unit, by_value=False)
         digests = {unit: self._digest(unit) for unit in sorted(self.by_value)}
         return {":".join(unit): digest for unit, digest in digests.items() if digest}
 
@@ -150,6 +157,8 @@ class _Walk:
         if source is not None and unit[1] == IMPORT:
             imports.update(source.imports)
         for statement in self._statements(unit):
+            self.types_matter |= statement.looks_at_types
+            self.docstrings_matter |= statement.reads_docstrings
             passed_on = self.by_value[unit] and not statement.is_definition  # a name for a type
             for reference in statement.references:
                 for target in self.project.meaning(reference):
@@ -168,7 +177,9 @@ class _Walk:
         if not self.by_value[unit]:
             return statements
         return tuple(
-            statement.without_fields if self.project.is_dataclass(statement) else statement
+            statement.without_fields
+            if self.project.is_dataclass(statement) and not statement.reaches_itself
+            else statement
             for statement in statements
         )
 
@@ -188,7 +199,8 @@ class _Walk:
         }
         hasher = blake3.blake3(json.dumps(meanings, sort_keys=True).encode())
         for statement in statements:
-            hasher.update(b"\n" + statement.normal_form)
+            form = statement.documented_form if self.docstrings_matter else statement.normal_form
+            hasher.update(b"\n" + form)
         return hasher.hexdigest()[:16]
 
     def _as_step(self, statement: Statement) -> Statement:
