@@ -13,7 +13,7 @@ arithmetic: .venv/installed  ## the verifiable experiment: does the preference s
 	$(BIN)/python experiments/dpo_arithmetic.py $(ARGS)
 
 test: .venv/installed  ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 bench: .venv/installed  ## overhead per step and of a cached rerun, beside bare Luigi
 	$(BIN)/python benchmarks/overhead.py $(ARGS)

@@ -16,16 +16,18 @@ def adopt(url: str, kind: Kind = Artifact) -> Step:
         url: a local path or fsspec URL.
         kind: what the files are; see :mod:`pipeline.artifact`.
     """
-    return Step(adopt_files, {"source": File(url)}, kind)
+    fs, path = fsspec.url_to_fs(url)
+    name = path.rpartition("/")[2] if fs.isfile(path) else None
+    return Step(adopt_files, {"source": File(url), "name": name}, kind)
 
 
 @step(version="1")
-def adopt_files(out: Output, source: File) -> Metrics:
-    """Copy a file, or all files of a folder under their names within it."""
+def adopt_files(out: Output, source: File, name: str | None = None) -> Metrics:
+    """Copy a file as ``name``, or all files of a folder under their names within it."""
     fs, path = fsspec.url_to_fs(source.url)
-    prefix = f"{path.rpartition('/')[0] if fs.isfile(path) else path.rstrip('/')}/"
+    prefix = f"{path.rstrip('/')}/"
     for number, file in enumerate(files := fs.find(path), start=1):
-        target = out.path / file.removeprefix(prefix)
+        target = out.path / (name or file.removeprefix(prefix))
         target.parent.mkdir(parents=True, exist_ok=True)
         fs.get_file(file, str(target))
         out.progress(number, len(files))

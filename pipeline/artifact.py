@@ -19,10 +19,11 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from pipeline.errors import TemperError
+from pipeline.inputs import File
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,11 @@ def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf) -> Non
                 "adopt(PATH, KIND) makes a step of files that exist"
             )
         return
+    if isinstance(value, str) and str not in options and any(map(_is_path, options)):
+        raise TemperError(
+            f"{where} takes {_names(options)}, and was given the text {value!r}, which would stand "
+            f"for itself and not for what is in the file; pass File({value!r})"
+        )
     for item, expected, name in _within(value, options):
         check_kinds(item, expected, f"{where}{name}", kind_of)
 
@@ -139,6 +145,10 @@ def annotations_of(definition: Any) -> Mapping[str, Any]:
 
 def _is_kind(option: Any) -> bool:
     return isinstance(option, type) and issubclass(option, Artifact)
+
+
+def _is_path(option: Any) -> bool:
+    return isinstance(option, type) and issubclass(option, PurePath | File)
 
 
 def _names(options: list[Any]) -> str:

@@ -27,8 +27,10 @@ import importlib
 import json
 import math
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any
 
 import blake3
@@ -82,6 +84,11 @@ def canonical_bytes(data: Json) -> bytes:
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
+def same(one: Json, other: Json) -> bool:
+    """Whether two encoded values are one: ``1``, ``1.0`` and ``True`` are three."""
+    return canonical_bytes(one) == canonical_bytes(other)
+
+
 def hash_json(data: Json) -> str:
     """BLAKE3 of the canonical bytes, 32 hexadecimal digits (128 bits)."""
     return blake3.blake3(canonical_bytes(data)).hexdigest()[:32]
@@ -125,6 +132,10 @@ def _script_module(qualname: str) -> str:
     return Path(file).stem
 
 
+_MAPPINGS = (dict, OrderedDict, MappingProxyType)
+_INIT_VAR: Any = getattr(dataclasses, "_FIELD_INITVAR", None)
+
+
 class _Encoder:
     def __init__(
         self, encode_input: EncodeInput, for_identity: bool, types: set[type] | None = None
@@ -157,7 +168,7 @@ class _Encoder:
             case set() | frozenset() if type(value) in (set, frozenset):
                 members = [self.encode(item, f"{where}{{}}") for item in value]
                 return {f"${type(value).__name__}": sorted(members, key=canonical_bytes)}
-            case Mapping():
+            case Mapping() if type(value) in _MAPPINGS:  # another may carry more
                 return self._mapping(value, where)
             case PurePath():
                 return self._path(value)
@@ -192,6 +203,7 @@ class _Encoder:
     def _dataclass(self, value: Any, where: str) -> Json:
         reference = reference_to(type(value))
         self.types.add(type(value))
+        _require_rebuildable(value, where)
         if self.for_identity and hasattr(value, "identity"):
             return {"$type": reference, "identity": self.encode(value.identity(), where)}
         fields = {
@@ -208,7 +220,7 @@ class _Encoder:
         if "before" not in field.metadata:
             return False
         now, before = getattr(value, field.name), field.metadata["before"]
-        return self.encode(now, f"{where}.{field.name}") == self.encode(before, where)
+        return same(self.encode(now, f"{where}.{field.name}"), self.encode(before, where))
 
 
 def restore(data: Json, restore_input: Callable[[Any], Any]) -> Any:
@@ -244,6 +256,24 @@ def restore(data: Json, restore_input: Callable[[Any], Any]) -> Any:
             fields = restore(data["fields"], restore_input)
             return resolve_reference(content)(**fields)
     raise ValueError(f"unknown tag {tag!r} in an encoded value")
+
+
+def _require_rebuildable(value: Any, where: str) -> None:
+    """Refuse a dataclass that its constructor's arguments do not wholly describe."""
+    known = type(value).__dataclass_fields__
+    if any(field._field_type is _INIT_VAR for field in known.values()):
+        raise TemperError(f"{where}: {type(value).__name__} has an InitVar, which no value keeps; "
+                          "make it a field")  # fmt: skip
+    derived = [
+        field.name for field in known.values() if not field.init and field.name in vars(value)
+    ]
+    if not derived:
+        return
+    rebuilt = type(value)(**{f.name: getattr(value, f.name) for f in known.values() if f.init})
+    for name in derived:
+        if getattr(rebuilt, name, None) != getattr(value, name):
+            raise TemperError(f"{where}.{name}: the field is not given to the constructor, and was "
+                              "changed afterwards; a worker could not know")  # fmt: skip
 
 
 def _no_identity(value: Any, where: str) -> TemperError:

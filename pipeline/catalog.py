@@ -10,6 +10,7 @@ Manifests with very many files are left out and read one by one.
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from pipeline.store import Loss, Store
 
 READERS = 16
 MOST_INDEXED_FILES = 500
+_STEM = re.compile(r"[0-9a-f]{32}(\.\d+)?")  # beside manifests may lie what is none
 _LOSSES = {loss.value for loss in Loss}
 
 
@@ -71,6 +73,17 @@ class Catalog:
         made = [m for step in self.store.steps() for m in self.history(step)]
         return sorted(made, key=lambda manifest: manifest.attempt)
 
+    def unreadable(self, steps: Iterable[str] = ()) -> list[str]:
+        """URLs of damaged manifests, of the named steps or by default of all."""
+        found = []
+        for step in list(steps) or self.store.steps():
+            shelf = self._shelf(step)
+            self._read_missing(step, shelf)
+            folder = self.store.url_of(f"{self.store.root}/manifests/{step}")
+            missing = [name for name in shelf.versions if name not in shelf.manifests]
+            found += [f"{folder}/{name}" for name in sorted(missing)]
+        return found
+
     def loss(self, manifest: Manifest) -> Loss | None:
         """Whether an artifact is marked as having lost its data."""
         stem = _name(manifest.key, manifest.generation).removesuffix(".json")
@@ -118,7 +131,7 @@ class Catalog:
             raise TemperError(f"cannot read the store {self.store.url}: {error}") from error
         for entry in entries:
             stem, _, suffix = entry.name.rpartition(".")
-            if suffix == "json":
+            if suffix == "json" and _STEM.fullmatch(stem):
                 key, _, generation = stem.partition(".")
                 known = shelf.generations.get(key, 0)
                 shelf.generations[key] = max(known, int(generation or 0))
@@ -131,7 +144,7 @@ class Catalog:
         return shelf
 
     def _read_index(self, step: str) -> dict[str, dict[str, Any]]:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(self.store.read(self._index_path(step)) or b"{}")
             return found if isinstance(found, dict) else {}
         return {}
@@ -153,8 +166,11 @@ class Catalog:
     def _from_index(self, shelf: _Shelf, name: str) -> Manifest | None:
         if not self._in_index(shelf, name):
             return None
+        key, _, generation = name.removesuffix(".json").partition(".")
         with contextlib.suppress(TypeError, KeyError, AttributeError, ValueError):
-            return Manifest.from_dict(shelf.indexed[name]["manifest"])
+            found = Manifest.from_dict(shelf.indexed[name]["manifest"])
+            found.require_place(found.step, key, int(generation or 0))
+            return found
         return None
 
     def _from_store(self, step: str, name: str) -> Manifest | None:

@@ -120,7 +120,8 @@ def schedule(
 def _require_answer(scheduler: str) -> None:
     """Say at once that there is no ``luigid``; its client would go on trying for minutes."""
     try:
-        urllib.request.urlopen(scheduler, timeout=ANSWER_SECONDS).close()
+        known = f"{scheduler.rstrip('/')}/api/resource_list"  # cheap, and only luigid has it
+        urllib.request.urlopen(known, timeout=ANSWER_SECONDS).close()
     except (OSError, ValueError) as error:
         raise TemperError(
             f"the scheduler at {scheduler} does not answer ({error}); start luigid there, or "

@@ -172,7 +172,7 @@ class Executor:
             step=step.name,
             key=key,
             function=step.function.reference,
-            arguments=step.portable_arguments(),
+            arguments=step.portable_arguments,
             inputs=tuple(
                 InputSpec(
                     step=made.step,

@@ -46,7 +46,7 @@ class File:
     def _suffix(self) -> str | None:
         """What a reader goes by: ``.jsonl`` or ``.jsonl.gz``; ``None`` for a folder."""
         found = _SUFFIX.search(fsspec.url_to_fs(self.url)[1])
-        return found[0] if found and _look_at(self.url).is_file else None
+        return found[0] if found and _look_at(_absolute(self.url)).is_file else None
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,18 @@ def source_identity(url: str) -> Json:
     Raises:
         TemperError: nothing is there, it cannot be read, or it changed while it was read.
     """
-    return _look_at(url).content
+    return _look_at(_absolute(url)).content
 
 
 def forget_sources() -> None:
     """Look again at every file, folder and branch from now on."""
     _look_at.cache_clear()
     _commit_of.cache_clear()
+
+
+def _absolute(url: str) -> str:
+    """A relative path means another file once the process is in another folder."""
+    return str(Path.cwd() / url) if url and "://" not in url and "::" not in url else url
 
 
 @dataclass(frozen=True)

@@ -348,6 +348,9 @@ class Chain:
         return won
 
     def _numbers(self) -> list[int]:
+        if folders := self.objects.folders(self.folder) if self.objects.is_local else []:
+            path = self.objects.url_of(f"{self.folder}/{folders[0]}")
+            raise TemperError(f"{path} is a folder where a lease keeps its state; delete it")
         numbers = (_number(entry.name) for entry in self.objects.list(self.folder))
         return [number for number in numbers if number is not None]
 

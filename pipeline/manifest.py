@@ -115,17 +115,37 @@ class Manifest:
         """
         try:
             return cls.from_dict(json.loads(data))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise TemperError(
                 f"{url} is damaged ({error}); delete it, and the step will be run again"
             ) from error
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Manifest":
+        """
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: it is no manifest, or says of its key
+                or content what is not so.
+        """
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         known["inputs"] = tuple(InputEntry(**entry) for entry in data["inputs"])
         known["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
-        return cls(**known)
+        made = cls(**known)
+        if hash_json(made.recipe) != made.key:
+            raise ValueError("its key is not that of its recipe")
+        if files_digest(made.files) != made.digest:
+            raise ValueError("its digest is not that of its files")
+        if not isinstance(made.metrics, dict) or not isinstance(made.attempt, str):
+            raise TypeError("a field has another type than it must")
+        return made
+
+    def require_place(self, step: str, key: str, generation: int) -> None:
+        """
+        Raises:
+            ValueError: this is the manifest of something else.
+        """
+        if (self.step, self.key, self.generation) != (step, key, generation):
+            raise ValueError(f"it is the manifest of {self.name}, generation {self.generation}")
 
 
 def files_digest(files: Mapping[str, FileEntry]) -> str:

@@ -105,10 +105,18 @@ class Resolver:
 
     def artifact(self, step: Step) -> Manifest | None:
         """The committed artifact of a step, or ``None``. Its inputs are looked up first."""
-        for needed in topological([step], skip=self._found.keys()):
-            if (found := self._committed(needed)) is not None:
+        pending = [step]
+        while pending:
+            needed = pending[-1]
+            unknown = [i.step for i in needed.inputs if i.step.fingerprint not in self._found]
+            if unknown:
+                pending.append(unknown[0])
+            elif (found := self._committed(needed)) is None:
+                return None  # and so whatever needs it has none either
+            else:
                 self._found[needed.fingerprint] = found
-        return self._found.get(step.fingerprint)
+                pending.pop()
+        return self._found[step.fingerprint]
 
     def artifacts(self, steps: Iterable[Step]) -> dict[str, Manifest]:
         """The committed artifacts of those steps that have one, by fingerprint."""
@@ -335,10 +343,13 @@ class _Planner:
     def _holders(self, step: str) -> Mapping[str, str]:
         """Who holds a lease on which key, in words."""
         if step not in self._held:
-            leases = Leases(self.store.objects, self.store.root, run="")
+            try:
+                holders = Leases(self.store.objects, self.store.root, run="").holders(step)
+            except OSError as error:
+                raise TemperError(f"cannot read the leases of {step}: {error}") from error
             self._held[step] = {
                 key: f"{holder.host} (pid {holder.pid}, run {holder.run}) since {holder.since}"
-                for key, holder in leases.holders(step).items()
+                for key, holder in holders.items()
             }
         return self._held[step]
 

@@ -14,7 +14,7 @@ from pipeline.lifeline import WORKER_ENVIRONMENT
 from pipeline.manifest import Manifest
 from pipeline.plan import Plan, Resolver, forced_fingerprints, make_plan, topological
 from pipeline.record import RunRecord
-from pipeline.step import Step
+from pipeline.step import Step, look_again
 from pipeline.store import Store
 
 if TYPE_CHECKING:  # workers import this module too, and show nothing
@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # workers import this module too, and show nothing
 
     from pipeline.board import Board
 
+PLAN_ONLY = "TEMPER_PLAN_ONLY"
+"""Set by ``temper plan``: a script that calls :func:`run` ends where it would begin to work."""
+_RUNNING = threading.Lock()
+"""Luigi's tasks, and the signals that stop a run, belong to a whole process."""
 MOST_ROUNDS = 5
 """How often a run plans anew because data that it needs turned out to be lost."""
 
@@ -68,9 +72,13 @@ def run(
         raise TemperError(
             f"store={store.url}: workers are processes and cannot see this one's memory"
         )
+    if isinstance(force, str) or not isinstance(force, Collection):
+        raise TemperError(f"force={force!r}: give names of steps as a list, as in ['train_dpo']")
     session = _Session(roots, store, console or make_console(), force)
     session.plan()
     show_plan(session.console, session.current)
+    if PLAN_ONLY in os.environ:
+        raise SystemExit(0)
     if session.current.is_complete:
         session.keep("done")
         found = session.current.manifests()
@@ -86,6 +94,8 @@ def run(
 
 def _named(roots: Mapping[str, Step] | Iterable[Step]) -> Mapping[str, Step]:
     """Roots under their names; of a list, under the steps' names, numbered where these repeat."""
+    if isinstance(roots, Step) or not isinstance(roots, Iterable):
+        raise TemperError(f"run({roots}): give the steps that are wanted as a list or a dict")
     if isinstance(roots, Mapping):
         return {str(name): root for name, root in roots.items()}
     steps: list[Step] = list(roots)
@@ -97,8 +107,8 @@ def _named(roots: Mapping[str, Step] | Iterable[Step]) -> Mapping[str, Step]:
 
 
 def _check_request(roots: Mapping[str, Step], jobs: int) -> None:
-    if jobs < 1:
-        raise TemperError(f"jobs={jobs}: at least one step must be able to run at a time")
+    if type(jobs) is not int or jobs < 1:
+        raise TemperError(f"jobs={jobs!r}: at least one step must be able to run at a time")
     for name, root in roots.items():
         if not isinstance(root, Step):
             raise TemperError(f"result {name!r} is {root!r}; name a whole step, not a part of one")
@@ -181,6 +191,8 @@ def _run_missing(session: _Session, jobs: int, scheduler: str | None) -> None:
 
     record = session.record
     leases = Leases(session.store.objects, session.store.root, record.name)
+    if not _RUNNING.acquire(blocking=False):
+        raise TemperError("this process is in a run already; give it all the steps, or use another")
     lifeline = Lifeline()
     launcher = LocalLauncher(lifeline, jobs)
 
@@ -207,6 +219,8 @@ def _run_missing(session: _Session, jobs: int, scheduler: str | None) -> None:
             board = run_round()
     finally:
         lifeline.close()
+        _RUNNING.release()
+        look_again()  # what is built after this is to see the files as they are
     if board.failed:
         board.show_failures()
         names = ", ".join(row.name for row in board.failed)

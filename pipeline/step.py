@@ -32,13 +32,16 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol, overload
 
 from pipeline.artifact import Artifact, Kind, annotations_of, check_kinds, kind_of_part
-from pipeline.canonical import Json, hash_json, identity, portable, reference_to
+from pipeline.canonical import Json, hash_json, identity, portable, reference_to, same
 from pipeline.code import closure
 from pipeline.errors import TemperError
 from pipeline.inputs import File, forget_sources
 
 ENCODING_VERSION = 1
 """Part of every key. Raised when the meaning of a recipe's encoding changes."""
+
+LONGEST_NAME = 100
+"""Of a step: it names folders of the store."""
 
 Metrics = Mapping[str, Any]
 """What a step function returns: JSON values. ``{"value", "low", "high"}`` is an interval."""
@@ -72,7 +75,9 @@ def step(function: StepBody | None = None, **settings: Any) -> Any:
     """
     if function is not None:
         return StepFunction(function)
-    return lambda body: StepFunction(body, **settings)
+    if unknown := settings.keys() - {"version", "makes", "added", "retries"}:
+        raise TemperError(f"@step has no option {', '.join(sorted(unknown))}")
+    return functools.partial(StepFunction, **settings)
 
 
 class StepFunction:
@@ -86,6 +91,7 @@ class StepFunction:
         added: Mapping[str, Any] | None = None,
         retries: int = 0,
     ):
+        _check_declaration(function, version, makes, added, retries)
         self.function = function
         self.version = version
         self.makes = makes
@@ -138,6 +144,24 @@ class StepFunction:
         return f"<step function {self.name}{self.signature}>"
 
 
+def _check_declaration(function: Any, version: Any, makes: Any, added: Any, retries: Any) -> None:
+    name = getattr(function, "__name__", repr(function))
+    if not inspect.isfunction(function):
+        raise TemperError(f"@step on {name}: it is no function; put @step above a `def`")
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise TemperError(f"step {name}: a step is a plain function, not async and no generator")
+    if version is not None and (not isinstance(version, str) or not version):
+        raise TemperError(f"step {name}: version={version!r}; give a text, as in version='1'")
+    if not (isinstance(makes, type) and issubclass(makes, Artifact)):
+        raise TemperError(f"step {name}: makes={makes!r} is no kind of Artifact")
+    if added is not None and not isinstance(added, Mapping):
+        raise TemperError(f"step {name}: added={added!r}; give a dict of parameter: value")
+    if type(retries) is not int or retries < 0:
+        raise TemperError(f"step {name}: retries={retries!r}; give a number from 0")
+    if len(name) > LONGEST_NAME:
+        raise TemperError(f"step {name[:40]}…: its name is longer than {LONGEST_NAME} letters")
+
+
 @cache
 def _closure(function: StepFunction, types: frozenset[type]) -> Mapping[str, str]:
     try:
@@ -182,6 +206,10 @@ class Step:
     files: tuple[File, ...] = field(init=False)
     types: frozenset[type] = field(init=False)
     fingerprint: str = field(init=False)
+    portable_arguments: Mapping[str, Json] = field(init=False, repr=False)
+    """The arguments for a worker, as they were at the call, with inputs as their position in
+    ``inputs``."""
+    _identity: Mapping[str, Json] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         inputs: dict[Input, None] = {}
@@ -194,12 +222,16 @@ class Step:
             if (reference := as_input(value)) is None:
                 return None
             inputs[reference] = None
+            if reference.kind is not Artifact:
+                types.add(reference.kind)
             return {"$input": reference.step.fingerprint, "part": reference.part}
 
         arguments = self._arguments(note, types)
         object.__setattr__(self, "inputs", tuple(inputs))
         object.__setattr__(self, "files", tuple(files))
         object.__setattr__(self, "types", frozenset(types))
+        object.__setattr__(self, "_identity", arguments)
+        object.__setattr__(self, "portable_arguments", self._portable_arguments())
         object.__setattr__(self, "fingerprint", hash_json(self._recipe(arguments, self.made_by)))
 
     @property
@@ -218,7 +250,12 @@ class Step:
             return {"version": self.function.version}
         return {"code": hash_json({**self.code})}
 
+    __iter__ = None  # indexing would make one of it that never ends
+    __contains__ = None
+
     def __getitem__(self, part: str) -> Input:
+        if not isinstance(part, str) or not part or part != part.strip("/"):
+            raise TemperError(f"{self.name}[{part!r}]: a part is a folder's name, as in ['train']")
         kind_of_part(self.kind, part, self.name)
         return Input(self, part)
 
@@ -240,14 +277,14 @@ class Step:
             made_by: other code, accepted as equivalent, in place of the present.
         """
 
-        def encode_input(value: Any) -> Json:
-            reference = as_input(value)
-            return None if reference is None else {"$input": digest_of(reference)}
+        digests = {
+            (reference.step.fingerprint, reference.part): digest_of(reference)
+            for reference in self.inputs
+        }
+        arguments = {name: _with_digests(v, digests) for name, v in self._identity.items()}
+        return self._recipe(arguments, made_by or self.made_by)
 
-        return self._recipe(self._arguments(encode_input), made_by or self.made_by)
-
-    def portable_arguments(self) -> dict[str, Json]:
-        """The arguments for a worker, with inputs as their position in ``self.inputs``."""
+    def _portable_arguments(self) -> dict[str, Json]:
         positions = {reference: index for index, reference in enumerate(self.inputs)}
 
         def encode_input(value: Any) -> Json:
@@ -286,7 +323,7 @@ class Step:
         return {
             name: value
             for name, value in encoded.items()
-            if name not in before or value != before[name]
+            if name not in before or not same(value, before[name])
         }
 
     def __str__(self) -> str:
@@ -294,6 +331,20 @@ class Step:
 
     def __repr__(self) -> str:
         return f"<Step {self.name} {self.fingerprint[:8]}>"
+
+
+def _with_digests(data: Json, digests: Mapping[tuple[str, str | None], str]) -> Json:
+    """Encoded arguments with each input's fingerprint replaced by its digest.
+
+    The arguments are encoded once, at the call: what is changed in them later is not part of it.
+    """
+    if isinstance(data, list):
+        return [_with_digests(item, digests) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if "$input" in data:
+        return {"$input": digests[str(data["$input"]), data["part"]]}  # type: ignore[index]
+    return {name: _with_digests(item, digests) for name, item in data.items()}
 
 
 def as_input(value: Any) -> Input | None:

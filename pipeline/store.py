@@ -116,7 +116,14 @@ class Store:
         """The artifact that was committed at ``key``, or ``None``."""
         path = self.manifest_path(step, key, generation)
         data = self.read(path)
-        return None if data is None else Manifest.from_json(data, self.url_of(path))
+        if data is None:
+            return None
+        found = Manifest.from_json(data, self.url_of(path))
+        try:
+            found.require_place(step, key, generation)
+        except ValueError as error:
+            raise TemperError(f"{self.url_of(path)} is damaged ({error}); delete it") from error
+        return found
 
     def latest(self, step: str, key: str, after: int = -1) -> Manifest | None:
         """The latest generation of a key that is later than ``after``, or ``None``."""
@@ -202,8 +209,10 @@ class Store:
         pairs = []
         for entry in self._reading(self.objects.list, f"{self.root}/accepted/{step}"):
             data = self.read(f"{self.root}/accepted/{step}/{entry.name}")
-            one, other = json.loads(data or b"{}")["made_by"]
-            pairs.append((one, other))
+            # a damaged one accepts nothing
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                one, other = json.loads(data or b"")["made_by"]
+                pairs.append(({**one}, {**other}))
         return pairs
 
     # --- where things lie --------------------------------------------------------------------

@@ -80,10 +80,15 @@ def _brief(changed_code: Sequence[str]) -> list[str]:
 
 def code_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """A phrase for each function, class or constant that differs between two closures."""
-    changed = [f"{name} changed" for name in new if name in old and old[name] != new[name]]
-    added = [f"{name} added" for name in new if name not in old]
-    removed = [f"{name} removed" for name in old if name not in new]
+    changed = [f"{_unit(name)} changed" for name in new if name in old and old[name] != new[name]]
+    added = [f"{_unit(name)} added" for name in new if name not in old]
+    removed = [f"{_unit(name)} removed" for name in old if name not in new]
     return changed + added + removed
+
+
+def _unit(name: str) -> str:
+    module, _, unit = name.partition(":")
+    return f"what importing {module} does" if unit == "(import)" else name
 
 
 def _distance(new: Mapping[str, Any], old: Mapping[str, Any]) -> int:

@@ -6,15 +6,18 @@ worker may run on any machine that sees the store and has the code, and may die 
 """
 
 import contextlib
+import importlib
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
+from importlib.machinery import SourceFileLoader
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,6 +26,7 @@ import fsspec
 
 from pipeline.artifact import Artifact
 from pipeline.canonical import resolve_reference, restore
+from pipeline.code.modules import in_library
 from pipeline.errors import TemperError
 from pipeline.inputs import forget_sources, source_identity
 from pipeline.lifeline import exit_with_driver
@@ -33,6 +37,8 @@ from pipeline.store import Store
 from pipeline.why import code_changes
 
 RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
+_STARTS_AFRESH = {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}
+"""Loaded by a process that started children which import the code again."""
 PROGRESS_SECONDS = 0.3
 REMOTE_PROGRESS_SECONDS = 5.0
 
@@ -48,6 +54,7 @@ class DamagedInput(TemperError):
 def main(spec_url: str) -> int:
     """Run the attempt that a spec describes; 0 if it can be committed."""
     exit_with_driver()
+    _compile_project_code()
     fs, path = fsspec.url_to_fs(spec_url)
     spec = StepSpec.from_json(fs.cat_file(path))
     store = Store(spec.store)
@@ -64,7 +71,8 @@ def main(spec_url: str) -> int:
 def run_attempt(spec: StepSpec, store: Store) -> Report:
     """Run the step function on its inputs and describe what it wrote."""
     step_function: StepFunction = resolve_reference(spec.function)
-    _check_code(spec, step_function)
+    loaded = _load(_check_code(spec, step_function))
+    code = _check_code(spec, step_function)
     with contextlib.ExitStack() as stack:
         output = _WorkerOutput(store, spec, stack.enter_context(_content_folder(store, spec)))
         artifacts = [
@@ -74,10 +82,13 @@ def run_attempt(spec: StepSpec, store: Store) -> Report:
         arguments = {
             name: restore(value, artifacts.__getitem__) for name, value in spec.arguments.items()
         }
+        started_in = os.getcwd()
         metrics = step_function.function(output, **arguments) or {}
+        os.chdir(started_in)  # what is checked below may be named relative to it
         _check_metrics(spec.step, metrics)
         _check_sources(spec)
-        code = _check_code(spec, step_function)
+        if not loaded or _STARTS_AFRESH & sys.modules.keys():
+            _check_code(spec, step_function)
         files = _describe_files(output.path)
         if not store.is_local:
             store.objects.upload(output.path, f"{spec.attempt}/content")
@@ -135,11 +146,20 @@ def _local_input(store: Store, position: int, entry: InputSpec) -> Iterator[Arti
 
 
 def _check_input(position: int, entry: InputSpec, folder: Path) -> None:
-    """Refuse an input whose bytes are not those that were committed."""
+    """Refuse an input whose files are not those that were committed, and no others."""
+    present = {str(PurePosixPath(p.relative_to(folder))) for p in folder.rglob("*") if p.is_file()}
+    others = [name for name in sorted(present - entry.files.keys()) if not _is_hidden(name)]
+    if others:
+        raise DamagedInput(position, f"the artifact of {entry.step} holds {others[0]} besides")
     for name, expected in entry.files.items():
         path = folder / name
         if not path.is_file() or _describe(path) != expected:
             raise DamagedInput(position, f"{name} of the artifact of {entry.step} is damaged")
+
+
+def _is_hidden(name: str) -> bool:
+    """What a desktop or file system left there: no reader looks at it."""
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def _describe(path: Path) -> FileEntry:
@@ -149,6 +169,8 @@ def _describe(path: Path) -> FileEntry:
 
 def _describe_files(folder: Path) -> dict[str, FileEntry]:
     files = {}
+    if folder.is_symlink() or not folder.is_dir():
+        raise TemperError("the step removed its output folder; write into it instead")
     os.umask(mask := os.umask(0o022))
     for path in sorted(folder.rglob("*")):
         name = str(PurePosixPath(path.relative_to(folder)))
@@ -156,6 +178,9 @@ def _describe_files(folder: Path) -> dict[str, FileEntry]:
             continue
         if path.is_symlink() or not path.is_file():
             raise TemperError(f"the step wrote {name}, which is no regular file; write a copy")
+        if path.stat().st_nlink > 1:  # a file of somebody else's, who may write to it
+            shutil.copyfile(path, copy := path.with_name(f".{path.name}.copy"))
+            os.replace(copy, path)
         path.chmod(0o444 & ~mask)  # finished: to be read by whoever may read the store
         with open(path, "rb") as file:
             os.fsync(file.fileno())  # on disk before a manifest says it is
@@ -171,13 +196,47 @@ def _check_sources(spec: StepSpec) -> None:
             raise TemperError(f"{url} changed while the experiment ran; run it again")
 
 
+def _compile_project_code() -> None:
+    """Import project code from its source, whatever lies in ``__pycache__``.
+
+    Python takes a compiled file for current by size and time in whole seconds, which an edit may
+    leave as they were; the key is made from the source.
+    """
+    cached = SourceFileLoader.get_code
+
+    def get_code(self: SourceFileLoader, fullname: str) -> Any:
+        path = self.get_filename(fullname)
+        if in_library(path):
+            return cached(self, fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+def _load(code: Iterable[str]) -> bool:
+    """Import all modules of a step's code; true if that worked.
+
+    A step often imports its machinery in its function. Once all of it is loaded, the source may be
+    edited for the next experiment while this one goes on with what it was started with.
+    """
+    try:
+        for module in {name.partition(":")[0] for name in code}:
+            importlib.import_module(module)
+    except Exception:  # it will be said when it is used, if it is
+        return False
+    return True
+
+
 def _check_code(spec: StepSpec, function: StepFunction) -> dict[str, str]:
     """The source that runs; refuses one that is no longer what the key says it was."""
     look_again()
     code = dict(function.code(frozenset(map(resolve_reference, spec.types))))
     if spec.code is not None and code != spec.code:
         changes = ", ".join(code_changes(spec.code, code)[:3])
-        raise TemperError(f"code was edited while the experiment ran ({changes}); run it again")
+        raise TemperError(
+            f"code was edited while the experiment ran ({changes}); run it again, or undo the edit "
+            "and it goes on from its scratch"
+        )
     return code
 
 
@@ -215,4 +274,7 @@ def _one_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    status = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a thread that the step left behind keeps nobody waiting, and writes no more

@@ -104,7 +104,9 @@ def test_the_order_of_a_mapping_is_neither_identity_nor_seen_by_the_step() -> No
 
 
 @pytest.mark.parametrize(
-    "value", [lambda: 1, object(), open, iter([]), type("Text", (str,), {})("x")], ids=repr
+    "value",
+    [lambda: 1, object(), open, iter([]), type("Text", (str,), {})("x")],
+    ids=lambda value: type(value).__name__,
 )
 def test_a_value_without_stable_identity_is_refused_naming_the_field(value: Any) -> None:
     with pytest.raises(TemperError, match=r"train\(config\)\.callbacks\[1\]: .*no stable identity"):

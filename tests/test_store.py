@@ -7,6 +7,7 @@ import fsspec
 import pytest
 
 from pipeline import Store, TemperError
+from pipeline.canonical import hash_json
 from pipeline.catalog import Catalog
 from pipeline.manifest import FileEntry, Manifest, files_digest
 
@@ -15,7 +16,7 @@ def manifest(attempt: str) -> Manifest:
     files = {"model.bin": FileEntry(3, attempt)}
     return Manifest(
         step="train",
-        key="k" * 32,
+        key=hash_json({}),
         attempt=attempt,
         digest=files_digest(files),
         recipe={},
@@ -50,8 +51,8 @@ def test_the_store_works_the_same_on_any_file_system(url: str, tmp_path: Path) -
     assert Catalog(store).history("train") == []
     store.commit(manifest("first"))
     assert store.commit(manifest("second")).attempt == "first"
-    assert Catalog(store).latest("train", "k" * 32) == manifest("first")
-    assert store.manifest("train", "k" * 32) == manifest("first")
+    assert Catalog(store).latest("train", hash_json({})) == manifest("first")
+    assert store.manifest("train", hash_json({})) == manifest("first")
     assert store.lost_files(manifest("first")) == ["model.bin"]
     fsspec.filesystem("memory").store.clear()
 

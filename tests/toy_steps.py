@@ -3,6 +3,8 @@ outside the store when it really runs, so that a test can say what ran."""
 
 import json
 import os
+import shutil
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,13 @@ def misbehave(out: Output, how: str) -> dict:
             return {"loss": float("nan")}
         case "surrogate":
             return {"text": "\ud800"}
+        case "remove":
+            shutil.rmtree(out.path)
+        case "replace":
+            shutil.rmtree(out.path)
+            out.path.symlink_to(out.scratch)
+        case "thread":
+            threading.Thread(target=time.sleep, args=(60,)).start()
         case "exit":
             raise SystemExit(0)
         case "kill":

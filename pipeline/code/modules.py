@@ -58,7 +58,7 @@ class Modules:
         if is_core(name):
             return name == self._home  # a step of the core: itself alone
         at_home = name.partition(".")[0] == self._home.partition(".")[0]
-        return at_home or place.file is None or not _in_library(place.file)
+        return at_home or place.file is None or not in_library(place.file)
 
 
 def is_core(module: str) -> bool:
@@ -126,7 +126,8 @@ def _read(name: str, place: _Place) -> Module:
     return Module(name, binary=blake3.blake3(content).hexdigest()[:16])
 
 
-def _in_library(file: str) -> bool:
+def in_library(file: str) -> bool:
+    """Whether a file belongs to the interpreter or to an installed package."""
     path = PurePath(file)
     return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(
         path.is_relative_to(folder) for folder in _library_folders()

@@ -41,7 +41,8 @@ class LocalLauncher:
         What it prints goes to ``log``.
         """
         process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.worker", spec_url],
+            # -P: the folder we are in is not where Python looks first
+            [sys.executable, "-P", "-m", "pipeline.worker", spec_url],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -71,7 +72,7 @@ class LocalLauncher:
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
         # a worker imports what the driver imports, from the same places in the same order
-        path = [entry or os.getcwd() for entry in sys.path]
+        path = [os.path.abspath(entry) for entry in sys.path]
         return {
             **settings,
             **os.environ,
