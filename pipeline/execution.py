@@ -119,12 +119,14 @@ class Executor:
         lease: Lease,
     ) -> Manifest:
         store = self.resolver.store
+        # Asked before there is anything to commit: whoever takes over while this driver sleeps
+        # commits this same generation, and the first of the two wins.
+        earlier = self.resolver.catalog.look(step.name, key)
         attempt = store.new_attempt(step.name, key)
         started = time.time()
         report = self._launch(self._spec(step, key, inputs, attempt, lease.epoch), inputs, lease)
         if not lease.confirm():
             raise LeaseLost
-        earlier = self.resolver.catalog.look(step.name, key)
         committed = store.commit(
             Manifest(
                 step=step.name,

@@ -166,8 +166,9 @@ class Resolver:
             return False
         return manifest.attempt not in self._unusable
 
-    def _equivalent_keys(self, step: Step) -> list[str]:
-        """Keys with code that was accepted as equivalent to the present, also by way of others."""
+    def accepted(self, step: Step) -> list[Json]:
+        """What may stand for a step's code in a recipe: the present code, and what was accepted as
+        equivalent to it, also by way of others."""
         if step.name not in self._accepted:
             self._accepted[step.name] = self.store.accepted(step.name)
         pairs = self._accepted[step.name]
@@ -177,11 +178,13 @@ class Resolver:
                 linked = other if one == known else one if other == known else None
                 if linked is not None and linked not in same:
                     same.append(linked)
+        return same
 
+    def _equivalent_keys(self, step: Step) -> list[str]:
         def digest_of(reference: Input) -> str:
             return self._found[reference.step.fingerprint].digest_of(reference.part)
 
-        return [hash_json(step.recipe(digest_of, made_by)) for made_by in same[1:]]  # type: ignore[arg-type]
+        return [hash_json(step.recipe(digest_of, made_by)) for made_by in self.accepted(step)[1:]]  # type: ignore[arg-type]
 
 
 def topological(roots: Iterable[Step], skip: Container[str] = ()) -> list[Step]:
@@ -271,7 +274,7 @@ class _Planner:
                 planned[step.fingerprint] = done
                 continue
             resolved = resolver.key_and_recipe(step) if known else None
-            planned[step.fingerprint] = self._missing(step, resolved, planned)
+            planned[step.fingerprint] = self._missing(step, resolved, planned, resolver)
         return planned
 
     def lost(self, planned: Mapping[str, PlannedStep], roots: Iterable[str]) -> dict[str, str]:
@@ -301,6 +304,7 @@ class _Planner:
         step: Step,
         resolved: tuple[str, Json] | None,
         planned: Mapping[str, PlannedStep],
+        resolver: Resolver,
     ) -> PlannedStep:
         key = resolved[0] if resolved else None
         if key is not None and (holder := self._holders(step.name).get(key)):
@@ -309,10 +313,14 @@ class _Planner:
             return PlannedStep(step, State.RUN, "forced", key)
         if step.fingerprint in self._remade:
             return PlannedStep(step, State.RUN, self._remade[step.fingerprint], key)
-        return self._changed(step, key, planned)
+        return self._changed(step, key, planned, resolver)
 
     def _changed(
-        self, step: Step, key: str | None, planned: Mapping[str, PlannedStep]
+        self,
+        step: Step,
+        key: str | None,
+        planned: Mapping[str, PlannedStep],
+        resolver: Resolver,
     ) -> PlannedStep:
         waiting = [i for i in step.inputs if planned[i.step.fingerprint].manifest is None]
         unknown = {reference: f"unknown {reference}" for reference in waiting}
@@ -325,7 +333,7 @@ class _Planner:
             return manifest.digest_of(reference.part)
 
         names = {digest_of(reference): str(reference) for reference in step.inputs}
-        close = self._nearest(step, step.recipe(digest_of), names)
+        close = self._nearest(step, step.recipe(digest_of), names, resolver)
         if not waiting:
             return PlannedStep(step, State.RUN, explain(close), key)
         after = "after " + ", ".join(dict.fromkeys(reference.step.name for reference in waiting))
@@ -335,10 +343,12 @@ class _Planner:
         changes = explain(close, expected) if close else ""
         return PlannedStep(step, State.RUN, f"{after}; {changes}" if changes else after)
 
-    def _nearest(self, step: Step, recipe: Json, names: Mapping[str, str]) -> Nearest | None:
+    def _nearest(
+        self, step: Step, recipe: Json, names: Mapping[str, str], resolver: Resolver
+    ) -> Nearest | None:
         if step.name not in self._histories:
             self._histories[step.name] = History(self.catalog.history(step.name))
-        return self._histories[step.name].nearest(recipe, step.code, names)
+        return self._histories[step.name].nearest(recipe, step.code, names, resolver.accepted(step))
 
     def _holders(self, step: str) -> Mapping[str, str]:
         """Who holds a lease on which key, in words."""

@@ -163,6 +163,16 @@ class _Session:
         lost = after.unusable.keys() - before.unusable.keys()
         return bool(lost or before.manifests().keys() - after.manifests().keys())
 
+    def lacks_results(self) -> bool:
+        """Whether the data of a result is gone that turned out to be an earlier one: its key was
+        not known when the run was planned, so nobody looked. If so, plan anew."""
+        resolver = self.resolver()
+        made = filter(None, map(resolver.artifact, self.roots.values()))
+        if all(manifest.provenance.get("run") == self.record.name for manifest in made):
+            return False
+        self.catalog = Catalog(self.store)
+        return not self.plan().is_complete
+
     def begin(self) -> None:
         """Write the record of a run that has begun.
 
@@ -213,7 +223,7 @@ def _run_missing(session: _Session, jobs: int, scheduler: str | None) -> None:
     try:
         board = run_round()
         for _ in range(MOST_ROUNDS - 1):
-            if not board.failed or not session.plan_again():
+            if not (session.plan_again() if board.failed else session.lacks_results()):
                 break
             show_plan(session.console, session.current)
             board = run_round()

@@ -10,6 +10,7 @@ from pipeline.manifest import Manifest
 _LONGEST_VALUE = 40
 _MOST_CHANGES = 4
 _MOST_UNITS = 2
+_MADE_BY = ("version", "code")
 _MOST_COMPARED = 100
 
 
@@ -45,17 +46,32 @@ class History:
         self._past = [(manifest, dict(leaves(manifest.recipe))) for manifest in latest_first]
 
     def nearest(
-        self, recipe: Json, code: Mapping[str, str], input_names: Mapping[str, str]
+        self,
+        recipe: Json,
+        code: Mapping[str, str],
+        input_names: Mapping[str, str],
+        accepted: Sequence[Json] = (),
     ) -> Nearest | None:
         """The artifact with the fewest differences; of equally close ones the latest.
 
         Args:
             code: digests of the source behind ``recipe``.
             input_names: what to call the input with a given digest in the new recipe.
+            accepted: what else may stand for the code in a recipe, without being a difference.
         """
         new = dict(leaves(recipe))
-        closest = min(self._past, key=lambda past: _distance(new, past[1]), default=None)
-        return None if closest is None else _compare(new, code, *closest, input_names)
+
+        def old(past: tuple[Manifest, Mapping[str, Any]]) -> Mapping[str, Any]:
+            made, found = past
+            if made.made_by not in accepted:
+                return found
+            present = {name: new[name] for name in _MADE_BY if name in new}
+            return {**{n: v for n, v in found.items() if n not in _MADE_BY}, **present}
+
+        closest = min(self._past, key=lambda past: _distance(new, old(past)), default=None)
+        if closest is None:
+            return None
+        return _compare(new, code, closest[0], old(closest), input_names)
 
 
 def explain(close: Nearest | None, expected: Container[str] = ()) -> str:
