@@ -7,12 +7,14 @@ step is from the store, so it looks the same wherever the step runs.
 
 import contextlib
 import io
+import itertools
 import json
+import math
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +38,11 @@ from pipeline.sweep import comparable_metrics, compare, metric_text
 REFRESH_PER_SECOND = 4
 PLAIN_PROGRESS_SECONDS = 15.0
 LOG_LINES = 12
+LOG_BYTES = 64 * 2**10
+"""Of a log, only so much of its end is read."""
+LONGEST_LINE = 500
+MOST_METRICS = 40
+"""Of one step; ``temper show`` prints all."""
 LONGEST_PLAN = 60
 """Beyond so many steps, those that are cached are counted and not listed."""
 _STYLES = {"done": "green", "cached": "dim", "failed": "bold red", "skipped": "yellow"}
@@ -72,7 +79,8 @@ def _plan_summary(plan: Plan) -> str:
     run, maybe = len(plan.in_state(State.RUN, State.BLOCKED)), len(plan.in_state(State.MAYBE))
     cached = len(plan.in_state(State.CACHED))
     if plan.is_complete:
-        return f"[green]all {cached} steps are cached: nothing to run[/]"
+        what = f"all {cached} steps are" if cached > 1 else "the only step is"
+        return f"[green]{what} cached: nothing to run[/]"
     parts = [f"{run + maybe} to run", f"{cached} cached"]
     if maybe:
         parts[0] += f" ({maybe} only if an input changes)"
@@ -216,8 +224,7 @@ class Board:
         with contextlib.suppress(OSError, ValueError, TemperError):
             resolved = self.resolver.key_and_recipe(row.step)
             data = resolved and store.read(store.progress_path(row.step.name, resolved[0]))
-            if data:
-                row.progress = json.loads(data)
+            row.progress = parse_progress(data or b"") or row.progress
         return row.progress
 
     # --- plain lines -------------------------------------------------------------------------
@@ -315,38 +322,57 @@ def show_results(console: Console, store: Store, results: Mapping[str, Manifest]
     for name, manifest in results.items():
         by_step.setdefault(manifest.step, {})[name] = manifest
     for group in by_step.values():
-        if comparable_metrics(group.values()):
-            console.print(_results_table(console, group))
+        if metrics := comparable_metrics(group.values()):
+            console.print(_results_table(console, group, metrics[:MOST_METRICS]))
+            if (more := len(metrics) - MOST_METRICS) > 0:
+                line = f"and {more} more metrics: temper show {next(iter(group.values())).name}"
+                console.print(Text(line, "dim"), soft_wrap=True)
     width = max(map(len, results), default=0)
     for name, manifest in results.items():
         line = f"{name:{width}}  {store.url_of(store.content_path(manifest))}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _results_table(console: Console, group: Mapping[str, Manifest]) -> Table:
+def _results_table(
+    console: Console, group: Mapping[str, Manifest], metrics: Sequence[str]
+) -> Table:
     """A column for each result; where these do not fit, a row for each."""
     step = next(iter(group.values())).step
     table = Table(title=step, title_justify="left", header_style="bold", title_style="bold")
     table.add_column("")
     for name in group:
         table.add_column(Text(name), justify="right")
-    for metric in comparable_metrics(group.values()):
+    for metric in metrics:
         cells = [metric_text(manifest.metrics.get(metric)) for manifest in group.values()]
         table.add_row(Text(metric), *cells)
     unlimited = console.options.update_width(sys.maxsize)
     fits = console.measure(table, options=unlimited).maximum <= console.width
-    return table if fits else compare(group)
+    if fits:
+        return table
+    return compare(group, metrics if len(metrics) == MOST_METRICS else None)
 
 
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def parse_progress(data: bytes) -> Mapping[str, Any] | None:
+    """What a step has written of how far it is; ``None`` if that is nothing, or damaged."""
+    try:
+        progress = json.loads(data)
+        done, total, metrics = progress["done"], progress["total"], progress.get("metrics", {})
+        if all(map(math.isfinite, (done, total or 0))) and isinstance(metrics, dict):
+            return {"done": done, "total": total, "metrics": metrics}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        pass
+    return None
+
+
 def progress_text(progress: Mapping[str, Any]) -> str:
     done, total = progress["done"], progress["total"]
     parts = [f"{done:g}/{total:g}" if total else f"{done:g}"]
-    parts += [f"{k} {_number(v)}" for k, v in progress.get("metrics", {}).items()]
-    return "  ".join(parts)
+    metrics = itertools.islice(progress["metrics"].items(), MOST_METRICS)
+    return _cut("  ".join(parts + [f"{name} {_number(value)}" for name, value in metrics]))
 
 
 def _failure(message: str) -> tuple[str, str]:
@@ -354,16 +380,31 @@ def _failure(message: str) -> tuple[str, str]:
     with contextlib.suppress(ValueError):
         message = json.loads(message)
     text, _, log = message.rpartition("\n")
-    return visible(text or message), log
+    return visible(_cut(text or message)), log
 
 
 def _tail(store: Store, log: str) -> str:
-    data = store.read(log) or b""
-    return "\n".join(map(visible, data.decode(errors="replace").splitlines()[-LOG_LINES:]))
+    """The last lines of a log, long ones cut short."""
+    lines = _end(store, log).decode(errors="replace").splitlines()[-LOG_LINES:]
+    return "\n".join(visible(_cut(line)) for line in lines)
+
+
+def _end(store: Store, path: str) -> bytes:
+    """The last bytes of a file, where its file system can begin there; otherwise all of it."""
+    try:
+        return store.objects.fs.cat_file(path, start=-LOG_BYTES)
+    except Exception:  # such as a server that knows no ranges, each with errors of its own
+        return store.read(path) or b""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_LINE else f"{text[: LONGEST_LINE - 1]}…"
 
 
 def visible(text: str) -> str:
     """One line without control characters, which could repaint the terminal."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else " " for c in text)
 
 

@@ -362,8 +362,10 @@ class Chain:
             if len(data) <= RELEASED_BYTES:
                 return State(number, int(data))
             holder = Holder(**json.loads(data))
+            if type(holder.pid) is not int:
+                raise TypeError("its pid is no number")
             return State(number, int(holder.epoch), holder)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             path = self.objects.url_of(self._path(number))
             raise TemperError(f"the lease {path} is damaged; delete it and run again") from error
 

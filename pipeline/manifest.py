@@ -135,8 +135,11 @@ class Manifest:
             raise ValueError("its key is not that of its recipe")
         if files_digest(made.files) != made.digest:
             raise ValueError("its digest is not that of its files")
-        if not isinstance(made.metrics, dict) or not isinstance(made.attempt, str):
-            raise TypeError("a field has another type than it must")
+        texts = [made.attempt, *(text for i in made.inputs for text in (i.step, i.key, i.digest))]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a name in it is no text")
+        if not isinstance(made.metrics, dict) or not isinstance(made.provenance, dict):
+            raise TypeError("its metrics or its provenance are no mapping")
         return made
 
     def require_place(self, step: str, key: str, generation: int) -> None:

@@ -15,11 +15,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.plan import Plan
+from pipeline.plan import Plan, PlannedStep
 from pipeline.step import Step
 from pipeline.store import Store, name_by_time
 
-_SECRET = re.compile(r"(?i)([^=\s]*(token|secret|password|api_?key|credential)[^=\s]*=).*")
+_SECRET_NAME = re.compile(
+    r"(token|secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization|signature)(?![a-z])"
+    r"|(?<![a-z])(auth|key|sig|pw)$|(api|access|secret|private|account)key$"
+)
+_NAMED = re.compile(r"""(?<![\w.+~?&-])([\w.+~-]+)["']?\s*[=:]\s*(?=\S)""")
+_PARAMETER = re.compile(r"""([?&;])([\w.-]+)=[^&\s"'#]+""")
+_FLAG = re.compile(r"--?[\w.-]+|(?i:bearer)")
+_BEARER = re.compile(r"(?i)\b(bearer\s+)\S+")
+_USER_INFO = re.compile(
+    r"(?i)(\bhttps?://)[^\s/?#]+@"  # a token alone, too
+    r"|(://)(?:[^\s/?#]*:[^\s/?#]*@|[^\s/?#:@]*:(?!\d+[/?#])[^\s@]*@)"  # as S3 has, with slashes
+)
 
 
 @dataclass(frozen=True)
@@ -58,27 +69,29 @@ class RunRecord:
             "started": time.strftime("%FT%TZ", time.gmtime(self.started)),
             "seconds": round(time.time() - self.started, 3),
             "outcome": outcome,
-            "argv": _without_secrets(sys.orig_argv),  # as typed: Hydra gets a longer one
+            "argv": without_secrets(sys.orig_argv),  # as typed: Hydra gets a longer one
             "cwd": os.getcwd(),
             "host": platform.node(),
             "pid": os.getpid(),
             **self.git,
-            "store": self.store,
+            "store": shown(self.store),
             "roots": dict(self.roots),
-            "steps": [
-                {
-                    "step": planned.step.name,
-                    "fingerprint": planned.step.fingerprint,
-                    "plan": planned.state.value,
-                    "why": planned.reason,
-                    "state": planned.state.value,
-                    "key": planned.key,
-                    "attempt": planned.manifest.attempt if planned.manifest else None,
-                    **steps.get(planned.step.fingerprint, {}),
-                }
-                for planned in plan.steps
-            ],
+            "steps": [_entry(p, steps.get(p.step.fingerprint, {})) for p in plan.steps],
         }
+
+
+def _entry(planned: PlannedStep, went: Mapping[str, Any]) -> dict[str, Any]:
+    entry = {
+        "step": planned.step.name,
+        "fingerprint": planned.step.fingerprint,
+        "plan": planned.state.value,
+        "why": shown(planned.reason),
+        "state": planned.state.value,
+        "key": planned.key,
+        "attempt": planned.manifest.attempt if planned.manifest else None,
+        **went,
+    }
+    return entry | ({"message": shown(entry["message"])} if "message" in entry else {})
 
 
 def git_state() -> dict[str, Any]:
@@ -97,5 +110,37 @@ def git_state() -> dict[str, Any]:
     return {"commit": commit, "dirty": hashlib.sha256(changes).hexdigest() if changes else None}
 
 
-def _without_secrets(arguments: Sequence[str]) -> list[str]:
-    return [_SECRET.sub(r"\1…", argument) for argument in arguments]
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """A command line as it may be kept: what a name or a flag says is secret is ``…``.
+
+    Rather too much than too little: the rest of an argument goes with what follows such a name.
+    """
+    kept: list[str] = []
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        follows = _FLAG.fullmatch(before) and (_is_secret(before) or before.lower() == "bearer")
+        if follows and not argument.startswith("-"):
+            kept.append("…")
+        else:
+            kept.append(_up_to_secret(shown(argument)))
+    return kept
+
+
+def shown(text: str) -> str:
+    """A text without users and passwords in URLs, signatures of URLs, and bearer tokens."""
+    text = _USER_INFO.sub(lambda found: f"{found[1] or found[2]}…@", text)
+    text = _PARAMETER.sub(
+        lambda found: f"{found[1]}{found[2]}=…" if _is_secret(found[2]) else found[0], text
+    )
+    return _BEARER.sub(r"\1…", text)
+
+
+def _up_to_secret(argument: str) -> str:
+    for named in _NAMED.finditer(argument):
+        if _is_secret(named[1]):
+            return f"{argument[: named.end()]}…"
+    return argument
+
+
+def _is_secret(name: str) -> bool:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return _SECRET_NAME.search(words) is not None

@@ -88,7 +88,7 @@ class Store:
         data = self.read(path)
         try:
             found = LAYOUT_VERSION if data is None else json.loads(data)["layout"]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise TemperError(f"{self.url_of(path)} is damaged; is {self.url} a store?") from error
         if found not in READABLE_LAYOUTS:
             raise TemperError(

@@ -45,8 +45,11 @@ def grid(
             refuses a value.
     """
     if not dataclasses.is_dataclass(base) or isinstance(base, type):
-        raise TemperError(f"grid: {base!r} is no config dataclass, whose fields could be varied")
-    axes = dict(axes or {})
+        raise TemperError(
+            f"grid: the base is of the type {type(base).__name__}, which is no config dataclass, "
+            "whose fields could be varied; give one made of its class, as Config()"
+        )
+    axes = _checked_axes(axes)
     if twice := axes.keys() & fields.keys():
         raise TemperError(f"grid: {', '.join(sorted(twice))} is given twice")
     axes |= fields
@@ -71,8 +74,9 @@ def compare(results: Mapping[str, Manifest], metrics: Sequence[str] | None = Non
             that are the same for all in one line below.
 
     Raises:
-        TemperError: no result has one of ``metrics``.
+        TemperError: no result has one of ``metrics``, or they are no results.
     """
+    _check_comparable(results, metrics)
     from rich.table import Table
     from rich.text import Text
 
@@ -116,6 +120,18 @@ def metric_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _check_comparable(results: Any, metrics: Any) -> None:
+    if not isinstance(results, Mapping):
+        kind = type(results).__name__
+        raise TemperError(f"compare: a {kind} is no results by name; give what run() returned")
+    for name, result in results.items():
+        if not isinstance(result, Manifest):
+            kind = type(result).__name__
+            raise TemperError(f"compare: {name!r} is a {kind} and no result; give what run() made")
+    if metrics is not None and (isinstance(metrics, str) or not isinstance(metrics, Sequence)):
+        raise TemperError(f"compare: metrics={metrics!r}; give a list of names, as in ['loss']")
+
+
 def _shared(manifests: Iterable[Manifest], names: Sequence[str]) -> dict[str, str]:
     """The metrics that say nothing of a difference; none, where nothing differs."""
     first, *others = [manifest.metrics for manifest in manifests] or [{}]
@@ -138,6 +154,16 @@ def _is_interval(value: Any) -> bool:
 
 
 # --- the axes of a grid --------------------------------------------------------------------------
+
+
+def _checked_axes(axes: Any) -> dict[str, Sequence[Any]]:
+    if axes is not None and not isinstance(axes, Mapping):
+        kind = type(axes).__name__
+        raise TemperError(f"grid: the axes are a {kind}; give a dict, as {{'optimizer.beta': […]}}")
+    for path in axes or {}:
+        if not isinstance(path, str):
+            raise TemperError(f"grid: {path!r} is no field's name; name it as text, as in 'seed'")
+    return dict(axes or {})
 
 
 def _shown_names(paths: Iterable[str]) -> dict[str, str]:

@@ -2,14 +2,16 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from toy_steps import slow_count
+from test_pipeline import Lab
+from toy_steps import fail, slow_count
 
 from pipeline import Store
-from pipeline.board import Board
+from pipeline.board import LOG_BYTES, Board, show_results
 from pipeline.catalog import Catalog
 from pipeline.plan import Resolver, make_plan
 
@@ -40,3 +42,54 @@ def test_a_running_step_keeps_its_name_state_and_time_beside_long_progress(
     assert "0.0s" in line
     assert "3/8" in line
     assert "loss 0.5" in line
+
+
+def printed(console: Console) -> str:
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["", "memory://"])
+def test_of_a_log_without_end_only_the_end_is_shown(tmp_path: Path, kind: str) -> None:
+    lab = Lab(tmp_path, Store(f"{kind}{tmp_path}/logs"), Console(file=io.StringIO(), width=120))
+    step = fail(lab.numbers(), lab.journal)
+    plan, resolver = make_plan({"broken": step}, lab.store), Resolver(Catalog(lab.store))
+    board = Board(lab.console, plan, resolver)
+    log = f"{lab.store.root}/log.txt"
+    data = b"first\n" + b"=" * (LOG_BYTES * 8) + b"\nlast line\n"
+    lab.store.objects.replace(log, data)
+    board.observe(step.fingerprint, "failed", f"{'m' * 100_000}\n{log}")
+    board.show_failures()
+    shown = printed(lab.console)
+    assert "last line" in shown
+    assert "first" not in shown
+    assert "whole log: " in shown
+    assert len(shown) < 4000
+
+
+def test_of_very_many_metrics_some_are_shown_and_the_rest_counted(
+    tmp_path: Path, store: Store, console: Console
+) -> None:
+    lab = Lab(tmp_path, store, console)
+    lab.run(product=lab.product())
+    (made,) = Catalog(store).history("multiply")
+    many = replace(made, metrics={f"metric_{i:05d}": i for i in range(50_000)})
+    for results in ({"one": many}, {f"{'long name ' * 3}{i}": many for i in range(9)}):
+        before = len(printed(console))
+        show_results(console, store, results)
+        shown = printed(console)[before:].replace("\n", "")
+        assert "metric_00040" not in shown
+        assert f"and 49960 more metrics: temper show {made.name}" in shown
+
+
+def test_the_log_of_one_line_is_cut_from_its_end(tmp_path: Path, store: Store) -> None:
+    """As a progress bar writes it, without a newline."""
+    lab = Lab(tmp_path, store, Console(file=io.StringIO(), width=120))
+    step = fail(lab.numbers(), lab.journal)
+    plan, resolver = make_plan({"broken": step}, store), Resolver(Catalog(store))
+    board = Board(lab.console, plan, resolver)
+    log = tmp_path / "log.txt"
+    log.write_bytes(b"a" * 100_000 + b"\x1b[2J" + b"b" * 100)
+    board.observe(step.fingerprint, "failed", f"broken\n{log}")
+    board.show_failures()
+    assert len(printed(lab.console)) < 2000
+    assert "\x1b[2J" not in printed(lab.console)

@@ -1,6 +1,8 @@
 """``temper`` as a user meets it: on stores that real runs have made."""
 
+import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from toy_steps import Times, add, fail, journal_lines, slow_count
 from typer.testing import CliRunner, Result
 
 from pipeline import Store, TemperError, run
+from pipeline.canonical import hash_json
 from pipeline.catalog import Catalog
 from pipeline.cli import app
 from pipeline.cli.verify import verify
@@ -55,6 +58,12 @@ def refusal(lab: Lab, *arguments: str) -> str:
 
 def newest(lab: Lab, step: str) -> Manifest:
     return Catalog(lab.store).history(step)[-1]
+
+
+def commit(lab: Lab, recipe: Any, **fields: Any) -> Manifest:
+    """An artifact of ``train`` as a run would leave it, made up but for its key."""
+    made = replace(manifest("one"), recipe=recipe, key=hash_json(recipe), **fields)
+    return lab.store.commit(made)
 
 
 def damage(lab: Lab, made: Manifest, name: str) -> Path:
@@ -98,12 +107,14 @@ def test_an_artifact_is_named_by_its_step_or_the_beginning_of_its_key(lab: Lab) 
 
 
 def test_a_name_that_means_several_artifacts_is_refused_with_their_names(lab: Lab) -> None:
-    for number in "12":
-        lab.store.commit(replace(manifest(f"try-{number}"), key=f"abc{number}" * 8))
-    assert "train@abc1abc1, train@abc2abc2; give more of the key" in refusal(
-        lab, "show", "train@abc"
-    )
-    assert "try-2" in temper(lab, "show", "train@abc2")
+    made = [commit(lab, {"seed": seed}, attempt=f"try-{seed}") for seed in range(17)]
+    by_digit: dict[str, list[Manifest]] = {}
+    for one in made:
+        by_digit.setdefault(one.key[0], []).append(one)
+    digit, alike = next((d, found) for d, found in by_digit.items() if len(found) > 1)
+    names = ", ".join(sorted(one.name for one in alike))
+    assert f"{names}; give more of the key" in refusal(lab, "show", f"train@{digit}")
+    assert f'"{alike[0].attempt}"' in temper(lab, "show", alike[0].name)
 
 
 @pytest.mark.parametrize("command", ["show", "path", "logs", "explain", "evict", "accept"])
@@ -112,11 +123,26 @@ def test_a_name_that_means_nothing_is_refused_with_what_there_is(lab: Lab, comma
     assert "no artifact of 'multply'; it has: multiply, numbers" in refusal(lab, command, "multply")
 
 
-def test_an_empty_store_says_what_to_set(lab: Lab) -> None:
-    assert "set --store or TEMPER_STORE" in refusal(lab, "list")
-    assert "set --store or TEMPER_STORE" in refusal(lab, "runs")
+@pytest.mark.parametrize("command", ["list", "runs", "gc", "status", "verify"])
+def test_a_place_without_a_store_says_what_to_set(lab: Lab, command: str) -> None:
+    assert "there is no store at " in refusal(lab, command)
+    (Path(lab.store.root) / "photographs").mkdir(parents=True)
+    assert "set --store or TEMPER_STORE" in refusal(lab, command)
+    assert [path.name for path in Path(lab.store.root).iterdir()] == ["photographs"]
+
+
+def test_an_empty_store_has_nothing(lab: Lab) -> None:
+    lab.store.prepare()
+    assert "there are no artifacts" in refusal(lab, "list")
+    assert "no run is on record" in refusal(lab, "runs")
     assert temper(lab, "gc") == "nothing to collect"
     assert temper(lab, "status") == "nothing is running"
+
+
+def test_a_store_that_lost_its_first_file_is_still_looked_into(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    (Path(lab.store.root) / "temper.json").unlink()
+    assert len(temper(lab, "list").splitlines()) == 3
 
 
 def test_the_latest_generation_is_what_a_key_stands_for(lab: Lab) -> None:
@@ -199,6 +225,27 @@ def test_the_plan_of_a_script_is_shown_and_its_status_passed_on(tmp_path: Path) 
     assert done.stdout == "['--plan', 'dpo.beta=0.05', '-m', '--cfg', 'job']\n"
 
 
+def test_a_script_that_calls_run_itself_is_planned_and_runs_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from pipeline import Output, run, step\n"
+        "@step\n"
+        "def touch(out: Output, place: str) -> None:\n"
+        "    Path(place).touch()\n"
+        "if __name__ == '__main__':\n"
+        f"    run([touch({str(tmp_path / 'touched')!r})], {str(tmp_path / 'store')!r})\n"
+        "    print('it went on')\n"
+    )
+    done = subprocess.run([str(TEMPER), "plan", str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 to run, 0 cached" in done.stdout
+    assert "it went on" not in done.stdout
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["script.py"]
+    subprocess.run([sys.executable, str(script)], check=True, capture_output=True)
+    assert (tmp_path / "touched").exists(), "without the command it runs"
+
+
 # --- explaining ----------------------------------------------------------------------------------
 
 
@@ -231,7 +278,7 @@ def test_what_an_artifact_is_compared_with_was_there_before_its_run(lab: Lab) ->
 
 def test_code_that_cannot_be_imported_is_said_and_no_error(lab: Lab) -> None:
     recipe = {"encoding": 1, "function": "gone_module:train", "code": "0" * 32, "arguments": {}}
-    lab.store.commit(replace(manifest("one"), recipe=recipe))
+    commit(lab, recipe)
     assert "gone_module:train cannot be imported" in temper(lab, "explain", "train")
     assert "run this in the folder of its project" in refusal(lab, "accept", "train")
 
@@ -243,10 +290,23 @@ def test_two_artifacts_are_told_apart(lab: Lab) -> None:
     shown = temper(lab, "diff", f"multiply@{old.key}", "multiply")
     assert "settings: 1 difference\nconfig.factor: 2 → 3" in shown
     assert "inputs: no difference" in shown
+    assert "function" not in shown
     assert "files: 1 difference, 0 the same" in shown
     assert "largest 6 9" in shown
     itself = temper(lab, "diff", "multiply", "multiply")
     assert "files: no difference, 1 the same" in itself
+
+
+def test_a_setting_that_became_an_input_is_told_once(lab: Lab) -> None:
+    arguments = [{"baseline": None, "seed": 1}, {"baseline": {"$input": "0" * 32}, "seed": 1}]
+    old, new = (commit(lab, {"function": "m:train", "arguments": a}) for a in arguments)
+    shown = temper(lab, "diff", old.name, new.name)
+    assert "settings: no difference" in shown
+    assert "baseline: none → content 00000000" in shown
+    nested = commit(lab, {"function": "m:fit", "arguments": {"baseline": {"rate": 2}, "seed": 1}})
+    shown = temper(lab, "diff", old.name, nested.name)
+    assert "settings: 1 difference\nbaseline.rate: none → 2" in shown
+    assert "code: 1 difference\nfunction: 'm:train' → 'm:fit'" in shown
 
 
 # --- accepting -----------------------------------------------------------------------------------
@@ -435,6 +495,29 @@ def test_nothing_is_evicted_unasked(lab: Lab) -> None:
     assert lab.store.lost_files(newest(lab, "multiply")) == []
 
 
+def test_who_evicts_the_newest_is_told_how_many_stay(lab: Lab) -> None:
+    lab.run(**{str(factor): lab.product(Times(factor)) for factor in range(3)})
+    stay = "2 other artifacts of multiply will stay; name one by multiply@KEY"
+    assert stay in temper(lab, "evict", "multiply", "--yes")
+    oldest = Catalog(lab.store).history("multiply")[0]
+    assert "will stay" not in temper(lab, "evict", f"multiply@{oldest.key}", "--yes")
+
+
+def test_a_store_that_cannot_be_written_says_so(lab: Lab) -> None:
+    lab.run(product=lab.product())
+
+    def write_nothing() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    done = subprocess.run(
+        [str(TEMPER), "evict", "multiply", "--yes", "--store", lab.store.root],
+        capture_output=True, text=True, preexec_fn=write_nothing, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "cannot be written: File too large" in done.stderr
+    assert lab.store.lost_files(newest(lab, "multiply")) == []
+
+
 def test_what_is_being_made_or_read_is_not_evicted(lab: Lab) -> None:
     lab.run(product=lab.product())
     made = newest(lab, "multiply")
@@ -459,6 +542,29 @@ def test_a_flipped_byte_is_found_and_the_next_run_that_needs_it_heals_it(lab: La
     assert lab.run(sum=add([lab.product()], lab.journal)) == [], "nobody needs its bytes"
     assert lab.run(sum=lab.product()) == ["multiply"]
     assert "3 artifacts intact, 0 damaged; 1 passed over" in temper(lab, "verify")
+
+
+def test_all_artifacts_of_a_step_are_verified_or_the_one_of_a_key(lab: Lab) -> None:
+    lab.run(one=lab.product(), other=lab.product(Times(3)))
+    first, second = Catalog(lab.store).history("multiply")
+    assert "2 artifacts intact, 0 damaged" in temper(lab, "verify", "multiply")
+    damage(lab, first, "values.json")
+    assert "1 artifact intact, 0 damaged" in temper(lab, "verify", f"multiply@{second.key}")
+    assert "1 artifact intact, 1 damaged" in call(lab, "verify", "multiply").output
+    assert "no artifact of 'multply'" in refusal(lab, "verify", "multply")
+
+
+@pytest.mark.parametrize("names", [[], ["multiply"], ["multiply@{key}"]])
+def test_a_manifest_that_cannot_be_read_is_damage(lab: Lab, names: list[str]) -> None:
+    lab.run(product=lab.product())
+    key = newest(lab, "multiply").key
+    path = Path(lab.store.manifest_path("multiply", key))
+    path.write_text("{")
+    result = call(lab, "verify", *(name.format(key=key[:6]) for name in names))
+    assert result.exit_code == 1
+    assert f"{path} is damaged; delete it" in result.output
+    assert ", 1 damaged" in result.output
+    assert "see: temper verify multiply" in refusal(lab, "show", "multiply")
 
 
 def test_a_file_that_is_gone_is_damaged_and_an_evicted_artifact_is_not(lab: Lab) -> None:
@@ -494,6 +600,94 @@ def test_collecting_is_a_dry_run_until_it_is_said(lab: Lab) -> None:
     assert lab.run(product=lab.product(Times(3))) == []
 
 
+# --- what is no part of a store ------------------------------------------------------------------
+
+COMMANDS = (
+    ("list",), ("show", "multiply"), ("path", "multiply"), ("logs", "multiply"), ("status",),
+    ("runs",), ("explain", "multiply"), ("diff", "multiply", "numbers"), ("verify",), ("gc",),
+    ("accept", "numbers", "--yes"), ("evict", "numbers", "--yes"),
+)  # fmt: skip
+
+
+def failures(lab: Lab, *commands: tuple[str, ...]) -> dict[str, str]:
+    """What commands refuse to do, and in which words; anything else that goes wrong is raised."""
+    refused = {}
+    for command in commands:
+        error = call(lab, *command).exception
+        if error is not None and not isinstance(error, TemperError | OSError):
+            raise error
+        if error is not None:
+            refused[command[0]] = str(error)
+    return refused
+
+
+@pytest.mark.parametrize(
+    "stray",
+    ["manifests/multiply/{key}.old.json", "manifests/multiply/x.sync-conflict.json",
+     "manifests/multiply/{key}.old.evicted", "manifests/README.json", "leases/README",
+     "leases/multiply/README", "leases/multiply/{key}/README", "progress/README",
+     "progress/multiply/notes.json", "attempts/README", "attempts/multiply/README",
+     "scratch/README", "runs/README.md", "accepted/multiply/README"],
+)  # fmt: skip
+def test_a_stray_file_changes_nothing_and_is_left_alone(lab: Lab, stray: str) -> None:
+    lab.run(product=lab.product())
+    path = Path(lab.store.root) / stray.format(key=newest(lab, "multiply").key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("by someone else")
+    assert failures(lab, *COMMANDS, ("gc", "--grace", "0", "--yes")) == {}
+    assert path.exists()
+
+
+@pytest.mark.parametrize("folder", ["leases", "leases/multiply", "progress", "accepted", "runs"])
+def test_a_file_where_a_folder_should_be_is_no_traceback(lab: Lab, folder: str) -> None:
+    lab.run(product=lab.product())
+    path = Path(lab.store.root) / folder
+    shutil.rmtree(path, ignore_errors=True)
+    path.write_text("x")
+    failures(lab, *COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [[], {"run": 5}, {"outcome": {}}, {"seconds": "long"}, {"seconds": 1e300}, {"cwd": 5},
+     {"steps": [{"step": [1]}]}, {"steps": [{"step": "multiply", "key": [1]}]}, {"argv": 5},
+     {"steps": [{"step": "multiply", "seconds": -7}]}, {"steps": "x"}, {"commit": [1]}],
+)  # fmt: skip
+def test_a_damaged_record_of_a_run_is_named_with_what_to_do(lab: Lab, damaged: Any) -> None:
+    lab.run(product=lab.product())
+    (path,) = (Path(lab.store.root) / "runs").iterdir()
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, **damaged} if damaged else damaged))
+    refused = failures(lab, *COMMANDS)
+    assert refused.keys() == {"runs", "gc"}
+    assert f"delete it with: temper runs --forget {path.stem}" in refused["runs"]
+    path.write_text(json.dumps({**record, "outcome": "running", "pid": 10**30}))
+    assert failures(lab, *COMMANDS) == {}
+
+
+@pytest.mark.parametrize("progress", ["[]", "5", '{"done": "x", "total": 2}', "[" * 100_000,
+     '{"done": 1, "total": 2, "metrics": [1]}', '{"done": 1e999, "total": 2}'])  # fmt: skip
+def test_damaged_progress_is_no_progress(lab: Lab, progress: str) -> None:
+    lab.store.prepare()
+    with Leases(lab.store.objects, lab.store.root, "other").held(
+        "multiply", "0" * 32, lambda: True
+    ):
+        path = Path(lab.store.progress_path("multiply", "0" * 32))
+        path.parent.mkdir(parents=True)
+        path.write_text(progress)
+        assert temper(lab, "status").splitlines()[1].startswith("multiply@00000000")
+
+
+def test_a_lease_with_fields_of_other_types_is_named(lab: Lab) -> None:
+    lab.store.prepare()
+    with Leases(lab.store.objects, lab.store.root, "other").held(
+        "multiply", "0" * 32, lambda: True
+    ):
+        (path,) = (Path(lab.store.root) / "leases").rglob("*.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), "pid": "x"}))
+        assert "leases/multiply/" in refusal(lab, "status")
+
+
 # --- the terminal --------------------------------------------------------------------------------
 
 HOSTILE = "[bold]x[/bold] \x1b[31mred\x9b2J [/nonsense]"
@@ -507,8 +701,10 @@ def test_what_others_wrote_is_text_and_never_an_order_to_the_terminal(
     lab: Lab, command: tuple[str, ...]
 ) -> None:
     recipe = {"function": "m:train", "version": HOSTILE, "arguments": {HOSTILE: HOSTILE}}
-    made = replace(manifest("one"), recipe=recipe, kind=f"m:{HOSTILE}", metrics={HOSTILE: HOSTILE})
-    lab.store.commit(replace(made, provenance={"run": HOSTILE, "host": HOSTILE}))
+    kind, metrics = f"m:{HOSTILE}", {HOSTILE: HOSTILE}
+    commit(
+        lab, recipe, kind=kind, metrics=metrics, provenance={"run": HOSTILE, "host": HOSTILE}
+    )  # fmt: skip
     steps = [{"step": HOSTILE, "state": HOSTILE, "why": HOSTILE, "key": HOSTILE}]
     lab.store.record_run({"run": "r", "outcome": HOSTILE, "argv": [HOSTILE], "steps": steps})
     shown = temper(lab, *command) + temper(lab, "runs", "r")
@@ -528,7 +724,7 @@ def test_an_error_is_one_line_and_status_1(lab: Lab) -> None:
         [str(TEMPER), "list", "--store", lab.store.root], capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: there are no artifacts")
+    assert done.stderr.startswith("error: there is no store at")
     assert done.stderr.count("\n") == 1
 
 
@@ -562,7 +758,7 @@ def test_looking_costs_a_remote_store_requests_by_step_names_and_not_by_artifact
     for command in ("list", "status", "verify"):
         requests.clear()
         temper(lab, command)
-        assert len(requests) <= 8, (command, list(requests))
+        assert len(requests) <= 9, (command, list(requests))
     temper(lab, "evict", "multiply", "--yes")
     assert "evicted" in temper(lab, "list", "multiply")
     damaged = Catalog(lab.store).history("multiply")[0]

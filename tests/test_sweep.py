@@ -81,6 +81,17 @@ def test_a_grid_needs_a_config_and_each_field_once() -> None:
         grid(DpoConfig(), {"beta": [0.1]}, beta=[0.2])
 
 
+def test_what_is_no_grid_is_one_clear_line() -> None:
+    axes: Any
+    for axes, message in ((["beta"], "the axes are a list; give a dict"),
+                          ({1: [0.1]}, "1 is no field's name")):  # fmt: skip
+        with pytest.raises(TemperError, match=message) as refused:
+            grid(DpoConfig(), axes)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(TemperError, match="of the type type, which is no config dataclass"):
+        grid(DpoConfig, beta=[0.1])
+
+
 def test_variants_share_the_steps_that_do_not_differ(
     store: Store, tmp_path: Path, console: Console
 ) -> None:
@@ -155,6 +166,18 @@ def test_chosen_metrics_are_shown_in_the_order_chosen() -> None:
     assert before == ["before", "24", "0.6931"]
     with pytest.raises(TemperError, match="no result has the metric 'los'; did you mean loss"):
         compare(RESULTS, ["los"])
+
+
+def test_what_are_no_results_are_refused() -> None:
+    listed: Any = [result(loss=0.5)]
+    results: Any
+    for results, metrics, message in (
+        (listed, None, "a list is no results by name"),
+        ({"one": None}, None, "'one' is a NoneType and no result"),
+        (RESULTS, "loss", r"metrics='loss'; give a list of names"),
+    ):
+        with pytest.raises(TemperError, match=message):
+            compare(results, metrics)
 
 
 def test_in_a_narrow_terminal_nothing_is_cut_off() -> None:

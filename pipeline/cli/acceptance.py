@@ -66,7 +66,7 @@ def candidates(catalog: Catalog, step: str, of: str = "") -> list[Candidate]:
     chosen: dict[tuple[str, ...], Manifest] = {}
     for manifest in [newest] if of else reversed(history):
         chosen.setdefault(argument_types(manifest), manifest)
-    same = _Equivalence(catalog.store.accepted(step))
+    same = Equivalence(catalog.store.accepted(step))
     found: list[Candidate] = []
     failures: list[NotImportable] = []
     for manifest in chosen.values():
@@ -100,7 +100,7 @@ def accept(catalog: Catalog, candidate: Candidate) -> None:
 
 
 def _candidate(
-    manifest: Manifest, present: PresentCode, history: Sequence[Manifest], same: "_Equivalence"
+    manifest: Manifest, present: PresentCode, history: Sequence[Manifest], same: "Equivalence"
 ) -> Candidate:
     alike = [m for m in history if argument_types(m) == argument_types(manifest)]
     valid = same.to(present.made_by)
@@ -112,7 +112,7 @@ def _candidate(
 
 
 @dataclass(frozen=True)
-class _Equivalence:
+class Equivalence:
     """Which states of a step's code are accepted as equal, also by way of others."""
 
     pairs: Sequence[tuple[Json, Json]]

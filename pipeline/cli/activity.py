@@ -4,12 +4,15 @@ Each is found by one listing of the whole store, and one request for each lease 
 """
 
 import contextlib
+import dataclasses
 import os
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from pipeline.errors import TemperError
 from pipeline.lease import RELEASED_BYTES, Chain, Holder, Leases
-from pipeline.store import Store
+from pipeline.store import Store, name_by_time
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,18 @@ class Lease:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at making an artifact, and the bytes it left."""
+    """One try at making an artifact.
+
+    Attributes:
+        size: bytes of all that it left.
+        content: bytes of that which are the artifact's files.
+    """
 
     step: str
     key: str
     name: str
     size: int
+    content: int
 
     @property
     def folder(self) -> str:
@@ -58,11 +67,11 @@ def leases(store: Store) -> list[Lease]:
     last: dict[tuple[str, str], tuple[str, int]] = {}
     for path, size in store.objects.sizes(f"{store.root}/leases").items():
         parts = path.split("/")
-        if len(parts) == 3 and not parts[2].startswith("."):
+        if len(parts) == 3 and parts[2].removesuffix(".json").isdecimal():
             place = (parts[0], parts[1])
             last[place] = max(last.get(place, ("", 0)), (parts[2], size))
     return [
-        Lease(step, key, _chain(store, step, key).look().holder if size > RELEASED_BYTES else None)
+        Lease(step, key, _holder(store, step, key) if size > RELEASED_BYTES else None)
         for (step, key), (_, size) in sorted(last.items())
     ]
 
@@ -76,12 +85,14 @@ def attempts(store: Store, step: str = "") -> list[Attempt]:
     """Every attempt, of one step or of all, oldest first."""
     prefix = f"{step}/" if step else ""
     sizes: dict[tuple[str, str, str], int] = {}
+    contents: dict[tuple[str, str, str], int] = {}
     for path, size in store.objects.sizes(f"{store.root}/attempts/{step}".rstrip("/")).items():
         parts = f"{prefix}{path}".split("/")
         if len(parts) > 3:
             place = (parts[0], parts[1], parts[2])
             sizes[place] = sizes.get(place, 0) + size
-    found = [Attempt(step, key, name, size) for (step, key, name), size in sizes.items()]
+            contents[place] = contents.get(place, 0) + (size if parts[3] == "content" else 0)
+    found = [Attempt(*place, size, contents[place]) for place, size in sizes.items()]
     return sorted(found, key=lambda attempt: attempt.name)
 
 
@@ -94,9 +105,14 @@ def alone_with(store: Store, step: str, key: str, purpose: str) -> Iterator[bool
 
     Yields:
         False if another process holds it: then hands off.
+
+    Raises:
+        TemperError: the store cannot be written.
     """
     ours = Leases(store.objects, store.root, run=purpose)
     with ours.held(step, key, done=lambda: True) as lease:
+        if lease is None:
+            _require_writable(store)  # who waits for a lease takes a failure for one that passes
         yield lease is not None
 
 
@@ -121,6 +137,25 @@ def remove_if_empty(store: Store, folder: str) -> None:
     if store.is_local:
         with contextlib.suppress(OSError):
             os.rmdir(folder)
+
+
+def _require_writable(store: Store) -> None:
+    probe = f"{store.root}/leases/.{name_by_time(time.time())}"
+    try:
+        store.objects.replace(probe, b"can this be written?")
+        store.objects.remove(probe)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise TemperError(f"the store {store.url} cannot be written: {reason}") from error
+
+
+def _holder(store: Store, step: str, key: str) -> Holder | None:
+    holder = _chain(store, step, key).look().holder
+    fields = dataclasses.fields(Holder)
+    if holder and not all(isinstance(getattr(holder, f.name), f.type) for f in fields):  # type: ignore[arg-type]
+        folder = store.url_of(f"{store.root}/leases/{step}/{key}")
+        raise TemperError(f"the lease {folder} is damaged; delete it and run again")
+    return holder
 
 
 def _chain(store: Store, step: str, key: str) -> Chain:

@@ -4,6 +4,7 @@ An artifact is named ``STEP`` (the newest of that step) or ``STEP@KEY`` (the beg
 Commands that delete something ask on a terminal, and want ``--yes`` elsewhere.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ from pipeline.cli.naming import find, require_one_key, unknown_step
 from pipeline.cli.runs import forget_run, names_of_runs, one_run, read_run, read_runs
 from pipeline.cli.verify import mark_damaged, verify
 from pipeline.errors import TemperError
+from pipeline.manifest import Manifest
+from pipeline.run import PLAN_ONLY
 from pipeline.store import Store
 
 app = typer.Typer(
@@ -133,10 +136,14 @@ def plan(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="An experiment script.")],
 ) -> None:
-    """What a script would run and why: python SCRIPT --plan [OVERRIDES]..."""
+    """What a script would run and why: python SCRIPT --plan [OVERRIDES]...
+
+    A script that calls run() itself ends at its first run.
+    """
     if not script.is_file():
         raise TemperError(f"there is no script {script}")
-    status = subprocess.call([sys.executable, str(script), "--plan", *context.args])
+    command = [sys.executable, str(script), "--plan", *context.args]
+    status = subprocess.call(command, env={**os.environ, PLAN_ONLY: "1"})
     raise typer.Exit(status if status >= 0 else 128 - status)
 
 
@@ -201,6 +208,10 @@ def evict(
     eviction.require_unused(catalog.store, list(chosen.values()))
     for manifest in chosen.values():
         views.show_line(console, f"{manifest.name}  {decimal(manifest.size)}")
+    for step in dict.fromkeys(name for name in artifacts if "@" not in name):
+        if stay := eviction.others(catalog, step, list(chosen.values())):
+            what = f"{_count(stay, 'other artifact')} of {step}"
+            views.show_line(console, f"{what} will stay; name one by {step}@KEY", "dim")
     size = decimal(sum(manifest.size for manifest in chosen.values()))
     _confirm(f"Delete {size} of data?", yes)
     for manifest in chosen.values():
@@ -215,21 +226,29 @@ def verify_artifacts(
 ) -> None:
     """Read every file and compare it with what was committed; status 1 if one is damaged."""
     catalog, console = _catalog(store), make_console()
-    chosen = [find(catalog, n) for n in artifacts] if artifacts else catalog.everything()
+    if artifacts:
+        chosen, unreadable = _all_named(catalog, artifacts)
+    else:
+        steps = catalog.store.steps()
+        chosen = [manifest for step in steps for manifest in catalog.history(step)]
+        unreadable = catalog.unreadable(steps) if steps else []
     present = [manifest for manifest in chosen if catalog.loss(manifest) is None]
     with _progress_bar(sum(manifest.size for manifest in present)) as bar:
         damages = verify(catalog.store, present, lambda size: bar.advance(bar.task_ids[0], size))
     views.show_damages(console, damages)
+    for url in unreadable:
+        views.show_line(console, f"{url} is damaged; delete it, and the step will be run again")
     bad = len({damage.manifest.attempt for damage in damages})
     gone = len(chosen) - len(present)
     views.show_line(
         console,
-        f"{_count(len(present) - bad, 'artifact')} intact, {bad} damaged"
+        f"{_count(len(present) - bad, 'artifact')} intact, {bad + len(unreadable)} damaged"
         + (f"; {gone} passed over, evicted or marked as damaged before" if gone else ""),
     )
     if damages:
         mark_damaged(catalog.store, damages)
         views.show_line(console, "what is damaged is marked: a run that needs it makes it again")
+    if damages or unreadable:
         raise typer.Exit(1)
 
 
@@ -262,8 +281,37 @@ def gc(
 
 def _open(url: str) -> Store:
     store = Store(url)
+    if store.read(f"{store.root}/temper.json") is None and not _has_content(store):
+        raise TemperError(f"there is no store at {store.url}; set --store or TEMPER_STORE")
     store.check_layout()
     return store
+
+
+def _has_content(store: Store) -> bool:
+    """Whether there is a store, although what says so is gone."""
+    return not {"manifests", "attempts", "runs"}.isdisjoint(store.objects.folders(store.root))
+
+
+def _all_named(catalog: Catalog, names: list[str]) -> tuple[list[Manifest], list[str]]:
+    """The artifacts of every STEP, or the one of each STEP@KEY; and what cannot be read of them."""
+    found: dict[str, Manifest] = {}
+    unreadable: list[str] = []
+    for name in names:
+        step, _, prefix = name.partition("@")
+        urls = [url for url in catalog.unreadable([step]) if _file(url).startswith(prefix)]
+        unreadable += urls
+        if "@" in name and not urls:
+            chosen = [find(catalog, name)]
+        else:
+            chosen = [m for m in catalog.history(step) if m.key.startswith(prefix)]
+        if not chosen and not urls:
+            raise unknown_step(catalog, step)
+        found |= {manifest.attempt: manifest for manifest in chosen}
+    return list(found.values()), list(dict.fromkeys(unreadable))
+
+
+def _file(url: str) -> str:
+    return url.rpartition("/")[2]
 
 
 def _catalog(url: str) -> Catalog:

@@ -1,6 +1,6 @@
 """What differs between two artifacts: settings, inputs, code, files, metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,8 @@ from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.manifest import InputEntry, Manifest
 from pipeline.why import leaves
 
-_HIDDEN = ("encoding", "code", "version")
+RECIPE_FIELDS = ("function", "version")
+"""What a recipe says of the code in words; digests of the source say it by function."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,14 @@ class Comparison:
 def compare(old: Manifest, new: Manifest) -> Comparison:
     """What differs between two artifacts, of one step or of two."""
     old_files, new_files = dict(_files(old)), dict(_files(new))
+    old_settings, new_settings = settings(old), settings(new)
+    old_inputs, new_inputs = inputs(old), inputs(new)
+    by_input = {*old_inputs, *new_inputs}
+    paths = {*old_settings, *new_settings, *by_input}
+    changed = _differences(old_settings, new_settings)
     return Comparison(
-        settings=_differences(settings(old), settings(new)),
-        inputs=_differences(inputs(old), inputs(new)),
+        settings=[d for d in changed if not _has_parts(d, by_input, paths)],
+        inputs=_differences(old_inputs, new_inputs),
         code=_differences(_made_by(old), _made_by(new)) + _differences(old.code, new.code),
         files=_differences(old_files, new_files),
         same_files=sum(old_files[name] == new_files.get(name) for name in old_files),
@@ -54,10 +60,11 @@ def compare(old: Manifest, new: Manifest) -> Comparison:
 
 def settings(manifest: Manifest) -> dict[str, str]:
     """Every setting in an artifact's recipe, as its author would write it."""
+    recipe: Any = manifest.recipe
     return {
         path: repr(value)
-        for path, value in leaves(manifest.recipe)
-        if path not in _HIDDEN and not path.endswith("$input")
+        for path, value in leaves(recipe.get("arguments", {}))
+        if path and not path.endswith("$input")
     }
 
 
@@ -71,6 +78,15 @@ def inputs(manifest: Manifest) -> dict[str, str]:
     }
 
 
+def _has_parts(difference: Difference, inputs: Set[str], paths: Set[str]) -> bool:
+    """Whether it is nothing on either side, and what it is on one is said part by part."""
+    parts = (f"{difference.name}.", f"{difference.name}[", f"{difference.name} type")
+    is_nothing = {difference.old, difference.new} <= {None, "None", "[]", "{}"}
+    return is_nothing and (
+        difference.name in inputs or any(path.startswith(parts) for path in paths)
+    )
+
+
 def _input(entry: InputEntry | None, digest: str) -> str:
     if entry is None:
         return f"content {digest[:SHOWN_DIGITS]}"
@@ -80,9 +96,8 @@ def _input(entry: InputEntry | None, digest: str) -> str:
 
 
 def _made_by(manifest: Manifest) -> dict[str, str]:
-    """The declared version. Digests of the source are said function by function."""
-    version = manifest.made_by.get("version")
-    return {} if version is None else {"version": repr(version)}
+    recipe: Any = manifest.recipe
+    return {name: repr(recipe[name]) for name in RECIPE_FIELDS if name in recipe}
 
 
 def _files(manifest: Manifest) -> dict[str, str]:

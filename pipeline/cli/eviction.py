@@ -27,6 +27,13 @@ def evictable(catalog: Catalog, manifest: Manifest) -> list[Manifest]:
     ]
 
 
+def others(catalog: Catalog, step: str, chosen: Sequence[Manifest]) -> int:
+    """How many artifacts of a step have data and are not among the chosen ones."""
+    going = {manifest.key for manifest in chosen}
+    have_data = [m for m in catalog.history(step) if catalog.loss(m) is None]
+    return len({manifest.key for manifest in have_data} - going)
+
+
 def require_unused(store: Store, manifests: Sequence[Manifest]) -> None:
     """
     Raises:
@@ -64,7 +71,7 @@ def _inputs_of(store: Store, step: str, key: str) -> list[str]:
     tries = [attempt for attempt in attempts(store, step) if attempt.key == key]
     if not tries:
         return []  # its driver has only just taken the lease
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         spec = json.loads(store.read(f"{store.root}/{tries[-1].folder}/spec.json") or b"{}")
         return [str(entry["content"]) for entry in spec["inputs"]]
     return []

@@ -31,6 +31,7 @@ are attempts and scratch, then leases, then manifests, then the records of runs:
 
 import contextlib
 import enum
+import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +45,11 @@ from pipeline.cli.runs import Run, read_runs, stamp_seconds
 from pipeline.manifest import Manifest
 from pipeline.store import Loss, Store
 
-_MARKS = tuple(loss.value for loss in Loss)
+_OF_MANIFESTS = re.compile(
+    rf"([^/]+)/([0-9a-f]{{32}})(?:\.(\d{{1,9}}))?\.(json|{'|'.join(loss.value for loss in Loss)})"
+)
+"""Below ``manifests/``: step, key, generation and suffix. What else lies there is not ours."""
+_OF_PROGRESS = re.compile(r"([^/]+)/([0-9a-f]{32})\.json")
 
 Key = tuple[str, str]
 """A step's name and a key."""
@@ -201,13 +206,14 @@ class _Shelves:
         listed: dict[Key, set[int]] = {}
         marks: dict[Key, dict[int, list[str]]] = {}
         for path in store.objects.sizes(f"{store.root}/manifests"):
-            step, _, name = path.rpartition("/")
-            stem, _, suffix = name.rpartition(".")
-            key, _, generation = stem.partition(".")
-            if suffix == "json" and key:
-                listed.setdefault((step, key), set()).add(int(generation or 0))
-            elif suffix in _MARKS and key:
-                marks.setdefault((step, key), {}).setdefault(int(generation or 0), []).append(name)
+            if (found := _OF_MANIFESTS.fullmatch(path)) is None:
+                continue
+            place, generation = (found[1], found[2]), int(found[3] or 0)
+            if found[4] == "json":
+                listed.setdefault(place, set()).add(generation)
+            else:
+                name = path.rpartition("/")[2]
+                marks.setdefault(place, {}).setdefault(generation, []).append(name)
         catalog = Catalog(store)
         manifests: dict[Key, list[Manifest]] = {}
         for step in {step for step, _ in listed}:
@@ -215,7 +221,7 @@ class _Shelves:
                 manifests.setdefault((step, manifest.key), []).append(manifest)
         for group in manifests.values():
             group.sort(key=lambda manifest: manifest.generation)
-        unread = {k for k, found in listed.items() if len(manifests.get(k, ())) < len(found)}
+        unread = {k for k, numbers in listed.items() if len(manifests.get(k, ())) < len(numbers)}
         return cls(manifests, marks, frozenset(unread))
 
     def is_marked(self, manifest: Manifest, *losses: Loss) -> bool:
@@ -260,6 +266,7 @@ class _Finder:
         """Artifacts that go, and data of generations that stay without it."""
         uses, mentioned = Uses(self.kept), Uses(self.runs)
         sizes = {(a.step, a.name): a.size for a in self.tries}
+        contents = {(a.step, a.name): a.content for a in self.tries}
         for (step, key), group in self.shelves.manifests.items():
             if not self._is_free(step, key):
                 continue
@@ -274,10 +281,10 @@ class _Finder:
                 yield self._artifact(group, sum(sizes.get((m.step, m.attempt), 0) for m in group))
                 continue
             for manifest in group:
-                if self._has_idle_data(manifest, manifest is latest, manifest in needed):
-                    size = self._content_size(manifest, sizes)
-                    if size:
-                        yield Garbage(Kind.DATA, step, key, size, manifests=[manifest])
+                size = contents.get((step, manifest.attempt), 0)
+                idle = self._has_idle_data(manifest, manifest is latest, manifest in needed)
+                if size and idle:
+                    yield Garbage(Kind.DATA, step, key, size, manifests=[manifest])
 
     def marks(self) -> Iterator[Garbage]:
         """Left by who was stopped while deleting; a new artifact would be taken for a lost one."""
@@ -291,9 +298,10 @@ class _Finder:
 
     def progress(self, found: Mapping[str, int]) -> Iterator[Garbage]:
         for path, size in found.items():
-            step, _, name = path.rpartition("/")
-            key = name.removesuffix(".json")
-            if not name.startswith(".") and self._is_free(step, key) and self._is_quiet(step, key):
+            if (place := _OF_PROGRESS.fullmatch(path)) is None:
+                continue
+            step, key = place.groups()
+            if self._is_free(step, key) and self._is_quiet(step, key):
                 file = f"{self.store.root}/progress/{path}"
                 yield Garbage(Kind.PROGRESS, step, key, size, files=[file])
 
@@ -333,11 +341,6 @@ class _Finder:
             return True
         return not latest and (not needed or self.shelves.is_marked(manifest, Loss.DAMAGED))
 
-    def _content_size(self, manifest: Manifest, sizes: Mapping[tuple[str, str], int]) -> int:
-        """Bytes that evicting it frees, which are not its log's and report's."""
-        there = sizes.get((manifest.step, manifest.attempt), 0)
-        return manifest.size if there >= manifest.size else 0
-
     @cached_property
     def _last_tries(self) -> Mapping[Key, str]:
         return {(attempt.step, attempt.key): attempt.name for attempt in self.tries}
@@ -374,7 +377,7 @@ class _Scratch:
 def _scratch(store: Store) -> list[_Scratch]:
     found = []
     for folder in store.scratch_root().glob("*/[!.]*"):
-        with contextlib.suppress(FileNotFoundError):  # a step that runs tidies up
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a running step tidies up
             states = [path.stat() for path in (folder, *folder.rglob("*"))]
             size = sum(state.st_size for state in states if stat.S_ISREG(state.st_mode))
             changed = max(state.st_mtime for state in states)

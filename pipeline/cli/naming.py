@@ -38,6 +38,8 @@ def find(catalog: Catalog, name: str) -> Manifest:
 
 def unknown_step(catalog: Catalog, step: str) -> TemperError:
     """What to say where a store has nothing of a step."""
+    if step and catalog.unreadable([step]):
+        return TemperError(f"what there is of {step!r} cannot be read; see: temper verify {step}")
     known = ", ".join(catalog.store.steps()) or "nothing yet"
     return TemperError(
         f"the store {catalog.store.url} has no artifact of {step!r}; it has: {known}"

@@ -20,6 +20,8 @@ from pipeline.errors import TemperError
 from pipeline.store import Store
 
 READERS = 16
+_TEXTS = ("step", "key", "attempt", "state", "why", "message")
+_ETERNITY = 1e10
 FINISHED_STATES = ("done", "cached")
 
 
@@ -53,18 +55,20 @@ class Run:
         try:
             record = json.loads(data)
             return cls(
-                name=record["run"],
+                name=_text(record["run"]),
                 started=stamp_seconds(record["run"]) or 0.0,
-                seconds=float(record.get("seconds") or 0.0),
-                outcome=record["outcome"],
-                steps=[dict(step) for step in record["steps"] if step["step"]],
+                seconds=_seconds(record.get("seconds")),
+                outcome=_text(record["outcome"]),
+                steps=[_entry(step) for step in record["steps"] if step["step"]],
                 command=[str(argument) for argument in record.get("argv", ())],
-                cwd=record.get("cwd", ""),
-                host=record.get("host", ""),
+                cwd=_text(record.get("cwd", "")),
+                host=_text(record.get("host", "")),
                 pid=int(record.get("pid") or 0),
-                commit=record.get("commit") or "",
+                commit=_text(record.get("commit") or ""),
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except (
+            ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError
+        ) as error:  # fmt: skip
             name = Path(url).stem
             raise TemperError(
                 f"the record of a run {url} is damaged ({error}); "
@@ -196,6 +200,24 @@ def stamp_seconds(name: str) -> float | None:
         return None
 
 
+def _entry(step: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {name: _text(step[name]) for name in _TEXTS if step.get(name) is not None}
+    return {**step, **texts, "seconds": _seconds(step.get("seconds"))}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value or 0.0)
+    if not 0 <= seconds < _ETERNITY:
+        raise ValueError(f"{value!r:.40} is no number of seconds")
+    return seconds
+
+
 def _path(store: Store, name: str) -> str:
     return f"{store.root}/runs/{name}.json"
 
@@ -214,7 +236,7 @@ def _unless_damaged(store: Store, name: str) -> Run | None:
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True  # another user's

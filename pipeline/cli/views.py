@@ -18,11 +18,11 @@ from rich.highlighter import JSONHighlighter
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.board import clock, progress_text, visible
+from pipeline.board import clock, parse_progress, progress_text, visible
 from pipeline.catalog import Catalog
 from pipeline.cli.acceptance import Candidate
 from pipeline.cli.activity import Lease
-from pipeline.cli.compare import Comparison, Difference, inputs, settings
+from pipeline.cli.compare import RECIPE_FIELDS, Comparison, Difference, inputs, settings
 from pipeline.cli.explanation import Explanation
 from pipeline.cli.garbage import Findings, Garbage
 from pipeline.cli.naming import SHOWN_DIGITS
@@ -84,7 +84,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 def show_log(console: Console, data: bytes) -> None:
     for line in data.decode(errors="replace").splitlines():
-        show_line(console, line)
+        console.file.write(f"{visible(line)}\n")  # whole: rich takes long over long lines
 
 
 def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None:
@@ -108,10 +108,8 @@ def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None
 
 
 def _progress(store: Store, lease: Lease) -> str:
-    data = store.read(store.progress_path(lease.step, lease.key))
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return progress_text(json.loads(data)) if data else ""
-    return ""
+    progress = parse_progress(store.read(store.progress_path(lease.step, lease.key)) or b"")
+    return "" if progress is None else progress_text(progress)
 
 
 def show_runs(console: Console, runs: Iterable[Run]) -> None:
@@ -227,7 +225,7 @@ def _code_lines(compared: Comparison) -> Sequence[Difference | str]:
     """Digests of source say nothing to a person; which function it is does."""
     lines: list[Difference | str] = []
     for difference in compared.code:
-        if difference.name == "version":
+        if difference.name in RECIPE_FIELDS:
             lines.append(difference)
         elif difference.old is None:
             lines.append(f"{difference.name} added")

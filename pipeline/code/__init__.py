@@ -12,15 +12,18 @@ The model:
 - Nothing is imported: a module is found as the import system would find it, and read. So a step
   whose machinery takes seconds to import is looked at in milliseconds.
 - What arrives in an argument is part of the key by its value. So the step's own defaults are left
-  out, and so are the fields of a dataclass that the code only names as a type.
+  out, unless what it reaches calls it again, and so are the fields of a dataclass that the code
+  only names as a type.
 
-What static reading cannot see is not here: a module or attribute whose name is computed, and a
-definition that a call in an assignment registers (``x = register(f)``) where nobody names ``x``.
+What static reading cannot see is not here: a module whose name is computed, a definition that a
+library's decorator registers (``@codecs.register``) where nobody names it, what an assignment
+changes through more than one call, and in which order modules are imported.
 
 After redun's task hashing, which covers the body of a function but not what it calls.
 
-Each module uses only those after it: ``walk`` goes from unit to unit, ``meaning`` says what a name
-stands for, ``modules`` finds a file, ``source`` cuts it into units, ``statement`` is a part of one,
+Each module uses only those after it: ``walk`` goes from unit to unit, ``effects`` says what
+importing does besides, ``meaning`` what a name stands for, ``modules`` finds a file, ``source``
+cuts it into units, ``statement`` is a part of one, ``execution`` is what it does when it runs,
 ``names`` and ``bindings`` are what it reads and binds, ``normal`` is how it is written.
 """
 

@@ -23,6 +23,10 @@ Unit = tuple[str, str]
 """A module and a name in it."""
 
 _WHOLE_NAMESPACE = frozenset({"globals", "eval", "exec"})
+"""Builtins that get at any name of the module they are called in."""
+
+_LOOKS_UP = (*(f"builtins.{name}" for name in sorted(_WHOLE_NAMESPACE)), "sys.modules")
+"""Names in the standard library that do."""
 
 
 @dataclass(frozen=True)
@@ -66,21 +70,15 @@ class Project:
         """The unit of a class that exists; all of its module if it was made in some other way."""
         return Target(module, name if name in self.units(module) else None)
 
-    def effects(self, module: str) -> tuple[Statement, ...]:
-        """The statements by which importing a module does something besides defining names."""
-        source = self.module(module)
-        if source is None:
-            return ()
-        registering = filter(self._registers, source.possible_effects)
-        return tuple(sorted((*source.effects, *registering), key=lambda part: part.node.lineno))
-
     def meaning(self, reference: Reference) -> tuple[Target, ...]:
         """What a reference stands for; nothing for a builtin."""
         module, path = reference.module, reference.path
         targets = self.resolve(module, path)
-        if not targets and path and path[0] in _WHOLE_NAMESPACE:
-            return (Target(module),)
-        return targets
+        if _may_be_builtin(targets) and path and path[0] in _WHOLE_NAMESPACE:
+            return (*targets, Target(module))
+        named = (Target(target.module) for target in targets if "__globals__" in target.rest)
+        looked_up = (Target(module) for target in targets if str(target).startswith(_LOOKS_UP))
+        return (*targets, *named, *looked_up)
 
     def resolve(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
         """What a dotted name stands for in a module: several, if a block decides; or nothing."""
@@ -113,9 +111,7 @@ class Project:
                 found.append(Target(source.name, name, rest))
             for module, *names in source.names.get(name, ()):
                 found.extend(self._resolve(module, (*names, *rest), seen))
-            for star in reversed(source.stars):
-                if not found and (other := self.module(star)) and other.offers(name):
-                    found.extend(self._resolve(star, path, seen))
+            found = found or list(self._from_stars(source, path, seen))
         submodule = f"{source.name}.{name}"
         if not found and self.module(submodule) is not None:
             found.extend(self._resolve(submodule, rest, seen))
@@ -125,6 +121,19 @@ class Project:
             libraries = (star for star in source.stars if self.module(star) is None)
             found.extend(Target(star, rest=("*",), library=True) for star in libraries)
         yield from found
+
+    def _from_stars(
+        self, source: Module, path: tuple[str, ...], seen: frozenset[Unit]
+    ) -> Iterator[Target]:
+        """What the last ``import *`` with the name gives; where ``__all__`` is computed, it may."""
+        for star in reversed(source.stars):
+            other = self.module(star)
+            found = list(self._resolve(star, path, seen)) if other and other.offers(path[0]) else []
+            yield from found
+            if found and other and not other.computes_exports:
+                return
+            if found:
+                yield from self._resolve(star, ("__all__",), seen)
 
     def is_dataclass(self, statement: Statement) -> bool:
         """Whether it is a class under the standard library's decorator, however imported."""
@@ -138,22 +147,7 @@ class Project:
         """Whether it is something of the caching core, such as ``step``."""
         return any(target.library and is_core(target.module) for target in self.meaning(reference))
 
-    def _registers(self, statement: Statement) -> bool:
-        """Whether making a definition runs project code, which may take note of it."""
-        decorated = any(map(self._is_own, statement.decorators))
-        return decorated or self._is_hooked(statement, frozenset())
 
-    def _is_hooked(self, statement: Statement, seen: frozenset[Target]) -> bool:
-        """Whether a class has a metaclass of the project, or a base that hooks its subclasses."""
-        if any(map(self._is_own, statement.metaclass)):
-            return True
-        bases = {base for reference in statement.bases for base in self.meaning(reference)} - seen
-        return any(
-            part.has_subclass_hook or self._is_hooked(part, seen | bases)
-            for base in bases
-            for part in self.units(base.module).get(str(base.name), ())
-        )
-
-    def _is_own(self, reference: Reference) -> bool:
-        """Whether it is, or may be, something of the project."""
-        return any(not target.library for target in self.meaning(reference))
+def _may_be_builtin(targets: tuple[Target, ...]) -> bool:
+    """Whether nothing binds a name, except perhaps a library of which all names are imported."""
+    return all(target.library and target.rest == ("*",) for target in targets)

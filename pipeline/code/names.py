@@ -23,6 +23,9 @@ from pipeline.code.bindings import (
     surely_bound,
 )
 
+_NAMESPACES = frozenset({"__globals__", "f_globals", "f_locals"})
+"""Attributes by which a function, or a frame, gives all names of its module."""
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -45,15 +48,16 @@ class Names:
     imports: frozenset[Imported]
 
 
-def names_in(node: ast.stmt, module: str, package: str, bases_are_types: bool = False) -> Names:
+def names_in(node: ast.stmt, module: str, package: str, by_value: bool = False) -> Names:
     """The names in a top-level statement.
 
     Args:
         module: the module it is in.
         package: what relative imports in it start from.
-        bases_are_types: the bases of a class are read as types.
+        by_value: a class of which nothing is made: its bases and the annotations of its fields
+            are read as types.
     """
-    reader = _Reader(module, package, bases_are_types)
+    reader = _Reader(module, package, by_value)
     reader.visit(node)
     return Names(frozenset(reader.references), frozenset(reader.imports))
 
@@ -100,14 +104,15 @@ class _Scope:
 class _Reader(ast.NodeVisitor):
     """Collects the references of one statement, keeping the scopes around where it is."""
 
-    def __init__(self, module: str, package: str, bases_are_types: bool):
+    def __init__(self, module: str, package: str, by_value: bool):
         self.module = module
         self.package = package
-        self.bases_are_types = bases_are_types
+        self.by_value = by_value
         self.references: set[Reference] = set()
         self.imports: set[Imported] = set()
         self.scopes: list[_Scope] = []
         self.annotation = False
+        self.in_field = False  # what is read as a type may be made by whoever makes the class
 
     # names
 
@@ -122,6 +127,8 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         path = dotted(node)
+        if node.attr in _NAMESPACES:
+            self._refer(self.module, ())
         if path is None:
             self.visit(node.value)
         else:
@@ -135,7 +142,8 @@ class _Reader(ast.NodeVisitor):
             self._refer(module, (*name, *path[1:]))
 
     def _refer(self, module: str, path: tuple[str, ...]) -> None:
-        self.references.add(Reference(module, path, self.annotation))
+        as_type = self.annotation and not self.in_field
+        self.references.add(Reference(module, path, as_type))
 
     def _lookup(self, name: str) -> list[Imported] | None:
         """What a local name was imported from, often nothing; ``None`` for a global."""
@@ -160,8 +168,11 @@ class _Reader(ast.NodeVisitor):
     visit_ImportFrom = visit_Import
 
     def visit_Call(self, node: ast.Call) -> None:
-        first = next(iter(node.args), None)
+        named = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
+        first = next(iter([*node.args, *named]), None)
         is_import = last_name(node.func) in ("import_module", "__import__")
+        if last_name(node.func) in ("vars", "locals") and not (node.args or self.scopes):
+            self._refer(self.module, ())
         if is_import and isinstance(first, ast.Constant):
             name = str(first.value)
             if name.startswith("."):
@@ -202,7 +213,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._visit_all(node.decorator_list)
-        visit_base = self._annotate if self.bases_are_types and not self.scopes else self.visit
+        visit_base = self._annotate if self.by_value and not self.scopes else self.visit
         with self._type_parameters(node):
             for base in node.bases:
                 visit_base(base)
@@ -250,7 +261,10 @@ class _Reader(ast.NodeVisitor):
     # annotations
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        in_class = bool(self.scopes) and self.scopes[-1].is_class
+        self.in_field = in_class and not self.by_value
         self._annotate(node.annotation)
+        self.in_field = False
         self._visit_all(filter(None, [node.target, node.value]))
 
     def visit_Constant(self, node: ast.Constant) -> None:
@@ -261,6 +275,8 @@ class _Reader(ast.NodeVisitor):
     def visit_Subscript(self, node: ast.Subscript) -> None:
         self.visit(node.value)
         kind = last_name(node.value)
+        if kind == "modules" and isinstance(node.slice, ast.Constant):
+            self._refer(str(node.slice.value), ())
         inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         for position, item in enumerate(inner):
             is_data = kind == "Literal" or (kind == "Annotated" and position > 0)

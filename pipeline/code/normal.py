@@ -27,16 +27,24 @@ def is_idle(node: object) -> bool:
 def _write(value: object, emit: Callable[[str], None], docstrings: bool) -> None:
     """Nodes by name with the fields that are there, so that a field which a later Python adds is
     not seen."""
+    if isinstance(value, ast.UnaryOp):
+        value = _without_not(value)
     if isinstance(value, ast.Constant):
         emit(_literal(value.value))
     elif isinstance(value, ast.JoinedStr):
-        emit("(JoinedStr ")
-        _write(_joined(value.values), emit, docstrings)
-        emit(")")
+        match _joined(value.values):
+            case []:
+                emit(_literal(""))
+            case [ast.Constant(text)]:
+                emit(_literal(text))
+            case parts:
+                emit("(JoinedStr ")
+                _write(parts, emit, docstrings)
+                emit(")")
     elif isinstance(value, ast.AST):
         emit(f"({type(value).__name__}")
         for name in _fields(type(value)):
-            content = getattr(value, name, None)
+            content = _said(getattr(value, name, None), docstrings)
             if content is not None and content != []:
                 emit(f" {name}=")
                 _write(content, emit, docstrings)
@@ -44,12 +52,20 @@ def _write(value: object, emit: Callable[[str], None], docstrings: bool) -> None
     elif isinstance(value, list):
         emit("[")
         for item in value:
-            if not is_idle(item) or (docstrings and isinstance(item, ast.Expr)):
-                _write(item, emit, docstrings)
-                emit(",")
+            _write(item, emit, docstrings)
+            emit(",")
         emit("]")
     else:
         emit(ascii(value))
+
+
+def _said(content: object, docstrings: bool) -> object:
+    """A field without what says nothing, so that a body of docstrings alone is an empty one."""
+    if not isinstance(content, list):
+        return content
+    return [
+        item for item in content if not is_idle(item) or (docstrings and isinstance(item, ast.Expr))
+    ]
 
 
 def _literal(value: object) -> str:
@@ -64,6 +80,16 @@ def _literal(value: object) -> str:
 @cache
 def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
     return tuple(sorted(set(kind._fields) - {"ctx"}))
+
+
+def _without_not(node: ast.UnaryOp) -> ast.expr:
+    """``x not in y`` for ``not x in y``, and ``x is not y`` likewise."""
+    match node:
+        case ast.UnaryOp(ast.Not(), ast.Compare(left, [ast.In()], right)):
+            return ast.Compare(left, [ast.NotIn()], right)
+        case ast.UnaryOp(ast.Not(), ast.Compare(left, [ast.Is()], right)):
+            return ast.Compare(left, [ast.IsNot()], right)
+    return node
 
 
 def _joined(items: list[ast.expr]) -> list[ast.expr]:

@@ -6,8 +6,8 @@ The model:
   statement that bears on it: its definition, and what later changes it (``TABLE["x"] = f``).
   A block (``try``, ``if``, ``for``, ...) belongs whole to each name bound in it.
 - What executes something without binding it is an *effect* of importing the module. Definitions
-  with a decorator, a base or a metaclass are possible effects: whether that takes note of them is
-  for the caller, who knows other modules, to say.
+  and assignments are possible effects: whether they act on something besides is for the caller,
+  who knows other modules, to say.
 """
 
 import ast
@@ -19,6 +19,7 @@ from functools import lru_cache
 from itertools import chain
 
 from pipeline.code.bindings import Import, Imported, bound, imported, loaded, own_scope
+from pipeline.code.execution import root
 from pipeline.code.names import last_name
 from pipeline.code.normal import is_idle
 from pipeline.code.statement import Statement
@@ -32,7 +33,7 @@ class Module:
     Attributes:
         units: the statements of each name that is not merely imported.
         effects: statements that act.
-        possible_effects: definitions that act if a decorator, base or metaclass of theirs does.
+        possible_effects: definitions and assignments, which act if what they use does.
         names: where each imported name comes from.
         stars: modules of which all names are imported.
         imports: what is imported when the module is.
@@ -52,7 +53,14 @@ class Module:
 
     def offers(self, name: str) -> bool:
         """Whether ``from module import *`` gives this name, if the module has it."""
-        return not name.startswith("_") if self.exports is None else name in self.exports
+        if self.exports is not None:
+            return name in self.exports
+        return self.computes_exports or not name.startswith("_")
+
+    @property
+    def computes_exports(self) -> bool:
+        """Whether there is an ``__all__``, but not as a plain list."""
+        return self.exports is None and ("__all__" in self.units or "__all__" in self.names)
 
 
 @lru_cache(maxsize=2048)
@@ -79,6 +87,7 @@ def _assemble(name: str, statements: list[Statement]) -> Module:
     own = {name for _, outline in outlines for name in outline.binds}
     units: dict[str, list[Statement]] = {}
     effects: list[Statement] = []
+    possible: list[Statement] = []
     names: dict[str, list[Imported]] = {}
     for statement, outline in outlines:
         for unit in outline.binds | outline.changes & own:
@@ -87,16 +96,13 @@ def _assemble(name: str, statements: list[Statement]) -> Module:
             names.setdefault(local, []).append(source)
         if outline.acts or outline.changes - own:
             effects.append(statement)
+        elif not isinstance(statement.node, Import):
+            possible.append(statement)
     return Module(
         name,
         units={unit: tuple(parts) for unit, parts in units.items()},
         effects=tuple(effects),
-        possible_effects=tuple(
-            statement
-            for statement in statements
-            if (statement.decorators or statement.bases or statement.metaclass)
-            and statement not in effects
-        ),
+        possible_effects=tuple(possible),
         names={local: tuple(sources) for local, sources in names.items()},
         stars=tuple(dict.fromkeys(source for _, outline in outlines for source in outline.stars)),
         imports=frozenset().union(*(outline.imports for _, outline in outlines)),
@@ -159,21 +165,30 @@ def _outline(statement: Statement) -> _Outline:
             case ast.Name() if node in augmented:
                 pass
             case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
-                outline.changes.add(_root(node))
+                outline.changes.add(root(node))
             case ast.Delete():
                 outline.acts = True
             case ast.Expr():
                 outline.acts |= not is_idle(node)
             case ast.ClassDef():
                 outline.binds.add(node.name)
-                for inner in chain.from_iterable(map(own_scope, node.body)):
-                    if isinstance(inner, Import):
-                        outline.imports.update(loaded(inner, statement.package))
+                _outline_body(outline, node, statement)
             case _:
                 outline.binds.update(bound(node))
     if not isinstance(statement.node, Import):
         outline.acts |= not (outline.binds or outline.changes)
     return outline
+
+
+def _outline_body(outline: _Outline, node: ast.ClassDef, statement: Statement) -> None:
+    """What a class body imports, and changes outside itself."""
+    inside = list(chain.from_iterable(map(own_scope, node.body)))
+    own = set(chain.from_iterable(map(bound, inside)))
+    for inner in inside:
+        if isinstance(inner, Import):
+            outline.imports.update(loaded(inner, statement.package))
+        elif isinstance(inner, ast.Attribute | ast.Subscript) and isinstance(inner.ctx, ast.Store):
+            outline.changes.update({root(inner)} - own)
 
 
 def _outline_import(outline: _Outline, node: Import, statement: Statement) -> None:
@@ -185,10 +200,3 @@ def _outline_import(outline: _Outline, node: Import, statement: Statement) -> No
         if node is not statement.node:  # which import of a block runs, the block says
             outline.binds.add(local)
     outline.imports.update(loaded(node, statement.package))
-
-
-def _root(node: ast.AST) -> str:
-    """The name at the left of ``a.b[0].c``; empty if there is none."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""

@@ -6,12 +6,13 @@ value there, a statement without that part stands in for it.
 """
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
+from pipeline.code import execution
 from pipeline.code.bindings import Definition, Function, Imported, own_scope
 from pipeline.code.names import Names, Reference, dotted, names_in
 from pipeline.code.normal import normal_form
@@ -19,7 +20,9 @@ from pipeline.code.normal import normal_form
 _NOT_STORED = ("ClassVar", "InitVar")
 _NAMES_OF_TYPES = frozenset({"__name__", "__qualname__", "__module__"})
 _LOOKS_AT_TYPES = frozenset({"__class__", "__annotations__", "__dataclass_fields__"})
-_TYPE_READERS = frozenset({"fields", "get_type_hints", "get_annotations", "signature"})
+_TYPE_READERS = frozenset(
+    {"fields", "asdict", "astuple", "get_type_hints", "get_annotations", "signature"}
+)
 _Node = TypeVar("_Node", bound=ast.AST)
 
 
@@ -88,7 +91,52 @@ class Statement:
 
     @cached_property
     def _names(self) -> Names:
-        return names_in(self.node, self.module, self.package, bases_are_types=self.by_value)
+        return names_in(self.node, self.module, self.package, self.by_value)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it is in its file: line and column."""
+        return self.node.lineno, self.node.col_offset
+
+    @property
+    def reads_early(self) -> bool:
+        """Whether it may read names when its module is imported, not only when it is called."""
+        if not isinstance(self.node, Function):
+            return True
+        arguments = self.node.args
+        return bool(self.node.decorator_list or arguments.defaults or any(arguments.kw_defaults))
+
+    @cached_property
+    def calls(self) -> tuple[execution.Call, ...]:
+        """The calls that may run when it does."""
+        return tuple(execution.calls(self.node))
+
+    @cached_property
+    def stores(self) -> frozenset[str]:
+        """The names of which it sets an item or attribute, or which it changes in place."""
+        nodes = list(own_scope(self.node))
+        stored = (node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store))
+        changed = [node for node in stored if not isinstance(node, ast.Name)]
+        changed += [node.target for node in nodes if isinstance(node, ast.AugAssign)]
+        return frozenset(map(execution.root, changed))
+
+    def values(self, name: str) -> tuple[ast.expr, ...]:
+        """What it may bind to a name."""
+        return tuple(execution.values(self.node, name))
+
+    def changes(self, methods: Iterable[str]) -> Iterator[execution.Changes]:
+        """What a function defined here changes outside itself; of a class, what its methods do."""
+        for node in own_scope(self.node):
+            if isinstance(node, Function):
+                yield execution.changes(node)
+        yield from map(execution.changes, filter(None, map(self._methods.get, methods)))
+
+    @cached_property
+    def reads_subclasses(self) -> bool:
+        return any(
+            getattr(node, "attr", getattr(node, "value", "")) == "__subclasses__"
+            for node in ast.walk(self.node)
+        )
 
     @cached_property
     def decorators(self) -> tuple[Reference, ...]:
@@ -147,13 +195,18 @@ class Statement:
         body = [inner for inner in self.node.body if not _is_field(inner)]
         return replace(self, node=_changed(self.node, body=body), by_value=True)
 
-    def without_defaults(self, dropped: Iterable[Reference]) -> "Statement":
-        """A function less its parameters' defaults and the ``dropped`` of its decorators."""
+    def without_decorators(self, dropped: Iterable[Reference]) -> "Statement":
+        """A function less the ``dropped`` of its decorators."""
         assert isinstance(self.node, Function)
         paths = {reference.path for reference in dropped}
         kept = [d for d in self.node.decorator_list if dotted(_called(d)) not in paths]
+        return replace(self, node=_changed(self.node, decorator_list=kept))
+
+    def without_defaults(self) -> "Statement":
+        """A function less its parameters' defaults."""
+        assert isinstance(self.node, Function)
         bare = _changed(self.node.args, defaults=[], kw_defaults=[])
-        return replace(self, node=_changed(self.node, decorator_list=kept, args=bare))
+        return replace(self, node=_changed(self.node, args=bare))
 
 
 def _reads_type(node: ast.AST) -> bool:

@@ -1,8 +1,8 @@
 """The walk from a step function to every unit of project code that it reaches.
 
 A unit is reached either whole or *by value*: as the type of what comes in through an argument, and
-in no other way. Once nothing new turns up, each unit is digested on its own: what it says, and
-what the names in it stand for.
+in no other way. Once nothing new turns up, each unit is digested on its own: what it says, what the
+names in it stand for, and where it stands among the statements of other units.
 """
 
 import inspect
@@ -15,6 +15,7 @@ import blake3
 
 from pipeline.canonical import reference_to
 from pipeline.code.bindings import Imported
+from pipeline.code.effects import Effects
 from pipeline.code.meaning import BINARY, IMPORT, Project, Target, Unit
 from pipeline.code.modules import Modules
 from pipeline.code.statement import Statement
@@ -73,21 +74,26 @@ class _Walk:
 
     Attributes:
         by_value: of each unit reached, whether only by value.
-        start: the step function's unit, with the statements that stand in for it.
+        start: the step function's unit.
+        calls_itself: the step is named by what it reaches, so its own defaults are used.
         whole: modules of which every unit is reached.
         waiting: units whose references are yet to be followed.
         types_matter: some unit looks at the types of values, so none counts by value alone.
         docstrings_matter: some unit reads docstrings.
+        places: of each module, the units of more than one statement, with where these are.
     """
 
     def __init__(self, project: Project):
         self.project = project
+        self.effects = Effects(project)
         self.by_value: dict[Unit, bool] = {}
-        self.start: tuple[Unit, tuple[Statement, ...]] | None = None
+        self.start: Unit | None = None
+        self.calls_itself = False
         self.whole: set[str] = set()
         self.waiting: list[Unit] = []
         self.types_matter = False
         self.docstrings_matter = False
+        self.places: dict[str, list[tuple[str, list[tuple[int, int]]]]] = {}
 
     def run(self) -> dict[str, str]:
         """The digest of every unit that can be reached from those that were added."""
@@ -96,15 +102,18 @@ class _Walk:
             if self.types_matter and not self.waiting:
                 for unit in [unit for unit, by_value in self.by_value.items() if by_value]:
                     self._add_unit(unit, by_value=False)
+        for unit in sorted(self.by_value):
+            places = [statement.place for statement in self._statements(unit)]
+            if len(places) > 1 or unit[1] == IMPORT:
+                self.places.setdefault(unit[0], []).append((unit[1], places))
         digests = {unit: self._digest(unit) for unit in sorted(self.by_value)}
         return {":".join(unit): digest for unit, digest in digests.items() if digest}
 
     def add_step(self, module: str, name: str) -> None:
         """The step function, less what arrives in its arguments."""
-        statements = self.project.units(module).get(name)
-        if statements is None:
+        if name not in self.project.units(module):
             raise _unreadable(name)
-        self.start = (module, name), tuple(map(self._as_step, statements))
+        self.start = (module, name)
         self.add(Target(module, name))
 
     def add(self, target: Target, by_value: bool = False) -> None:
@@ -159,21 +168,25 @@ class _Walk:
         for statement in self._statements(unit):
             self.types_matter |= statement.looks_at_types
             self.docstrings_matter |= statement.reads_docstrings
+            if statement.reads_subclasses and not self.effects.subclasses_matter:
+                self.effects.subclasses_matter = True
+                self.waiting.extend(unit for unit in self.by_value if unit[1] == IMPORT)
             passed_on = self.by_value[unit] and not statement.is_definition  # a name for a type
             for reference in statement.references:
                 for target in self.project.meaning(reference):
                     self.add(target, reference.annotation or passed_on)
+                    self._note_recursion(target)
             imports.update(statement.imports)
         for imported in imports:
             self.add_import(*imported)
 
     def _statements(self, unit: Unit) -> tuple[Statement, ...]:
         module, name = unit
-        if self.start is not None and unit == self.start[0]:
-            return self.start[1]
         if name == IMPORT:
-            return self.project.effects(module)
+            return self.effects.of(module)
         statements = self.project.units(module).get(name, ())
+        if unit == self.start:
+            return tuple(map(self._as_step, statements))
         if not self.by_value[unit]:
             return statements
         return tuple(
@@ -197,16 +210,35 @@ class _Walk:
             for reference in statement.references
             if (targets := self.project.meaning(reference))
         }
-        hasher = blake3.blake3(json.dumps(meanings, sort_keys=True).encode())
+        said = [meanings, order] if (order := self._order(unit, statements)) else meanings
+        hasher = blake3.blake3(json.dumps(said, sort_keys=True).encode())
         for statement in statements:
             form = statement.documented_form if self.docstrings_matter else statement.normal_form
             hasher.update(b"\n" + form)
         return hasher.hexdigest()[:16]
 
+    def _order(self, unit: Unit, statements: Iterable[Statement]) -> list[tuple[int, str, int]]:
+        """Where a statement comes before some of what binds another unit of its module, or acts:
+        the number of the statement, that unit, and how many of its statements come before."""
+        found: list[tuple[int, str, int]] = []
+        for name, places in self.places.get(unit[0], []):
+            for number, statement in enumerate(statements):
+                before = sum(place < statement.place for place in places)
+                others = len(places) - places.count(statement.place)
+                if name != unit[1] and statement.reads_early and before < others:
+                    found.append((number, name, before))
+        return found
+
     def _as_step(self, statement: Statement) -> Statement:
         if not statement.is_function:
             return statement
-        return statement.without_defaults(filter(self.project.is_core, statement.decorators))
+        bare = statement.without_decorators(filter(self.project.is_core, statement.decorators))
+        return bare if self.calls_itself else bare.without_defaults()
+
+    def _note_recursion(self, target: Target) -> None:
+        if (target.module, target.name) == self.start and not self.calls_itself:
+            self.calls_itself = True
+            self.waiting.append((target.module, str(target.name)))
 
     def _is_method(self, target: Target) -> bool:
         """Whether only a method is read of a class, to be called with an instance of it."""
