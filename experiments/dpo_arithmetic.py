@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pipeline import Step
 from pipeline.experiment import ExperimentConfig, main
 from steps.build_pairs import PairConfig, build_pairs
-from steps.data.templating import LengthLimits
+from steps.data.tokenizing import TokenizeConfig
 from steps.generation.config import SamplingConfig
 from steps.init_model import LlamaShape, init_model
 from steps.make_arithmetic import make_arithmetic
@@ -35,7 +35,7 @@ class Config(ExperimentConfig):
     train_problems: int = 1100
     test_problems: int = 500
     shape: LlamaShape = field(default_factory=LlamaShape)
-    tokenize: LengthLimits = field(default_factory=LengthLimits)
+    tokenize: TokenizeConfig = field(default_factory=TokenizeConfig)
     sft: TrainConfig = field(default_factory=TrainConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     max_pairs: int = 640
@@ -47,7 +47,7 @@ def dpo_arithmetic(cfg: Config) -> dict[str, Step]:
     """SFT from scratch → sample → check and pair → reference → DPO → exact match on held-out."""
     task = make_arithmetic(cfg.train_problems, cfg.test_problems, cfg.seed)
     base = init_model(cfg.shape, cfg.seed)
-    demonstrations = tokenize_conversations(task["sft"], tokenizer=base, limits=cfg.tokenize)
+    demonstrations = tokenize_conversations(task["sft"], tokenizer=base, config=cfg.tokenize)
     sft = train_sft(demonstrations, init=base, config=cfg.sft)
     samples = sample_completions(task["train"], model=sft, config=cfg.sampling)
 

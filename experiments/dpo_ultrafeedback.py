@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pipeline import Step
 from pipeline.experiment import ExperimentConfig, main
-from steps.data.templating import LengthLimits
+from steps.data.tokenizing import TokenizeConfig
 from steps.evaluate import EvaluateConfig, evaluate
 from steps.export.card import ModelCard
 from steps.export_hf import export_hf
@@ -28,7 +28,7 @@ from steps.training.config import DpoConfig, Dtype, ReferenceConfig, TrainConfig
 class Config(ExperimentConfig):
     data: PreferenceData = field(default_factory=PreferenceData)
     model: ModelSource = field(default_factory=ModelSource)
-    tokenize: LengthLimits = field(default_factory=LengthLimits)
+    tokenize: TokenizeConfig = field(default_factory=TokenizeConfig)
     sft: TrainConfig = field(default_factory=TrainConfig)
     dpo: DpoConfig = field(default_factory=DpoConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
@@ -44,8 +44,11 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
         test_fraction=cfg.data.test_fraction,
         max_train=cfg.data.max_train,
         max_test=cfg.data.max_test,
+        format=cfg.data.choice(),
+        deduplicate=cfg.data.deduplicate,
+        max_dropped=cfg.data.max_dropped,
     )
-    tokens = tokenize_preferences(pairs, tokenizer=base, limits=cfg.tokenize)
+    tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)
     train, test = tokens["train"], tokens["test"]
 
     sft = train_sft(train, init=base, config=cfg.sft)

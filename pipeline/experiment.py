@@ -152,10 +152,13 @@ def _conf_folder(script: Path) -> Path:
 
 def _writable_schema(schema: type) -> DictConfig:
     """The dataclass as a Hydra schema. OmegaConf makes frozen dataclasses read-only, which is
-    right for values and wrong for a schema that overrides are merged into."""
+    right for values and wrong for a schema that overrides are merged into. The keys of a mapping
+    are the user's to choose, while those of a dataclass are fixed."""
     config = OmegaConf.structured(schema)
     for node in _nodes(config):
         OmegaConf.set_readonly(node, None)
+        if OmegaConf.get_type(node) is dict:
+            OmegaConf.set_struct(node, False)
     return config
 
 

@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline import Metrics, Output, TemperError, step
 from steps.data.jsonl import read_json_lines
-from steps.data.parquet import PAIRS, write_rows
-from steps.data.preferences import PreferencePair
+from steps.data.parquet import write_rows
+from steps.data.rows import Message, PreferenceRow
+from steps.data.tables import PAIRS, to_record
 from steps.evaluation.checkers import is_correct
 from steps.kinds import Completions, Preferences
 
@@ -36,7 +37,7 @@ class PairConfig:
 def build_pairs(
     out: Output, completions: Completions, config: PairConfig = PairConfig()
 ) -> Metrics:
-    """Write ``train/pairs.parquet``: chosen is right, rejected is wrong, by the rule-based checker.
+    """Write ``train/pairs-*.parquet``: chosen is right, rejected wrong, by the rule-based checker.
 
     Raises:
         TemperError: no prompt has both a right and a wrong completion.
@@ -54,7 +55,7 @@ def build_pairs(
     if config.shuffle_labels:
         swapped = set(random.Random(config.seed).sample(range(len(kept)), len(kept) // 2))
         kept = [_swap(pair) if i in swapped else pair for i, pair in enumerate(kept)]
-    write_rows(out.path / "train" / "pairs.parquet", PAIRS, map(asdict, kept))
+    write_rows(out.path / "train" / "pairs-00000.parquet", PAIRS, map(to_record, kept))
     right = [is_correct(text, r["answer"]) for r in records for text in r["completions"]]
     return {
         "pairs": len(kept),
@@ -63,15 +64,25 @@ def build_pairs(
     }
 
 
-def _pairs(record: Mapping[str, Any]) -> Iterator[PreferencePair]:
+def _pairs(record: Mapping[str, Any]) -> Iterator[PreferenceRow]:
     """The different right completions of a prompt, each with a different wrong one."""
     texts = dict.fromkeys(record["completions"])
     right = [text for text in texts if is_correct(text, record["answer"])]
     wrong = [text for text in texts if text and not is_correct(text, record["answer"])]
     for i, (chosen, rejected) in enumerate(zip(right * len(wrong), wrong, strict=False)):
-        row = f"{record['row']}/{i}"
-        yield PreferencePair(row, tuple(record["prompt"]), chosen, rejected, 1.0, 0.0)
+        yield PreferenceRow(
+            row=f"{record['row']}/{i}",
+            prompt=tuple(record["prompt"]),
+            chosen=(_answer(chosen),),
+            rejected=(_answer(rejected),),
+            score_chosen=1.0,
+            score_rejected=0.0,
+        )
 
 
-def _swap(pair: PreferencePair) -> PreferencePair:
+def _answer(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _swap(pair: PreferenceRow) -> PreferenceRow:
     return replace(pair, chosen=pair.rejected, rejected=pair.chosen)

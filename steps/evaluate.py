@@ -57,7 +57,7 @@ def evaluate(
     from steps.evaluation.preferences import preference_metrics
     from steps.training.reference import run_reference
 
-    records = read_rows(tokens / "tokens.parquet")
+    records = read_rows(tokens.path)
     reference_config = ReferenceConfig(config.dtype, config.micro_batch_size)
     run_reference(
         model.path,

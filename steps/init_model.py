@@ -24,7 +24,7 @@ def init_model(out: Output, shape: LlamaShape = LlamaShape(), seed: int = 0) -> 
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from steps.data.arithmetic import write_tokenizer
-    from steps.data.templating import load_tokenizer
+    from steps.data.rendering import load_tokenizer
     from steps.training.models import save_model
 
     write_tokenizer(out.path)

@@ -8,11 +8,11 @@ class Model(Artifact):
 
 
 class Preferences(Artifact):
-    """``SPLIT/pairs.parquet``: prompts with a chosen and a rejected response, as text."""
+    """``SPLIT/pairs-*.parquet``: prompts with a chosen and a rejected continuation, as text."""
 
 
 class PairTokens(Artifact):
-    """``tokens.parquet``: preference pairs as token ids."""
+    """``tokens-00000.parquet`` and so on: preference pairs as token ids with masks."""
 
 
 class TokenizedPreferences(Artifact):
@@ -22,11 +22,17 @@ class TokenizedPreferences(Artifact):
 
 
 class Conversations(Artifact):
-    """``conversations.parquet``: prompts with one response, as text."""
+    """``conversations-*.parquet``: conversations to learn from, as text."""
+
+
+class ConversationSplits(Artifact):
+    """:class:`Conversations` for every split, and ``ledger.parquet``."""
+
+    parts = Conversations
 
 
 class ConversationTokens(Artifact):
-    """``tokens.parquet``: prompts with one response, as token ids."""
+    """``tokens-00000.parquet`` and so on: conversations as token ids with masks."""
 
 
 class ReferenceLogps(Artifact):
@@ -38,7 +44,13 @@ class Evaluation(Artifact):
 
 
 class Prompts(Artifact):
-    """``prompts.jsonl``: prompts whose answer is known."""
+    """``prompts-*.parquet``: prompts to answer, with the right answer where it is known."""
+
+
+class PromptSplits(Artifact):
+    """:class:`Prompts` for every split, and ``ledger.parquet``."""
+
+    parts = Prompts
 
 
 class VerifiableTask(Artifact):

@@ -1,7 +1,7 @@
 """``reference_logprobs``: what the frozen reference thinks of each pair, computed once."""
 
 from pipeline import Metrics, Output, step
-from steps.data.parquet import read_rows
+from steps.data.parquet import iter_rows
 from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.training.config import ReferenceConfig
 
@@ -19,7 +19,7 @@ def reference_logprobs(
 
     return run_reference(
         model.path,
-        read_rows(tokens / "tokens.parquet"),
+        iter_rows(tokens.path),
         config,
         output=out.path,
         scratch=out.scratch,

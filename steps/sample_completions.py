@@ -1,7 +1,10 @@
 """``sample_completions``: what a model answers to prompts."""
 
 from pipeline import Metrics, Output, step
-from steps.data.jsonl import read_json_lines, write_json_lines
+from steps.data.jsonl import write_json_lines
+from steps.data.parquet import read_rows
+from steps.data.rows import PromptRow
+from steps.data.tables import from_record
 from steps.generation.config import SamplingConfig
 from steps.kinds import Completions, Model, Prompts
 from steps.training.config import Dtype
@@ -15,22 +18,22 @@ def sample_completions(
     config: SamplingConfig = SamplingConfig(),
     dtype: Dtype = Dtype.float32,
 ) -> Metrics:
-    """Write ``completions.jsonl``: each line of ``prompts.jsonl`` with its ``completions``."""
-    from steps.data.templating import load_tokenizer
+    """Write ``completions.jsonl``: each of the prompts with its ``completions``."""
+    from steps.data.rendering import load_tokenizer
     from steps.generation.sampling import sample
     from steps.training.models import load_model
 
-    records = read_json_lines(prompts / "prompts.jsonl")
+    rows = [from_record(PromptRow, record) for record in read_rows(prompts.path)]
     texts = sample(
         load_model(model.path, dtype),
         load_tokenizer(model.path),
-        [record["prompt"] for record in records],
+        [row.prompt for row in rows],
         config,
         out.progress,
     )
     completed = (
-        {**record, "completions": completions}
-        for record, completions in zip(records, texts, strict=True)
+        {"row": row.row, "prompt": row.prompt, "answer": row.answer, "completions": completions}
+        for row, completions in zip(rows, texts, strict=True)
     )
     write_json_lines(out.path / "completions.jsonl", completed)
-    return {"prompts": len(records), "completions": sum(map(len, texts))}
+    return {"prompts": len(rows), "completions": sum(map(len, texts))}

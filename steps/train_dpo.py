@@ -1,7 +1,7 @@
 """``train_dpo``: direct preference optimisation against cached reference logps."""
 
 from pipeline import Metrics, Output, step
-from steps.data.parquet import read_rows
+from steps.data.parquet import iter_rows
 from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.training.config import DpoConfig
 
@@ -26,7 +26,7 @@ def train_dpo(
 
     summary = run_dpo(
         policy.path,
-        read_rows(tokens / "tokens.parquet"),
+        iter_rows(tokens.path),
         reference.path,
         config,
         output=out.path,

@@ -1,7 +1,6 @@
 """The task whose answers can be checked: its problems, its flawed annotator, its tokenizer."""
 
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from steps.data.arithmetic import (
     sample_problems,
     write_tokenizer,
 )
-from steps.data.parquet import CONVERSATIONS, read_rows, write_rows
-from steps.data.templating import LengthLimits, load_tokenizer, tokenize_conversation
+from steps.data.rendering import load_tokenizer
+from steps.data.rows import PromptRow
+from steps.data.tokenizing import TokenizedConversation, tokenization, tokenize_conversations
 
 PROBLEMS = st.builds(Problem, st.sampled_from(OPERANDS), st.sampled_from(OPERANDS))
 
@@ -33,7 +33,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_a_problem_asks_for_a_sum_and_knows_it() -> None:
     problem = Problem(27, 35)
 
-    assert problem.prompt == ({"role": "user", "content": "What is 27 + 35?"},)
+    question = {"role": "user", "content": "What is 27 + 35?"}
+    assert problem.prompt == PromptRow("27+35", (question,), "62")  # pyright: ignore
     assert problem.answer == "62"
     assert boxed(problem.answer) == r"\boxed{62}"
 
@@ -55,7 +56,7 @@ def test_no_problem_is_both_trained_on_and_held_out() -> None:
     train, test = sample_problems(seed=0)
 
     assert (len(train), len(test)) == (1100, 500)
-    assert len({problem.prompt[0]["content"] for problem in train + test}) == 1600
+    assert len({problem.prompt.prompt[0]["content"] for problem in train + test}) == 1600
 
 
 def test_a_seed_fixes_the_problems_and_another_changes_them() -> None:
@@ -67,8 +68,8 @@ def test_a_seed_fixes_the_problems_and_another_changes_them() -> None:
 def test_the_problems_of_a_seed_are_those_earlier_results_were_made_with() -> None:
     train, test = sample_problems(seed=0)
 
-    assert [problem.row for problem in train[:3]] == ["49+21", "48+23", "24+32"]
-    assert [problem.row for problem in test[:3]] == ["43+33", "23+41", "27+48"]
+    assert [problem.prompt.row for problem in train[:3]] == ["49+21", "48+23", "24+32"]
+    assert [problem.prompt.row for problem in test[:3]] == ["43+33", "23+41", "27+48"]
 
 
 def test_more_problems_than_there_are_are_refused() -> None:
@@ -83,7 +84,7 @@ def test_half_of_the_demonstrations_forget_the_carry() -> None:
     shown = demonstrations(carrying, seed=0)
 
     outcomes = Counter(
-        demonstration.response == boxed(problem.answer)
+        demonstration.messages[-1]["content"] == boxed(problem.answer)
         for demonstration, problem in zip(shown, carrying, strict=True)
     )
     assert outcomes[False] == len(carrying) // 2
@@ -91,24 +92,20 @@ def test_half_of_the_demonstrations_forget_the_carry() -> None:
     assert demonstrations(carrying, seed=1) != shown
 
 
-def test_demonstrations_are_rows_of_a_conversations_file(tmp_path: Path) -> None:
-    shown = demonstrations([Problem(27, 35)], seed=0)
+def test_a_demonstration_is_the_question_and_one_answer() -> None:
+    problem = Problem(27, 35)
 
-    write_rows(tmp_path / "conversations.parquet", CONVERSATIONS, map(asdict, shown))
+    (shown,) = demonstrations([problem], seed=0)
 
-    assert read_rows(tmp_path / "conversations.parquet") == [
-        {
-            "row": "27+35",
-            "prompt": [{"role": "user", "content": "What is 27 + 35?"}],
-            "response": r"\boxed{62}",
-        }
-    ]
+    assert shown.row == "27+35"
+    assert shown.messages[:-1] == problem.prompt.prompt
+    assert shown.messages[-1] == {"role": "assistant", "content": r"\boxed{62}"}
 
 
 @given(PROBLEMS)
 def test_every_text_of_the_task_survives_the_tokenizer(problem: Problem) -> None:
     tokenizer = build_tokenizer()
-    for text in (problem.prompt[0]["content"], boxed(problem.answer)):
+    for text in (problem.prompt.prompt[0]["content"], boxed(problem.answer)):
         ids = tokenizer(text).input_ids
         assert tokenizer.unk_token_id not in ids
         assert tokenizer.decode(ids) == text
@@ -128,21 +125,19 @@ def test_text_outside_the_task_is_unknown_not_an_error(tokenizer: PreTrainedToke
 def test_the_template_marks_as_generated_what_is_trained_on(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    problem = Problem(27, 35)
-    messages = [dict(problem.prompt[0]), {"role": "assistant", "content": boxed(problem.answer)}]
+    (shown,) = demonstrations([Problem(27, 35)], seed=0)
     marked: Any = tokenizer.apply_chat_template(
-        messages,  # pyright: ignore
+        list(shown.messages),  # pyright: ignore
         return_dict=True,
         return_assistant_tokens_mask=True,
     )
 
-    tokens = tokenize_conversation(tokenizer, problem.prompt, boxed(problem.answer), LengthLimits())
+    (made,) = tokenize_conversations(tokenization(tokenizer), [shown])
 
-    assert list(tokens.prompt_ids + tokens.response_ids) == marked["input_ids"]
-    assert [0] * len(tokens.prompt_ids) + [1] * len(tokens.response_ids) == marked[
-        "assistant_masks"
-    ]
-    assert tokens.response_ids[-1] == tokenizer.eos_token_id
+    assert isinstance(made, TokenizedConversation)
+    assert made.tokens.ids == marked["input_ids"]
+    assert list(map(int, made.tokens.mask)) == marked["assistant_masks"]
+    assert made.tokens.ids[-1] == tokenizer.eos_token_id
 
 
 def test_the_tokenizer_is_saved_and_loaded_as_any_models_is(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from experiments.house_style.make_house_style import (
     make_split,
     to_jsonl,
 )
-from steps.data.preferences import parse_pair
+from steps.data.formats.preference import PreferenceFormat
 
 TOPICS = {"train": TRAIN_TOPICS, "test": TEST_TOPICS}
 FIELDS = {"prompt", "prompt_id", "chosen", "rejected", "score_chosen", "score_rejected"}
@@ -68,9 +68,10 @@ def test_no_prompt_is_asked_twice(rows: list[dict[str, Any]]) -> None:
 def test_every_row_is_a_readable_preference_pair(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         assert set(row) == FIELDS
-        pair = parse_pair(row, row["prompt_id"])
+        pair = PreferenceFormat().parse(row, row["prompt_id"])
         assert [message["content"] for message in pair.prompt] == [row["prompt"]]
-        assert not re.search(r"[{}]", row["prompt"] + pair.chosen + pair.rejected), "unfilled"
+        for message in (*pair.prompt, *pair.chosen, *pair.rejected):
+            assert not re.search(r"[{}]", message["content"]), "unfilled"
 
 
 def test_the_scores_count_the_rules_kept_and_agree_with_the_preference(

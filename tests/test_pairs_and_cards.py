@@ -10,6 +10,8 @@ from rich.console import Console
 from pipeline import Artifact, TemperError
 from steps.build_pairs import PairConfig, build_pairs
 from steps.data.parquet import read_rows
+from steps.data.rows import PreferenceRow
+from steps.data.tables import from_record
 from steps.evaluation.answers import check_answers, side_by_side
 from steps.evaluation.checkers import is_correct
 from steps.export.card import ModelCard, render_card
@@ -40,7 +42,11 @@ def pairs_of(
     ]
     (folder / "completions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     build_pairs.function(Folder(folder), Artifact(folder, "sample_completions", ""), config)
-    return read_rows(folder / "train" / "pairs.parquet")
+    pairs = [from_record(PreferenceRow, record) for record in read_rows(folder / "train")]
+    return [
+        {"row": p.row, "chosen": p.chosen[0]["content"], "rejected": p.rejected[0]["content"]}
+        for p in pairs
+    ]
 
 
 MIXED = [("1", ["1", "2", "1", "3"]), ("5", ["5", "5"]), ("7", ["8", "7"]), ("9", ["0", "4"])]

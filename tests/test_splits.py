@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steps.data.preferences import Message
+from steps.data.rows import Message
 from steps.data.splits import in_test_split
 
 MESSAGES = st.builds(

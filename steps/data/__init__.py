@@ -1,6 +1,13 @@
 """Preference data: rows in, verified token sequences out.
 
-`sources` reads records, `preferences` turns one record into one pair (or says why not), `splits`
-decides what is held out, `templating` renders and tokenises, `parquet` holds the files between
-steps, `arithmetic` makes the small verifiable task. Nothing here imports torch or `pipeline`.
+`sources` opens files and Hub datasets at any row (`readers` know their bytes), `formats` turn a
+record into a row (`rows`) or say why not (`reasons`), `mixture` draws from several sources,
+`splits` decides what is held out, `overlap` what says the same, and `loading` puts them together:
+shards of rows (`tables`), with a `ledger` of what became of each, made chunk by chunk
+(`shard_ledger`).
+
+`rendering`, `spans` and `encoding` turn rows into tokens with masks, `lengths` cuts them,
+`tokenizing` puts them together; `token_shards` and `workers` do that to files, `tokens` to an
+artifact. `parquet` reads and writes the files between steps, `arithmetic` makes the small
+verifiable task. Nothing here imports torch or `pipeline`.
 """

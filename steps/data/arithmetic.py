@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steps.data.preferences import Message
+from steps.data.rows import ConversationRow, Message, PromptRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -32,12 +32,9 @@ class Problem:
     right: int
 
     @property
-    def row(self) -> str:
-        return f"{self.left}+{self.right}"
-
-    @property
-    def prompt(self) -> tuple[Message, ...]:
-        return ({"role": "user", "content": f"What is {self.left} + {self.right}?"},)
+    def prompt(self) -> PromptRow:
+        question: Message = {"role": "user", "content": f"What is {self.left} + {self.right}?"}
+        return PromptRow(f"{self.left}+{self.right}", (question,), self.answer)
 
     @property
     def answer(self) -> str:
@@ -48,15 +45,6 @@ class Problem:
         """Digits added column by column; equal to `answer` where no carry arises."""
         units = (self.left + self.right) % 10
         return str(10 * (self.left // 10 + self.right // 10) + units)
-
-
-@dataclass(frozen=True)
-class Demonstration:
-    """A response to imitate, right or wrong; the fields of the `CONVERSATIONS` schema."""
-
-    row: str
-    prompt: tuple[Message, ...]
-    response: str
 
 
 def sample_problems(
@@ -74,18 +62,21 @@ def sample_problems(
     return every[:train], every[train : train + test]
 
 
-def demonstrations(problems: Sequence[Problem], seed: int) -> list[Demonstration]:
-    """One response to each problem, in order; half of them forget the carry, if there is one."""
+def demonstrations(problems: Sequence[Problem], seed: int) -> list[ConversationRow]:
+    """Each problem with a response to imitate, in order; half of them forget the carry, if there
+    is one."""
     count = len(problems)
     careless = set(random.Random(f"annotators {seed}").sample(range(count), count // 2))
     return [
-        Demonstration(
-            problem.row,
-            problem.prompt,
-            boxed(problem.answer_without_carry if index in careless else problem.answer),
-        )
+        _answered(problem, problem.answer_without_carry if index in careless else problem.answer)
         for index, problem in enumerate(problems)
     ]
+
+
+def _answered(problem: Problem, answer: str) -> ConversationRow:
+    asked = problem.prompt
+    response: Message = {"role": "assistant", "content": boxed(answer)}
+    return ConversationRow(asked.row, (*asked.prompt, response))
 
 
 def boxed(answer: str) -> str:

@@ -1,4 +1,4 @@
-"""The Parquet files that lie between steps: their schemas, and how they are written and read.
+"""The Parquet files that lie between steps: how they are written and read.
 
 Artifacts are addressed by content, so equal rows must give equal bytes: the schema, the row-group
 size and the compression are fixed here, and nothing about the writer's machine or clock goes in.
@@ -8,65 +8,17 @@ name only when it is complete.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-ROWS_PER_GROUP = 1024
+ROWS_PER_GROUP = 256
+"""What readers and writers hold in memory at a time."""
 
-
-def _required(name: str, kind: pa.DataType) -> pa.Field:
-    return pa.field(name, kind, nullable=False)
-
-
-def _list_of(kind: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("element", kind, nullable=False))
-
-
-_ROW = _required("row", pa.string())
-_MESSAGES = _list_of(pa.struct([_required("role", pa.string()), _required("content", pa.string())]))
-_PROMPT = _required("prompt", _MESSAGES)
-_TOKEN_IDS = _list_of(pa.int32())
-
-PAIRS = pa.schema(
-    [
-        _ROW,
-        _PROMPT,
-        _required("chosen", pa.string()),
-        _required("rejected", pa.string()),
-        pa.field("score_chosen", pa.float64()),
-        pa.field("score_rejected", pa.float64()),
-    ]
-)
-"""Preference pairs as text; the fields of `preferences.PreferencePair`."""
-
-PAIR_TOKENS = pa.schema(
-    [
-        _ROW,
-        _required("pair_id", pa.string()),
-        _required("prompt_ids", _TOKEN_IDS),
-        _required("chosen_ids", _TOKEN_IDS),
-        _required("rejected_ids", _TOKEN_IDS),
-        _PROMPT,
-        _required("chosen", pa.string()),
-        _required("rejected", pa.string()),
-    ]
-)
-"""Preference pairs as tokens, their text kept beside them for evaluation and reading."""
-
-CONVERSATIONS = pa.schema([_ROW, _PROMPT, _required("response", pa.string())])
-"""Demonstrations for supervised fine-tuning, as text."""
-
-RESPONSE_TOKENS = pa.schema(
-    [_ROW, _required("prompt_ids", _TOKEN_IDS), _required("response_ids", _TOKEN_IDS)]
-)
-"""Demonstrations as tokens."""
-
-DROPPED = pa.schema([_required(name, pa.string()) for name in ("split", "row", "reason", "detail")])
-"""Rows left out and why; the fields of `preferences.DroppedRow`."""
+_SHARD = "*-" + "[0-9]" * 5 + ".parquet"
 
 
 def write_rows(path: str | Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -95,19 +47,54 @@ def write_rows(path: str | Path, schema: pa.Schema, rows: Iterable[Mapping[str, 
 
 
 def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of `path` in the order written, with all columns or those named.
+    """The rows of a file, or of a folder of shards in order, with all columns or those named.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is no Parquet file, or lacks one of `columns`.
+        FileNotFoundError: there is no such file, or no shard in the folder.
+        ValueError: a file is no Parquet file, or lacks one of `columns`.
+    """
+    return list(iter_rows(path, columns))
+
+
+def iter_rows(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The rows that `read_rows` reads, one row group in memory at a time."""
+    return chain.from_iterable(iter_groups(path, columns))
+
+
+def iter_groups(
+    path: str | Path, columns: Sequence[str] | None = None
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows that `read_rows` reads, by row group; a missing file is reported at once."""
+    files = shards(path)
+    return chain.from_iterable(_file_groups(file, columns) for file in files)
+
+
+def shards(path: str | Path) -> list[Path]:
+    """The Parquet files that `path` stands for: itself, or the numbered ones in a folder.
+
+    Raises:
+        FileNotFoundError: there is none.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; has the step that writes it been run?")
+    files = sorted(path.glob(_SHARD)) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        what = f"no file like pairs-00000.parquet in {path}" if path.is_dir() else f"{path}"
+        raise FileNotFoundError(f"{what}: no such file; has the step that writes it been run?")
+    return files
+
+
+def count_rows(path: str | Path) -> int:
+    """How many rows `read_rows` would read; only the ends of files are looked at."""
+    return sum(pq.read_metadata(file).num_rows for file in shards(path))
+
+
+def _file_groups(path: Path, columns: Sequence[str] | None) -> Iterator[list[dict[str, Any]]]:
     try:
         with pq.ParquetFile(path) as file:
             _check_columns(path, file.schema_arrow.names, columns)
-            return file.read(columns=None if columns is None else list(columns)).to_pylist()
+            wanted = None if columns is None else list(columns)
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group, columns=wanted, use_threads=False).to_pylist()
     except pa.ArrowException as error:
         raise ValueError(f"{path}: not a readable Parquet file: {error}") from error
 

@@ -1,123 +1,238 @@
-"""Records from files and from the Hub, each with a label by which a person can find it again.
+"""Where rows come from: a source is an ordered tuple of shards, each opened at any row.
 
-A source yields `(row, record)`. `row` is the record's own `id` or `prompt_id`, else `line N`
-(`row N` where a file has no lines), counted from one. No file name is in it: the same rows under
-another name are the same data, and give the same labels. A line that is no JSON object is yielded
-as a `MalformedRow` in the record's place: one bad line is the caller's to count, not a reason to
-lose the rest.
+A shard is a file, at a local path or an fsspec URL, or a part of a Hub dataset at one commit,
+which is streamed. `open_shard` yields `(number, record)`, counted from one; what cannot be read is
+a `MalformedRow` in the record's place. Names are relative (a file's own name, or its path within
+the folder or below the fixed part of the pattern), so that labels made of them are the same on
+every machine.
+
+Files understood: `.jsonl`, `.json`, `.txt` (a row a line), each also as `.gz` and `.zst`;
+`.parquet` and `.arrow`.
 """
 
-import io
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 
-from steps.data.preferences import MalformedRow
+from steps.data.readers import Item
+from steps.data.readers.blocks import read_blocks
+from steps.data.readers.columns import arrow_rows, parquet_rows
+from steps.data.readers.json_file import json_file
+from steps.data.readers.lines import json_lines, text_lines
 
-Record = tuple[str, Mapping[str, Any] | MalformedRow]
+_TEXT_READERS = {".jsonl": json_lines, ".json": json_file, ".txt": text_lines}
+_TABLE_READERS = {".parquet": parquet_rows, ".arrow": arrow_rows}
+_CODECS = {"": None, ".gz": "gzip", ".zst": "zstd"}
+SUFFIXES = (*(kind + codec for kind in _TEXT_READERS for codec in _CODECS), *_TABLE_READERS)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_ID_FIELDS = ("id", "prompt_id")
 
-_JSONL_CODECS = {".jsonl": None, ".jsonl.gz": "gzip", ".jsonl.zst": "zstd"}
-_SUFFIXES = (*_JSONL_CODECS, ".parquet")
+
+@dataclass(frozen=True)
+class FileShard:
+    """One file of rows; `name` is what it is called in labels and reports."""
+
+    url: str
+    name: str
 
 
-def iter_records(url: str) -> Iterator[Record]:
-    """The records of one file, in order; blank lines are skipped. `url`: a path or an fsspec URL.
+@dataclass(frozen=True)
+class HubShard:
+    """Part `index` of the `count` parts of a split of a Hub dataset."""
+
+    repo: str
+    revision: str
+    split: str
+    index: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        return self.split if self.count == 1 else f"{self.split}-{self.index:05d}"
+
+
+Shard = FileShard | HubShard
+
+
+@dataclass(frozen=True)
+class Source:
+    """Shards in the order in which they are read, and a name for people."""
+
+    name: str
+    shards: tuple[Shard, ...]
+
+
+def open_shard(shard: Shard, start_row: int = 1) -> Iterator[Item]:
+    """The rows of `shard` from `start_row` on, read as they are asked for.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the suffix is none of `.jsonl`, `.jsonl.gz`, `.jsonl.zst`, `.parquet`; or, on
-            iteration, the file is not what its suffix says or is cut off.
+        OSError: the file is not there or its bytes do not come. What they hold is never an error.
     """
-    suffix = next((known for known in _SUFFIXES if url.endswith(known)), None)
-    if suffix is None:
-        raise ValueError(f"{url}: cannot tell its format; name it one of {', '.join(_SUFFIXES)}")
+    if isinstance(shard, HubShard):
+        yield from _hub_rows(shard, start_row)
+        return
+    kind, codec = _kind(shard.url)
+    filesystem, path = fsspec.url_to_fs(shard.url)
+    with filesystem.open(path, "rb") as opened:
+        if kind in _TABLE_READERS:
+            yield from _TABLE_READERS[kind](opened, start_row)
+        else:
+            yield from _TEXT_READERS[kind](read_blocks(opened, codec), start_row)
+
+
+def source_of(url: str) -> Source:
+    """The files that `files_at` finds, as a source.
+
+    Raises:
+        FileNotFoundError, ValueError: as `files_at`.
+    """
+    return Source(url.rstrip("/").rpartition("/")[2], files_at(url))
+
+
+def files_at(url: str) -> tuple[FileShard, ...]:
+    """The file `url`, the data files below the folder `url`, or those that the pattern matches.
+
+    In a folder, files whose suffix is unknown are passed over; in it and in a pattern, so are
+    those whose names (or folders' names) start with `.` or `_`. Files are in order of their names.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ValueError: the suffix is unknown, or a folder holds several kinds of data file.
+    """
     filesystem, path = fsspec.url_to_fs(url)
-    if not filesystem.isfile(path):
+    if is_pattern(path):
+        root = _fixed_part(path)
+        found = [name for name in sorted(filesystem.glob(path)) if filesystem.isfile(name)]
+        shards = _files(filesystem, [n for n in found if not _is_hidden(n, root)], root)
+    elif filesystem.isfile(path):
+        shards = (FileShard(url, path.rstrip("/").rpartition("/")[2]),)
+    else:
+        shards = _folder(filesystem, path, url)
+    if not shards:
         raise FileNotFoundError(f"{url}: no such file; check the path of the data")
-    return _file_records(url, suffix)
+    for shard in shards:
+        _kind(shard.url)
+    return shards
 
 
-def iter_hub_records(repo: str, revision: str, split: str) -> Iterator[Record]:
-    """The records of `split` of the Hub dataset `repo` at the commit `revision`.
+def hub_source(repo: str, revision: str, split: str) -> Source:
+    """`split` of the Hub dataset `repo` at the commit `revision`.
 
     Raises:
         ValueError: `revision` is not a full commit hash; a branch or tag can come to mean other
             rows, and results made from it could not be told apart.
     """
-    if not re.fullmatch(r"[0-9a-f]{40}", revision):
+    if not _COMMIT.fullmatch(revision):
         raise ValueError(
             f"{repo}: revision {revision!r} is not a commit; give the 40 hex digits that the "
             "dataset's Hub page lists under 'History'"
         )
-    return _hub_records(repo, revision, split)
+    count = _streamed(repo, revision, split).num_shards
+    shards = tuple(HubShard(repo, revision, split, index, count) for index in range(count))
+    return Source(f"{repo} ({split})", shards)
 
 
-def _hub_records(repo: str, revision: str, split: str) -> Iterator[Record]:
-    from datasets import load_dataset
-
-    rows = load_dataset(repo, revision=revision, split=split)
-    for number, record in enumerate(cast(Iterable[Mapping[str, Any]], rows), start=1):
-        yield _labelled(record, f"row {number}")
-
-
-def _file_records(url: str, suffix: str) -> Iterator[Record]:
-    try:
-        filesystem, path = fsspec.url_to_fs(url)
-        with filesystem.open(path, "rb") as opened:
-            if suffix == ".parquet":
-                yield from _parquet_records(opened)
-            else:
-                yield from _jsonl_records(opened, _JSONL_CODECS[suffix])
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{url}: cannot be read to its end: {error}") from error
-
-
-def _jsonl_records(opened: IO[bytes], codec: str | None) -> Iterator[Record]:
-    for number, line in enumerate(_lines(opened, codec), start=1):
-        text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-        if text.strip():
-            yield _parse_line(text, f"line {number}")
-
-
-def _lines(opened: IO[bytes], codec: str | None) -> Iterator[bytes]:
-    # Arrow's decompression rather than fsspec's: that needs a further package for zstd, and
-    # without it `compression="infer"` hands back the compressed bytes.
-    if codec is None:
-        yield from opened
-    else:
-        yield from io.BufferedReader(pa.CompressedInputStream(opened, codec))  # pyright: ignore[reportArgumentType]
-
-
-def _parse_line(line: bytes, row: str) -> Record:
-    try:
-        record = json.loads(line.decode())
-    except (ValueError, RecursionError) as error:
-        return row, MalformedRow("broken JSON", f"{row}: {error}")
-    if not isinstance(record, Mapping):
-        kind = type(record).__name__
-        return row, MalformedRow("not an object", f"{row}: the line holds a {kind}, not an object")
-    return _labelled(record, row)
-
-
-def _parquet_records(opened: IO[bytes]) -> Iterator[Record]:
-    number = 0
-    for batch in pq.ParquetFile(opened).iter_batches(batch_size=1024):
-        for record in batch.to_pylist():
-            number += 1
-            yield _labelled(record, f"row {number}")
-
-
-def _labelled(record: Mapping[str, Any], fallback: str) -> Record:
-    for field in ("id", "prompt_id"):
+def label(record: Mapping[str, Any], fallback: str) -> str:
+    """The record's own `id` or `prompt_id`, or else `fallback`."""
+    for field in _ID_FIELDS:
         value = record.get(field)
         if isinstance(value, int) and not isinstance(value, bool):
-            return str(value), record
+            return str(value)
         # A label is read by people and written as UTF-8: no line breaks, no lone surrogates.
         if isinstance(value, str) and value.strip() and value.isprintable():
-            return value, record
-    return fallback, record
+            return value
+    return fallback
+
+
+@dataclass
+class Reader:
+    """A place in a source, which moves as rows are taken; `shard` and `row` say where it is."""
+
+    source: Source
+    shard: int = 0
+    row: int = 1
+
+    def __post_init__(self) -> None:
+        self._rows: Iterator[Item] | None = None
+
+    def next(self) -> tuple[str, Item] | None:
+        """The next row with the name of its shard, or `None` at the end."""
+        while self.shard < len(self.source.shards):
+            shard = self.source.shards[self.shard]
+            if self._rows is None:
+                self._rows = open_shard(shard, self.row)
+            if (item := next(self._rows, None)) is not None:
+                self.row = item[0] + 1
+                return shard.name, item
+            self.shard, self.row, self._rows = self.shard + 1, 1, None
+        return None
+
+
+def _kind(url: str) -> tuple[str, str | None]:
+    """The suffix that says how to read a file, and Arrow's name for its compression."""
+    for suffix in SUFFIXES:
+        if url.endswith(suffix):
+            kind, codec = suffix, ""
+            for ending in (".gz", ".zst"):
+                if suffix.endswith(ending):
+                    kind, codec = suffix.removesuffix(ending), ending
+            return kind, _CODECS[codec]
+    raise ValueError(f"{url}: cannot tell its format; name it one of {', '.join(SUFFIXES)}")
+
+
+def is_pattern(path: str) -> bool:
+    """Whether a path stands for all files that match it."""
+    return any(character in path for character in "*?[")
+
+
+def _fixed_part(pattern: str) -> str:
+    """The folder that is below no wildcard."""
+    parts = pattern.split("/")
+    fixed = next(index for index, part in enumerate(parts) if is_pattern(part))
+    return "/".join(parts[:fixed])
+
+
+def _folder(filesystem: Any, path: str, url: str) -> tuple[FileShard, ...]:
+    root = path.rstrip("/")
+    found = [name for name in sorted(filesystem.find(root)) if name.endswith(SUFFIXES)]
+    files = [name for name in found if not _is_hidden(name, root)]
+    kinds = sorted({_kind(name)[0] for name in files})
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{url} holds files of several kinds: {', '.join(kinds)}; say which are meant, "
+            f"as in {url.rstrip('/')}/*{kinds[0]}"
+        )
+    return _files(filesystem, files, root)
+
+
+def _is_hidden(name: str, root: str) -> bool:
+    parts = name.removeprefix(root).strip("/").split("/")
+    return any(part.startswith((".", "_")) for part in parts)
+
+
+def _files(filesystem: Any, names: Sequence[str], root: str) -> tuple[FileShard, ...]:
+    local = isinstance(filesystem, LocalFileSystem)
+    return tuple(
+        FileShard(
+            name if local else filesystem.unstrip_protocol(name),
+            name.removeprefix(root).lstrip("/"),
+        )
+        for name in names
+    )
+
+
+def _streamed(repo: str, revision: str, split: str) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(repo, revision=revision, split=split, streaming=True)
+
+
+def _hub_rows(shard: HubShard, start_row: int) -> Iterator[Item]:
+    rows = _streamed(shard.repo, shard.revision, shard.split)
+    if shard.count > 1:
+        rows = rows.shard(num_shards=shard.count, index=shard.index)
+    yield from enumerate(rows.skip(start_row - 1), start=start_row)

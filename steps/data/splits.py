@@ -3,14 +3,15 @@
 A prompt's place is a number in [0, 1) taken from a hash of its messages; it is held out when that
 number is below the fraction. So rows added later move no old row, the order of rows is irrelevant,
 rows with equal prompts fall on the same side (no prompt is both trained on and tested), and a
-larger fraction only adds to the held-out set.
+larger fraction only adds to the held-out set. A system prompt that a config gives to all rows is
+none of the row's own: it is added after the split, and changing it moves nothing.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
 
-from steps.data.preferences import Message
+from steps.data.rows import ConversationRow, Message, Row, TextRow
 
 
 def in_test_split(prompt: Sequence[Message], fraction: float) -> bool:
@@ -22,6 +23,16 @@ def in_test_split(prompt: Sequence[Message], fraction: float) -> bool:
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"the test fraction is {fraction}; it must lie between 0 and 1")
     return _place(prompt) < fraction
+
+
+def prompt_of(row: Row) -> Sequence[Message]:
+    """What is held out together: of a conversation all before the first answer; of a text, it."""
+    if isinstance(row, TextRow):
+        return ({"role": "user", "content": row.text},)
+    if isinstance(row, ConversationRow):
+        roles = [message["role"] for message in row.messages]
+        return row.messages[: roles.index("assistant")]
+    return row.prompt
 
 
 def _place(prompt: Sequence[Message]) -> float:

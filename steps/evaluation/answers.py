@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steps.data.templating import load_tokenizer
+from steps.data.rendering import load_tokenizer
 from steps.evaluation.checkers import count_matches
 from steps.evaluation.intervals import Interval, proportion
 from steps.generation.config import SamplingConfig

@@ -24,7 +24,7 @@ class PaddedBatch:
 
     input_ids: int64 [B, L].
     targets: int64 [B, L]; the token to predict *from* each position, IGNORED unless that token
-        belongs to the response.
+        is a scored one of the response.
     first_target: the earliest position that any sequence predicts from.
     """
 
@@ -49,7 +49,10 @@ def pad_right(sequences: Sequence[TokenSequence]) -> PaddedBatch:
     for row, sequence in enumerate(sequences):
         input_ids[row, : len(sequence)] = torch.tensor(sequence.prompt_ids + sequence.response_ids)
         first = len(sequence.prompt_ids) - 1
-        targets[row, first : len(sequence) - 1] = torch.tensor(sequence.response_ids)
+        response = torch.tensor(sequence.response_ids)
+        if sequence.scored is not None:
+            response = response.where(torch.tensor(sequence.scored), IGNORED)
+        targets[row, first : len(sequence) - 1] = response
     return PaddedBatch(input_ids, targets, min(len(s.prompt_ids) for s in sequences) - 1)
 
 

@@ -1,7 +1,7 @@
 """Token ids as training reads them: from rows of a tokens artifact to checked, frozen examples.
 
-A response is never empty (its mean would be NaN) and neither is a prompt (the first response token
-is predicted from the token before it); both are refused here, by row and field.
+A response never lacks a scored token (its mean would be NaN) and a prompt is never empty (the first
+response token is predicted from the token before it); both are refused here, by row and field.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,13 +13,23 @@ Example = TypeVar("Example")
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """A prompt and the response that is scored after it."""
+    """A prompt and the response that is scored after it.
+
+    `scored` says which tokens of the response are; without it, all are. The others (a user's turn
+    between two answers, a token that a tokenizer merged with the prompt) are context.
+    """
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
+    scored: tuple[bool, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
+
+    @property
+    def num_scored(self) -> int:
+        """How many tokens are scored."""
+        return len(self.response_ids) if self.scored is None else sum(self.scored)
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,10 @@ class TokenPair:
 
 
 def read_pairs(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenPair]:
-    """Pairs from records with `row`, `pair_id`, `prompt_ids`, `chosen_ids` and `rejected_ids`.
+    """Pairs from records with `row`, `pair_id`, `prompt_ids`, and `chosen_ids` and `rejected_ids`
+    with their masks (`chosen_mask`, `rejected_mask`; without one, all of a response is scored).
+
+    A mask over the prompt is not read: what both sides share cancels in a preference.
 
     Raises ValueError for a missing or empty field and for an id outside `range(vocabulary)`.
     """
@@ -53,29 +66,75 @@ def read_pairs(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[To
     for record in records:
         row = str(record.get("row", f"record {len(pairs)}"))
         prompt = _token_ids(record, "prompt_ids", row, vocabulary)
-        chosen = _token_ids(record, "chosen_ids", row, vocabulary)
-        rejected = _token_ids(record, "rejected_ids", row, vocabulary)
-        pair_id = str(_field(record, "pair_id", row))
-        pairs.append(
-            TokenPair(row, pair_id, TokenSequence(prompt, chosen), TokenSequence(prompt, rejected))
+        chosen, rejected = (
+            TokenSequence(
+                prompt,
+                _token_ids(record, f"{side}_ids", row, vocabulary),
+                _mask(record, f"{side}_mask", f"{side}_ids", row),
+            )
+            for side in ("chosen", "rejected")
         )
+        pairs.append(TokenPair(row, str(_field(record, "pair_id", row)), chosen, rejected))
     return _not_empty(pairs)
 
 
 def read_demonstrations(
     records: Iterable[Mapping[str, Any]], vocabulary: int
 ) -> list[TokenDemonstration]:
-    """Demonstrations from records with `row`, `prompt_ids` and `response_ids`.
+    """Demonstrations from records with `row`, `input_ids` and their `mask`; or with `prompt_ids`
+    and `response_ids`, all of which is scored.
 
     Raises ValueError as `read_pairs` does.
     """
     demonstrations = []
     for record in records:
         row = str(record.get("row", f"record {len(demonstrations)}"))
-        prompt = _token_ids(record, "prompt_ids", row, vocabulary)
-        response = _token_ids(record, "response_ids", row, vocabulary)
-        demonstrations.append(TokenDemonstration(row, TokenSequence(prompt, response)))
+        if "input_ids" in record:
+            sequence = _masked_sequence(record, row, vocabulary)
+        else:
+            sequence = TokenSequence(
+                _token_ids(record, "prompt_ids", row, vocabulary),
+                _token_ids(record, "response_ids", row, vocabulary),
+            )
+        demonstrations.append(TokenDemonstration(row, sequence))
     return _not_empty(demonstrations)
+
+
+def chosen_as_demonstration(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of pair tokens as one to imitate: the prompt and the chosen side, with masks."""
+    return {
+        "row": record["row"],
+        "input_ids": [*record["prompt_ids"], *record["chosen_ids"]],
+        "mask": [*record["prompt_mask"], *record["chosen_mask"]],
+    }
+
+
+def _masked_sequence(record: Mapping[str, Any], row: str, vocabulary: int) -> TokenSequence:
+    ids = _token_ids(record, "input_ids", row, vocabulary)
+    mask = _mask(record, "mask", "input_ids", row) or (True,) * len(ids)
+    first = mask.index(True)
+    if first == 0:
+        raise ValueError(
+            f"row {row!r}: mask is True on the first token, which no token predicts; "
+            "drop the row when tokenising"
+        )
+    rest = mask[first:]
+    return TokenSequence(ids[:first], ids[first:], None if all(rest) else rest)
+
+
+def _mask(
+    record: Mapping[str, Any], field: str, ids_field: str, row: str
+) -> tuple[bool, ...] | None:
+    """The mask of a field of ids; nothing where all of them are scored."""
+    mask = record.get(field)
+    if mask is None:
+        return None
+    if len(mask) != len(record[ids_field]) or not any(mask):
+        raise ValueError(
+            f"row {row!r}: {field} has {len(mask)} values, {sum(mask)} of them True, for the "
+            f"{len(record[ids_field])} {ids_field}; it must mark at least one, and have one each"
+        )
+    return None if all(mask) else tuple(mask)
 
 
 def _token_ids(record: Mapping[str, Any], field: str, row: str, vocabulary: int) -> tuple[int, ...]:

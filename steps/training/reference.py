@@ -1,11 +1,12 @@
 """Reference logps: what a frozen model thinks of each pair, computed once and read by every run.
 
-    OUTPUT/logps.parquet   pair_id, chosen_logps, rejected_logps (sums over response tokens)
+    OUTPUT/logps.parquet   pair_id; chosen_logps, rejected_logps: sums over scored tokens;
+                           chosen_tokens, rejected_tokens: how many those are
 
 They are looked up by `pair_id`, a hash of a pair's tokens, never by position, so neither the order
-of the pairs nor a changed tokenisation can pair a policy with another row's reference. The file
-also records the dtype it was computed in: across dtypes, logps of a long response differ by more
-than a reward.
+of the pairs nor a changed tokenisation can pair a policy with another row's reference; and counted,
+as other masks over the same tokens would give sums of other tokens. The file also records the dtype
+it was computed in: across dtypes, logps of a long response differ by more than a reward.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,8 @@ _SCHEMA = pa.schema(
         pa.field("pair_id", pa.string(), nullable=False),
         pa.field("chosen_logps", pa.float64(), nullable=False),
         pa.field("rejected_logps", pa.float64(), nullable=False),
+        pa.field("chosen_tokens", pa.int32(), nullable=False),
+        pa.field("rejected_tokens", pa.int32(), nullable=False),
     ]
 )
 _FILE = "logps.parquet"
@@ -93,9 +96,22 @@ def read_reference(folder: Path, pairs: Sequence[TokenPair], dtype: Dtype) -> tu
             f"them {missing[0].pair_id} (row {missing[0].row!r}); compute it from the same tokens"
         )
     selected = [positions[pair.pair_id] for pair in pairs]
+    _check_scored(folder, table.take(selected), pairs)
     chosen = torch.tensor(table["chosen_logps"].to_pylist(), dtype=torch.float64)
     rejected = torch.tensor(table["rejected_logps"].to_pylist(), dtype=torch.float64)
     return chosen[selected], rejected[selected]
+
+
+def _check_scored(folder: Path, table: pa.Table, pairs: Sequence[TokenPair]) -> None:
+    columns = (table[name].to_pylist() for name in ("chosen_tokens", "rejected_tokens"))
+    for pair, *scored in zip(pairs, *columns, strict=True):
+        marked = [pair.chosen.num_scored, pair.rejected.num_scored]
+        if scored != marked:
+            raise ValueError(
+                f"the reference in {folder} scored {scored} tokens of the two sides of pair "
+                f"{pair.pair_id} (row {pair.row!r}), but these tokens mark {marked}; compute it "
+                "from the same tokens"
+            )
 
 
 def _distinct(pairs: Iterable[TokenPair]) -> list[TokenPair]:
@@ -112,7 +128,13 @@ def _score_shard(
                 f"pair {pair.pair_id} (row {pair.row!r}) has logps that are not finite; "
                 "try dtype=float32, or drop the row"
             )
-    columns = [[pair.pair_id for pair in pairs], chosen.numpy(), rejected.numpy()]
+    columns = [
+        [pair.pair_id for pair in pairs],
+        chosen.numpy(),
+        rejected.numpy(),
+        [pair.chosen.num_scored for pair in pairs],
+        [pair.rejected.num_scored for pair in pairs],
+    ]
     return pa.table(columns, schema=_SCHEMA)
 
 

@@ -32,7 +32,7 @@ def run_sft(
     scratch: Path,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Any]:
-    """Trains the model folder `init` on records with `row`, `prompt_ids` and `response_ids`.
+    """Trains the model folder `init` on records that `examples.read_demonstrations` understands.
 
     Writes the trained model folder and its metrics.jsonl to `output`, checkpoints to `scratch`,
     and resumes from there. Returns `metrics.summarise` of the run. Dropout, where the model has
@@ -65,6 +65,6 @@ def sft_objective(
     return Objective(
         rows=[demonstration.row for demonstration in demonstrations],
         tokens=[len(demonstration.sequence) for demonstration in demonstrations],
-        weights=[len(demonstration.sequence.response_ids) for demonstration in demonstrations],
+        weights=[demonstration.sequence.num_scored for demonstration in demonstrations],
         sums=sums,
     )

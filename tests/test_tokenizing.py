@@ -1,8 +1,10 @@
 """From messages to tokens: what is trained on is the response and nothing else."""
 
 import importlib.util
+import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,17 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from steps.data.preferences import MalformedRow, Message, PreferencePair, Reason, parse_pair
-from steps.data.sources import iter_records
-from steps.data.templating import (
-    LengthLimits,
+from steps.data.lengths import LengthLimits, RowTooLong, TooLong, fit
+from steps.data.reasons import MalformedRow, Reason
+from steps.data.rendering import load_tokenizer
+from steps.data.rows import ConversationRow, Message, PreferenceRow
+from steps.data.tokenizing import (
+    TokenizeConfig,
     TokenizedPair,
-    load_tokenizer,
     pair_id,
-    tokenize_conversation,
-    tokenize_pair,
+    tokenization,
+    tokenize_conversations,
+    tokenize_pairs,
 )
 
 SHARED_ROWS = Path(__file__).resolve().parents[2] / "shared" / "data" / "ultrafeedback_500.jsonl"
@@ -73,14 +77,44 @@ def merging(template: str) -> PreTrainedTokenizerFast:
 
 
 PROMPT: tuple[Message, ...] = ({"role": "user", "content": "hi"},)
-ROOMY = LengthLimits()
+ROOMY = TokenizeConfig()
 
 
-def pair(chosen: str, rejected: str, prompt: tuple[Message, ...] = PROMPT) -> PreferencePair:
-    return PreferencePair("row 1", prompt, chosen, rejected, None, None)
+def said(text: str) -> tuple[Message, ...]:
+    return ({"role": "assistant", "content": text},)
 
 
-def text(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
+def pair(chosen: str, rejected: str, prompt: tuple[Message, ...] = PROMPT) -> PreferenceRow:
+    return PreferenceRow("row 1", prompt, said(chosen), said(rejected))
+
+
+def tokenize_pair(
+    tokenizer: PreTrainedTokenizerBase, row: PreferenceRow, config: TokenizeConfig
+) -> TokenizedPair:
+    """The tokens of one pair; raises why it was dropped."""
+    (result,) = tokenize_pairs(tokenization(tokenizer, config), [row])
+    if isinstance(result, MalformedRow):
+        raise result
+    return result
+
+
+def tokenize_conversation(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Sequence[Message],
+    response: str,
+    config: TokenizeConfig,
+) -> tuple[list[int], list[int], bool]:
+    """What comes before the first trained token, the rest, and whether it was cut."""
+    row = ConversationRow("row 1", (*prompt, *said(response)))
+    (result,) = tokenize_conversations(tokenization(tokenizer, config), [row])
+    if isinstance(result, MalformedRow):
+        raise result
+    first = result.tokens.mask.index(True)
+    assert all(result.tokens.mask[first:])
+    return result.tokens.ids[:first], result.tokens.ids[first:], result.findings.response_cut
+
+
+def text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     decoded = tokenizer.decode(list(ids))
     assert isinstance(decoded, str)
     return decoded
@@ -97,11 +131,13 @@ def test_a_pair_is_its_prompt_with_the_header_and_two_responses_with_their_end()
 
     tokens = tokenize_pair(tokenizer, pair("yes", "no"), ROOMY)
 
-    assert text(tokenizer, tokens.prompt_ids) == "<user>hi</s><assistant>"
-    assert text(tokenizer, tokens.chosen_ids) == "yes</s>"
-    assert text(tokenizer, tokens.rejected_ids) == "no</s>"
+    assert text(tokenizer, tokens.prompt.ids) == "<user>hi</s><assistant>"
+    assert text(tokenizer, tokens.chosen.ids) == "yes</s>"
+    assert text(tokenizer, tokens.rejected.ids) == "no</s>"
+    assert not any(tokens.prompt.mask)
+    assert all(tokens.chosen.mask + tokens.rejected.mask)
     assert tokens.row == "row 1"
-    assert not tokens.truncated
+    assert not tokens.findings.response_cut
 
 
 def test_earlier_turns_belong_to_the_prompt_with_their_ends() -> None:
@@ -113,28 +149,28 @@ def test_earlier_turns_belong_to_the_prompt_with_their_ends() -> None:
         {"role": "user", "content": "v"},
     ]
 
-    tokens = tokenize_conversation(tokenizer, history, "b", ROOMY)
+    prompt, response, _ = tokenize_conversation(tokenizer, history, "b", ROOMY)
 
     expected = "<system>s</s><user>u</s><assistant>a</s><user>v</s><assistant>"
-    assert text(tokenizer, tokens.prompt_ids) == expected
-    assert text(tokenizer, tokens.response_ids) == "b</s>"
+    assert text(tokenizer, prompt) == expected
+    assert text(tokenizer, response) == "b</s>"
 
 
 def test_what_a_template_writes_after_the_end_of_turn_is_not_trained_on() -> None:
     tokenizer = letters(NEWLINE_AFTER_EOS)
 
-    tokens = tokenize_conversation(tokenizer, PROMPT, "yes", ROOMY)
+    prompt, response, _ = tokenize_conversation(tokenizer, PROMPT, "yes", ROOMY)
 
-    assert text(tokenizer, tokens.prompt_ids) == "<user>hi</s>\n<assistant>"
-    assert text(tokenizer, tokens.response_ids) == "yes</s>"
+    assert text(tokenizer, prompt) == "<user>hi</s>\n<assistant>"
+    assert text(tokenizer, response) == "yes</s>"
 
 
 def test_a_turn_that_ends_in_another_token_than_eos_is_kept_whole() -> None:
     tokenizer = letters(OWN_END_OF_TURN)
 
-    tokens = tokenize_conversation(tokenizer, PROMPT, "yes", ROOMY)
+    _, response, _ = tokenize_conversation(tokenizer, PROMPT, "yes", ROOMY)
 
-    assert text(tokenizer, tokens.response_ids) == "yes<end>"
+    assert text(tokenizer, response) == "yes<end>"
 
 
 def test_bos_is_written_once_even_when_tokenizer_and_template_both_write_it() -> None:
@@ -143,9 +179,9 @@ def test_bos_is_written_once_even_when_tokenizer_and_template_both_write_it() ->
 
     tokens = tokenize_pair(tokenizer, pair("yes", "no"), ROOMY)
 
-    everything = tokens.prompt_ids + tokens.chosen_ids + tokens.rejected_ids
-    assert tokens.prompt_ids[0] == tokenizer.bos_token_id
-    assert everything.count(tokens.prompt_ids[0]) == 1
+    everything = tokens.prompt.ids + tokens.chosen.ids + tokens.rejected.ids
+    assert tokens.prompt.ids[0] == tokenizer.bos_token_id
+    assert everything.count(tokens.prompt.ids[0]) == 1
 
 
 def test_a_template_that_rewrites_the_prompt_when_answered_is_refused() -> None:
@@ -161,16 +197,22 @@ def test_a_template_that_leaves_the_answer_out_is_refused() -> None:
 
     problem = refusal(lambda: tokenize_pair(tokenizer, pair("yes", "no"), ROOMY))
 
-    assert problem.reason == "template does not extend the prompt"
+    assert problem.reason == "assistant turn not found in the rendered text"
 
 
-def test_a_tokenizer_that_merges_prompt_and_response_is_refused() -> None:
-    template = "{% for m in messages %}{{ m.role[0:0] }}{{ m.content }}:{% endfor %}"
-    tokenizer = merging(template)
+def test_a_token_merged_from_prompt_and_response_is_counted_and_not_trained_on() -> None:
+    tokenizer = merging("{% for m in messages %}{{ m.role[0:0] }}{{ m.content }}:{% endfor %}")
+    prompt: tuple[Message, ...] = ({"role": "user", "content": "q"},)
 
-    assert tokenize_conversation(tokenizer, PROMPT, "a", ROOMY).response_ids == (2, 3)
-    problem = refusal(lambda: tokenize_conversation(tokenizer, PROMPT, ")", ROOMY))
-    assert problem.reason == "prompt is not a token prefix"
+    tokens = tokenize_pair(tokenizer, pair(")", "a", prompt), ROOMY)
+
+    pieces = tokenizer.convert_ids_to_tokens
+    assert pieces(tokens.prompt.ids) == ["q"]
+    assert pieces(tokens.chosen.ids) == [":)", ":"]
+    assert tokens.chosen.mask == [False, True]
+    assert pieces(tokens.rejected.ids) == [":", "a", ":"]
+    assert tokens.rejected.mask == [False, True, True]
+    assert tokens.findings.merged == 1
 
 
 def test_a_conversation_that_the_template_rejects_is_refused_with_its_words() -> None:
@@ -194,35 +236,100 @@ def test_a_response_that_spells_out_the_end_of_turn_is_refused() -> None:
 def test_a_long_response_is_cut_at_its_end_and_loses_its_end_of_turn() -> None:
     tokenizer = letters(PLAIN)
 
-    tokens = tokenize_pair(tokenizer, pair("abcdef", "xy"), LengthLimits(max_length=9))
+    tokens = tokenize_pair(tokenizer, pair("abcdef", "xy"), TokenizeConfig(max_length=9))
 
-    assert text(tokenizer, tokens.chosen_ids) == "abcd"
-    assert text(tokenizer, tokens.rejected_ids) == "xy</s>"
-    assert tokens.truncated
+    assert text(tokenizer, tokens.chosen.ids) == "abcd"
+    assert text(tokenizer, tokens.rejected.ids) == "xy</s>"
+    assert tokens.findings.response_cut
 
 
 def test_a_response_that_just_fits_is_not_cut() -> None:
-    tokens = tokenize_pair(letters(PLAIN), pair("abc", "xyz"), LengthLimits(max_length=9))
+    tokens = tokenize_pair(letters(PLAIN), pair("abc", "xyz"), TokenizeConfig(max_length=9))
 
-    assert len(tokens.prompt_ids + tokens.chosen_ids) == 9
-    assert not tokens.truncated
+    assert len(tokens.prompt.ids + tokens.chosen.ids) == 9
+    assert not tokens.findings.response_cut
 
 
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        (LengthLimits(max_length=9, max_prompt_length=4), "prompt too long"),
-        (LengthLimits(max_length=5, max_prompt_length=5), "no room for the response"),
-        (LengthLimits(max_length=3, max_prompt_length=5), "no room for the response"),
-        (LengthLimits(max_length=7, max_prompt_length=5), "identical after truncation"),
+        (TokenizeConfig(max_length=9, max_prompt_length=4), "prompt too long"),
+        (TokenizeConfig(max_length=5, max_prompt_length=5), "no room for the response"),
+        (TokenizeConfig(max_length=3, max_prompt_length=5), "no room for the response"),
+        (TokenizeConfig(max_length=7, max_prompt_length=5), "identical after truncation"),
     ],
 )
 def test_a_pair_that_the_limits_leave_nothing_of_is_refused(
-    limits: LengthLimits, reason: Reason
+    limits: TokenizeConfig, reason: Reason
 ) -> None:
     problem = refusal(lambda: tokenize_pair(letters(PLAIN), pair("abc", "abd"), limits))
 
     assert problem.reason == reason
+
+
+KEPT = {
+    # a prompt of five tokens, then abc</s> or xy</s>
+    ("prompt", TooLong.keep_end): ("hi</s><assistant>", "abc</s>"),
+    ("prompt", TooLong.keep_start): ("<user>hi</s>", "abc</s>"),
+    ("total", TooLong.keep_start): ("<user>hi</s><assistant>", "ab"),
+    ("total", TooLong.keep_end): ("i</s><assistant>", "abc</s>"),
+}
+
+
+@pytest.mark.parametrize(("limit", "policy"), KEPT)
+def test_a_policy_says_which_end_is_kept(limit: str, policy: TooLong) -> None:
+    tokenizer = letters(PLAIN)
+    config = (
+        TokenizeConfig(20, 4, prompt_too_long=policy)
+        if limit == "prompt"
+        else TokenizeConfig(7, 7, too_long=policy)
+    )
+
+    tokens = tokenize_pair(tokenizer, pair("abc", "xy"), config)
+
+    prompt, chosen = KEPT[limit, policy]
+    assert text(tokenizer, tokens.prompt.ids) == prompt
+    assert text(tokenizer, tokens.chosen.ids) == chosen
+    assert tokens.findings.prompt_cut == (prompt[0] != "<" or "assistant" not in prompt)
+    assert tokens.findings.response_cut == (chosen == "ab")
+    assert len(tokens.prompt) + len(tokens.chosen) <= config.max_length
+
+
+@pytest.mark.parametrize("policy", TooLong)
+@given(
+    prompt=st.integers(1, 30),
+    responses=st.lists(st.integers(1, 30), min_size=1, max_size=2),
+    max_length=st.integers(1, 40),
+    max_prompt_length=st.integers(1, 40),
+)
+def test_what_fits_is_within_the_limits_and_never_empty(
+    policy: TooLong, prompt: int, responses: list[int], max_length: int, max_prompt_length: int
+) -> None:
+    limits = LengthLimits(max_length, max_prompt_length, policy, policy)
+    fits = prompt <= max_prompt_length and prompt + max(responses) <= max_length
+    try:
+        kept = fit(prompt, responses, limits)
+    except (MalformedRow, RowTooLong):
+        assert not fits
+        return
+    left = kept.stop - kept.start
+    assert 0 <= kept.start < kept.stop <= prompt
+    assert left <= max_prompt_length
+    assert kept.room >= 1
+    assert left + min(max(responses), kept.room) <= max_length
+    assert not fits or (left == prompt and kept.room >= max(responses))
+    if policy == TooLong.keep_end:
+        assert kept.stop == prompt
+        assert kept.room >= max(responses)
+    else:
+        assert kept.start == 0
+
+
+def test_a_row_over_a_limit_that_allows_none_is_an_error_that_names_it() -> None:
+    config = TokenizeConfig(max_length=7, too_long=TooLong.error)
+
+    with pytest.raises(RowTooLong, match=r"row row 1: .* 9 tokens, over max_length=7"):
+        tokenize_pair(letters(PLAIN), pair("abc", "xy"), config)
 
 
 def test_different_texts_with_equal_tokens_are_identical_responses() -> None:
@@ -234,7 +341,7 @@ def test_different_texts_with_equal_tokens_are_identical_responses() -> None:
 @pytest.mark.parametrize("limits", [{"max_length": 0}, {"max_prompt_length": -1}])
 def test_a_limit_below_one_token_is_refused(limits: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1 token"):
-        LengthLimits(**limits)
+        TokenizeConfig(**limits)  # pyright: ignore[reportArgumentType]
 
 
 TOKENIZERS = {
@@ -254,20 +361,21 @@ def test_prompt_and_response_together_are_what_the_template_tokenises_to(
     prompt: list[Message] = [{"role": "user", "content": question}]
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     rendered: Any = tokenizer.apply_chat_template(messages, return_dict=True)
-    whole = tuple(rendered["input_ids"])
+    whole = rendered["input_ids"]
     header: Any = tokenizer.apply_chat_template(
         messages[:1], return_dict=True, add_generation_prompt=True
     )
     assume(max_length > len(header["input_ids"]))
 
-    tokens = tokenize_conversation(tokenizer, prompt, answer, LengthLimits(max_length))
+    config = TokenizeConfig(max_length)
+    before, response, cut = tokenize_conversation(tokenizer, prompt, answer, config)
 
-    together = tokens.prompt_ids + tokens.response_ids
-    assert tokens.prompt_ids == tuple(header["input_ids"])
+    together = before + response
+    assert before == header["input_ids"]
     assert together == whole[: len(together)]
     assert len(together) <= max_length
-    assert tokens.response_ids
-    assert (tokens.response_ids[-1] == tokenizer.eos_token_id) != tokens.truncated
+    assert response
+    assert (response[-1] == tokenizer.eos_token_id) != cut
 
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=4)
@@ -286,9 +394,7 @@ def test_the_id_of_a_pair_knows_where_its_parts_end_and_not_what_its_row_is_call
     assert pair_id([1], [2], [3]) != pair_id([1], [3], [2])
 
     def tokens(row: str) -> TokenizedPair:
-        return tokenize_pair(
-            letters(PLAIN), PreferencePair(row, PROMPT, "a", "b", None, None), ROOMY
-        )
+        return tokenize_pair(letters(PLAIN), replace(pair("a", "b"), row=row), ROOMY)
 
     assert tokens("one").pair_id == tokens("two").pair_id
 
@@ -352,9 +458,9 @@ def smollm2() -> PreTrainedTokenizerBase:
 def test_smollm2_learns_the_answer_and_where_to_stop(smollm2: PreTrainedTokenizerBase) -> None:
     tokens = tokenize_pair(smollm2, pair("Paris.", " Rome.\n"), ROOMY)
 
-    assert text(smollm2, tokens.prompt_ids).endswith("<|im_end|>\n<|im_start|>assistant\n")
-    assert text(smollm2, tokens.chosen_ids) == "Paris.<|im_end|>"
-    assert text(smollm2, tokens.rejected_ids) == " Rome.\n<|im_end|>"
+    assert text(smollm2, tokens.prompt.ids).endswith("<|im_end|>\n<|im_start|>assistant\n")
+    assert text(smollm2, tokens.chosen.ids) == "Paris.<|im_end|>"
+    assert text(smollm2, tokens.rejected.ids) == " Rome.\n<|im_end|>"
 
 
 @pytest.mark.slow
@@ -363,16 +469,18 @@ def test_real_rows_keep_to_the_limits_and_are_dropped_for_their_length_only(
     smollm2: PreTrainedTokenizerBase,
 ) -> None:
     outcomes: Counter[str] = Counter()
-    for row, record in iter_records(str(SHARED_ROWS)):
-        assert not isinstance(record, MalformedRow)
-        try:
-            tokens = tokenize_pair(smollm2, parse_pair(record, row), ROOMY)
-        except MalformedRow as problem:
-            outcomes[problem.reason] += 1
+    records = [json.loads(line) for line in SHARED_ROWS.read_text().splitlines()]
+    rows = [
+        pair(r["chosen"][-1]["content"], r["rejected"][-1]["content"], tuple(r["chosen"][:-1]))
+        for r in records
+    ]
+    for result in tokenize_pairs(tokenization(smollm2, ROOMY), rows):
+        if isinstance(result, MalformedRow):
+            outcomes[result.reason] += 1
             continue
-        outcomes["truncated" if tokens.truncated else "whole"] += 1
-        for response in (tokens.chosen_ids, tokens.rejected_ids):
-            length = len(tokens.prompt_ids) + len(response)
+        outcomes["truncated" if result.findings.response_cut else "whole"] += 1
+        for response in (result.chosen.ids, result.rejected.ids):
+            length = len(result.prompt) + len(response)
             assert response[-1] == smollm2.eos_token_id or length == ROOMY.max_length
 
     assert outcomes == {"whole": 432, "truncated": 19, "prompt too long": 49}

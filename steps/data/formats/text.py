@@ -1,0 +1,37 @@
+"""Plain text, without turns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from steps.data.formats.turns import text
+from steps.data.reasons import MalformedRow
+from steps.data.rows import TextRow
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """A string in the field `text`, which is also what a line of a `.txt` file is."""
+
+    text: str = "text"
+
+    makes: ClassVar[type] = TextRow
+    system: ClassVar[None] = None
+
+    @classmethod
+    def detected(cls, record: Mapping[str, Any]) -> "TextFormat | None":
+        """The format with its usual field name, if `record` has it."""
+        return cls() if isinstance(record.get("text"), str) else None
+
+    def parse(self, record: Mapping[str, Any], row: str) -> TextRow:
+        """The text of `record`, labelled `row`.
+
+        Raises:
+            MalformedRow: there is none.
+        """
+        value = record.get(self.text)
+        if value is None:
+            raise MalformedRow("no text", f"{self.text} is missing")
+        if not (found := text(value, self.text)).strip():
+            raise MalformedRow("no text", f"{self.text} is blank")
+        return TextRow(row, found)

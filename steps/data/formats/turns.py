@@ -1,0 +1,233 @@
+"""Messages as records spell them, and what makes a sequence of messages a conversation.
+
+A message is an object with `role` and `content`, or ShareGPT's `from` and `value`. A conversation
+is an optional system message, then turns: a user message is answered by the assistant, who may
+call tools, whose results come before it goes on.
+"""
+
+import json
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steps.data.reasons import MalformedRow, Reason
+from steps.data.rows import EXTRA_KEYS, ROLES, Message, Messages, Tools
+
+_SHAREGPT_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "function_response": "tool",
+    "observation": "tool",
+}
+_FOLLOWERS = {
+    "system": {"user"},
+    "user": {"assistant"},
+    "assistant": {"user", "tool"},
+    "tool": {"assistant", "tool"},
+}
+"""Who may speak after whom."""
+
+
+def messages(value: Sequence[Any], field: str) -> Messages:
+    """The messages that a list spells; nothing is said of their order yet."""
+    return tuple(_message(item, f"{field}[{index}]") for index, item in enumerate(value))
+
+
+def prompt_messages(value: Any, field: str) -> Messages:
+    """A prompt: a string stands for one user message."""
+    if value is None:
+        raise MalformedRow("no prompt", f"{field} is missing")
+    if not is_list(value):
+        return ({"role": "user", "content": text(value, field)},)
+    if not value:
+        raise MalformedRow("no prompt", f"{field} is an empty list")
+    return messages(value, field)
+
+
+def response_messages(value: Any, field: str, missing: Reason) -> Messages:
+    """A response, or a conversation that ends in one: a string stands for one message."""
+    if value is None:
+        raise MalformedRow(missing, f"{field} is missing")
+    if not is_list(value):
+        return ({"role": "assistant", "content": text(value, field)},)
+    if not value:
+        raise MalformedRow("empty conversation", f"{field} is an empty list")
+    return messages(value, field)
+
+
+def check_conversation(conversation: Messages, field: str) -> None:
+    """Refuse messages out of order, and a conversation that does not end in a response."""
+    roles = [message["role"] for message in conversation]
+    if roles in (["assistant"], ["system", "assistant"]):
+        raise MalformedRow("no prompt", f"{field} holds no user message, and there is no prompt")
+    _check_order(roles, field)
+    if roles[-1] != "assistant":
+        raise _wrong_order(roles, field, "the last message must be the assistant's")
+    if is_blank(conversation[-1]):
+        raise MalformedRow("empty response", f"{field}: the last message is blank")
+    check_question(conversation[:-1], field)
+
+
+def check_prompt(prompt: Messages, field: str) -> None:
+    """Refuse messages out of order, and a prompt that the assistant could not answer."""
+    roles = [message["role"] for message in prompt]
+    if "user" not in roles:
+        raise MalformedRow("no prompt", f"{field} holds no user message")
+    _check_order(roles, field)
+    if "assistant" not in _FOLLOWERS[roles[-1]]:
+        raise _wrong_order(roles, field, "the last message must be the user's or a tool's")
+    check_question(prompt, field)
+
+
+def check_question(prompt: Messages, field: str) -> None:
+    """Refuse a prompt whose last user message is blank."""
+    asked = [message for message in prompt if message["role"] == "user"]
+    if not asked or is_blank(asked[-1]):
+        raise MalformedRow("no prompt", f"{field}: the last user message is blank")
+
+
+def read_system(record: Mapping[str, Any], field: str | None) -> str | None:
+    """The system prompt that a record keeps in a field of its own, if the format names one."""
+    value = None if field is None else record.get(field)
+    return None if value is None or value == "" else text(value, str(field))
+
+
+def with_system(conversation: Messages, system: str | None) -> Messages:
+    """`conversation` under the system prompt `system`, if it has none of its own."""
+    if system is None or conversation[0]["role"] == "system":
+        return conversation
+    return ({"role": "system", "content": system}, *conversation)
+
+
+def text(value: Any, field: str, reason: Reason = "content not a string") -> str:
+    """A string that can be written as UTF-8."""
+    if not isinstance(value, str):
+        raise MalformedRow(reason, f"{field} is {show(value)}, expected a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise MalformedRow("not valid Unicode", f"{field}: {error}") from None
+    return value
+
+
+def score(record: Mapping[str, Any], field: str) -> float | None:
+    """A number that may be absent."""
+    value = record.get(field)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise MalformedRow("score not a number", f"{field} is {show(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise MalformedRow("score not a number", f"{field} is out of range") from None
+    if math.isnan(number):  # how tables written from data frames spell a missing number
+        return None
+    return number
+
+
+def tools(record: Mapping[str, Any], field: str) -> Tools | None:
+    """Tool descriptions: a list of objects, or that as JSON text; absent or empty: `None`."""
+    value = _decoded(record.get(field))
+    if value is None or (is_list(value) and not value):
+        return None
+    if not is_list(value) or not all(isinstance(tool, Mapping) for tool in value):
+        raise MalformedRow("tools not a list of objects", f"{field} is {show(value)}")
+    return tuple(plain(value, field))
+
+
+def template_kwargs(record: Mapping[str, Any], field: str) -> Mapping[str, Any] | None:
+    """Arguments for the chat template: an object, or that as JSON text; absent or empty: `None`."""
+    value = _decoded(record.get(field))
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise MalformedRow("template arguments not an object", f"{field} is {show(value)}")
+    # A table gives every row every key: what a row does not set is null in it.
+    return plain({key: item for key, item in value.items() if item is not None}, field) or None
+
+
+def plain(value: Any, field: str) -> Any:
+    """`value` as JSON that can be written: no dates, no NaN, no lone surrogates."""
+    try:
+        written = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        written.encode()
+    except UnicodeEncodeError as error:
+        raise MalformedRow("not valid Unicode", f"{field}: {error}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MalformedRow("unreadable value", f"{field}: {error}") from None
+    return json.loads(written)
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def is_blank(message: Message) -> bool:
+    """Whether a message says nothing and calls no tool."""
+    return not message["content"].strip() and not message.get("tool_calls")
+
+
+def show(value: Any) -> str:
+    """A short description that survives being written to a file, whatever the value holds."""
+    return f"{type(value).__name__} {reprlib.repr(value)}" if value is not None else "missing"
+
+
+def _message(item: Any, field: str) -> Message:
+    if not isinstance(item, Mapping):
+        raise MalformedRow(
+            "content not a string", f"{field} is {show(item)}, expected role and content"
+        )
+    sharegpt = "role" not in item and "from" in item
+    role = item.get("from" if sharegpt else "role")
+    if sharegpt and isinstance(role, str):
+        role = _SHAREGPT_ROLES.get(role, role)
+    if role not in ROLES:
+        expected = ", ".join(ROLES)
+        raise MalformedRow(
+            "unknown role", f"{field}.role is {show(role)}, expected one of {expected}"
+        )
+    key = "value" if sharegpt else "content"
+    content, calls = item.get(key), _decoded(item.get("tool_calls"))
+    if content is None and calls:
+        content = ""  # how a message that only calls tools is spelled
+    message: Message = {"role": role, "content": text(content, f"{field}.{key}")}
+    for name in EXTRA_KEYS:
+        value = calls if name == "tool_calls" else item.get(name)
+        if value is not None and value != []:
+            message[name] = _extra(value, name, f"{field}.{name}")
+    return message
+
+
+def _extra(value: Any, name: str, field: str) -> Any:
+    if name != "tool_calls":
+        return text(value, field)
+    if not is_list(value) or not all(isinstance(call, Mapping) for call in value):
+        raise MalformedRow("tools not a list of objects", f"{field} is {show(value)}")
+    return plain(value, field)
+
+
+def _decoded(value: Any) -> Any:
+    """What JSON text holds; anything else, and text that is none, as it is."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _check_order(roles: Sequence[str], field: str) -> None:
+    first = "user" if roles[0] != "system" else "system"
+    pairs = zip((None, *roles), roles, strict=False)
+    for before, role in pairs:
+        if role not in ({first} if before is None else _FOLLOWERS[before]):
+            raise _wrong_order(roles, field, f"{role} comes after {before or 'nothing'}")
+
+
+def _wrong_order(roles: Sequence[str], field: str, found: str) -> MalformedRow:
+    listed = ", ".join(roles if len(roles) <= 12 else [*roles[:6], "…", *roles[-5:]])
+    return MalformedRow("wrong role order", f"{field} has {listed}: {found}")

@@ -1,0 +1,66 @@
+"""Single completions with a verdict, as KTO learns from (Ethayarajh et al. 2024)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from steps.data.formats.turns import (
+    check_conversation,
+    prompt_messages,
+    read_system,
+    response_messages,
+    show,
+    template_kwargs,
+    tools,
+    with_system,
+)
+from steps.data.reasons import MalformedRow
+from steps.data.rows import UnpairedRow
+
+
+@dataclass(frozen=True)
+class UnpairedFormat:
+    """`prompt` and `completion` are strings or messages; `label` is true for a good completion."""
+
+    prompt: str = "prompt"
+    completion: str = "completion"
+    label: str = "label"
+    tools: str = "tools"
+    template_kwargs: str = "chat_template_kwargs"
+    system_field: str | None = None
+    system: str | None = None
+
+    makes: ClassVar[type] = UnpairedRow
+
+    @classmethod
+    def detected(cls, record: Mapping[str, Any]) -> "UnpairedFormat | None":
+        """The format with its usual field names, if `record` has all three."""
+        there = all(record.get(name) is not None for name in ("prompt", "completion", "label"))
+        return cls() if there else None
+
+    def parse(self, record: Mapping[str, Any], row: str) -> UnpairedRow:
+        """The completion that `record` describes, labelled `row`.
+
+        Raises:
+            MalformedRow: prompt and completion are no conversation, or there is no verdict.
+        """
+        given = prompt_messages(record.get(self.prompt), self.prompt)
+        prompt = with_system(given, read_system(record, self.system_field))
+        answer = response_messages(record.get(self.completion), self.completion, "no completion")
+        check_conversation((*prompt, *answer), f"{self.prompt} + {self.completion}")
+        return UnpairedRow(
+            row,
+            with_system(prompt, self.system),
+            answer,
+            _label(record.get(self.label), self.label),
+            tools(record, self.tools),
+            template_kwargs(record, self.template_kwargs),
+        )
+
+
+def _label(value: Any, field: str) -> bool:
+    if value is None:
+        raise MalformedRow("no label", f"{field} is missing")
+    if not isinstance(value, bool):
+        raise MalformedRow("label not a boolean", f"{field} is {show(value)}")
+    return value

@@ -1,0 +1,14 @@
+"""How the bytes of one file become numbered records; one module a family of file formats.
+
+Every reader yields `(number, record)`, counted from one as a person would count: lines, elements
+of a list, rows of a table. What cannot be read is yielded as a `MalformedRow` in the record's
+place and the rest goes on; only a source that fails to deliver bytes (a network, a disk) raises.
+Memory holds a block and a row, never a file.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from steps.data.reasons import MalformedRow
+
+Item = tuple[int, Mapping[str, Any] | MalformedRow]

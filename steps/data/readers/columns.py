@@ -1,0 +1,110 @@
+"""Tables: Parquet, and Arrow's own files and streams (what `datasets` saves).
+
+A value that Python cannot hold costs its row. A row group whose bytes are damaged costs its own
+rows, each of which is named; of a table whose index is damaged nothing can be read.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from steps.data.readers import Item
+from steps.data.readers.blocks import CutOff, Watched
+from steps.data.readers.lines import MAX_ROW_BYTES, cut_off, too_large
+from steps.data.reasons import MalformedRow
+
+_ROWS_AT_ONCE = 256
+
+
+def parquet_rows(opened: IO[bytes], start: int = 1) -> Iterator[Item]:
+    """The rows of a Parquet file from row `start` on; row groups before it are not read."""
+    watched = Watched(opened)
+    try:
+        with watched.damage_as_cut_off():
+            file = pq.ParquetFile(watched)
+    except CutOff as error:
+        yield 1, cut_off(error, "row 0")
+        return
+    before = 0
+    for group in range(file.num_row_groups):
+        count = file.metadata.row_group(group).num_rows
+        if before + count >= start:
+            yield from _from(start, _row_group(file, watched, group, before, count))
+        before += count
+
+
+def arrow_rows(opened: IO[bytes], start: int = 1) -> Iterator[Item]:
+    """The rows of an Arrow IPC file or stream from row `start` on."""
+    watched = Watched(opened)
+    done = 0
+    try:
+        for batch in _arrow_batches(watched):
+            if done + batch.num_rows >= start:
+                yield from _from(start, _rows(batch, done))
+            done += batch.num_rows
+    except CutOff as error:
+        yield done + 1, cut_off(error, f"row {done}")
+
+
+def _from(start: int, items: Iterator[Item]) -> Iterator[Item]:
+    return (item for item in items if item[0] >= start)
+
+
+def _row_group(
+    file: pq.ParquetFile, watched: Watched, group: int, before: int, count: int
+) -> Iterator[Item]:
+    done = 0
+    batches = file.iter_batches(_ROWS_AT_ONCE, row_groups=[group])
+    try:
+        while True:
+            with watched.damage_as_cut_off():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield from _rows(batch, before + done)
+            done += batch.num_rows
+    except CutOff as error:
+        for number in range(before + done + 1, before + count + 1):
+            yield number, MalformedRow("file cut off", f"row group {group} is damaged: {error}")
+
+
+def _arrow_batches(watched: Watched) -> Iterator[pa.RecordBatch]:
+    with watched.damage_as_cut_off():
+        magic = watched.read(6)
+        watched.seek(0)
+        if magic != b"ARROW1":
+            yield from pa.ipc.open_stream(watched)
+            return
+        file = pa.ipc.open_file(watched)
+        for index in range(file.num_record_batches):
+            yield file.get_batch(index)
+
+
+def _rows(batch: pa.RecordBatch, before: int) -> Iterator[Item]:
+    for offset in range(0, batch.num_rows, _ROWS_AT_ONCE):
+        part = batch.slice(offset, _ROWS_AT_ONCE)
+        yield from enumerate(_records(part), start=before + offset + 1)
+
+
+def _records(batch: pa.RecordBatch) -> list[Mapping | MalformedRow]:
+    try:
+        # An IPC file is memory as it lay: with damaged offsets, reading a value is a crash.
+        batch.validate(full=True)
+        if batch.nbytes <= MAX_ROW_BYTES:
+            return batch.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException):
+        pass  # one of the rows: which one is found below
+    return [_record(batch.slice(index, 1)) for index in range(batch.num_rows)]
+
+
+def _record(row: pa.RecordBatch) -> Mapping | MalformedRow:
+    try:
+        row.validate(full=True)
+        if row.nbytes > MAX_ROW_BYTES:
+            return too_large(row.nbytes)
+        return row.to_pylist()[0]
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        found = " ".join(str(error).split())
+        return MalformedRow("not valid UTF-8" if "UTF8" in found else "unreadable value", found)

@@ -1,0 +1,94 @@
+r"""Lines: JSON Lines and plain text.
+
+A line ends at `\n`, a `\r` before it belongs to the end; a `\r` elsewhere is text and stays. A
+byte order mark is skipped, and so are blank lines, which count as lines all the same. Control
+characters within JSON strings are taken as they are, although JSON asks for them to be escaped.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+
+from steps.data.readers import Item
+from steps.data.readers.blocks import CutOff
+from steps.data.reasons import MalformedRow
+
+MAX_ROW_BYTES = 8 * 2**20
+"""A longer row is left out: it would be some two million tokens, and is a mistake."""
+
+BOM = b"\xef\xbb\xbf"
+DECODER = json.JSONDecoder(strict=False)
+
+
+def json_lines(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
+    """One object a line, from line `start` on."""
+    for number, line in _numbered(blocks):
+        if number >= start and (isinstance(line, MalformedRow) or not _is_blank(line)):
+            yield number, line if isinstance(line, MalformedRow) else _parse(line)
+
+
+def text_lines(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
+    """Each line as the record `{"text": LINE}`, from line `start` on."""
+    for number, line in _numbered(blocks):
+        if number >= start and (isinstance(line, MalformedRow) or not _is_blank(line)):
+            yield number, line if isinstance(line, MalformedRow) else _text(line)
+
+
+def too_large(size: int) -> MalformedRow:
+    return MalformedRow("row too large", f"{size:,} bytes, over the limit of {MAX_ROW_BYTES:,}")
+
+
+def cut_off(error: CutOff, last: str) -> MalformedRow:
+    return MalformedRow("file cut off", f"nothing can be read after {last}: {error}")
+
+
+def as_object(value: object) -> Mapping | MalformedRow:
+    if isinstance(value, Mapping):
+        return value
+    return MalformedRow("not an object", f"found a {type(value).__name__}, expected an object")
+
+
+def _parse(line: bytes) -> Mapping | MalformedRow:
+    try:
+        return as_object(DECODER.decode(line.decode()))
+    except UnicodeDecodeError as error:
+        return MalformedRow("not valid UTF-8", str(error.reason) + f" at byte {error.start}")
+    except (ValueError, RecursionError) as error:
+        return MalformedRow("broken JSON", str(error))
+
+
+def _text(line: bytes) -> Mapping | MalformedRow:
+    try:
+        return {"text": line.removesuffix(b"\r").decode()}
+    except UnicodeDecodeError as error:
+        return MalformedRow("not valid UTF-8", str(error.reason) + f" at byte {error.start}")
+
+
+def _is_blank(line: bytes) -> bool:
+    return not line or line.isspace()
+
+
+def _numbered(blocks: Iterable[bytes]) -> Iterator[tuple[int, bytes | MalformedRow]]:
+    number = 0
+    try:
+        for number, line in enumerate(_split(blocks), start=1):
+            if isinstance(line, int) or len(line) > MAX_ROW_BYTES:
+                yield number, too_large(line if isinstance(line, int) else len(line))
+            else:
+                yield number, line.removeprefix(BOM) if number == 1 else line
+    except CutOff as error:
+        yield number + 1, cut_off(error, f"line {number}")
+
+
+def _split(blocks: Iterable[bytes]) -> Iterator[bytes | int]:
+    """Each line without its end; of one that is over the limit and not held, only its size."""
+    rest, dropped = b"", 0
+    for block in blocks:
+        *lines, last = block.split(b"\n")
+        for line in lines:
+            yield dropped + len(rest) + len(line) if dropped else rest + line
+            rest, dropped = b"", 0
+        rest += last
+        if len(rest) > MAX_ROW_BYTES:
+            rest, dropped = b"", dropped + len(rest)
+    if rest or dropped:
+        yield dropped + len(rest) if dropped else rest

@@ -1,0 +1,225 @@
+"""Conversations become text, through the tokenizer's own chat template and nothing else.
+
+A template is a program, and rows are data it was never tried on: whatever it raises over a row is
+that row's refusal, never the end of a job. Templates write their own BOS, so text rendered here is
+always encoded with `add_special_tokens=False`.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steps.data.reasons import MalformedRow
+from steps.data.rows import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Span = tuple[int, int]
+"""Start and end of a stretch of characters, or of tokens."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What a template is given: messages, tools, and keywords of the template's own."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    template_kwargs: Mapping[str, Any] | None = None
+
+    def until(self, count: int) -> "Chat":
+        """The same chat with its first `count` messages only."""
+        return replace(self, messages=self.messages[:count])
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """A tokenizer with what its template and vocabulary say about turns.
+
+    Attributes:
+        special: matches the text of any special token.
+        opening: white space that the template writes between the header and an assistant's text,
+            as Mistral's does: the model has to write it too, so it belongs to the text.
+        closing: what the template writes after an assistant's text to end the turn: up to its
+            first special token, or all of it where there is none.
+        marks_generation: the template marks assistant turns itself, with `{% generation %}`.
+    """
+
+    tokenizer: "PreTrainedTokenizerBase"
+    special: re.Pattern[str]
+    opening: str
+    closing: str
+    marks_generation: bool
+
+
+def chat_format(tokenizer: "PreTrainedTokenizerBase") -> ChatFormat:
+    """What :mod:`steps.data.spans` needs to know of a tokenizer, found by asking its template.
+
+    Raises:
+        ValueError: the tokenizer is a slow one, which cannot say which characters a token covers.
+    """
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"{tokenizer.name_or_path}: {type(tokenizer).__name__} is a slow tokenizer, which does "
+            "not say where its tokens lie in a text, so nothing could be masked exactly; save it "
+            "with a tokenizer.json"
+        )
+    special = _special_tokens(tokenizer)
+    found = ChatFormat(
+        tokenizer,
+        special,
+        "",
+        str(tokenizer.eos_token or ""),
+        bool(re.search(r"\{%[-+]?\s*generation\b", str(tokenizer.get_chat_template()))),
+    )
+    return _probed(found)
+
+
+def render(chat_format: ChatFormat, chat: Chat, *, header: bool = False) -> str:
+    """The text of a chat; `header`: with what the template writes before an assistant's turn.
+
+    Raises:
+        MalformedRow: the template refuses the chat.
+    """
+    text = _guarded(
+        chat_format.tokenizer.apply_chat_template,
+        chat,
+        tokenize=False,
+        add_generation_prompt=header,
+    )
+    assert isinstance(text, str)
+    return text
+
+
+def render_marked(chat_format: ChatFormat, chat: Chat) -> tuple[str, list[Span]]:
+    """The text of a chat, and where in it the `{% generation %}` blocks of its template lie.
+
+    Raises:
+        MalformedRow: the template refuses the chat.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def work(messages: list[dict[str, Any]], tools: Any, **keywords: Any) -> Any:
+        tokenizer = chat_format.tokenizer
+        return render_jinja_template(
+            [messages],
+            tools=tools,
+            chat_template=tokenizer.get_chat_template(tools=tools),
+            return_assistant_tokens_mask=True,
+            **{**tokenizer.special_tokens_map, **keywords},
+        )
+
+    (text,), (blocks,) = _guarded(work, chat)
+    return text, [tuple(block) for block in blocks]
+
+
+def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer saved in the folder `path`; nothing is downloaded and no code in it is run.
+
+    A template that asks for today's date is given a fixed one, so that equal rows have equal
+    tokens on any day: prompts for generation must come from this tokenizer too.
+
+    Raises:
+        FileNotFoundError: `path` is no folder.
+        ValueError: the tokenizer has no chat template or no end-of-sequence token.
+    """
+    from transformers import AutoTokenizer
+
+    if not Path(path).is_dir():
+        raise FileNotFoundError(f"{path}: no such folder; expected one with a saved tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(path), local_files_only=True, trust_remote_code=False
+    )
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"{path}: the tokenizer has no chat template, so it cannot tell turns apart; use the "
+            "model's chat or instruct variant, or put a chat_template.jinja into the folder"
+        )
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"{path}: the tokenizer has no eos_token, so responses would have no end; name one in "
+            "tokenizer_config.json"
+        )
+    if "strftime_now" in str(tokenizer.chat_template):
+        tokenizer.chat_template = _with_fixed_clock(tokenizer.chat_template)
+    return tokenizer
+
+
+def _guarded(work: Any, chat: Chat, **settings: Any) -> Any:
+    keywords = dict(chat.template_kwargs or {})
+    if taken := sorted(keywords.keys() & _reserved()):
+        raise MalformedRow(
+            "template refuses the conversation",
+            f"template_kwargs names {', '.join(taken)}, which only the pipeline may set",
+        )
+    messages = [_for_template(message) for message in chat.messages]
+    tools = None if chat.tools is None else [dict(tool) for tool in chat.tools]
+    try:
+        return work(messages, tools=tools, **settings, **keywords)
+    except Exception as error:
+        raise MalformedRow(
+            "template refuses the conversation", f"{type(error).__name__}: {error}"
+        ) from None
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if value is not None}
+
+
+@cache
+def _reserved() -> frozenset[str]:
+    from transformers import PreTrainedTokenizerBase
+
+    parameters = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    return frozenset({"messages", *parameters} - {"kwargs"})
+
+
+def _special_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
+    added = (str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)
+    texts = {*added, *map(str, tokenizer.all_special_tokens)} - {""}
+    longest_first = sorted(texts, key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+_PROBE = "Temper probes this turn"
+
+
+def _probed(chat_format: ChatFormat) -> ChatFormat:
+    """The format with opening and closing as the template writes them around a plain answer."""
+    question: Message = {"role": "user", "content": "Hello"}
+    answer: Message = {"role": "assistant", "content": _PROBE}
+    try:
+        header = render(chat_format, Chat((question,)), header=True)
+        before, found, rest = render(chat_format, Chat((question, answer))).rpartition(_PROBE)
+    except MalformedRow:  # it wants more than a question and an answer; most templates close so
+        return chat_format
+    if not found:
+        return chat_format
+    gap = before.removeprefix(header)
+    end = chat_format.special.search(rest)
+    return replace(
+        chat_format,
+        opening=gap if before.startswith(header) and gap.isspace() else "",
+        closing=rest[: end.end()] if end else rest,
+    )
+
+
+_DATE = {"%d": "26", "%m": "07", "%b": "Jul", "%B": "July", "%Y": "2024"}
+"""Llama 3.1's own fallback date, for the format letters that published templates use."""
+
+_FIXED_CLOCK = (
+    "{%- macro strftime_now(format) -%}{{ format"
+    + "".join(f" | replace('{letter}', '{value}')" for letter, value in _DATE.items())
+    + " }}{%- endmacro -%}"
+)
+"""A macro of the template's own, which hides transformers' global of the same name."""
+
+
+def _with_fixed_clock(template: str | Mapping[str, str]) -> Any:
+    if isinstance(template, str):
+        return _FIXED_CLOCK + template
+    return {name: _FIXED_CLOCK + text for name, text in template.items()}

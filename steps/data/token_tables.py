@@ -1,0 +1,42 @@
+"""The columns of token files; see :mod:`steps.data.tables` for those of rows."""
+
+import pyarrow as pa
+
+from steps.data.tables import MESSAGES, ROW, SCORES
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+def _list_of(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", kind, nullable=False))
+
+
+_IDS, _MASK = _list_of(pa.int32()), _list_of(pa.bool_())
+
+PAIR_TOKENS = pa.schema(
+    [
+        ROW,
+        _required("pair_id", pa.string()),
+        _required("prompt_ids", _IDS),
+        _required("prompt_mask", _MASK),
+        _required("chosen_ids", _IDS),
+        _required("chosen_mask", _MASK),
+        _required("rejected_ids", _IDS),
+        _required("rejected_mask", _MASK),
+        _required("shared_prefix", pa.int32()),
+        *SCORES,
+        _required("prompt", MESSAGES),
+        _required("chosen", MESSAGES),
+        _required("rejected", MESSAGES),
+    ]
+)
+"""Preference pairs as tokens, their messages kept beside them for evaluation and reading.
+
+The full sequence of a side is `prompt_ids` and then its own; masks are True on what is trained on;
+`shared_prefix` is the number of tokens with which both full sequences start.
+"""
+
+CONVERSATION_TOKENS = pa.schema([ROW, _required("input_ids", _IDS), _required("mask", _MASK)])
+"""Conversations as tokens; `mask` is True on what is trained on."""

@@ -1,0 +1,115 @@
+"""Folders of rows become folders of tokens: shards to workers, and their results into one place.
+
+    SPLIT/pairs-00000.parquet     →  SPLIT/tokens-00000.parquet     one for one, in order
+                                     ledger.parquet                 one line for every row
+                                     tokenizer.json                 what decodes the ids
+                                     summary.md                     how long the sequences are
+
+A shard whose rows are all dropped is an empty file: numbers never shift.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from steps.data.encoding import save_tokenizer
+from steps.data.histograms import plot, quantiles
+from steps.data.parquet import shards
+from steps.data.token_shards import (
+    TOKENS,
+    Report,
+    TokenizeShards,
+    merged_report,
+    write_row_ledger,
+)
+from steps.data.tokenizing import TokenizeConfig
+from steps.data.workers import Finished, Shard, place, process_shards
+
+
+def tokenize_folders(
+    rows: Literal["pairs", "conversations"],
+    source: Path,
+    splits: Sequence[str],
+    tokenizer: Path,
+    config: TokenizeConfig,
+    output: Path,
+    scratch: Path,
+    on_progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Tokenise every split (a folder in `source`; "": `source` itself); metrics of what was done.
+
+    Progress counts shards.
+
+    Raises:
+        ValueError: no row of a split is left, or more were dropped than `config.max_dropped`.
+        ShardFailed: naming the shard; a row is over a limit whose policy is `error`.
+    """
+    work = [
+        Shard(f"{split}/{file.stem}".lstrip("/"), file)
+        for split in splits
+        for file in shards(source / split)
+    ]
+    job = TokenizeShards(rows, str(tokenizer), config)
+    finished = process_shards(job, work, scratch / "shards", config.workers, on_progress)
+    counts = {}
+    for split in splits:
+        of_split = [done for done in finished if done.shard.source.parent == source / split]
+        counts[split or rows] = _place_split(of_split, output / split, split or rows)
+    write_row_ledger(output / "ledger.parquet", finished)
+    save_tokenizer(tokenizer, output / "tokenizer.json")
+    report = merged_report(finished)
+    if config.max_dropped is not None:
+        report.tally.check(config.max_dropped, f"the {rows}")
+    output.joinpath("summary.md").write_text(_summary(report), "utf-8")
+    return {**counts, **_metrics(report)}
+
+
+def _place_split(finished: Sequence[Finished], folder: Path, name: str) -> int:
+    """Put a split's files in their place; the number of its rows."""
+    tally = merged_report(finished).tally
+    if tally.rows == tally.dropped_rows:
+        why = f": {tally.worst_reasons()}" if tally.rows else ""
+        raise ValueError(f"all {tally.rows} rows of {name} were dropped when tokenised{why}")
+    for done in finished:
+        number = done.shard.name.rpartition("-")[2]
+        place(done.folder / TOKENS, folder / f"tokens-{number}.parquet")
+    return tally.rows - tally.dropped_rows
+
+
+def _metrics(report: Report) -> dict[str, Any]:
+    dropped = report.tally.metrics()
+    return {
+        "truncated": report.tally.truncated,
+        "boundary_tokens_merged": report.merged,
+        "prompts_rewritten": report.rewritten,
+        "lengths": {name: quantiles(counts) for name, counts in report.lengths.items()},
+        **dropped,
+        "notices": [*dropped.get("notices", ()), *_notices(report)],
+    }
+
+
+def _notices(report: Report) -> Iterable[str]:
+    if report.merged:
+        yield (
+            f"{report.merged} tokens were merged across the edge of an assistant's text by the "
+            "tokenizer and are not trained on"
+        )
+    if report.rewritten:
+        yield (
+            f"{report.rewritten} prompts are written otherwise by the chat template once they are "
+            "answered: training sees another prompt than generation does"
+        )
+
+
+_MEASURES: Mapping[str, str] = {
+    "prompt": "prompt, in tokens",
+    "chosen": "chosen response",
+    "rejected": "rejected response",
+    "trained": "tokens trained on",
+    "total": "whole sequence (of a pair: the longer one)",
+}
+
+
+def _summary(report: Report) -> str:
+    plots = (plot(_MEASURES[name], counts) for name, counts in report.lengths.items())
+    return "\n".join(["### Lengths", "", *plots])

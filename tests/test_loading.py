@@ -1,0 +1,605 @@
+"""From a user's files to shards of rows: what is kept, what is dropped, and what a kill costs."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline import Artifact, File, TemperError
+from steps.data import loading
+from steps.data.formats.preference import PreferenceFormat
+from steps.data.formats.registry import FormatChoice
+from steps.data.ledger import Entry, Tally, TooManyDropped, check_max_dropped
+from steps.data.loading import Load, Part, Reading, load_rows
+from steps.data.mixture import Mixture, check_weights
+from steps.data.parquet import read_rows
+from steps.data.rows import PreferenceRow
+from steps.data.sources import source_of
+from steps.data.tables import from_record
+from steps.decontaminate import decontaminate
+from steps.load_conversations import load_conversations
+from steps.load_preferences import load_preferences
+from steps.load_prompts import load_prompts
+from steps.sources import Files, Mixed, MixturePart, PartData, PreferenceData, data_at
+
+SHARED_ROWS = Path(__file__).resolve().parents[2] / "shared" / "data" / "ultrafeedback_500.jsonl"
+
+
+def pair(number: int, **other: Any) -> dict[str, Any]:
+    return {"prompt": f"Question {number}?", "chosen": f"Yes, {number}.", "rejected": "No."} | other
+
+
+def write(path: Path, records: list[Any]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+class Folder:
+    """A step function's `out`, for calling one directly; it can be killed at a row."""
+
+    def __init__(self, path: Path, scratch: Path | None = None, killed_at: int | None = None):
+        self.path, self.scratch = path / "out", scratch or path / "scratch"
+        self.killed_at = killed_at
+        for folder in (self.path, self.scratch):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def progress(self, done: float, total: float | None, metrics: Any = None) -> None:
+        if done == self.killed_at:
+            raise KeyboardInterrupt
+
+    def rows(self, split: str) -> list[PreferenceRow]:
+        if not (self.path / split).exists():
+            return []
+        return [from_record(PreferenceRow, record) for record in read_rows(self.path / split)]
+
+    def ledger(self) -> list[Entry]:
+        return [Entry(**line) for line in read_rows(self.path / "ledger.parquet")]
+
+    def files(self) -> dict[str, bytes]:
+        files = sorted(path for path in self.path.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.path)): path.read_bytes() for path in files}
+
+
+def loaded(folder: Path, train: Any, **settings: Any) -> tuple[Folder, Mapping[str, Any]]:
+    out = Folder(folder)
+    source = data_at(train) if isinstance(train, str) else train
+    metrics = load_preferences.function(out, source, **settings)
+    return out, metrics or {}
+
+
+def labels(rows: list[PreferenceRow]) -> list[str]:
+    return [row.row for row in rows]
+
+
+# --- every row is accounted for ----------------------------------------------------------------
+
+
+@pytest.fixture
+def messy(tmp_path: Path) -> str:
+    write(tmp_path / "data/a.jsonl", [pair(0), {"prompt": "Q"}, pair(2, id="mine")])
+    (tmp_path / "data/b.jsonl").write_text('\n{"cut\n' + json.dumps(pair(3)))
+    return str(tmp_path / "data")
+
+
+TEST = [pair(n) for n in range(100, 103)]
+
+
+def test_the_ledger_names_file_row_and_reason_and_the_metrics_count(
+    tmp_path: Path, messy: str
+) -> None:
+    test = File(write(tmp_path / "test.jsonl", TEST))
+
+    out, metrics = loaded(tmp_path, messy, test=test)
+
+    entries = out.ledger()
+    assert [(e.split, e.source, e.row, e.outcome, e.reason) for e in entries[:5]] == [
+        ("train", "a.jsonl", "a.jsonl:1", "kept", None),
+        ("train", "a.jsonl", "a.jsonl:2", "dropped", "no chosen"),
+        ("train", "a.jsonl", "mine", "kept", None),
+        ("train", "b.jsonl", "b.jsonl:2", "dropped", "broken JSON"),
+        ("train", "b.jsonl", "b.jsonl:3", "kept", None),
+    ]
+    assert labels(out.rows("train")) == ["a.jsonl:1", "mine", "b.jsonl:3"]
+    assert labels(out.rows("test")) == ["test.jsonl:1", "test.jsonl:2", "test.jsonl:3"]
+    assert (metrics["rows"], metrics["train"], metrics["test"], metrics["dropped"]) == (8, 3, 3, 2)
+    assert metrics["dropped_by_reason"]["no chosen"] == {"count": 1, "rows": ["a.jsonl:2"]}
+    assert metrics["formats"] == {"train": "preference", "test": "preference"}
+    assert "no chosen: 1 (a.jsonl:2)" in metrics["notices"][0]
+    assert str(tmp_path) not in json.dumps([vars(entry) for entry in entries])
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["prompt", "chosen", "rejected", "id", "role", "content"]), inner
+        )
+    ),
+)
+LINE = st.binary(max_size=20).filter(lambda b: b"\n" not in b) | ANY_JSON.map(
+    lambda value: json.dumps(value).encode()
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
+@given(st.lists(LINE, max_size=30))
+def test_of_random_lines_none_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "rows.jsonl").write_bytes(b"\n".join(lines))
+
+    done = load(folder, [str(folder / "rows.jsonl")])
+
+    entries = [Entry(**line) for line in read_rows(folder / "out" / "ledger.parquet")]
+    told = [line.removeprefix(b"\xef\xbb\xbf") if n == 0 else line for n, line in enumerate(lines)]
+    assert len(entries) == sum(bool(line.strip()) for line in told)
+    assert len({entry.row for entry in entries}) == len(entries)
+    assert done.tallies["train"].rows == len(entries)
+    kept = sum(entry.outcome == "kept" for entry in entries)
+    assert kept == sum(done.kept.values())
+
+
+def load(folder: Path, urls: list[str], progress: Any = lambda *_: None, **settings: Any) -> Any:
+    """`load_rows` of pairs in files, one part for each; a tenth is held out."""
+    parts = tuple(
+        Part(source_of(url), PreferenceFormat(), weight, name)
+        for url, weight, name in zip(
+            urls, settings.pop("weights", [1.0] * len(urls)), ["", "b", "c"], strict=False
+        )
+    )
+    reading = Reading("rows", parts, settings.pop("until", "first exhausted"))
+    what = Load(PreferenceRow, reading, test_fraction=0.1, **settings)
+    return load_rows(what, folder / "out", folder / "scratch", progress)
+
+
+def test_two_rows_never_share_a_label(tmp_path: Path) -> None:
+    records = [pair(0, id="a"), pair(1, id="a"), pair(2, id="r.jsonl:4"), pair(3), pair(4, id="a")]
+
+    load(tmp_path, [write(tmp_path / "r.jsonl", records)])
+
+    entries = read_rows(tmp_path / "out" / "ledger.parquet", ["row"])
+    assert [entry["row"] for entry in entries] == [
+        "a", "r.jsonl:2", "r.jsonl:4", "r.jsonl:4 (2)", "r.jsonl:5",
+    ]  # fmt: skip
+
+
+# --- how much may be dropped -------------------------------------------------------------------
+
+
+def tally(kept: int, **dropped: int) -> Tally:
+    found = Tally(kept=kept)
+    for reason, count in dropped.items():
+        for number in range(count):
+            name: Any = reason.replace("_", " ")
+            found.add(Entry("train", "f", f"{reason} {number}", "dropped", name, "what was found"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kept", "dropped", "limit"),
+    [(1, 1, 0.5), (0, 0, 0), (9, 1, 1), (5, 5, 5), (1, 9, 9), (9, 1, 0.1)],
+)
+def test_as_many_as_allowed_may_be_dropped(kept: int, dropped: int, limit: float) -> None:
+    tally(kept, no_chosen=dropped).check(limit, "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("kept", "dropped", "limit"), [(1, 2, 0.5), (9, 1, 0), (9, 2, 1), (9, 2, 0.1)]
+)
+def test_more_than_that_is_an_error(kept: int, dropped: int, limit: float) -> None:
+    with pytest.raises(TooManyDropped, match=r"rows\.jsonl cannot be used"):
+        tally(kept, no_chosen=dropped).check(limit, "rows.jsonl")
+
+
+def test_the_error_names_the_most_frequent_reasons_and_first_rows() -> None:
+    with pytest.raises(TooManyDropped) as caught:
+        tally(1, no_chosen=2, broken_JSON=5, no_prompt=1, no_text=1).check(0.1, "x")
+
+    text = str(caught.value)
+    assert text.index("broken JSON: 5 (broken_JSON 0") < text.index("no chosen: 2")
+    assert "what was found" in text
+    assert "no text" not in text, "only the three most frequent"
+
+
+def test_good_rows_that_were_not_wanted_do_not_count() -> None:
+    tally(1, duplicate=50, over_the_limit=50, overlaps_evaluation=50).check(0, "x")
+
+
+@pytest.mark.parametrize("limit", [-1, float("nan"), 1.5, float("inf")])
+def test_a_limit_that_says_nothing_is_refused(limit: float) -> None:
+    with pytest.raises(ValueError, match="max_dropped"):
+        check_max_dropped(limit)
+
+
+def test_too_many_dropped_rows_fail_the_step(tmp_path: Path, messy: str) -> None:
+    with pytest.raises(TemperError, match=r"2 of the 5 rows of data .*max_dropped=1: .*no chosen"):
+        loaded(tmp_path, messy, max_dropped=1)
+
+
+def test_tallies_add_up_in_parts_and_survive_json() -> None:
+    first, second = tally(2, no_chosen=15), tally(1, no_chosen=15, no_text=1)
+    whole = Tally.from_json(json.loads(json.dumps(first.to_json())))
+
+    whole.merge(second)
+
+    assert (whole.rows, whole.kept, whole.dropped_rows) == (34, 3, 31)
+    assert len(whole.metrics()["dropped_by_reason"]["no chosen"]["rows"]) == 20
+    assert first.dropped["no chosen"].count == 15, "a part is left as it was"
+
+
+# --- splits and limits -------------------------------------------------------------------------
+
+
+def test_held_out_prompts_are_new_and_adding_rows_moves_none(tmp_path: Path) -> None:
+    few = [pair(n % 100, id=str(n)) for n in range(200)]
+    more = [*(pair(n, id=f"new {n}") for n in range(500, 600)), *few]
+
+    one, _ = loaded(tmp_path / "1", write(tmp_path / "a.jsonl", few))
+    two, _ = loaded(tmp_path / "2", write(tmp_path / "b.jsonl", more))
+
+    assert 0 < len(one.rows("test")) < 60
+    assert set(labels(one.rows("test"))) <= set(labels(two.rows("test")))
+    assert set(labels(one.rows("train"))) <= set(labels(two.rows("train")))
+    prompts = {split: {str(row.prompt) for row in one.rows(split)} for split in ("train", "test")}
+    assert not prompts["train"] & prompts["test"]
+
+
+def test_a_system_prompt_for_all_moves_no_row_to_the_other_split(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [pair(n) for n in range(100)])
+
+    plain, _ = loaded(tmp_path / "1", path)
+    given, _ = loaded(tmp_path / "2", path, format=FormatChoice(system="Be kind."))
+
+    assert labels(plain.rows("test")) == labels(given.rows("test"))
+    assert {row.prompt[0]["content"] for row in given.rows("train")} == {"Be kind."}
+
+
+def test_a_limit_keeps_the_first_rows_and_the_ledger_tells_of_all(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [pair(n) for n in range(50)])
+    test = File(write(tmp_path / "t.jsonl", TEST))
+
+    out, metrics = loaded(tmp_path, path, test=test, max_train=5, max_test=2)
+
+    assert labels(out.rows("train")) == [f"a.jsonl:{n}" for n in range(1, 6)]
+    assert len(out.rows("test")) == 2
+    assert Counter(e.reason for e in out.ledger()) == {None: 7, "over the limit": 46}
+    assert (metrics["rows"], metrics["dropped"], metrics["over_the_limit"]) == (53, 0, 46)
+    assert "notices" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([], "a.jsonl has no rows"),
+        ([{"prompt": "p", "chosen": "c"}, [1, 2]], r"a.jsonl has no valid row: all 2 were dropped"),
+        ([pair(1)], "no row is left for (train|test) when test_fraction=0.1"),
+        ([{"question": "?"}], r"a\.jsonl: cannot tell the format of its rows"),
+    ],
+)
+def test_data_from_which_nothing_can_be_learned_is_an_error(
+    tmp_path: Path, records: list[Any], message: str
+) -> None:
+    with pytest.raises(TemperError, match=message):
+        loaded(tmp_path, write(tmp_path / "a.jsonl", records))
+
+
+def test_duplicates_are_left_out_across_spellings_and_splits(tmp_path: Path) -> None:
+    spelled = {"prompt": " Question\n1?", "chosen": "Ｙes,  1.", "rejected": "No. ", "id": "b"}
+    train = [pair(1), spelled, pair(1, chosen="yes, 1."), pair(1, rejected="Not at all.")]
+    test = [pair(1, score_chosen=3), pair(2)]
+
+    out, metrics = loaded(
+        tmp_path,
+        write(tmp_path / "a.jsonl", train),
+        test=File(write(tmp_path / "t.jsonl", test)),
+        deduplicate=True,
+    )
+
+    dropped = [entry.row for entry in out.ledger() if entry.reason == "duplicate"]
+    assert dropped == ["b", "t.jsonl:1"], "case is content; scores are not"
+    assert metrics["dropped"] == 2
+
+
+# --- mixtures ----------------------------------------------------------------------------------
+
+
+def drawn(tmp_path: Path, sizes: list[int], weights: list[float], until: str) -> list[int]:
+    sources = [
+        source_of(write(tmp_path / f"{i}.jsonl", [{"n": n} for n in range(size)]))
+        for i, size in enumerate(sizes)
+    ]
+    mixture = Mixture(sources, weights, until)
+    return [found[0] for found in iter(mixture.draw, None)]
+
+
+def test_every_stretch_of_a_mixture_has_the_weights_proportions(tmp_path: Path) -> None:
+    order = drawn(tmp_path, [600, 600, 600], [3, 1, 2], "first exhausted")
+
+    assert Counter(order) == {0: 600, 1: 200, 2: 400}
+    for start in range(0, 1200, 60):
+        assert Counter(order[start : start + 60]) == {0: 30, 1: 10, 2: 20}
+
+
+def test_a_mixture_ends_with_its_first_source_or_with_its_last(tmp_path: Path) -> None:
+    assert drawn(tmp_path, [2, 100], [1, 1], "first exhausted") == [0, 1, 0, 1]
+    assert drawn(tmp_path, [2, 4], [1, 1], "all exhausted") == [0, 1, 0, 1, 1, 1]
+
+
+def test_a_mixture_goes_on_from_any_place(tmp_path: Path) -> None:
+    sources = [
+        source_of(write(tmp_path / f"{i}.jsonl", [{"n": n} for n in range(30)])) for i in range(3)
+    ]
+    weights = [1.0, 0.3, 2.5]
+    every = list(iter(Mixture(sources, weights, "all exhausted").draw, None))
+    assert len(every) == 90
+
+    for count in range(91):
+        first = Mixture(sources, weights, "all exhausted")
+        for _ in range(count):
+            first.draw()
+        place = json.loads(json.dumps(first.position))
+        rest = Mixture(sources, weights, "all exhausted", place)
+        assert list(iter(rest.draw, None)) == every[count:]
+
+
+def test_rows_of_a_mixture_are_known_by_the_name_of_their_source(tmp_path: Path) -> None:
+    one = File(write(tmp_path / "one/rows.jsonl", [pair(n) for n in range(60)]))
+    turns = [
+        {side: [{"from": "human", "value": f"{n}?"}, {"from": "gpt", "value": side}] for side in
+         ("chosen", "rejected")} for n in range(20)
+    ]  # fmt: skip
+    two = File(write(tmp_path / "two/rows.jsonl", turns))
+    parts = (
+        MixturePart("one", one, 2.0),
+        MixturePart("two", two, 1.0, FormatChoice("preference", None, "Be kind.")),
+    )
+
+    out, metrics = loaded(tmp_path, Mixed(parts), test=File(write(tmp_path / "t.jsonl", TEST)))
+
+    rows = out.rows("train")
+    assert labels(rows)[:3] == ["one/rows.jsonl:1", "one/rows.jsonl:2", "two/rows.jsonl:1"]
+    assert metrics["drawn"] == {"train": {"one": 42, "two": 20}}
+    systems = Counter((row.row.split("/")[0], row.prompt[0]["role"]) for row in rows)
+    assert systems == {("one", "user"): 42, ("two", "system"): 20}
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
+def test_a_weight_that_is_no_proportion_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        check_weights([1, weight], "first exhausted")
+
+
+# --- killed and started again ------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "ROWS_PER_SHARD", 10)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> tuple[Mixed, File]:
+    """Two folders mixed, with bad rows and duplicates in them, and held-out pairs."""
+    for name in ("one", "two"):
+        for part in range(2):
+            records = [pair(n % 40, id=str(n % 33)) for n in range(part * 30, part * 30 + 30)]
+            records[7] = {"prompt": "Q"}
+            write(tmp_path / name / f"{part}.jsonl", records)
+    mixture = Mixed(
+        tuple(
+            MixturePart(name, File(str(tmp_path / name)), weight)
+            for name, weight in (("one", 1.0), ("two", 2.0))
+        ),
+        "all exhausted",
+    )
+    return mixture, File(write(tmp_path / "test.jsonl", TEST * 5))
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("killed_at", [1, 10, 11, 25, 60, 119, 120, 121, 134])
+@pytest.mark.parametrize("held_out", ["file", "fraction"])
+def test_killed_and_resumed_a_step_writes_the_same_bytes_and_rereads_no_finished_shard(
+    tmp_path: Path, sources: tuple[Mixed, File], killed_at: int, held_out: str
+) -> None:
+    mixture, test = sources
+    test = test if held_out == "file" else None
+    if test is None:
+        killed_at = min(killed_at, 119)
+    calm = Folder(tmp_path / "calm")
+    expected = load_preferences.function(calm, mixture, test, deduplicate=True, max_train=30)
+
+    scratch = tmp_path / "scratch"
+    killed = Folder(tmp_path / "killed", scratch, killed_at)
+    with pytest.raises(KeyboardInterrupt):
+        load_preferences.function(killed, mixture, test, deduplicate=True, max_train=30)
+    assert not killed.files()
+    counted: list[float] = []
+    again = Folder(tmp_path / "again", scratch)
+    again.progress = lambda done, total, metrics=None: counted.append(done)
+    metrics = load_preferences.function(again, mixture, test, deduplicate=True, max_train=30)
+
+    assert again.files() == calm.files()
+    assert metrics == expected
+    assert counted[0] == (killed_at - 1) // 10 * 10 + 1
+    assert len(calm.files()) > 3
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_killed_while_files_are_put_in_place_nothing_is_read_again(
+    tmp_path: Path, sources: tuple[Mixed, File], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = Folder(tmp_path / "calm")
+    load_preferences.function(calm, *sources)
+    scratch = tmp_path / "scratch"
+
+    def killed(path: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "place", killed)
+        with pytest.raises(KeyboardInterrupt):
+            load_preferences.function(Folder(tmp_path / "killed", scratch), *sources)
+    again = Folder(tmp_path / "again", scratch, killed_at=1)
+    load_preferences.function(again, *sources)
+
+    assert again.files() == calm.files()
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_shards_are_in_the_order_of_the_source_and_none_is_over_the_limit(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [pair(n) for n in range(95)])
+
+    out, _ = loaded(tmp_path, path)
+
+    shards = sorted((out.path / "train").iterdir())
+    assert [shard.name for shard in shards] == [f"pairs-{n:05d}.parquet" for n in range(10)]
+    assert all(len(read_rows(shard)) <= 10 for shard in shards)
+    numbers = [int(name.split(":")[1]) for name in labels(out.rows("train"))]
+    assert numbers == sorted(numbers)
+
+
+MEMORY = """
+import resource, sys, tempfile
+from pathlib import Path
+from tests.test_loading import load, loading
+loading.ROWS_PER_SHARD = 1000
+with tempfile.TemporaryDirectory() as folder:
+    load(Path(folder), [sys.argv[1]], deduplicate=True)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        records = (pair(n, chosen=f"{n} " * 400) for n in range(count))
+        path = tmp_path / f"{count}.jsonl"
+        with open(path, "w") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+        run = [sys.executable, "-c", MEMORY, str(path)]
+        done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT)
+        return int(done.stdout)
+
+    once, twenty_times = peak(2_500), peak(50_000)
+
+    assert twenty_times < once + 32, f"{once} MiB for 1x, {twenty_times} MiB for 20x"
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+# --- the other steps ---------------------------------------------------------------------------
+
+
+def test_conversations_and_prompts_are_loaded_by_steps_of_their_own(tmp_path: Path) -> None:
+    chat = [{"messages": [{"role": "user", "content": f"{n}?"},
+                          {"role": "assistant", "content": "Yes."}]} for n in range(3)]  # fmt: skip
+    asked = [{"prompt": f"{n}?", "answer": n} for n in range(3)]
+    talk, ask = Folder(tmp_path / "talk"), Folder(tmp_path / "ask")
+
+    load_conversations.function(talk, File(write(tmp_path / "chat.jsonl", chat)))
+    load_prompts.function(ask, File(write(tmp_path / "asked.jsonl", asked)))
+
+    assert [p.name for p in (talk.path / "train").iterdir()] == ["conversations-00000.parquet"]
+    assert [row["answer"] for row in read_rows(ask.path / "train")] == ["0", "1", "2"]
+    assert not (talk.path / "test").exists()
+
+
+LEAKED = "the quick brown fox jumps over the lazy dog and runs away from it"
+
+
+def test_pairs_that_overlap_with_an_evaluation_set_are_left_out_and_named(tmp_path: Path) -> None:
+    train = [
+        pair(0, id="clean"),
+        pair(1, id="leaked", rejected=f"Well: {LEAKED.upper()}!, I think."),
+        pair(2, id="short of it", chosen=" ".join(LEAKED.split()[:12])),
+        pair(3, id="same question", prompt="Which one is it?"),
+    ]
+    test = [pair(8, id="t1", chosen=LEAKED), pair(9, id="t2", prompt="which ONE is it")]
+    made, _ = loaded(
+        tmp_path / "made", write(tmp_path / "a.jsonl", train),
+        test=File(write(tmp_path / "t.jsonl", test)),
+    )  # fmt: skip
+    out = Folder(tmp_path / "clean")
+
+    metrics = decontaminate.function(
+        out,
+        Artifact(made.path, "load_preferences", ""),
+        Artifact(made.path / "test", "load_preferences", ""),
+    )
+
+    assert labels(out.rows("train")) == ["clean", "short of it"]
+    assert out.rows("test") == made.rows("test")
+    assert [(e.row, e.outcome, e.reason) for e in out.ledger()] == [
+        ("clean", "kept", None),
+        ("leaked", "dropped", "overlaps evaluation"),
+        ("short of it", "kept", None),
+        ("same question", "dropped", "overlaps evaluation"),
+    ]
+    assert "evaluation row t1: 'the quick brown fox" in str(out.ledger()[1].detail)
+    assert (metrics or {})["dropped"] == 2
+
+
+# --- as a config names it ----------------------------------------------------------------------
+
+
+def test_a_pattern_in_a_config_is_the_files_it_matches_with_their_names(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write(tmp_path / f"{name}.jsonl", [pair(1)])
+
+    found = PreferenceData(path=f"{tmp_path}/*.jsonl").train_source()
+
+    assert isinstance(found, Files)
+    assert found.names == ("a.jsonl", "b.jsonl")
+    with pytest.raises(TemperError, match="no such file"):
+        PreferenceData(path=f"{tmp_path}/*.json").train_source()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"path": "a", "hub": "b/c"}, {"path": "a", "mixture": {"x": PartData(path="b")}}],
+)
+def test_a_config_names_exactly_one_source(settings: dict[str, Any]) -> None:
+    with pytest.raises(TemperError, match=r"set one of data\.path"):
+        PreferenceData(**settings).train_source()
+
+
+def test_a_mixture_in_a_config_is_its_parts_with_weights_and_formats(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [pair(1)])
+    data = PreferenceData(
+        mixture={
+            "mine": PartData(path=path, weight=2),
+            "hub": PartData(hub="a/b", revision="0" * 40, split="t", format="hh_rlhf"),
+        },
+        test_path=path,
+    )
+
+    found = data.train_source()
+
+    assert isinstance(found, Mixed)
+    assert [(part.name, part.weight, part.format.name) for part in found.parts] == [
+        ("mine", 2, "auto"), ("hub", 1.0, "hh_rlhf"),
+    ]  # fmt: skip
+    assert data.name == "mine + hub"
+    with pytest.raises(TemperError, match=r"data\.mixture\.x: set either path or hub"):
+        PreferenceData(mixture={"x": PartData()}).train_source()
+
+
+@pytest.mark.skipif(not SHARED_ROWS.is_file(), reason="no real rows beside the repository")
+def test_a_real_ultrafeedback_sample_is_loaded_whole(tmp_path: Path) -> None:
+    out, metrics = loaded(tmp_path, str(SHARED_ROWS))
+
+    assert metrics["rows"] == metrics["train"] + metrics["test"] == 500
+    rows = [*out.rows("train"), *out.rows("test")]
+    assert len(set(labels(rows))) == 500
+    assert "uf-27808" in labels(rows)
