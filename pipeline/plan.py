@@ -18,6 +18,7 @@ import enum
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from pipeline.accepted import equal_states
 from pipeline.canonical import Json, hash_json
 from pipeline.catalog import Catalog
 from pipeline.errors import TemperError
@@ -171,14 +172,7 @@ class Resolver:
         equivalent to it, also by way of others."""
         if step.name not in self._accepted:
             self._accepted[step.name] = self.store.accepted(step.name)
-        pairs = self._accepted[step.name]
-        same: list[Json] = [step.made_by]
-        for known in same:
-            for one, other in pairs:
-                linked = other if one == known else one if other == known else None
-                if linked is not None and linked not in same:
-                    same.append(linked)
-        return same
+        return equal_states(step.made_by, self._accepted[step.name])
 
     def _equivalent_keys(self, step: Step) -> list[str]:
         def digest_of(reference: Input) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.canonical import Json, hash_json
+from pipeline.accepted import equal_states
+from pipeline.canonical import Json
 from pipeline.catalog import Catalog
 from pipeline.cli.naming import find
 from pipeline.cli.present import NotImportable, PresentCode, argument_types, present_code
@@ -66,7 +67,7 @@ def candidates(catalog: Catalog, step: str, of: str = "") -> list[Candidate]:
     chosen: dict[tuple[str, ...], Manifest] = {}
     for manifest in [newest] if of else reversed(history):
         chosen.setdefault(argument_types(manifest), manifest)
-    same = Equivalence(catalog.store.accepted(step))
+    pairs = catalog.store.accepted(step)
     found: list[Candidate] = []
     failures: list[NotImportable] = []
     for manifest in chosen.values():
@@ -75,7 +76,7 @@ def candidates(catalog: Catalog, step: str, of: str = "") -> list[Candidate]:
         except NotImportable as error:
             failures.append(error)
             continue
-        found.append(_candidate(manifest, present, history, same))
+        found.append(_candidate(manifest, present, history, pairs))
     if not found:
         raise TemperError(f"{step}: {failures[0]}; run this in the folder of its project")
     return found
@@ -100,30 +101,18 @@ def accept(catalog: Catalog, candidate: Candidate) -> None:
 
 
 def _candidate(
-    manifest: Manifest, present: PresentCode, history: Sequence[Manifest], same: "Equivalence"
+    manifest: Manifest,
+    present: PresentCode,
+    history: Sequence[Manifest],
+    pairs: Sequence[tuple[Json, Json]],
 ) -> Candidate:
     alike = [m for m in history if argument_types(m) == argument_types(manifest)]
-    valid = same.to(present.made_by)
-    will_be = same.to(manifest.made_by) | valid
-    others = {m.key: hash_json({**m.made_by}) for m in alike}
-    revived = {key for key, code in others.items() if code in will_be - valid}
-    older = {key for key, code in others.items() if code not in will_be}
+    valid = equal_states(present.made_by, pairs)
+    others = {m.key: m.made_by for m in alike if m.made_by not in valid}
+    will_be = equal_states(manifest.made_by, pairs)
+    revived = [key for key, code in others.items() if code in will_be]
+    older = [key for key, code in others.items() if code not in will_be]
     return Candidate(manifest, present, len(revived), len(older))
-
-
-@dataclass(frozen=True)
-class Equivalence:
-    """Which states of a step's code are accepted as equal, also by way of others."""
-
-    pairs: Sequence[tuple[Json, Json]]
-
-    def to(self, made_by: Json) -> set[str]:
-        """The hashes of all states that are equal to one, that one included."""
-        links = [{hash_json(one), hash_json(other)} for one, other in self.pairs]
-        equal = {hash_json(made_by)}
-        while grown := [link for link in links if link & equal and not link <= equal]:
-            equal.update(*grown)
-        return equal
 
 
 def _made_by(made_by: dict[str, Json]) -> str:

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.canonical import hash_json
+from pipeline.accepted import equal_states
 from pipeline.catalog import Catalog
-from pipeline.cli.acceptance import Equivalence
 from pipeline.cli.compare import Comparison, compare
 from pipeline.cli.present import NotImportable, present_code
 from pipeline.manifest import Manifest
@@ -67,8 +66,8 @@ def _present_code(catalog: Catalog, manifest: Manifest) -> tuple[str, list[str]]
     except NotImportable as error:
         return f"the present code cannot be looked at: {error}", []
     changes = code_changes(manifest.code, present.code) if manifest.code and present.code else []
-    accepted = Equivalence(catalog.store.accepted(manifest.step)).to(manifest.made_by)
-    if present.made_by != manifest.made_by and hash_json({**present.made_by}) in accepted:
+    equal = equal_states(manifest.made_by, catalog.store.accepted(manifest.step))
+    if present.made_by != manifest.made_by and present.made_by in equal:
         return "the present code differs, and is accepted as equal", changes
     hint = f"temper accept {manifest.step} if that makes no difference"
     if present.made_by == manifest.made_by:
