@@ -58,8 +58,6 @@ class Store:
     """
 
     def __init__(self, url: str):
-        if not url:
-            raise TemperError("the store has no name; set store=PATH_OR_URL (or TEMPER_STORE)")
         self.objects, self.root = open_objects(url)
         self.is_local = self.objects.is_local
         self.url = self.url_of(self.root)
