@@ -125,11 +125,7 @@ class Catalog:
 
     def _list(self, step: str) -> _Shelf:
         shelf = _Shelf()
-        try:
-            entries = self.store.objects.list(f"{self.store.root}/manifests/{step}")
-        except OSError as error:
-            raise TemperError(f"cannot read the store {self.store.url}: {error}") from error
-        for entry in entries:
+        for entry in self.store.listing(f"{self.store.root}/manifests/{step}"):
             stem, _, suffix = entry.name.rpartition(".")
             if suffix == "json" and _STEM.fullmatch(stem):
                 key, _, generation = stem.partition(".")

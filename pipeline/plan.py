@@ -347,10 +347,8 @@ class _Planner:
     def _holders(self, step: str) -> Mapping[str, str]:
         """Who holds a lease on which key, in words."""
         if step not in self._held:
-            try:
+            with self.store.reading(f"{self.store.root}/leases/{step}"):
                 holders = Leases(self.store.objects, self.store.root, run="").holders(step)
-            except OSError as error:
-                raise TemperError(f"cannot read the leases of {step}: {error}") from error
             self._held[step] = {
                 key: f"{holder.host} (pid {holder.pid}, run {holder.run}) since {holder.since}"
                 for key, holder in holders.items()

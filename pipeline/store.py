@@ -29,14 +29,14 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pipeline.canonical import Json, hash_json
 from pipeline.errors import TemperError
 from pipeline.manifest import Manifest
-from pipeline.objects import open_objects
+from pipeline.objects import Entry, open_objects
 
 LAYOUT_VERSION = 2
 """2 added generations, marks, leases, accepted code and the index; what 1 held is still read."""
@@ -97,8 +97,19 @@ class Store:
 
     def read(self, path: str) -> bytes | None:
         """The bytes of a file, or ``None`` if there is none."""
-        try:
+        with self.reading(path):
             return self.objects.read(path)
+
+    def listing(self, folder: str) -> list[Entry]:
+        """The objects directly in a folder, by name."""
+        with self.reading(folder):
+            return self.objects.list(folder)
+
+    @contextlib.contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        """Requests about a file or folder, each of whose failures is a :class:`TemperError`."""
+        try:
+            yield
         except OSError as error:
             raise TemperError(
                 f"cannot read {self.url_of(path)}: {_reason(error)}; is store={self.url} right?"
@@ -144,34 +155,44 @@ class Store:
 
     def steps(self) -> list[str]:
         """Names of all steps that have an artifact here."""
-        return sorted(self._reading(self.objects.folders, f"{self.root}/manifests"))
+        folder = f"{self.root}/manifests"
+        with self.reading(folder):
+            return sorted(self.objects.folders(folder))
 
     # --- data that is let go, lost or damaged ------------------------------------------------
 
     def lost_files(self, manifest: Manifest) -> list[str]:
         """Names of content files that are gone or have another size than was committed."""
-        sizes = self._reading(self.objects.sizes, self.content_path(manifest))
-        return [name for name, entry in manifest.files.items() if sizes.get(name) != entry.size]
+        return self.lost_among([manifest]).get(manifest.attempt, [])
 
     def lost_among(self, manifests: Iterable[Manifest]) -> dict[str, list[str]]:
-        """Lost files of many artifacts, by attempt: few requests where many are of one step."""
+        """:meth:`lost_files` of many artifacts, by attempt; those that lost none are left out."""
+        manifests = list(manifests)
+        sizes = self.content_sizes(manifests)
+        lost = {
+            m.attempt: [n for n, entry in m.files.items() if sizes[m.attempt].get(n) != entry.size]
+            for m in manifests
+        }
+        return {attempt: names for attempt, names in lost.items() if names}
+
+    def content_sizes(self, manifests: Iterable[Manifest]) -> dict[str, dict[str, int]]:
+        """Present sizes of those content files of artifacts that are there, by attempt and name.
+        Costs one listing for each step name."""
         by_step: dict[str, list[Manifest]] = {}
         for manifest in manifests:
             by_step.setdefault(manifest.step, []).append(manifest)
-        lost: dict[str, list[str]] = {}
+        sizes: dict[str, dict[str, int]] = {}
         for step, group in by_step.items():
-            if len(group) == 1:
-                lost[group[0].attempt] = self.lost_files(group[0])
-                continue
-            sizes = self._reading(self.objects.sizes, f"{self.root}/attempts/{step}")
+            one = self.content_path(group[0])
+            folder = one if len(group) == 1 else f"{self.root}/attempts/{step}"
+            with self.reading(folder):
+                found = self.objects.sizes(folder)
             for manifest in group:
-                content = f"{manifest.key}/{manifest.attempt}/content"
-                lost[manifest.attempt] = [
-                    name
-                    for name, entry in manifest.files.items()
-                    if sizes.get(f"{content}/{name}") != entry.size
-                ]
-        return {attempt: names for attempt, names in lost.items() if names}
+                below = f"{self.content_path(manifest)}/".removeprefix(f"{folder}/")
+                sizes[manifest.attempt] = {
+                    name: found[below + name] for name in manifest.files if below + name in found
+                }
+        return sizes
 
     def mark(self, manifest: Manifest, loss: Loss) -> None:
         """Note that an artifact's data is not there any more; its manifest stays."""
@@ -205,8 +226,9 @@ class Store:
     def accepted(self, step: str) -> list[tuple[Any, Any]]:
         """Every recorded pair of equivalent states of a step's code."""
         pairs = []
-        for entry in self._reading(self.objects.list, f"{self.root}/accepted/{step}"):
-            data = self.read(f"{self.root}/accepted/{step}/{entry.name}")
+        folder = f"{self.root}/accepted/{step}"
+        for entry in self.listing(folder):
+            data = self.read(f"{folder}/{entry.name}")
             # a damaged one accepts nothing
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                 one, other = json.loads(data or b"")["made_by"]
@@ -270,18 +292,11 @@ class Store:
     def runs(self) -> list[dict[str, Any]]:
         """The record of every invocation, oldest first."""
         records = []
-        for entry in self._reading(self.objects.list, f"{self.root}/runs"):
+        folder = f"{self.root}/runs"
+        for entry in self.listing(folder):
             with contextlib.suppress(ValueError):
-                records.append(json.loads(self.read(f"{self.root}/runs/{entry.name}") or b""))
+                records.append(json.loads(self.read(f"{folder}/{entry.name}") or b""))
         return sorted(records, key=lambda record: record["run"])
-
-    def _reading(self, request: Any, folder: str) -> Any:
-        try:
-            return request(folder)
-        except OSError as error:
-            raise TemperError(
-                f"cannot read the store {self.url}: {_reason(error)}; is that the right place?"
-            ) from error
 
     def _unwritable(self, error: OSError) -> TemperError:
         return TemperError(

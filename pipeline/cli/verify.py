@@ -40,15 +40,15 @@ def verify(
         read: told of bytes that are done with, as they are.
 
     Raises:
-        OSError: the store cannot be read.
+        TemperError, OSError: the store cannot be read.
     """
-    sizes = _sizes(store, manifests)
+    sizes = store.content_sizes(manifests)
     files = [(manifest, name) for manifest in manifests for name in manifest.files]
 
     def look(manifest: Manifest, name: str) -> Damage | None:
         expected = manifest.files[name]
         path = f"{store.content_path(manifest)}/{name}"
-        size = sizes.get((manifest.attempt, name))
+        size = sizes[manifest.attempt].get(name)
         if size is None or size != expected.size:
             read(expected.size)
             found = "nothing" if size is None else f"{size} bytes"
@@ -73,24 +73,6 @@ def mark_damaged(store: Store, damages: Iterable[Damage]) -> None:
     """
     for manifest in {damage.manifest.attempt: damage.manifest for damage in damages}.values():
         store.mark(manifest, Loss.DAMAGED)
-
-
-def _sizes(store: Store, manifests: Sequence[Manifest]) -> dict[tuple[str, str], int]:
-    """The size of every content file by attempt and name; one listing a step name."""
-    sizes: dict[tuple[str, str], int] = {}
-    by_step: dict[str, list[Manifest]] = {}
-    for manifest in manifests:
-        by_step.setdefault(manifest.step, []).append(manifest)
-    for step, group in by_step.items():
-        alone = len(group) == 1
-        folder = store.content_path(group[0]) if alone else f"{store.root}/attempts/{step}"
-        found = store.objects.sizes(folder)
-        for manifest in group:
-            prefix = "" if alone else f"{manifest.key}/{manifest.attempt}/content/"
-            for name in manifest.files:
-                if (size := found.get(f"{prefix}{name}")) is not None:
-                    sizes[manifest.attempt, name] = size
-    return sizes
 
 
 def _digest(store: Store, path: str, read: Callable[[int], None]) -> str:
