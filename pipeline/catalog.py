@@ -10,7 +10,6 @@ Manifests with very many files are left out and read one by one.
 
 import contextlib
 import json
-import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,23 +17,24 @@ from typing import Any
 
 from pipeline.errors import TemperError
 from pipeline.manifest import Manifest
-from pipeline.store import Loss, Store
+from pipeline.store import Loss, Store, object_name, parse_object_name
 
 READERS = 16
 MOST_INDEXED_FILES = 500
-_STEM = re.compile(r"[0-9a-f]{32}(\.\d+)?")  # beside manifests may lie what is none
-_LOSSES = {loss.value for loss in Loss}
+
+Place = tuple[str, int]
+"""A key and a generation."""
 
 
 @dataclass
 class _Shelf:
-    """One step's manifests, by object name, as they were when listed."""
+    """One step's manifests, as they were when listed; the index has them by their names."""
 
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[Place, str] = field(default_factory=dict)
     indexed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    manifests: dict[str, Manifest] = field(default_factory=dict)
+    manifests: dict[Place, Manifest] = field(default_factory=dict)
     generations: dict[str, int] = field(default_factory=dict)
-    losses: dict[str, Loss] = field(default_factory=dict)
+    losses: dict[Place, Loss] = field(default_factory=dict)
     unindexed: bool = False
 
 
@@ -50,7 +50,7 @@ class Catalog:
         shelf = self._shelf(step)
         if key not in shelf.generations:
             return None
-        return self._manifest(step, _name(key, shelf.generations[key]))
+        return self._manifest(step, (key, shelf.generations[key]))
 
     def look(self, step: str, key: str) -> Manifest | None:
         """The latest generation of a key in the store now."""
@@ -80,19 +80,18 @@ class Catalog:
             shelf = self._shelf(step)
             self._read_missing(step, shelf)
             folder = self.store.url_of(f"{self.store.root}/manifests/{step}")
-            missing = [name for name in shelf.versions if name not in shelf.manifests]
-            found += [f"{folder}/{name}" for name in sorted(missing)]
+            missing = [place for place in shelf.versions if place not in shelf.manifests]
+            found += [f"{folder}/{object_name(*place)}" for place in sorted(missing)]
         return found
 
     def loss(self, manifest: Manifest) -> Loss | None:
         """Whether an artifact is marked as having lost its data."""
-        stem = _name(manifest.key, manifest.generation).removesuffix(".json")
-        return self._shelf(manifest.step).losses.get(stem)
+        return self._shelf(manifest.step).losses.get(_place(manifest))
 
     def add(self, manifest: Manifest) -> None:
         """Take note of an artifact that was committed after its step was listed."""
         shelf = self._shelf(manifest.step)
-        shelf.manifests[_name(manifest.key, manifest.generation)] = manifest
+        shelf.manifests[_place(manifest)] = manifest
         known = shelf.generations.get(manifest.key, 0)
         shelf.generations[manifest.key] = max(known, manifest.generation)
         shelf.unindexed = True
@@ -108,10 +107,10 @@ class Catalog:
         shelf = self._list(step)  # afresh: a copy must be read after its version was listed
         self._read_missing(step, shelf)
         index = {}
-        for name, manifest in shelf.manifests.items():
+        for place, manifest in shelf.manifests.items():
             copy = json.loads(manifest.to_json())
-            if name in shelf.versions and len(manifest.files) <= MOST_INDEXED_FILES:
-                index[name] = {"version": shelf.versions[name], "manifest": copy}
+            if place in shelf.versions and len(manifest.files) <= MOST_INDEXED_FILES:
+                index[object_name(*place)] = {"version": shelf.versions[place], "manifest": copy}
         self.store.objects.replace(self._index_path(step), json.dumps(index).encode())
         self._shelves[step] = shelf
         shelf.unindexed = False
@@ -126,17 +125,17 @@ class Catalog:
     def _list(self, step: str) -> _Shelf:
         shelf = _Shelf()
         for entry in self.store.listing(f"{self.store.root}/manifests/{step}"):
-            stem, _, suffix = entry.name.rpartition(".")
-            if suffix == "json" and _STEM.fullmatch(stem):
-                key, _, generation = stem.partition(".")
+            if (parsed := parse_object_name(entry.name)) is None:
+                continue
+            key, generation, loss = parsed
+            if loss is not None:
+                shelf.losses[key, generation] = loss
+            else:
                 known = shelf.generations.get(key, 0)
-                shelf.generations[key] = max(known, int(generation or 0))
-                shelf.versions[entry.name] = entry.version
-            elif suffix in _LOSSES:
-                shelf.losses[stem] = Loss(suffix)
+                shelf.generations[key] = max(known, generation)
+                shelf.versions[key, generation] = entry.version
         shelf.indexed = self._read_index(step) if shelf.versions else {}
-        missing = [name for name in shelf.versions if not self._in_index(shelf, name)]
-        shelf.unindexed = bool(missing)
+        shelf.unindexed = not all(self._in_index(shelf, place) for place in shelf.versions)
         return shelf
 
     def _read_index(self, step: str) -> dict[str, dict[str, Any]]:
@@ -145,45 +144,40 @@ class Catalog:
             return found if isinstance(found, dict) else {}
         return {}
 
-    def _manifest(self, step: str, name: str) -> Manifest | None:
+    def _manifest(self, step: str, place: Place) -> Manifest | None:
         shelf = self._shelf(step)
-        if name not in shelf.manifests and (found := self._from_index(shelf, name)):
-            shelf.manifests[name] = found
-        if name not in shelf.manifests:
+        if place not in shelf.manifests and (found := self._from_index(shelf, place)):
+            shelf.manifests[place] = found
+        if place not in shelf.manifests:
             self._read_missing(step, shelf)  # all that the index lacks, side by side
-        if name not in shelf.manifests and (found := self._from_store(step, name)):
-            shelf.manifests[name] = found
-        return shelf.manifests.get(name)  # none: deleted since it was listed
+        if place not in shelf.manifests and (found := self.store.manifest(step, *place)):
+            shelf.manifests[place] = found
+        return shelf.manifests.get(place)  # none: deleted since it was listed
 
-    def _in_index(self, shelf: _Shelf, name: str) -> bool:
-        copy = shelf.indexed.get(name)
-        return isinstance(copy, dict) and copy.get("version") == shelf.versions.get(name)
+    def _in_index(self, shelf: _Shelf, place: Place) -> bool:
+        copy = shelf.indexed.get(object_name(*place))
+        return isinstance(copy, dict) and copy.get("version") == shelf.versions.get(place)
 
-    def _from_index(self, shelf: _Shelf, name: str) -> Manifest | None:
-        if not self._in_index(shelf, name):
+    def _from_index(self, shelf: _Shelf, place: Place) -> Manifest | None:
+        if not self._in_index(shelf, place):
             return None
-        key, _, generation = name.removesuffix(".json").partition(".")
         with contextlib.suppress(TypeError, KeyError, AttributeError, ValueError):
-            found = Manifest.from_dict(shelf.indexed[name]["manifest"])
-            found.require_place(found.step, key, int(generation or 0))
+            found = Manifest.from_dict(shelf.indexed[object_name(*place)]["manifest"])
+            found.require_place(found.step, *place)
             return found
         return None
-
-    def _from_store(self, step: str, name: str) -> Manifest | None:
-        key, _, generation = name.removesuffix(".json").partition(".")
-        return self.store.manifest(step, key, int(generation or 0))
 
     def _read_missing(self, step: str, shelf: _Shelf) -> None:
         """Read every manifest of a shelf, those that the index lacks side by side."""
 
-        def read(name: str) -> Manifest | None:
+        def read(place: Place) -> Manifest | None:
             with contextlib.suppress(TemperError):
-                return self._from_index(shelf, name) or self._from_store(step, name)
+                return self._from_index(shelf, place) or self.store.manifest(step, *place)
             return None
 
-        names = [name for name in shelf.versions if name not in shelf.manifests]
-        lacking = [name for name in names if not self._in_index(shelf, name)]
-        shelf.manifests.update(_found((name, read(name)) for name in names if name not in lacking))
+        places = [place for place in shelf.versions if place not in shelf.manifests]
+        lacking = [place for place in places if not self._in_index(shelf, place)]
+        shelf.manifests.update(_found((p, read(p)) for p in places if p not in lacking))
         with ThreadPoolExecutor(READERS) as pool:
             shelf.manifests.update(_found(zip(lacking, pool.map(read, lacking), strict=True)))
 
@@ -191,9 +185,9 @@ class Catalog:
         return f"{self.store.root}/index/{step}.json"
 
 
-def _found(pairs: Iterable[tuple[str, Manifest | None]]) -> dict[str, Manifest]:
-    return {name: manifest for name, manifest in pairs if manifest is not None}
+def _found(pairs: Iterable[tuple[Place, Manifest | None]]) -> dict[Place, Manifest]:
+    return {place: manifest for place, manifest in pairs if manifest is not None}
 
 
-def _name(key: str, generation: int) -> str:
-    return f"{key}.{generation}.json" if generation else f"{key}.json"
+def _place(manifest: Manifest) -> Place:
+    return manifest.key, manifest.generation

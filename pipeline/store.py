@@ -25,6 +25,7 @@ import enum
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -48,6 +49,11 @@ class Loss(enum.Enum):
 
     EVICTED = "evicted"
     DAMAGED = "damaged"
+
+
+_OBJECT_NAME = re.compile(
+    rf"([0-9a-f]{{32}})(?:\.([1-9][0-9]{{0,8}}))?\.(json|{'|'.join(loss.value for loss in Loss)})"
+)
 
 
 class Store:
@@ -117,9 +123,11 @@ class Store:
 
     # --- manifests ---------------------------------------------------------------------------
 
-    def manifest_path(self, step: str, key: str, generation: int = 0) -> str:
-        number = f".{generation}" if generation else ""
-        return f"{self.root}/manifests/{step}/{key}{number}.json"
+    def manifest_path(
+        self, step: str, key: str, generation: int = 0, loss: Loss | None = None
+    ) -> str:
+        """Where a manifest lies; with a loss, the mark beside it."""
+        return f"{self.root}/manifests/{step}/{object_name(key, generation, loss)}"
 
     def manifest(self, step: str, key: str, generation: int = 0) -> Manifest | None:
         """The artifact that was committed at ``key``, or ``None``."""
@@ -196,12 +204,10 @@ class Store:
 
     def mark(self, manifest: Manifest, loss: Loss) -> None:
         """Note that an artifact's data is not there any more; its manifest stays."""
-        path = self.manifest_path(manifest.step, manifest.key, manifest.generation)
+        path = self.manifest_path(manifest.step, manifest.key, manifest.generation, loss)
         note = {"attempt": manifest.attempt, "time": time.strftime("%FT%TZ", time.gmtime())}
         try:
-            self.objects.create(
-                f"{path.removesuffix('.json')}.{loss.value}", json.dumps(note).encode()
-            )
+            self.objects.create(path, json.dumps(note).encode())
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -303,6 +309,21 @@ class Store:
             f"cannot write to the store {self.url}: {_reason(error)}; "
             "set store=PATH_OR_URL (or TEMPER_STORE) to a place you can write to"
         )
+
+
+def object_name(key: str, generation: int, loss: Loss | None = None) -> str:
+    """The name of a manifest in the folder of its step; with a loss, of the mark beside it."""
+    number = f".{generation}" if generation else ""
+    return f"{key}{number}.{loss.value if loss else 'json'}"
+
+
+def parse_object_name(name: str) -> tuple[str, int, Loss | None] | None:
+    """Key, generation and loss, from which :func:`object_name` made a name; ``None`` for a name
+    that it did not make: beside manifests may lie what is none."""
+    found = _OBJECT_NAME.fullmatch(name)
+    if found is None:
+        return None
+    return found[1], int(found[2] or 0), None if found[3] == "json" else Loss(found[3])
 
 
 def name_by_time(now: float) -> str:

@@ -142,8 +142,9 @@ def the_index_is_believed_whatever_it_says(patch: Patch) -> None:
     def listed(self: Any, step: str) -> Any:
         shelf = original(self, step)
         if shelf.indexed:
-            shelf.versions = {n: v for n, v in shelf.versions.items() if n in shelf.indexed}
-            shelf.generations = {n.partition(".")[0]: 0 for n in shelf.versions}
+            known = set(map(store.parse_object_name, shelf.indexed))
+            shelf.versions = {p: v for p, v in shelf.versions.items() if (*p, None) in known}
+            shelf.generations = {key: 0 for key, _ in shelf.versions}
         return shelf
 
     patch.setattr(Catalog, "_list", listed)

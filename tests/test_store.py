@@ -10,6 +10,7 @@ from pipeline import Store, TemperError
 from pipeline.canonical import hash_json
 from pipeline.catalog import Catalog
 from pipeline.manifest import FileEntry, Manifest, files_digest
+from pipeline.store import Loss, object_name, parse_object_name
 
 
 def manifest(attempt: str) -> Manifest:
@@ -55,6 +56,18 @@ def test_the_store_works_the_same_on_any_file_system(url: str, tmp_path: Path) -
     assert store.manifest("train", hash_json({})) == manifest("first")
     assert store.lost_files(manifest("first")) == ["model.bin"]
     fsspec.filesystem("memory").store.clear()
+
+
+@pytest.mark.parametrize("loss", [None, *Loss])
+@pytest.mark.parametrize("generation", [0, 1, 12])
+def test_names_of_manifests_and_marks_are_read_as_they_are_formed(
+    generation: int, loss: Loss | None
+) -> None:
+    key = hash_json({})
+    name = object_name(key, generation, loss)
+    assert parse_object_name(name) == (key, generation, loss)
+    for other in (name.upper(), f"{name}.json", f"x{name}", f"0{name}", name[1:], f"{name}~"):
+        assert parse_object_name(other) is None
 
 
 def test_a_store_of_another_layout_is_refused(store: Store) -> None:

@@ -43,12 +43,8 @@ from pipeline.cli.activity import Attempt, Lease, attempts, holding_runs, leases
 from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.cli.runs import Run, read_runs, stamp_seconds
 from pipeline.manifest import Manifest
-from pipeline.store import Loss, Store
+from pipeline.store import Loss, Store, parse_object_name
 
-_OF_MANIFESTS = re.compile(
-    rf"([^/]+)/([0-9a-f]{{32}})(?:\.(\d{{1,9}}))?\.(json|{'|'.join(loss.value for loss in Loss)})"
-)
-"""Below ``manifests/``: step, key, generation and suffix. What else lies there is not ours."""
 _OF_PROGRESS = re.compile(r"([^/]+)/([0-9a-f]{32})\.json")
 
 Key = tuple[str, str]
@@ -191,29 +187,30 @@ class Uses:
 
 @dataclass(frozen=True)
 class _Shelves:
-    """Every manifest of a store by its key, earliest generation first, and every mark.
+    """Every manifest of a store by its key, earliest generation first, and every mark by its key
+    and generation.
 
     Attributes:
         unread: keys with a manifest that is there and cannot be read: hands off.
     """
 
     manifests: Mapping[Key, Sequence[Manifest]]
-    marks: Mapping[Key, Mapping[int, Sequence[str]]]
+    marks: Mapping[Key, Mapping[int, Sequence[Loss]]]
     unread: frozenset[Key]
 
     @classmethod
     def read(cls, store: Store) -> "_Shelves":
         listed: dict[Key, set[int]] = {}
-        marks: dict[Key, dict[int, list[str]]] = {}
+        marks: dict[Key, dict[int, list[Loss]]] = {}
         for path in store.objects.sizes(f"{store.root}/manifests"):
-            if (found := _OF_MANIFESTS.fullmatch(path)) is None:
+            step, _, name = path.partition("/")
+            if (parsed := parse_object_name(name)) is None:
                 continue
-            place, generation = (found[1], found[2]), int(found[3] or 0)
-            if found[4] == "json":
-                listed.setdefault(place, set()).add(generation)
+            key, generation, loss = parsed
+            if loss is None:
+                listed.setdefault((step, key), set()).add(generation)
             else:
-                name = path.rpartition("/")[2]
-                marks.setdefault(place, {}).setdefault(generation, []).append(name)
+                marks.setdefault((step, key), {}).setdefault(generation, []).append(loss)
         catalog = Catalog(store)
         manifests: dict[Key, list[Manifest]] = {}
         for step in {step for step, _ in listed}:
@@ -225,8 +222,8 @@ class _Shelves:
         return cls(manifests, marks, frozenset(unread))
 
     def is_marked(self, manifest: Manifest, *losses: Loss) -> bool:
-        names = self.marks.get((manifest.step, manifest.key), {}).get(manifest.generation, ())
-        return any(name.endswith(f".{loss.value}") for name in names for loss in losses)
+        marks = self.marks.get((manifest.step, manifest.key), {})
+        return not set(losses).isdisjoint(marks.get(manifest.generation, ()))
 
 
 @dataclass(frozen=True)
@@ -265,8 +262,7 @@ class _Finder:
     def artifacts(self) -> Iterator[Garbage]:
         """Artifacts that go, and data of generations that stay without it."""
         uses, mentioned = Uses(self.kept), Uses(self.runs)
-        sizes = {(a.step, a.name): a.size for a in self.tries}
-        contents = {(a.step, a.name): a.content for a in self.tries}
+        tries = {(attempt.step, attempt.name): attempt for attempt in self.tries}
         for (step, key), group in self.shelves.manifests.items():
             if not self._is_free(step, key):
                 continue
@@ -278,23 +274,22 @@ class _Finder:
                 or not (mentioned.has(m, m is latest) or self._is_old(m.attempt))
             ]
             if not needed:
-                yield self._artifact(group, sum(sizes.get((m.step, m.attempt), 0) for m in group))
+                left = [tries[step, m.attempt] for m in group if (step, m.attempt) in tries]
+                yield self._artifact(group, sum(attempt.size for attempt in left))
                 continue
             for manifest in group:
-                size = contents.get((step, manifest.attempt), 0)
+                attempt = tries.get((step, manifest.attempt))
                 idle = self._has_idle_data(manifest, manifest is latest, manifest in needed)
-                if size and idle:
-                    yield Garbage(Kind.DATA, step, key, size, manifests=[manifest])
+                if attempt is not None and attempt.content and idle:
+                    yield Garbage(Kind.DATA, step, key, attempt.content, manifests=[manifest])
 
     def marks(self) -> Iterator[Garbage]:
         """Left by who was stopped while deleting; a new artifact would be taken for a lost one."""
         for (step, key), marks in self.shelves.marks.items():
             present = {m.generation for m in self.shelves.manifests.get((step, key), ())}
-            files = [name for number in marks.keys() - present for name in marks[number]]
-            if files and self._is_free(step, key):
-                folder = f"{self.store.root}/manifests/{step}"
-                paths = [f"{folder}/{name}" for name in sorted(files)]
-                yield Garbage(Kind.MARK, step, key, 0, files=paths)
+            left = {number: marks[number] for number in sorted(marks.keys() - present)}
+            if left and self._is_free(step, key):
+                yield Garbage(Kind.MARK, step, key, 0, files=self._mark_paths(step, key, left))
 
     def progress(self, found: Mapping[str, int]) -> Iterator[Garbage]:
         for path, size in found.items():
@@ -329,12 +324,17 @@ class _Finder:
 
     def _artifact(self, group: Sequence[Manifest], size: int) -> Garbage:
         step, key = group[0].step, group[0].key
-        marks = self.shelves.marks.get((step, key), {})
-        folder = f"{self.store.root}/manifests/{step}"
-        names = [self.store.manifest_path(step, key, m.generation) for m in reversed(group)]
-        names += [f"{folder}/{name}" for number in marks for name in marks[number]]
+        files = [self.store.manifest_path(step, key, m.generation) for m in reversed(group)]
+        files += self._mark_paths(step, key, self.shelves.marks.get((step, key), {}))
         data = [self.store.attempt_path(manifest) for manifest in group]
-        return Garbage(Kind.ARTIFACT, step, key, size, names, data, tuple(reversed(group)))
+        return Garbage(Kind.ARTIFACT, step, key, size, files, data, tuple(reversed(group)))
+
+    def _mark_paths(self, step: str, key: str, marks: Mapping[int, Sequence[Loss]]) -> list[str]:
+        return [
+            self.store.manifest_path(step, key, generation, loss)
+            for generation, losses in marks.items()
+            for loss in losses
+        ]
 
     def _has_idle_data(self, manifest: Manifest, latest: bool, needed: bool) -> bool:
         if self.shelves.is_marked(manifest, Loss.EVICTED):
