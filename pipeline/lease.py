@@ -26,7 +26,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -172,25 +172,11 @@ class Leases:
         A holder that died on another machine is still named: only a waiting process finds out.
         Costs one listing and two requests for every lease that is held.
         """
-        last: dict[str, tuple[str, int]] = {}
-        for path, size in self._objects.sizes(f"{self._folder}/{step}").items():
-            key, _, name = path.rpartition("/")
-            if _number(name) is not None:
-                last[key] = max(last.get(key, ("", 0)), (name, size))
         found = {}
-        for key, (_, size) in last.items():
-            if size > RELEASED_BYTES:
-                with contextlib.suppress(TemperError):
-                    found[key] = self._chain(step, key).look().holder
+        for key, chain in chains(self._objects, f"{self._folder}/{step}").items():
+            with contextlib.suppress(TemperError):
+                found[key] = None if chain is None else chain.look().holder
         return {key: holder for key, holder in found.items() if holder and not holder.is_gone()}
-
-    def steps(self) -> list[str]:
-        """Names of the steps that have, or had, leases."""
-        return self._objects.folders(self._folder)
-
-    def forget(self, step: str, key: str) -> None:
-        """Remove every trace of a lease. It must not be held."""
-        self._objects.remove_tree(f"{self._folder}/{step}/{key}")
 
     def _chain(self, step: str, key: str) -> "Chain":
         return Chain(self._objects, f"{self._folder}/{step}/{key}")
@@ -338,8 +324,12 @@ class Chain:
     def extend(self, number: int, data: bytes) -> bool:
         """Go on after ``number``. False if another process has."""
         path = self._path(number + 1)
-        if not self.objects.create(path, data) and self.objects.read(path) != data:
-            return False  # had it been our content: a create whose answer was lost, sent again
+        if not self.objects.create(path, data):
+            found = self.objects.read(path)
+            if found is None:
+                self._require_no_folder(path)
+            if found != data:
+                return False  # else it was a create whose answer was lost, sent again
         others = [other for other in self._numbers() if other != number + 1]
         won = max(others, default=0) <= number
         with contextlib.suppress(OSError):  # what is left over, a later beat removes
@@ -348,11 +338,17 @@ class Chain:
         return won
 
     def _numbers(self) -> list[int]:
-        if folders := self.objects.folders(self.folder) if self.objects.is_local else []:
-            path = self.objects.url_of(f"{self.folder}/{folders[0]}")
-            raise TemperError(f"{path} is a folder where a lease keeps its state; delete it")
-        numbers = (_number(entry.name) for entry in self.objects.list(self.folder))
+        numbers = (number_of(entry.name) for entry in self.objects.list(self.folder))
         return [number for number in numbers if number is not None]
+
+    def _require_no_folder(self, path: str) -> None:
+        """
+        Raises:
+            TemperError: what was there already is not gone since: it is no object.
+        """
+        if path.rpartition("/")[2] in self.objects.folders(self.folder):
+            url = self.objects.url_of(path)
+            raise TemperError(f"{url} is a folder where a lease keeps its state; delete it")
 
     def _path(self, number: int) -> str:
         return f"{self.folder}/{number:08d}.json"
@@ -362,9 +358,10 @@ class Chain:
             if len(data) <= RELEASED_BYTES:
                 return State(number, int(data))
             holder = Holder(**json.loads(data))
-            if type(holder.pid) is not int:
-                raise TypeError("its pid is no number")
-            return State(number, int(holder.epoch), holder)
+            for field in fields(holder):
+                if type(getattr(holder, field.name)) is not field.type:
+                    raise TypeError(f"{field.name} is of another type")
+            return State(number, holder.epoch, holder)
         except (ValueError, TypeError, RecursionError) as error:
             path = self.objects.url_of(self._path(number))
             raise TemperError(f"the lease {path} is damaged; delete it and run again") from error
@@ -402,7 +399,22 @@ class _Wait:
                 raise
 
 
-def _number(name: str) -> int | None:
+def chains(objects: Objects, folder: str) -> dict[str, Chain | None]:
+    """The chain of every lease below a folder, by its path from there; ``None`` where the lease is
+    released. One listing."""
+    last: dict[str, tuple[int, int]] = {}
+    for path, size in objects.sizes(folder).items():
+        place, _, name = path.rpartition("/")
+        if (number := number_of(name)) is not None:
+            last[place] = max(last.get(place, (0, 0)), (number, size))
+    return {
+        place: Chain(objects, f"{folder}/{place}") if size > RELEASED_BYTES else None
+        for place, (_, size) in last.items()
+    }
+
+
+def number_of(name: str) -> int | None:
+    """The number of an object of a chain; ``None`` for what is none."""
     digits = name.removesuffix(".json")
     return int(digits) if digits.isdecimal() else None
 

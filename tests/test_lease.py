@@ -1,12 +1,14 @@
 """Leases, with real processes that die, sleep and wake, on every kind of store."""
 
+import json
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -206,7 +208,7 @@ def test_a_holder_that_slept_does_not_revive_a_lease_that_was_done_with(tmp_path
     driver.hears()
     driver.signal(signal.SIGSTOP)
     time.sleep(1.5 * TTL)
-    leases.forget(STEP, KEY)
+    shutil.rmtree(tmp_path / "leases")
     driver.signal(signal.SIGCONT)
     assert [driver.hears() for _ in range(3)] == ["lost", False, "released"]
     assert open_objects(str(tmp_path))[0].sizes(str(tmp_path)) == {}
@@ -216,7 +218,7 @@ def test_a_machine_that_was_suspended_asks_nobody(tmp_path) -> None:
     leases = _leases(str(tmp_path))
     lease = _taken(leases)
     monotonic, boot = lease._renewed
-    leases.forget(STEP, KEY)
+    shutil.rmtree(tmp_path / "leases")
     lease._renewed = monotonic, boot - TTL  # only the second clock counts a suspension
     assert not lease.confirm()
     assert lease.lost.is_set()
@@ -426,7 +428,6 @@ def test_released_leases_are_not_held_and_cost_no_request(tmp_path) -> None:
 
 def test_holders_are_named_for_people(store_url: str) -> None:
     leases = _leases(store_url, "20261101T000000-abcdef")
-    assert leases.steps() == []
     assert leases.holders(STEP) == {}
     with leases.held(STEP, KEY, lambda: False), leases.held("prepare", "other", lambda: False):
         holder = leases.holders(STEP)[KEY]
@@ -434,18 +435,39 @@ def test_holders_are_named_for_people(store_url: str) -> None:
         assert holder.since.endswith("+00:00")
         assert set(leases.holders("prepare")) == {"other"}
     assert leases.holders(STEP) == {}
-    assert leases.steps() == ["prepare", STEP]
-    leases.forget(STEP, KEY)
-    leases.forget(STEP, "never there")
     objects, root = open_objects(store_url)
-    assert list(objects.sizes(f"{root}/leases")) == ["prepare/other/00000002.json"]
+    left = ["prepare/other/00000002.json", f"{STEP}/{KEY}/00000002.json"]
+    assert list(objects.sizes(f"{root}/leases")) == left
 
 
-def test_a_damaged_lease_is_named_with_advice(tmp_path) -> None:
+def test_a_beat_costs_one_listing_on_local_disk(tmp_path) -> None:
+    objects = CountingObjects(open_objects(str(tmp_path))[0].fs)
+    with Leases(objects, str(tmp_path), "run").held(STEP, KEY, lambda: False) as lease:
+        assert lease is not None
+        before = objects.requests
+        assert lease.confirm()
+        assert objects.requests == before + 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"not": "a lease of this version"}',
+        json.dumps({**asdict(Holder("run", "", 1, "", "", "", "", beat=3, epoch=0)), "host": 5}),
+    ],
+)
+def test_a_damaged_lease_is_named_with_advice(content: str, tmp_path) -> None:
     folder = tmp_path / "leases" / STEP / KEY
     folder.mkdir(parents=True)
-    (folder / "00000003.json").write_text('{"not": "a lease of this version"}')
+    (folder / "00000003.json").write_text(content)
     leases = _leases(str(tmp_path))
     with pytest.raises(TemperError, match=r"00000003.json is damaged; delete it"):
         leases.acquire(STEP, KEY, lambda: False)
     assert leases.holders(STEP) == {}
+
+
+def test_a_folder_where_a_lease_keeps_its_state_is_named_with_advice(tmp_path) -> None:
+    folder = tmp_path / "leases" / STEP / KEY / "00000001.json"
+    folder.mkdir(parents=True)
+    with pytest.raises(TemperError, match=rf"{folder} is a folder where .* delete it"):
+        _leases(str(tmp_path)).acquire(STEP, KEY, lambda: False)

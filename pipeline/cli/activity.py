@@ -4,14 +4,13 @@ Each is found by one listing of the whole store, and one request for each lease 
 """
 
 import contextlib
-import dataclasses
 import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeline.errors import TemperError
-from pipeline.lease import RELEASED_BYTES, Chain, Holder, Leases
+from pipeline.lease import RELEASED_BYTES, Holder, Leases, chains, number_of
 from pipeline.store import Store, name_by_time
 
 
@@ -64,16 +63,12 @@ def leases(store: Store) -> list[Lease]:
     Raises:
         TemperError: a lease's record is damaged.
     """
-    last: dict[tuple[str, str], tuple[str, int]] = {}
-    for path, size in store.objects.sizes(f"{store.root}/leases").items():
-        parts = path.split("/")
-        if len(parts) == 3 and parts[2].removesuffix(".json").isdecimal():
-            place = (parts[0], parts[1])
-            last[place] = max(last.get(place, ("", 0)), (parts[2], size))
-    return [
-        Lease(step, key, _holder(store, step, key) if size > RELEASED_BYTES else None)
-        for (step, key), (_, size) in sorted(last.items())
-    ]
+    found = []
+    for path, chain in chains(store.objects, f"{store.root}/leases").items():
+        step, _, key = path.partition("/")
+        if key and "/" not in key:  # else it is somebody else's
+            found.append(Lease(step, key, None if chain is None else chain.look().holder))
+    return sorted(found, key=lambda lease: (lease.step, lease.key))
 
 
 def holding_runs(found: Iterable[Lease]) -> frozenset[str]:
@@ -123,7 +118,7 @@ def forget_released(store: Store, step: str, key: str) -> bool:
     at the same moment goes on after them, as it would have removed them itself.
     """
     folder = f"{store.root}/leases/{step}/{key}"
-    entries = [e for e in store.objects.list(folder) if e.name.removesuffix(".json").isdecimal()]
+    entries = [e for e in store.objects.list(folder) if number_of(e.name) is not None]
     if entries and entries[-1].size > RELEASED_BYTES:
         return False
     for entry in entries:
@@ -147,16 +142,3 @@ def _require_writable(store: Store) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise TemperError(f"the store {store.url} cannot be written: {reason}") from error
-
-
-def _holder(store: Store, step: str, key: str) -> Holder | None:
-    holder = _chain(store, step, key).look().holder
-    fields = dataclasses.fields(Holder)
-    if holder and not all(isinstance(getattr(holder, f.name), f.type) for f in fields):  # type: ignore[arg-type]
-        folder = store.url_of(f"{store.root}/leases/{step}/{key}")
-        raise TemperError(f"the lease {folder} is damaged; delete it and run again")
-    return holder
-
-
-def _chain(store: Store, step: str, key: str) -> Chain:
-    return Chain(store.objects, f"{store.root}/leases/{step}/{key}")
