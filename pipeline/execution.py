@@ -1,9 +1,10 @@
 """Running one step: look in the store, hold its lease, start an attempt, commit what it made."""
 
+import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -81,51 +82,33 @@ class Executor:
                 return self.resolver.artifact(step) is not None
 
             with self.leases.held(step.name, key, is_made) as lease:
-                found = self.resolver.artifact(step)
-                if found is not None or lease is None:
-                    if found is not None:
-                        return found  # as it was before, or another driver was faster
-                    continue
-                try:
-                    return self._make(step, key, recipe, inputs, lease)
-                except LeaseLost:
-                    continue
+                if (found := self.resolver.artifact(step)) is not None:
+                    return found  # as it was before, or another driver was faster
+                if lease is not None:
+                    with contextlib.suppress(LeaseLost):
+                        return self._make(_Work(step, key, recipe, inputs, lease))
 
-    def _make(
-        self,
-        step: Step,
-        key: str,
-        recipe: Json,
-        inputs: list[tuple[Input, Manifest]],
-        lease: Lease,
-    ) -> Manifest:
+    def _make(self, work: "_Work") -> Manifest:
         """One attempt, and as many more as the step declares when it fails."""
-        self._require_data(step, inputs)
+        self._require_data(work.inputs)
         retrying = Retrying(
-            stop=stop_after_attempt(1 + step.function.retries),
+            stop=stop_after_attempt(1 + work.step.function.retries),
             wait=wait_exponential(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS),
             retry=retry_if_exception_type(StepFailed),
-            sleep=_sleep_unless(lease.lost),
+            sleep=_sleep_unless(work.lease.lost),
             reraise=True,
         )
-        return retrying(self._attempt, step, key, recipe, inputs, lease)
+        return retrying(self._attempt, work)
 
-    def _attempt(
-        self,
-        step: Step,
-        key: str,
-        recipe: Json,
-        inputs: list[tuple[Input, Manifest]],
-        lease: Lease,
-    ) -> Manifest:
-        store = self.resolver.store
+    def _attempt(self, work: "_Work") -> Manifest:
+        store, step, key = self.resolver.store, work.step, work.key
         # Asked before there is anything to commit: whoever takes over while this driver sleeps
         # commits this same generation, and the first of the two wins.
         earlier = self.resolver.catalog.look(step.name, key)
         attempt = store.new_attempt(step.name, key)
         started = time.time()
-        report = self._launch(self._spec(step, key, inputs, attempt, lease.epoch), inputs, lease)
-        if not lease.confirm():
+        report = self._launch(work, self._spec(work, attempt))
+        if not work.lease.confirm():
             raise LeaseLost
         committed = store.commit(
             Manifest(
@@ -133,10 +116,10 @@ class Executor:
                 key=key,
                 attempt=attempt.rsplit("/", 1)[-1],
                 digest=files_digest(report.files),
-                recipe=recipe,
+                recipe=work.recipe,
                 inputs=tuple(
                     InputEntry(made.step, made.key, ref.part, made.digest_of(ref.part))
-                    for ref, made in inputs
+                    for ref, made in work.inputs
                 ),
                 files=report.files,
                 metrics=report.metrics,
@@ -151,7 +134,7 @@ class Executor:
         store.forget_scratch(step.name, key)
         return committed
 
-    def _require_data(self, step: Step, inputs: list[tuple[Input, Manifest]]) -> None:
+    def _require_data(self, inputs: Sequence[tuple[Input, Manifest]]) -> None:
         store = self.resolver.store
         for _, manifest in inputs:
             if self.resolver.catalog.loss(manifest) is not None:
@@ -160,19 +143,12 @@ class Executor:
                 store.mark(manifest, Loss.DAMAGED)
                 raise InputLost(f"its input {manifest.name} has lost {', '.join(lost[:3])}")
 
-    def _spec(
-        self,
-        step: Step,
-        key: str,
-        inputs: list[tuple[Input, Manifest]],
-        attempt: str,
-        epoch: int,
-    ) -> StepSpec:
-        store = self.resolver.store
+    def _spec(self, work: "_Work", attempt: str) -> StepSpec:
+        store, step = self.resolver.store, work.step
         return StepSpec(
             store=store.url,
             step=step.name,
-            key=key,
+            key=work.key,
             function=step.function.reference,
             arguments=step.portable_arguments,
             inputs=tuple(
@@ -183,16 +159,16 @@ class Executor:
                     kind=reference_to(ref.kind),
                     files=made.files_of(ref.part),
                 )
-                for ref, made in inputs
+                for ref, made in work.inputs
             ),
             attempt=attempt,
             files={file.url: source_identity(file.url) for file in step.files},
             code=None if step.function.version is not None else dict(step.code),
             types=tuple(sorted(reference_to(t) for t in step.types)),
-            epoch=epoch,
+            epoch=work.lease.epoch,
         )
 
-    def _launch(self, spec: StepSpec, inputs: list[tuple[Input, Manifest]], lease: Lease) -> Report:
+    def _launch(self, work: "_Work", spec: StepSpec) -> Report:
         store = self.resolver.store
         path = f"{spec.attempt}/spec.json"
         if not store.objects.create(path, spec.to_json()):
@@ -200,12 +176,12 @@ class Executor:
         log = f"{spec.attempt}/log.txt"
         with tempfile.TemporaryFile() if not store.is_local else open(log, "w+b") as file:
             try:
-                status = self.launcher.run(store.url_of(path), file, lease.lost)
+                status = self.launcher.run(store.url_of(path), file, work.lease.lost)
             finally:
                 if not store.is_local:
                     file.seek(0)
                     store.objects.replace(log, file.read())
-        if lease.lost.is_set():
+        if work.lease.lost.is_set():
             self._discard_content(spec)
             raise LeaseLost
         data = store.read(f"{spec.attempt}/report.json")
@@ -214,7 +190,7 @@ class Executor:
             message = report.error if report and report.error else _death(status)
             self._discard_content(spec)
             if report is not None and report.damaged_input is not None:
-                store.mark(inputs[report.damaged_input][1], Loss.DAMAGED)
+                store.mark(work.inputs[report.damaged_input][1], Loss.DAMAGED)
                 raise InputLost(message)
             raise StepFailed(spec.step, message, log)
         return report
@@ -223,6 +199,21 @@ class Executor:
         """A failed attempt keeps its spec, report and log; half-written files only cost space."""
         if self.resolver.store.is_local:
             shutil.rmtree(Path(spec.attempt) / "content", ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A step that this driver is to make now: what it resolved to, and the lease to make it under.
+
+    Attributes:
+        inputs: what each input turned out to be, in the order of ``step.inputs``.
+    """
+
+    step: Step
+    key: str
+    recipe: Json
+    inputs: Sequence[tuple[Input, Manifest]]
+    lease: Lease
 
 
 def _sleep_unless(lost: Event) -> Callable[[float], None]:
