@@ -59,11 +59,13 @@ class Plan:
     Attributes:
         roots: what was asked for.
         unusable: attempts whose artifacts are to be made again, each with why.
+        forced: fingerprints of steps to run again although they are cached.
     """
 
     roots: Mapping[str, Step]
     steps: tuple[PlannedStep, ...]
     unusable: Mapping[str, str] = field(default_factory=dict)
+    forced: frozenset[str] = frozenset()
 
     def in_state(self, *states: State) -> list[PlannedStep]:
         return [planned for planned in self.steps if planned.state in states]
@@ -181,18 +183,14 @@ class Resolver:
         return [hash_json(step.recipe(digest_of, made_by)) for made_by in self.accepted(step)[1:]]  # type: ignore[arg-type]
 
 
-def topological(roots: Iterable[Step], skip: Container[str] = ()) -> list[Step]:
-    """Every step that the roots need, each recipe once, inputs before what uses them.
-
-    Steps whose fingerprint is in ``skip`` are left out, with what only they need.
-    """
+def topological(roots: Iterable[Step]) -> list[Step]:
+    """Every step that the roots need, each recipe once, inputs before what uses them."""
     order: dict[str, Step] = {}
     pending = [*reversed(list(roots))]
     while pending:
         step = pending[-1]
-        needed = [i.step for i in step.inputs if i.step.fingerprint not in order]
-        missing = [needs for needs in needed if needs.fingerprint not in skip]
-        if step.fingerprint in order or step.fingerprint in skip:
+        missing = [i.step for i in step.inputs if i.step.fingerprint not in order]
+        if step.fingerprint in order:
             pending.pop()
         elif missing:
             pending.extend(reversed(missing))
@@ -225,7 +223,7 @@ def make_plan(
         planned = planner.plan(unusable)
         lost = planner.lost(planned, [step.fingerprint for step in roots.values()])
         if not lost.keys() - unusable.keys():
-            return Plan(dict(roots), tuple(planned.values()), unusable)
+            return Plan(dict(roots), tuple(planned.values()), unusable, forced)
         unusable |= lost
 
 

@@ -12,7 +12,7 @@ from pipeline.catalog import Catalog
 from pipeline.errors import TemperError
 from pipeline.lifeline import WORKER_ENVIRONMENT
 from pipeline.manifest import Manifest
-from pipeline.plan import Plan, Resolver, forced_fingerprints, make_plan, topological
+from pipeline.plan import Plan, Resolver, make_plan
 from pipeline.record import RunRecord
 from pipeline.step import Step, look_again
 from pipeline.store import Store
@@ -85,7 +85,7 @@ def run(
     else:
         store.prepare()
         _run_missing(session, jobs, scheduler)
-        found = session.resolver().artifacts(topological(roots.values()))
+        found = session.resolver().artifacts(planned.step for planned in session.current.steps)
     made = {name: _finished(found, step) for name, step in roots.items()}
     show_notices(session.console, found.values())
     show_results(session.console, store, made)
@@ -138,7 +138,6 @@ class _Session:
     ):
         self.roots, self.store, self.console = roots, store, console
         self.force = force
-        self.forced = forced_fingerprints(topological(roots.values()), force)
         self.record = RunRecord.begin(roots, store)
         self.catalog = Catalog(store)
         self.current: Plan
@@ -152,7 +151,11 @@ class _Session:
 
     def resolver(self) -> Resolver:
         return Resolver(
-            self.catalog, self.current.unusable, self.forced, self.record.name, live=True
+            self.catalog,
+            self.current.unusable,
+            self.current.forced,
+            self.record.name,
+            live=True,
         )
 
     def plan_again(self) -> bool:

@@ -30,7 +30,7 @@ from pipeline.catalog import Catalog
 from pipeline.execution import Executor, InputLost, StepFailed
 from pipeline.lease import Leases
 from pipeline.manifest import Manifest
-from pipeline.plan import Plan, Resolver, forced_fingerprints, make_plan, topological
+from pipeline.plan import Plan, Resolver, make_plan, topological
 from pipeline.step import Step
 from pipeline.store import Loss
 
@@ -532,11 +532,10 @@ class Lab:
         launcher = InProcessLauncher(self.store.strikes)
         leases = Leases(self.store.objects, self.store.root, run)
         order = topological(roots.values())
-        fingerprints = forced_fingerprints(order, forced)
         for _ in range(20):
             plan = make_plan(roots, self.store, forced, catalog, run)
             first.append(plan)
-            resolver = Resolver(catalog, plan.unusable, fingerprints, run, live=True)
+            resolver = Resolver(catalog, plan.unusable, plan.forced, run, live=True)
             if plan.is_complete:
                 catalog.save()
                 return resolver

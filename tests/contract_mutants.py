@@ -133,7 +133,7 @@ def what_was_accepted_once_goes_for_all(patch: Patch) -> None:
 
 
 def force_is_not_heard(patch: Patch) -> None:
-    patch.setattr("contract_lab.forced_fingerprints", lambda steps, names: frozenset())
+    patch.setattr(plan, "forced_fingerprints", lambda steps, names: frozenset())
 
 
 def the_index_is_believed_whatever_it_says(patch: Patch) -> None:
