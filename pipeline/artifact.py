@@ -116,7 +116,7 @@ def _options(annotation: Any) -> Iterator[Any]:
 def _within(value: Any, options: list[Any]) -> Iterator[tuple[Any, Any, str]]:
     """What a container or dataclass holds, with its annotation and how to name it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        hints = _hints(type(value))
+        hints = annotations_of(type(value))
         for field in dataclasses.fields(value):
             yield getattr(value, field.name), hints.get(field.name, Any), f".{field.name}"
         return
@@ -131,10 +131,6 @@ def _within(value: Any, options: list[Any]) -> Iterator[tuple[Any, Any, str]]:
 
 
 @cache
-def _hints(owner: type) -> Mapping[str, Any]:
-    return annotations_of(owner)
-
-
 def annotations_of(definition: Any) -> Mapping[str, Any]:
     """Resolved annotations of a function or class; what cannot be resolved counts as ``Any``."""
     try:

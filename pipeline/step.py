@@ -124,14 +124,11 @@ class StepFunction:
         except TypeError as error:
             raise TemperError(f"step {self.name}: {error}; it takes {self.signature}") from None
         bound.apply_defaults()
+        annotations = annotations_of(self.function)
         for name, value in bound.arguments.items():
-            expected = self.annotations.get(name, Any)
+            expected = annotations.get(name, Any)
             check_kinds(value, expected, f"{self.name}({name})", _kind_of)
         return Step(self, bound.arguments, self.makes)
-
-    @functools.cached_property
-    def annotations(self) -> Mapping[str, Any]:
-        return annotations_of(self.function)
 
     def code(self, types: frozenset[type] = frozenset()) -> Mapping[str, str]:
         """Digests of the source this step reaches, by name; see :func:`pipeline.code.closure`.
@@ -139,6 +136,12 @@ class StepFunction:
         Looked at once per process (until :func:`look_again`): a plan sees one version of the code.
         """
         return _closure(self, types)
+
+    def made_by(self, types: frozenset[type] = frozenset()) -> dict[str, Json]:
+        """What stands for the code in a recipe: the declared version, or the code itself."""
+        if self.version is not None:
+            return {"version": self.version}
+        return {"code": _code_digest(self, types)}
 
     def __repr__(self) -> str:
         return f"<step function {self.name}{self.signature}>"
@@ -172,9 +175,16 @@ def _closure(function: StepFunction, types: frozenset[type]) -> Mapping[str, str
         return {}  # a declared version does not need the source
 
 
+@cache
+def _code_digest(function: StepFunction, types: frozenset[type]) -> str:
+    """The digest of a closure: a plan asks for it often, and closures are long."""
+    return hash_json({**_closure(function, types)})
+
+
 def look_again() -> None:
     """Forget what was read of files and code: the next plan sees them as they are then."""
     _closure.cache_clear()
+    _code_digest.cache_clear()
     forget_sources()
 
 
@@ -245,10 +255,8 @@ class Step:
 
     @property
     def made_by(self) -> dict[str, Json]:
-        """What stands for the code in the recipe: the declared version, or the code itself."""
-        if self.function.version is not None:
-            return {"version": self.function.version}
-        return {"code": hash_json({**self.code})}
+        """What stands for the code in the recipe; see :meth:`StepFunction.made_by`."""
+        return self.function.made_by(self.types)
 
     __iter__ = None  # indexing would make one of it that never ends
     __contains__ = None

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.canonical import Json, hash_json, identity, resolve_reference
+from pipeline.canonical import Json, identity, resolve_reference
 from pipeline.cli.runs import newest_runs
 from pipeline.errors import TemperError
 from pipeline.lifeline import WORKER_ENVIRONMENT
@@ -51,11 +51,8 @@ def present_code(manifest: Manifest, store: Store) -> PresentCode:
     """
     _search_where_it_ran(store, manifest.step)
     function, types = load(manifest)
-    code = function.code(types)
-    made_by: dict[str, Json] = {"version": function.version}
-    if function.version is None:
-        made_by = {"code": hash_json({**code})}
-    return PresentCode(made_by, code, function.function.__code__.co_filename)
+    file = function.function.__code__.co_filename
+    return PresentCode(function.made_by(types), function.code(types), file)
 
 
 def _search_where_it_ran(store: Store, step: str) -> None:
