@@ -35,6 +35,40 @@ class ConversationTokens(Artifact):
     """``tokens-00000.parquet`` and so on: conversations as token ids with masks."""
 
 
+class Texts(Artifact):
+    """``texts-*.parquet``: plain texts to learn from."""
+
+
+class TextSplits(Artifact):
+    """:class:`Texts` for every split, and ``ledger.parquet``."""
+
+    parts = Texts
+
+
+class TextTokens(ConversationTokens):
+    """``tokens-00000.parquet`` and so on: texts as token ids, for whoever takes conversations."""
+
+
+class Unpaired(Artifact):
+    """``completions-*.parquet``: prompts, each with a completion that is good or not, as text."""
+
+
+class UnpairedSplits(Artifact):
+    """:class:`Unpaired` for every split, and ``ledger.parquet``."""
+
+    parts = Unpaired
+
+
+class UnpairedTokens(Artifact):
+    """``tokens-00000.parquet`` and so on: completions as token ids with masks and labels."""
+
+
+class TokenizedUnpaired(Artifact):
+    """:class:`UnpairedTokens` for every split."""
+
+    parts = UnpairedTokens
+
+
 class ReferenceLogps(Artifact):
     """``logps.parquet``: what a reference model gives to the responses of pairs."""
 

@@ -11,17 +11,16 @@ from chat_families import Case, Family, families, with_core
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steps.data.pairs import TokenizedPair, tokenize_pairs
 from steps.data.reasons import MalformedRow
 from steps.data.rows import ConversationRow, PreferenceRow
 from steps.data.tokenizing import (
     Tokenization,
     TokenizeConfig,
     TokenizedConversation,
-    TokenizedPair,
     TrainOn,
     tokenization,
     tokenize_conversations,
-    tokenize_pairs,
 )
 
 FAMILIES = tuple(families())

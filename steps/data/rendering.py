@@ -118,7 +118,7 @@ def render_marked(chat_format: ChatFormat, chat: Chat) -> tuple[str, list[Span]]
 
 
 def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer saved in the folder `path`; nothing is downloaded and no code in it is run.
+    """The tokenizer saved in the folder `path` with its chat template; no code in it is run.
 
     A template that asks for today's date is given a fixed one, so that equal rows have equal
     tokens on any day: prompts for generation must come from this tokenizer too.
@@ -127,6 +127,24 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
         FileNotFoundError: `path` is no folder.
         ValueError: the tokenizer has no chat template or no end-of-sequence token.
     """
+    tokenizer = load_bare_tokenizer(path)
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"{path}: the tokenizer has no chat template, so it cannot tell turns apart; use the "
+            "model's chat or instruct variant, or put a chat_template.jinja into the folder"
+        )
+    if "strftime_now" in str(tokenizer.chat_template):
+        tokenizer.chat_template = _with_fixed_clock(tokenizer.chat_template)
+    return tokenizer
+
+
+def load_bare_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer saved in the folder `path`, which may lack a chat template.
+
+    Raises:
+        FileNotFoundError: `path` is no folder.
+        ValueError: the tokenizer has no end-of-sequence token.
+    """
     from transformers import AutoTokenizer
 
     if not Path(path).is_dir():
@@ -134,18 +152,11 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     tokenizer = AutoTokenizer.from_pretrained(
         str(path), local_files_only=True, trust_remote_code=False
     )
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"{path}: the tokenizer has no chat template, so it cannot tell turns apart; use the "
-            "model's chat or instruct variant, or put a chat_template.jinja into the folder"
-        )
     if tokenizer.eos_token_id is None:
         raise ValueError(
             f"{path}: the tokenizer has no eos_token, so responses would have no end; name one in "
             "tokenizer_config.json"
         )
-    if "strftime_now" in str(tokenizer.chat_template):
-        tokenizer.chat_template = _with_fixed_clock(tokenizer.chat_template)
     return tokenizer
 
 

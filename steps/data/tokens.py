@@ -10,14 +10,16 @@ A shard whose rows are all dropped is an empty file: numbers never shift.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from steps.data.encoding import save_tokenizer
 from steps.data.histograms import plot, quantiles
 from steps.data.parquet import shards
+from steps.data.texts import TextConfig
 from steps.data.token_shards import (
     TOKENS,
     Report,
+    RowKind,
     TokenizeShards,
     merged_report,
     write_row_ledger,
@@ -27,11 +29,11 @@ from steps.data.workers import Finished, Shard, place, process_shards
 
 
 def tokenize_folders(
-    rows: Literal["pairs", "conversations"],
+    rows: RowKind,
     source: Path,
     splits: Sequence[str],
     tokenizer: Path,
-    config: TokenizeConfig,
+    config: TokenizeConfig | TextConfig,
     output: Path,
     scratch: Path,
     on_progress: Callable[[int, int], None],
@@ -105,6 +107,7 @@ _MEASURES: Mapping[str, str] = {
     "prompt": "prompt, in tokens",
     "chosen": "chosen response",
     "rejected": "rejected response",
+    "completion": "completion",
     "trained": "tokens trained on",
     "total": "whole sequence (of a pair: the longer one)",
 }
