@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from steps.data.pairs import TokenizedPair, tokenize_pairs
 from steps.data.reasons import MalformedRow
-from steps.data.rows import ConversationRow, PreferenceRow
+from steps.data.rows import ConversationRow, PreferenceRow, UnpairedRow
 from steps.data.tokenizing import (
     Tokenization,
     TokenizeConfig,
     TokenizedConversation,
     TrainOn,
     tokenization,
+    tokenize_completions,
     tokenize_conversations,
 )
 
@@ -192,6 +193,30 @@ def test_a_pair_is_two_conversations_with_one_prompt(
             assert [*result.prompt.ids, *tokens.ids] == side.tokens.ids
             assert [*result.prompt.mask, *tokens.mask] == side.tokens.mask
         assert result.prompt.ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(deadline=None, max_examples=20)
+@given(case=conversations(), train_on=st.sampled_from(sorted(TRAIN_ON)))
+def test_a_completion_is_a_conversation_parted_where_it_begins(
+    family: str, case: Case, train_on: TrainOn
+) -> None:
+    chosen = families()[family]
+    *prompt, answer = cast(Any, case.messages)
+    row = UnpairedRow("1", tuple(prompt), (answer,), label=True)
+
+    (result,) = tokenize_completions(numbers(chosen, train_on), [row])
+
+    whole = tokenized(chosen, case, train_on)
+    if isinstance(result, MalformedRow):
+        lost = "template does not extend the prompt"  # a check that has no sense without a prompt
+        assert result.reason == (whole.reason if isinstance(whole, MalformedRow) else lost)
+        return
+    assert isinstance(whole, TokenizedConversation)
+    parts = (result.prompt, result.completion)
+    assert [*parts[0].ids, *parts[1].ids] == whole.tokens.ids
+    assert [*parts[0].mask, *parts[1].mask] == whole.tokens.mask
+    assert result.completion.mask[0] or result.findings.merged
 
 
 # --- templates that rewrite ----------------------------------------------------------------------
