@@ -7,15 +7,21 @@ class Model(Artifact):
     """A Hugging Face model folder: safetensors, config, tokenizer, chat template."""
 
 
+class Tokens(Artifact):
+    """Rows as token ids with masks, their ledger, and the ``tokenizer.json`` that made the ids."""
+
+    viewer = "steps.data.view:show_row"
+
+
 class Preferences(Artifact):
     """``SPLIT/pairs-*.parquet``: prompts with a chosen and a rejected continuation, as text."""
 
 
-class PairTokens(Artifact):
+class PairTokens(Tokens):
     """``tokens-00000.parquet`` and so on: preference pairs as token ids with masks."""
 
 
-class TokenizedPreferences(Artifact):
+class TokenizedPreferences(Tokens):
     """:class:`PairTokens` for every split."""
 
     parts = PairTokens
@@ -31,7 +37,7 @@ class ConversationSplits(Artifact):
     parts = Conversations
 
 
-class ConversationTokens(Artifact):
+class ConversationTokens(Tokens):
     """``tokens-00000.parquet`` and so on: conversations as token ids with masks."""
 
 
@@ -59,11 +65,11 @@ class UnpairedSplits(Artifact):
     parts = Unpaired
 
 
-class UnpairedTokens(Artifact):
+class UnpairedTokens(Tokens):
     """``tokens-00000.parquet`` and so on: completions as token ids with masks and labels."""
 
 
-class TokenizedUnpaired(Artifact):
+class TokenizedUnpaired(Tokens):
     """:class:`UnpairedTokens` for every split."""
 
     parts = UnpairedTokens
