@@ -189,6 +189,20 @@ def tokenize_completions(
     return in_one_batch(rows, render_row, encode, finish)
 
 
+def tokenize_prompts(
+    tokenization: Tokenization, prompts: Sequence[Chat]
+) -> list[list[int] | MalformedRow]:
+    """Every prompt in its place as the ids that a model is given to answer it, of any length; or
+    the reason why the template refuses it."""
+
+    def render_prompt(prompt: Chat) -> str:
+        return render(tokenization.format, prompt, header=True)
+
+    return in_one_batch(
+        prompts, render_prompt, tokenization.encoder.ids, lambda prompt, text, ids: ids
+    )
+
+
 def tokens_id(*parts: Sequence[int]) -> str:
     """16 hex digits that two sequences of parts share when, and but for hash collisions only when,
     they hold the same tokens: sha256 over the lengths of the parts and then the ids."""
