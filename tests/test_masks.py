@@ -25,6 +25,7 @@ from steps.data.tokenizing import (
 )
 
 FAMILIES = tuple(families())
+WRITE_TOOLS = {"llama3", "qwen2_5", "qwen3", "mistral"}
 TRAIN_ON = {TrainOn.last_turn: False, TrainOn.all_turns: True}
 
 
@@ -292,6 +293,31 @@ def test_a_header_that_starts_a_thought_which_answers_lack_is_told_as_a_rewritte
     assert pair.findings.rewritten
     assert str(family.tokenizer.decode(pair.prompt.ids)).endswith("<|im_start|>assistant\n")
     assert family.tokenizer.decode(pair.chosen.ids) == "yes<|im_end|>"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tools_that_a_template_does_not_write_are_told(family: str) -> None:
+    case = Case((user("q"), assistant("a")), tools=(WEATHER,))
+
+    result = tokenized(families()[family], case, TrainOn.last_turn)
+
+    assert isinstance(result, TokenizedConversation), result
+    text = str(families()[family].tokenizer.decode(result.tokens.ids))
+    assert result.findings.tools_lost == ("weather" not in text)
+    assert result.findings.tools_lost == (family not in WRITE_TOOLS)
+
+
+@pytest.mark.parametrize("shape", [{}, {"name": 1}, {"function": "weather"}, {"function": None}])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tools_and_calls_of_another_shape_cost_their_row_at_most(
+    family: str, shape: dict[str, Any]
+) -> None:
+    called = Case((user("q"), assistant("a", tool_calls=[shape])), tools=(shape,))
+    unused = Case((user("q"), assistant("a")), tools=(shape,))
+
+    results = [tokenized(families()[family], case, TrainOn.last_turn) for case in (called, unused)]
+
+    assert all(isinstance(r, TokenizedConversation | MalformedRow) for r in results)
 
 
 def test_words_that_a_template_changes_are_not_searched_for() -> None:

@@ -9,7 +9,7 @@ Both sides of a pair are rendered whole, but what they share is encoded once; se
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from steps.data.encoding import Encoder, Pieces
 from steps.data.reasons import MalformedRow
@@ -182,6 +182,5 @@ def _finish_pair(
         raise MalformedRow(
             "identical after truncation", f"both are cut to the same {len(chosen)} tokens"
         )
-    rewritten = not all(side.rendered.extends for side in text)
-    found = replace(findings, merged=ids.merged, rewritten=rewritten)
+    found = findings.of_text(ids.merged, [side.rendered for side in text])
     return TokenizedPair(row.row, prompt, chosen, rejected, found)

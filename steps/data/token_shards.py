@@ -72,17 +72,20 @@ class Report:
     Attributes:
         merged: tokens across the edge of an assistant's text, which are not trained on.
         rewritten: kept rows whose prompt the template writes otherwise once it is answered.
+        tools_lost: kept rows whose tools the template does not write.
         lengths: how many kept rows there are of each length, by what was measured.
     """
 
     tally: Tally = field(default_factory=Tally)
     merged: int = 0
     rewritten: int = 0
+    tools_lost: int = 0
     lengths: dict[str, Counter[int]] = field(default_factory=dict)
 
     def add(self, findings: Findings, lengths: Iterable[Mapping[str, int]]) -> None:
         self.merged += findings.merged
         self.rewritten += findings.rewritten
+        self.tools_lost += findings.tools_lost
         for name, length in chain.from_iterable(line.items() for line in lengths):
             self.lengths.setdefault(name, Counter())[length] += 1
 
@@ -90,6 +93,7 @@ class Report:
         self.tally.merge(later.tally)
         self.merged += later.merged
         self.rewritten += later.rewritten
+        self.tools_lost += later.tools_lost
         for name, lengths in later.lengths.items():
             self.lengths.setdefault(name, Counter()).update(lengths)
 
@@ -98,13 +102,15 @@ class Report:
             "tally": self.tally.to_json(),
             "merged": self.merged,
             "rewritten": self.rewritten,
+            "tools_lost": self.tools_lost,
             "lengths": {name: sorted(counts.items()) for name, counts in self.lengths.items()},
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Report":
         lengths = {name: Counter(dict(counts)) for name, counts in data["lengths"].items()}
-        return cls(Tally.from_json(data["tally"]), data["merged"], data["rewritten"], lengths)
+        counts = {name: data[name] for name in ("merged", "rewritten", "tools_lost")}
+        return cls(Tally.from_json(data["tally"]), lengths=lengths, **counts)
 
 
 def merged_report(finished: Iterable[Finished]) -> Report:

@@ -89,12 +89,24 @@ class Findings:
         merged: tokens that lie across the edge of an assistant's text; none is trained on.
         rewritten: the template writes the prompt otherwise once it is answered, so that the model
             is trained on another prompt than it would be given.
+        tools_lost: the template does not write the row's tools.
     """
 
     prompt_cut: bool = False
     response_cut: bool = False
     merged: int = 0
     rewritten: bool = False
+    tools_lost: bool = False
+
+    def of_text(self, merged: int, texts: Iterable[Rendered]) -> "Findings":
+        """These, with what was noticed of the text."""
+        seen = list(texts)
+        return replace(
+            self,
+            merged=merged,
+            rewritten=not all(text.extends for text in seen),
+            tools_lost=not all(text.shows_tools for text in seen),
+        )
 
 
 @dataclass(frozen=True)
@@ -333,4 +345,4 @@ def _finished(
     prompt, (rest,), findings = fitted(
         tokenization, row, every.cut(0, first), [every.cut(first, len(every))]
     )
-    return prompt, rest, replace(findings, merged=merged, rewritten=not text.extends)
+    return prompt, rest, findings.of_text(merged, [text])

@@ -84,6 +84,7 @@ def _metrics(report: Report) -> dict[str, Any]:
         "truncated": report.tally.truncated,
         "boundary_tokens_merged": report.merged,
         "prompts_rewritten": report.rewritten,
+        "tools_not_written": report.tools_lost,
         "lengths": {name: quantiles(counts) for name, counts in report.lengths.items()},
         **dropped,
         "notices": [*dropped.get("notices", ()), *_notices(report)],
@@ -100,6 +101,11 @@ def _notices(report: Report) -> Iterable[str]:
         yield (
             f"{report.rewritten} prompts are written otherwise by the chat template once they are "
             "answered: training sees another prompt than generation does"
+        )
+    if report.tools_lost:
+        yield (
+            f"{report.tools_lost} rows have tools that the chat template does not write, so that "
+            "the model never sees them; use a template that does, or leave the tools out"
         )
 
 
