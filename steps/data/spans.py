@@ -277,17 +277,15 @@ def _has_reasoning(message: Message) -> bool:
 
 def _refuse_spelled_out_ends(chat_format: ChatFormat, messages: Sequence[Message]) -> None:
     """Written out in a response, these tokens would end the turn early, or end it twice."""
-    eos = str(chat_format.tokenizer.eos_token)
-    ends = sorted({eos, *chat_format.special.findall(chat_format.closing)})
     for message in messages:
-        for end in ends:
+        for end in chat_format.ends:
             if end in message["content"]:
                 raise MalformedRow("end-of-turn inside the response", f"the text contains {end}")
 
 
 def _refuse_doubled(chat_format: ChatFormat, text: str) -> None:
     """A BOS at the start of a text must be its only one there."""
-    bos = chat_format.tokenizer.bos_token
+    bos = chat_format.special_tokens.get("bos_token")
     if bos and text.startswith(str(bos) * 2):
         raise MalformedRow("doubled special token", f"the text starts with {bos} twice")
 
