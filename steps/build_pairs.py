@@ -75,6 +75,8 @@ def _pairs(record: Mapping[str, Any]) -> Iterator[PreferenceRow]:
             prompt=tuple(record["prompt"]),
             chosen=(_answer(chosen),),
             rejected=(_answer(rejected),),
+            tools=tuple(record["tools"]) if record.get("tools") else None,
+            template_kwargs=record.get("template_kwargs"),
             score_chosen=1.0,
             score_rejected=0.0,
         )

@@ -7,15 +7,21 @@ class Model(Artifact):
     """A Hugging Face model folder: safetensors, config, tokenizer, chat template."""
 
 
+class Tokens(Artifact):
+    """Rows as token ids with masks, their ledger, and the ``tokenizer.json`` that made the ids."""
+
+    viewer = "steps.data.view:show_row"
+
+
 class Preferences(Artifact):
     """``SPLIT/pairs-*.parquet``: prompts with a chosen and a rejected continuation, as text."""
 
 
-class PairTokens(Artifact):
+class PairTokens(Tokens):
     """``tokens-00000.parquet`` and so on: preference pairs as token ids with masks."""
 
 
-class TokenizedPreferences(Artifact):
+class TokenizedPreferences(Tokens):
     """:class:`PairTokens` for every split."""
 
     parts = PairTokens
@@ -31,8 +37,42 @@ class ConversationSplits(Artifact):
     parts = Conversations
 
 
-class ConversationTokens(Artifact):
+class ConversationTokens(Tokens):
     """``tokens-00000.parquet`` and so on: conversations as token ids with masks."""
+
+
+class Texts(Artifact):
+    """``texts-*.parquet``: plain texts to learn from."""
+
+
+class TextSplits(Artifact):
+    """:class:`Texts` for every split, and ``ledger.parquet``."""
+
+    parts = Texts
+
+
+class TextTokens(ConversationTokens):
+    """``tokens-00000.parquet`` and so on: texts as token ids, for whoever takes conversations."""
+
+
+class Unpaired(Artifact):
+    """``completions-*.parquet``: prompts, each with a completion that is good or not, as text."""
+
+
+class UnpairedSplits(Artifact):
+    """:class:`Unpaired` for every split, and ``ledger.parquet``."""
+
+    parts = Unpaired
+
+
+class UnpairedTokens(Tokens):
+    """``tokens-00000.parquet`` and so on: completions as token ids with masks and labels."""
+
+
+class TokenizedUnpaired(Tokens):
+    """:class:`UnpairedTokens` for every split."""
+
+    parts = UnpairedTokens
 
 
 class ReferenceLogps(Artifact):

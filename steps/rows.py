@@ -1,6 +1,6 @@
 """What the steps that load rows have in common: sources as a config names them, read and told of.
 
-``load_preferences``, ``load_conversations`` and ``load_prompts`` differ in the kind of row alone.
+``load_preferences``, ``load_conversations`` and the like differ in the kind of row alone.
 """
 
 from typing import Any

@@ -1,8 +1,9 @@
 """``tokenize_conversations``: demonstrations as text become token ids, in Parquet."""
 
-from pipeline import Metrics, Output, TemperError, step
+from pipeline import Metrics, Output, step
 from steps.data.tokenizing import TokenizeConfig
 from steps.kinds import Conversations, ConversationTokens, Model
+from steps.tokens import write_tokens
 
 
 @step(makes=ConversationTokens)
@@ -19,19 +20,4 @@ def tokenize_conversations(
     Raises:
         TemperError: no conversation is left, or more were dropped than allowed.
     """
-    from steps.data.tokens import tokenize_folders
-    from steps.data.workers import ShardFailed
-
-    try:
-        return tokenize_folders(
-            "conversations",
-            conversations.path,
-            [""],
-            tokenizer.path,
-            config,
-            out.path,
-            out.scratch,
-            out.progress,
-        )
-    except (ShardFailed, ValueError) as error:
-        raise TemperError(str(error)) from error
+    return write_tokens(out, "conversations", conversations, tokenizer, config)

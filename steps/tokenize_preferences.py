@@ -1,8 +1,9 @@
 """``tokenize_preferences``: pairs as text become pairs as token ids, in Parquet."""
 
-from pipeline import Metrics, Output, TemperError, step
+from pipeline import Metrics, Output, step
 from steps.data.tokenizing import TokenizeConfig
 from steps.kinds import Model, Preferences, TokenizedPreferences
+from steps.tokens import write_split_tokens
 
 
 @step(makes=TokenizedPreferences)
@@ -23,15 +24,4 @@ def tokenize_preferences(
     Raises:
         TemperError: no pair of a split is left, or more rows were dropped than allowed.
     """
-    from steps.data.tokens import tokenize_folders
-    from steps.data.workers import ShardFailed
-
-    splits = sorted({path.parent.name for path in pairs.path.glob("*/pairs-*.parquet")})
-    if not splits:
-        raise TemperError(f"{pairs.step} holds no SPLIT/pairs-*.parquet; pass the whole artifact")
-    try:
-        return tokenize_folders(
-            "pairs", pairs.path, splits, tokenizer.path, config, out.path, out.scratch, out.progress
-        )
-    except (ShardFailed, ValueError) as error:
-        raise TemperError(str(error)) from error
+    return write_split_tokens(out, "pairs", pairs, tokenizer, config)

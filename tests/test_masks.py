@@ -11,20 +11,21 @@ from chat_families import Case, Family, families, with_core
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steps.data.pairs import TokenizedPair, tokenize_pairs
 from steps.data.reasons import MalformedRow
-from steps.data.rows import ConversationRow, PreferenceRow
+from steps.data.rows import ConversationRow, PreferenceRow, UnpairedRow
 from steps.data.tokenizing import (
     Tokenization,
     TokenizeConfig,
     TokenizedConversation,
-    TokenizedPair,
     TrainOn,
     tokenization,
+    tokenize_completions,
     tokenize_conversations,
-    tokenize_pairs,
 )
 
 FAMILIES = tuple(families())
+WRITE_TOOLS = {"llama3", "qwen2_5", "qwen3", "mistral"}
 TRAIN_ON = {TrainOn.last_turn: False, TrainOn.all_turns: True}
 
 
@@ -195,6 +196,30 @@ def test_a_pair_is_two_conversations_with_one_prompt(
         assert result.prompt.ids
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(deadline=None, max_examples=20)
+@given(case=conversations(), train_on=st.sampled_from(sorted(TRAIN_ON)))
+def test_a_completion_is_a_conversation_parted_where_it_begins(
+    family: str, case: Case, train_on: TrainOn
+) -> None:
+    chosen = families()[family]
+    *prompt, answer = cast(Any, case.messages)
+    row = UnpairedRow("1", tuple(prompt), (answer,), label=True)
+
+    (result,) = tokenize_completions(numbers(chosen, train_on), [row])
+
+    whole = tokenized(chosen, case, train_on)
+    if isinstance(result, MalformedRow):
+        lost = "template does not extend the prompt"  # a check that has no sense without a prompt
+        assert result.reason == (whole.reason if isinstance(whole, MalformedRow) else lost)
+        return
+    assert isinstance(whole, TokenizedConversation)
+    parts = (result.prompt, result.completion)
+    assert [*parts[0].ids, *parts[1].ids] == whole.tokens.ids
+    assert [*parts[0].mask, *parts[1].mask] == whole.tokens.mask
+    assert result.completion.mask[0] or result.findings.merged
+
+
 # --- templates that rewrite ----------------------------------------------------------------------
 
 THOUGHT = "<think>\nFirst this.\n</think>\n\nThen that."
@@ -268,6 +293,31 @@ def test_a_header_that_starts_a_thought_which_answers_lack_is_told_as_a_rewritte
     assert pair.findings.rewritten
     assert str(family.tokenizer.decode(pair.prompt.ids)).endswith("<|im_start|>assistant\n")
     assert family.tokenizer.decode(pair.chosen.ids) == "yes<|im_end|>"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tools_that_a_template_does_not_write_are_told(family: str) -> None:
+    case = Case((user("q"), assistant("a")), tools=(WEATHER,))
+
+    result = tokenized(families()[family], case, TrainOn.last_turn)
+
+    assert isinstance(result, TokenizedConversation), result
+    text = str(families()[family].tokenizer.decode(result.tokens.ids))
+    assert result.findings.tools_lost == ("weather" not in text)
+    assert result.findings.tools_lost == (family not in WRITE_TOOLS)
+
+
+@pytest.mark.parametrize("shape", [{}, {"name": 1}, {"function": "weather"}, {"function": None}])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tools_and_calls_of_another_shape_cost_their_row_at_most(
+    family: str, shape: dict[str, Any]
+) -> None:
+    called = Case((user("q"), assistant("a", tool_calls=[shape])), tools=(shape,))
+    unused = Case((user("q"), assistant("a")), tools=(shape,))
+
+    results = [tokenized(families()[family], case, TrainOn.last_turn) for case in (called, unused)]
+
+    assert all(isinstance(r, TokenizedConversation | MalformedRow) for r in results)
 
 
 def test_words_that_a_template_changes_are_not_searched_for() -> None:

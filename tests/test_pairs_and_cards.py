@@ -79,6 +79,21 @@ def test_shuffled_labels_swap_half_of_the_pairs_and_nothing_else(tmp_path: Path)
     ]
 
 
+def test_a_pair_keeps_the_tools_and_template_arguments_of_its_prompt(tmp_path: Path) -> None:
+    record = {
+        "row": "q", "prompt": [{"role": "user", "content": "?"}], "answer": "1",
+        "tools": [{"name": "add"}], "template_kwargs": {"enable_thinking": False},
+        "completions": [r"\boxed{1}", r"\boxed{2}"],
+    }  # fmt: skip
+    (tmp_path / "completions.jsonl").write_text(json.dumps(record) + "\n")
+
+    build_pairs.function(Folder(tmp_path), Artifact(tmp_path, "sample_completions", ""))
+
+    (pair,) = (from_record(PreferenceRow, made) for made in read_rows(tmp_path / "train"))
+    assert pair.tools == ({"name": "add"},)
+    assert pair.template_kwargs == {"enable_thinking": False}
+
+
 def test_completions_that_are_all_right_or_all_wrong_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(TemperError, match=r"none of 2 prompts has both .* higher temperature"):
         pairs_of(tmp_path, [("1", ["1", "1"]), ("2", ["3"])], PairConfig())

@@ -86,12 +86,19 @@ def test_a_byte_order_mark_and_a_missing_last_line_break_are_nothing(tmp_path: P
     assert read(tmp_path / "rows.jsonl") == [(1, {"id": 1}), (2, {"id": 2})]
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_a_row_of_ten_megabytes_is_named_and_the_next_one_read(tmp_path: Path, suffix: str) -> None:
-    huge = json.dumps({"text": "x" * 10_000_000}).encode()
-    path = write(tmp_path / f"rows.jsonl{suffix}", b'{"id": 1}\n' + huge + b'\n{"id": 3}\n')
+TEN_MEGABYTES, OVER_THE_LIMIT = "x" * 10_000_000, "x" * MAX_ROW_BYTES
 
-    assert read(path) == [(1, {"id": 1}), (2, "row too large"), (3, {"id": 3})]
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".json"])
+def test_a_row_of_ten_megabytes_is_read_and_a_larger_one_is_named(
+    tmp_path: Path, suffix: str
+) -> None:
+    records = [{"text": TEN_MEGABYTES}, {"text": OVER_THE_LIMIT}, {"id": 3}]
+    lines = suffix != ".json"
+    data = "\n".join(map(json.dumps, records)) if lines else json.dumps(records)
+    path = write(tmp_path / f"rows{suffix}", data.encode())
+
+    assert read(path) == [(1, records[0]), (2, "row too large"), (3, records[2])]
 
 
 def test_a_line_over_the_limit_is_never_held_in_memory() -> None:
@@ -283,11 +290,14 @@ def test_a_value_that_python_cannot_hold_costs_only_its_row(tmp_path: Path) -> N
     assert [row for _, row in read(tmp_path / "rows.parquet")][1] == "unreadable value"
 
 
-def test_a_huge_row_of_a_table_is_named(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["a", "x" * 10_000_000, "b"]}), tmp_path / "rows.parquet")
+def test_a_row_of_ten_megabytes_of_a_table_is_read_and_a_larger_one_is_named(
+    tmp_path: Path,
+) -> None:
+    texts = ["a", TEN_MEGABYTES, OVER_THE_LIMIT, "b"]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "rows.parquet")
 
     assert [row for _, row in read(tmp_path / "rows.parquet")] == [
-        {"text": "a"}, "row too large", {"text": "b"},
+        {"text": "a"}, {"text": TEN_MEGABYTES}, "row too large", {"text": "b"},
     ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Completions: the same for the same seed, ended where the model ends them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,17 +9,29 @@ from tiny_models import VOCABULARY, model_folder
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from steps.data.jsonl import read_json_lines
+from steps.data.parquet import write_rows
+from steps.data.reasons import MalformedRow
+from steps.data.rendering import Chat
+from steps.data.rows import PromptRow
+from steps.data.tables import PROMPTS as PROMPT_ROWS
+from steps.data.tables import to_record
+from steps.data.tokenizing import tokenization, tokenize_prompts
 from steps.generation.config import SamplingConfig
 from steps.generation.sampling import sample
+from steps.kinds import Model, Prompts
+from steps.sample_completions import sample_completions
 from steps.training.models import load_model
 
 TEMPLATE = (
+    "{% for tool in tools or [] %}<tool> {{ tool.name }} {% endfor %}{{ style or '' }}"
     "{% for message in messages %}<{{ message.role }}> {{ message.content }} <end> {% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-SPECIAL = ["<user>", "<assistant>", "<end>"]
+SPECIAL = ["<user>", "<assistant>", "<end>", "<tool>"]
 PROMPTS = [
-    [{"role": "user", "content": content}] for content in ("w5", "w9 w8 w7 w6", "w1 w2", "w3")
+    Chat(({"role": "user", "content": content},))
+    for content in ("w5", "w9 w8 w7 w6", "w1 w2", "w3")
 ]
 
 
@@ -30,9 +43,19 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token="<end>",
-        additional_special_tokens=SPECIAL[:2],
+        additional_special_tokens=SPECIAL,
         chat_template=TEMPLATE,
     )
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
+    return ids_of(tokenizer, PROMPTS)
+
+
+def ids_of(tokenizer: PreTrainedTokenizerFast, chats: list[Chat]) -> list[list[int]]:
+    found = tokenize_prompts(tokenization(tokenizer), chats)
+    return [ids for ids in found if not isinstance(ids, MalformedRow)]
 
 
 @pytest.fixture
@@ -42,9 +65,9 @@ def model(tmp_path: Path) -> PreTrainedModel:
 
 @torch.no_grad()
 def greedy_by_hand(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: list[dict], steps: int
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: Chat, steps: int
 ) -> str:
-    ids = tokenizer(f"<user> {prompt[0]['content']} <end> <assistant>")["input_ids"]
+    ids = tokenizer(f"<user> {prompt.messages[0]['content']} <end> <assistant>")["input_ids"]
     assert isinstance(ids, list)
     written: list[int] = []
     for _ in range(steps):
@@ -59,18 +82,21 @@ def greedy_by_hand(
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_greedy_texts_are_the_most_likely_tokens_however_batched(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, batch_size: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    batch_size: int,
+    prompts: list[list[int]],
 ) -> None:
-    texts = sample(model, tokenizer, PROMPTS, SamplingConfig(10, batch_size=batch_size))
+    texts = sample(model, tokenizer, prompts, SamplingConfig(10, batch_size=batch_size))
     assert texts == [[greedy_by_hand(model, tokenizer, prompt, 10)] for prompt in PROMPTS]
 
 
 def test_the_seed_decides_what_is_drawn(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
 ) -> None:
     def draw(seed: int) -> list[list[str]]:
         config = SamplingConfig(12, temperature=1.0, num_completions=3, seed=seed)
-        return sample(model, tokenizer, PROMPTS, config)
+        return sample(model, tokenizer, prompts, config)
 
     torch.manual_seed(1)
     first = draw(0)
@@ -83,10 +109,10 @@ def test_the_seed_decides_what_is_drawn(
 
 
 def test_a_text_ends_before_the_end_token_and_holds_no_special_token(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
 ) -> None:
     config = SamplingConfig(40, temperature=2.0, num_completions=20)
-    texts = [text for texts in sample(model, tokenizer, PROMPTS, config) for text in texts]
+    texts = [text for texts in sample(model, tokenizer, prompts, config) for text in texts]
     assert not any(special in text for text in texts for special in SPECIAL)
     lengths = {len(text.split()) for text in texts}
     assert min(lengths) < 20  # some ended early
@@ -94,40 +120,90 @@ def test_a_text_ends_before_the_end_token_and_holds_no_special_token(
 
 
 def test_draws_follow_the_model_s_distribution(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
 ) -> None:
     """Truncation to the likeliest tokens, which `generate` does by default, would show here."""
     with torch.no_grad():  # a nearly uniform model
         model.get_parameter("model.norm.weight").mul_(0.01)
     config = SamplingConfig(1, temperature=1.0, num_completions=3000, batch_size=1000)
-    [texts] = sample(model, tokenizer, PROMPTS[:1], config)
+    [texts] = sample(model, tokenizer, prompts[:1], config)
     words = VOCABULARY - len(SPECIAL)
     assert len(set(texts) - {""}) == words
-    assert sum(text == "" for text in texts) / 3000 == pytest.approx(3 / VOCABULARY, abs=0.02)
+    assert sum(text == "" for text in texts) / 3000 == pytest.approx(
+        len(SPECIAL) / VOCABULARY, abs=0.02
+    )
 
 
 def test_nothing_of_the_decoding_recipe_of_the_model_is_used_and_all_of_it_is_kept(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
 ) -> None:
     config = SamplingConfig(12)
-    plain = sample(model, tokenizer, PROMPTS, config)
+    plain = sample(model, tokenizer, prompts, config)
     recipe = model.generation_config
     assert recipe is not None
     recipe.repetition_penalty = 5.0
     recipe.min_new_tokens = 11
-    assert sample(model, tokenizer, PROMPTS, config) == plain
+    assert sample(model, tokenizer, prompts, config) == plain
     assert model.generation_config is recipe
 
 
 def test_progress_counts_completions(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
 ) -> None:
     reports = []
     config = SamplingConfig(2, temperature=1.0, num_completions=2, batch_size=3)
-    sample(model, tokenizer, PROMPTS, config, lambda done, total, _: reports.append((done, total)))
+    sample(model, tokenizer, prompts, config, lambda done, total, _: reports.append((done, total)))
     assert reports == [(3, 8), (6, 8), (8, 8)]
 
 
 def test_several_greedy_completions_are_refused() -> None:
     with pytest.raises(ValueError, match="num_completions is 4"):
         SamplingConfig(num_completions=4)
+
+
+# --- the step ------------------------------------------------------------------------------------
+
+
+def test_tools_and_template_arguments_of_a_prompt_are_given_to_the_model(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    asked = ({"role": "user", "content": "w5"},)
+    chat = Chat(asked, tools=({"name": "w1"},), template_kwargs={"style": "w2 "})  # pyright: ignore
+
+    [ids] = ids_of(tokenizer, [chat])
+
+    assert tokenizer.convert_ids_to_tokens(ids) == [
+        "<tool>",
+        "w1",
+        "w2",
+        "<user>",
+        "w5",
+        "<end>",
+        "<assistant>",
+    ]
+
+
+def test_a_prompt_that_the_template_refuses_costs_only_itself(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rows = [
+        PromptRow("good", ({"role": "user", "content": "w5"},), tools=({"name": "w1"},)),
+        PromptRow("bad", ({"role": "user", "content": "w5"},), template_kwargs={"tokenize": True}),
+    ]
+    write_rows(tmp_path / "prompts/prompts-00000.parquet", PROMPT_ROWS, map(to_record, rows))
+    folder = model_folder(tmp_path / "model")
+    tokenizer.save_pretrained(folder)
+    out = SimpleNamespace(path=tmp_path, progress=lambda done, total, metrics=None: None)
+
+    metrics = sample_completions.function(
+        out,  # pyright: ignore[reportArgumentType]
+        Prompts(tmp_path / "prompts", "load_prompts", ""),
+        Model(folder, "import_model", ""),
+    )
+
+    (record,) = read_json_lines(tmp_path / "completions.jsonl")
+    assert record["row"] == "good"
+    assert record["tools"] == [{"name": "w1"}]
+    assert (metrics or {})["dropped_by_reason"] == {
+        "template refuses the conversation": {"count": 1, "rows": ["bad"]}
+    }

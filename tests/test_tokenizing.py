@@ -15,16 +15,15 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from steps.data.lengths import LengthLimits, RowTooLong, TooLong, fit
+from steps.data.pairs import TokenizedPair, tokenize_pairs
 from steps.data.reasons import MalformedRow, Reason
 from steps.data.rendering import load_tokenizer
 from steps.data.rows import ConversationRow, Message, PreferenceRow
 from steps.data.tokenizing import (
     TokenizeConfig,
-    TokenizedPair,
-    pair_id,
     tokenization,
     tokenize_conversations,
-    tokenize_pairs,
+    tokens_id,
 )
 
 SHARED_ROWS = Path(__file__).resolve().parents[2] / "shared" / "data" / "ultrafeedback_500.jsonl"
@@ -386,12 +385,12 @@ PARTS = st.tuples(IDS, IDS, IDS)
 def test_pairs_share_an_id_exactly_when_they_share_their_tokens(
     one: tuple[list[int], ...], other: tuple[list[int], ...]
 ) -> None:
-    assert (pair_id(*one) == pair_id(*other)) == (one == other)
+    assert (tokens_id(*one) == tokens_id(*other)) == (one == other)
 
 
 def test_the_id_of_a_pair_knows_where_its_parts_end_and_not_what_its_row_is_called() -> None:
-    assert pair_id([1], [2], [3]) != pair_id([1, 2], [], [3])
-    assert pair_id([1], [2], [3]) != pair_id([1], [3], [2])
+    assert tokens_id([1], [2], [3]) != tokens_id([1, 2], [], [3])
+    assert tokens_id([1], [2], [3]) != tokens_id([1], [3], [2])
 
     def tokens(row: str) -> TokenizedPair:
         return tokenize_pair(letters(PLAIN), replace(pair("a", "b"), row=row), ROOMY)
@@ -400,7 +399,7 @@ def test_the_id_of_a_pair_knows_where_its_parts_end_and_not_what_its_row_is_call
 
 
 def test_the_id_of_a_pair_is_the_one_earlier_results_were_filed_under() -> None:
-    assert pair_id([1, 2, 3], [4, 5], [6]) == "46bffae970c57bc9"
+    assert tokens_id([1, 2, 3], [4, 5], [6]) == "46bffae970c57bc9"
 
 
 def test_a_saved_tokenizer_is_loaded_with_its_template(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from pipeline.cli.compare import compare
 from pipeline.cli.explanation import explain_artifact
 from pipeline.cli.garbage import Policy, find_garbage
 from pipeline.cli.naming import find, require_one_key, unknown_step
+from pipeline.cli.rows import show_row
 from pipeline.cli.runs import forget_run, names_of_runs, one_run, read_run, read_runs
 from pipeline.cli.verify import mark_damaged, verify
 from pipeline.errors import TemperError
@@ -59,9 +60,28 @@ def list_artifacts(
 
 
 @app.command()
-def show(artifact: Name, store: StoreOption = "store") -> None:
-    """Print an artifact's manifest: recipe, inputs, files, metrics, provenance."""
-    views.show_manifest(make_console(), find(_catalog(store), artifact))
+def show(
+    artifact: Name,
+    row: Annotated[
+        str | None, typer.Option("--row", metavar="ID", help="Print this row of it.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="NAME", help="Only if it is in this split.")
+    ] = None,
+    store: StoreOption = "store",
+) -> None:
+    """Print an artifact's manifest: recipe, inputs, files, metrics, provenance; or one row of it.
+
+    Of tokens, a row is shown with what is trained on, and special tokens, set apart.
+    """
+    if split is not None and row is None:
+        raise TemperError("--split says where to look for a row; add --row ID")
+    catalog = _catalog(store)
+    manifest = find(catalog, artifact)
+    if row is None:
+        views.show_manifest(make_console(), manifest)
+    else:
+        show_row(make_console(), catalog, manifest, row, split)
 
 
 @app.command()

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.artifact import Artifact, Kind
 from pipeline.canonical import Json, identity, resolve_reference
 from pipeline.cli.runs import newest_runs
 from pipeline.errors import TemperError
@@ -55,6 +56,18 @@ def present_code(manifest: Manifest, store: Store) -> PresentCode:
     return PresentCode(function.made_by(types), function.code(types), file)
 
 
+def present_kind(manifest: Manifest, store: Store) -> Kind:
+    """The kind of an artifact as it is now: plain `Artifact` for one that was given none.
+
+    Raises:
+        NotImportable: it cannot be imported; says why.
+    """
+    if manifest.kind is None:
+        return Artifact
+    _search_where_it_ran(store, manifest.step)
+    return import_named(manifest.kind)
+
+
 def _search_where_it_ran(store: Store, step: str) -> None:
     """Let modules be found as by the newest run that had the step: in the same place below the
     present working directory, if its script is there, or else where it was."""
@@ -77,7 +90,7 @@ def load(manifest: Manifest) -> tuple[StepFunction, frozenset[type]]:
     reference = recipe.get("function")
     if not reference:
         raise NotImportable(f"the manifest of {manifest.name} names no function")
-    function = _resolve(reference)
+    function = import_named(reference)
     if not isinstance(function, StepFunction):
         raise NotImportable(f"{reference} is no step function any more")
     return function, frozenset(_types(recipe, function))
@@ -93,7 +106,7 @@ def argument_types(manifest: Manifest) -> tuple[str, ...]:
 def _types(recipe: Any, function: StepFunction) -> set[type]:
     types: set[type] = set()
     for tag, tagged in _tags(recipe):
-        found = _resolve(tagged if tag == "$type" else tagged.rpartition(".")[0])
+        found = import_named(tagged if tag == "$type" else tagged.rpartition(".")[0])
         types.add(found)
         for before in _values_before(found) if tag == "$type" else ():
             identity(before, found.__name__, types=types)
@@ -122,8 +135,13 @@ def _values_before(definition: Any) -> Iterable[Any]:
     return [f.metadata["before"] for f in fields if f.init and "before" in f.metadata]
 
 
-def _resolve(reference: str) -> Any:
-    """Import without letting the module say or start anything: it may be a script."""
+def import_named(reference: str) -> Any:
+    """What ``module:name`` is, imported without letting the module say or start anything: it may be
+    a script.
+
+    Raises:
+        NotImportable: as it says.
+    """
     before = os.environ.get(WORKER_ENVIRONMENT)
     os.environ[WORKER_ENVIRONMENT] = "1"
     try:

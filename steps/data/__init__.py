@@ -6,8 +6,9 @@ record into a row (`rows`) or say why not (`reasons`), `mixture` draws from seve
 shards of rows (`tables`), with a `ledger` of what became of each, made chunk by chunk
 (`shard_ledger`).
 
-`rendering`, `spans` and `encoding` turn rows into tokens with masks, `lengths` cuts them,
-`tokenizing` puts them together; `token_shards` and `workers` do that to files, `tokens` to an
-artifact. `parquet` reads and writes the files between steps, `arithmetic` makes the small
-verifiable task. Nothing here imports torch or `pipeline`.
+`rendering`, `spans` and `encoding` turn rows into tokens with masks and `lengths` cuts them;
+`tokenizing` puts them together for conversations and completions, `pairs` for preferences, `texts`
+for what has no turns. `token_shards` and `workers` do that to files, `tokens` to an artifact, and
+`view` shows a row of it. `parquet` reads and writes the files between steps, `arithmetic` makes the
+small verifiable task. Nothing here imports torch or `pipeline`.
 """

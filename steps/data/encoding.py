@@ -54,6 +54,12 @@ class Encoder:
         encodings = self.core.encode_batch(list(texts), add_special_tokens=False)
         return [_pieces(encoding) for encoding in encodings]
 
+    def framed(self, texts: Sequence[str], end: int) -> list[list[int]]:
+        """The token ids of each text with what the tokenizer's post-processor writes around it,
+        then the token `end` unless it is there; no token is doubled at either edge."""
+        encodings = self.core.encode_batch_fast(list(texts), add_special_tokens=True)
+        return [_framed(encoding.ids, encoding.special_tokens_mask, end) for encoding in encodings]
+
     def last_anchor(self, text: str) -> int | None:
         """Where the last anchor of a text starts."""
         starts = [match.start() for match in self.anchor_pattern.finditer(text)]
@@ -105,10 +111,24 @@ def encoder(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
 
 def save_tokenizer(folder: Path, path: Path) -> None:
     """Write what turns the ids of a folder's tokenizer into text again, in one file."""
-    from steps.data.rendering import load_tokenizer
+    from steps.data.rendering import load_bare_tokenizer
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    encoder(load_tokenizer(folder)).core.save(str(path), pretty=False)
+    encoder(load_bare_tokenizer(folder)).core.save(str(path), pretty=False)
+
+
+def _framed(ids: list[int], added: list[int], end: int) -> list[int]:
+    """Token ids, of which those `added` come from the post-processor, in their frame."""
+    own = [index for index, was_added in enumerate(added) if not was_added]
+    first, last = (own[0], own[-1] + 1) if own else (len(ids), len(ids))
+    before, after = ids[:first], ids[last:]
+    if end not in after:
+        after = [*after, end]
+    while first < last and before and ids[first] == before[-1]:
+        first += 1
+    while first < last and ids[last - 1] == after[0]:
+        last -= 1
+    return [*before, *ids[first:last], *after]
 
 
 def _pieces(encoding: "Encoding") -> Pieces:

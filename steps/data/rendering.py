@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ class ChatFormat:
     """A tokenizer with what its template and vocabulary say about turns.
 
     Attributes:
+        special_tokens: as the template is given them, by name: `bos_token` and so on.
         special: matches the text of any special token.
         opening: white space that the template writes between the header and an assistant's text,
             as Mistral's does: the model has to write it too, so it belongs to the text.
@@ -50,10 +51,17 @@ class ChatFormat:
     """
 
     tokenizer: "PreTrainedTokenizerBase"
+    special_tokens: Mapping[str, Any]
     special: re.Pattern[str]
     opening: str
     closing: str
     marks_generation: bool
+
+    @cached_property
+    def ends(self) -> list[str]:
+        """The texts of the tokens that end a turn, or everything."""
+        eos = str(self.special_tokens["eos_token"])
+        return sorted({eos, *self.special.findall(self.closing)})
 
 
 def chat_format(tokenizer: "PreTrainedTokenizerBase") -> ChatFormat:
@@ -71,6 +79,7 @@ def chat_format(tokenizer: "PreTrainedTokenizerBase") -> ChatFormat:
     special = _special_tokens(tokenizer)
     found = ChatFormat(
         tokenizer,
+        tokenizer.special_tokens_map,
         special,
         "",
         str(tokenizer.eos_token or ""),
@@ -85,14 +94,7 @@ def render(chat_format: ChatFormat, chat: Chat, *, header: bool = False) -> str:
     Raises:
         MalformedRow: the template refuses the chat.
     """
-    text = _guarded(
-        chat_format.tokenizer.apply_chat_template,
-        chat,
-        tokenize=False,
-        add_generation_prompt=header,
-    )
-    assert isinstance(text, str)
-    return text
+    return _rendered(chat_format, chat, add_generation_prompt=header)[0]
 
 
 def render_marked(chat_format: ChatFormat, chat: Chat) -> tuple[str, list[Span]]:
@@ -101,24 +103,12 @@ def render_marked(chat_format: ChatFormat, chat: Chat) -> tuple[str, list[Span]]
     Raises:
         MalformedRow: the template refuses the chat.
     """
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    def work(messages: list[dict[str, Any]], tools: Any, **keywords: Any) -> Any:
-        tokenizer = chat_format.tokenizer
-        return render_jinja_template(
-            [messages],
-            tools=tools,
-            chat_template=tokenizer.get_chat_template(tools=tools),
-            return_assistant_tokens_mask=True,
-            **{**tokenizer.special_tokens_map, **keywords},
-        )
-
-    (text,), (blocks,) = _guarded(work, chat)
+    text, blocks = _rendered(chat_format, chat, return_assistant_tokens_mask=True)
     return text, [tuple(block) for block in blocks]
 
 
 def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer saved in the folder `path`; nothing is downloaded and no code in it is run.
+    """The tokenizer saved in the folder `path` with its chat template; no code in it is run.
 
     A template that asks for today's date is given a fixed one, so that equal rows have equal
     tokens on any day: prompts for generation must come from this tokenizer too.
@@ -127,6 +117,24 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
         FileNotFoundError: `path` is no folder.
         ValueError: the tokenizer has no chat template or no end-of-sequence token.
     """
+    tokenizer = load_bare_tokenizer(path)
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"{path}: the tokenizer has no chat template, so it cannot tell turns apart; use the "
+            "model's chat or instruct variant, or put a chat_template.jinja into the folder"
+        )
+    if "strftime_now" in str(tokenizer.chat_template):
+        tokenizer.chat_template = _with_fixed_clock(tokenizer.chat_template)
+    return tokenizer
+
+
+def load_bare_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer saved in the folder `path`, which may lack a chat template.
+
+    Raises:
+        FileNotFoundError: `path` is no folder.
+        ValueError: the tokenizer has no end-of-sequence token.
+    """
     from transformers import AutoTokenizer
 
     if not Path(path).is_dir():
@@ -134,36 +142,39 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     tokenizer = AutoTokenizer.from_pretrained(
         str(path), local_files_only=True, trust_remote_code=False
     )
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"{path}: the tokenizer has no chat template, so it cannot tell turns apart; use the "
-            "model's chat or instruct variant, or put a chat_template.jinja into the folder"
-        )
     if tokenizer.eos_token_id is None:
         raise ValueError(
             f"{path}: the tokenizer has no eos_token, so responses would have no end; name one in "
             "tokenizer_config.json"
         )
-    if "strftime_now" in str(tokenizer.chat_template):
-        tokenizer.chat_template = _with_fixed_clock(tokenizer.chat_template)
     return tokenizer
 
 
-def _guarded(work: Any, chat: Chat, **settings: Any) -> Any:
+def _rendered(chat_format: ChatFormat, chat: Chat, **settings: bool) -> tuple[str, Any]:
+    """The text, and positions if they were asked for: what `apply_chat_template` does, without its
+    looking up again for every chat what a tokenizer's special tokens are."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     keywords = dict(chat.template_kwargs or {})
     if taken := sorted(keywords.keys() & _reserved()):
         raise MalformedRow(
             "template refuses the conversation",
             f"template_kwargs names {', '.join(taken)}, which only the pipeline may set",
         )
-    messages = [_for_template(message) for message in chat.messages]
-    tools = None if chat.tools is None else [dict(tool) for tool in chat.tools]
+    tools: Any = None if chat.tools is None else [dict(tool) for tool in chat.tools]
     try:
-        return work(messages, tools=tools, **settings, **keywords)
+        texts, blocks = render_jinja_template(
+            [[_for_template(message) for message in chat.messages]],
+            tools=tools,
+            chat_template=chat_format.tokenizer.get_chat_template(tools=tools),
+            **settings,
+            **{**chat_format.special_tokens, **keywords},
+        )
     except Exception as error:
         raise MalformedRow(
             "template refuses the conversation", f"{type(error).__name__}: {error}"
         ) from None
+    return texts[0], blocks[0] if blocks else []
 
 
 def _for_template(message: Message) -> dict[str, Any]:

@@ -34,11 +34,13 @@ class Rendered:
     Attributes:
         spans: the assistant turns that were asked for, in order.
         extends: what the model would be given to write the last turn is a prefix of the text.
+        shows_tools: the template writes every tool; those made for models without tools do not.
     """
 
     text: str
     spans: tuple[Span, ...]
     extends: bool = True
+    shows_tools: bool = True
 
 
 def assistant_turns(messages: Sequence[Message], start: int = 0) -> list[int]:
@@ -79,7 +81,12 @@ def render_spans(
     rewritten = [count for count, header in headers.items() if not text.startswith(header)]
     for count in rewritten:
         _refuse_lost_messages(chat.until(count), headers[count], text[: spans[-1][0]])
-    return Rendered(text[: spans[-1][1]], tuple(spans), extends=shown.isdisjoint(rewritten))
+    return Rendered(
+        text[: spans[-1][1]],
+        tuple(spans),
+        extends=shown.isdisjoint(rewritten),
+        shows_tools=all(name in text for name in _names(chat.tools)),
+    )
 
 
 def _marked_spans(
@@ -167,8 +174,13 @@ def _remainder(
 
 def _called(message: Message) -> list[str]:
     """The names of the functions that a message calls: some templates leave calls out."""
-    calls = (call.get("function", call) for call in message.get("tool_calls") or ())
-    return [str(call.get("name")) for call in calls]
+    return _names(message.get("tool_calls"))
+
+
+def _names(tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """What tools, or calls of them, are called; their shape is up to the template."""
+    within = ((tool, tool.get("function")) for tool in tools or ())
+    return [str((f if isinstance(f, Mapping) else tool).get("name")) for tool, f in within]
 
 
 def _end_of_turn(
@@ -265,17 +277,15 @@ def _has_reasoning(message: Message) -> bool:
 
 def _refuse_spelled_out_ends(chat_format: ChatFormat, messages: Sequence[Message]) -> None:
     """Written out in a response, these tokens would end the turn early, or end it twice."""
-    eos = str(chat_format.tokenizer.eos_token)
-    ends = sorted({eos, *chat_format.special.findall(chat_format.closing)})
     for message in messages:
-        for end in ends:
+        for end in chat_format.ends:
             if end in message["content"]:
                 raise MalformedRow("end-of-turn inside the response", f"the text contains {end}")
 
 
 def _refuse_doubled(chat_format: ChatFormat, text: str) -> None:
     """A BOS at the start of a text must be its only one there."""
-    bos = chat_format.tokenizer.bos_token
+    bos = chat_format.special_tokens.get("bos_token")
     if bos and text.startswith(str(bos) * 2):
         raise MalformedRow("doubled special token", f"the text starts with {bos} twice")
 

@@ -23,7 +23,7 @@ from steps.data.rows import (
     UnpairedRow,
 )
 
-ROWS_PER_SHARD = 8192
+ROWS_PER_SHARD = 2048
 """The most rows in one file."""
 
 
@@ -48,7 +48,8 @@ MESSAGES = pa.list_(
 
 ROW = _required("row", pa.string())
 SCORES = (pa.field("score_chosen", pa.float64()), pa.field("score_rejected", pa.float64()))
-_FOR_TEMPLATE = (pa.field("tools", pa.string()), pa.field("template_kwargs", pa.string()))
+FOR_TEMPLATE = (pa.field("tools", pa.string()), pa.field("template_kwargs", pa.string()))
+"""What a chat template is given besides the messages."""
 
 PAIRS = pa.schema(
     [
@@ -56,13 +57,13 @@ PAIRS = pa.schema(
         _required("prompt", MESSAGES),
         _required("chosen", MESSAGES),
         _required("rejected", MESSAGES),
-        *_FOR_TEMPLATE,
+        *FOR_TEMPLATE,
         *SCORES,
     ]
 )
-CONVERSATIONS = pa.schema([ROW, _required("messages", MESSAGES), *_FOR_TEMPLATE])
+CONVERSATIONS = pa.schema([ROW, _required("messages", MESSAGES), *FOR_TEMPLATE])
 PROMPTS = pa.schema(
-    [ROW, _required("prompt", MESSAGES), pa.field("answer", pa.string()), *_FOR_TEMPLATE]
+    [ROW, _required("prompt", MESSAGES), pa.field("answer", pa.string()), *FOR_TEMPLATE]
 )
 UNPAIRED = pa.schema(
     [
@@ -70,7 +71,7 @@ UNPAIRED = pa.schema(
         _required("prompt", MESSAGES),
         _required("completion", MESSAGES),
         _required("label", pa.bool_()),
-        *_FOR_TEMPLATE,
+        *FOR_TEMPLATE,
     ]
 )
 TEXTS = pa.schema([ROW, _required("text", pa.string())])

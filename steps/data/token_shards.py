@@ -16,26 +16,33 @@ from typing import Any, Generic, Literal, TypeVar
 import pyarrow as pa
 
 from steps.data.ledger import Entry, Tally
+from steps.data.pairs import TokenizedPair, tokenize_pairs
 from steps.data.parquet import iter_rows, write_rows
 from steps.data.reasons import MalformedRow
-from steps.data.rendering import load_tokenizer
-from steps.data.rows import ConversationRow, PreferenceRow
+from steps.data.rendering import load_bare_tokenizer, load_tokenizer
+from steps.data.rows import ConversationRow, PreferenceRow, Row, TextRow, UnpairedRow
 from steps.data.tables import LEDGER, from_record
-from steps.data.token_tables import CONVERSATION_TOKENS, PAIR_TOKENS
+from steps.data.texts import TextConfig, TokenizedText, text_tokenization, tokenize_texts
+from steps.data.token_tables import COMPLETION_TOKENS, CONVERSATION_TOKENS, PAIR_TOKENS
 from steps.data.tokenizing import (
     Findings,
-    Tokenization,
     TokenizeConfig,
+    TokenizedCompletion,
     TokenizedConversation,
-    TokenizedPair,
+    Tokens,
     tokenization,
+    tokenize_completions,
     tokenize_conversations,
-    tokenize_pairs,
 )
 from steps.data.workers import Finished, ProcessShard, Shard, Summary
 
-BATCH = 128
+BATCH = 256
 """Rows rendered and encoded together."""
+
+RowKind = Literal["pairs", "conversations", "completions", "texts"]
+"""What rows are called, as their files are (`tables.STEMS`)."""
+
+Tokenized = TokenizedPair | TokenizedConversation | TokenizedCompletion | TokenizedText
 
 TOKENS, ROW_LEDGER = "tokens.parquet", "ledger.parquet"
 
@@ -44,9 +51,9 @@ TOKENS, ROW_LEDGER = "tokens.parquet", "ledger.parquet"
 class TokenizeShards:
     """The job: files of `rows` become tokens, with the tokenizer of a model folder."""
 
-    rows: Literal["pairs", "conversations"]
+    rows: RowKind
     tokenizer: str
-    config: TokenizeConfig
+    config: TokenizeConfig | TextConfig
 
     @property
     def identity(self) -> str:
@@ -54,10 +61,8 @@ class TokenizeShards:
         return f"{self.rows} {settings} {_digest_of_tokenizer(Path(self.tokenizer))}"
 
     def open(self) -> ProcessShard:
-        work = tokenization(load_tokenizer(self.tokenizer), self.config)
-        if self.rows == "pairs":
-            return partial(_process, work, _PAIRS)
-        return partial(_process, work, _CONVERSATIONS)
+        rows = _KINDS[self.rows]
+        return partial(_process, rows, rows.open(self.tokenizer, self.config))
 
 
 @dataclass
@@ -67,24 +72,28 @@ class Report:
     Attributes:
         merged: tokens across the edge of an assistant's text, which are not trained on.
         rewritten: kept rows whose prompt the template writes otherwise once it is answered.
+        tools_lost: kept rows whose tools the template does not write.
         lengths: how many kept rows there are of each length, by what was measured.
     """
 
     tally: Tally = field(default_factory=Tally)
     merged: int = 0
     rewritten: int = 0
+    tools_lost: int = 0
     lengths: dict[str, Counter[int]] = field(default_factory=dict)
 
-    def add(self, findings: Findings, lengths: Mapping[str, int]) -> None:
+    def add(self, findings: Findings, lengths: Iterable[Mapping[str, int]]) -> None:
         self.merged += findings.merged
         self.rewritten += findings.rewritten
-        for name, length in lengths.items():
+        self.tools_lost += findings.tools_lost
+        for name, length in chain.from_iterable(line.items() for line in lengths):
             self.lengths.setdefault(name, Counter())[length] += 1
 
     def merge(self, later: "Report") -> None:
         self.tally.merge(later.tally)
         self.merged += later.merged
         self.rewritten += later.rewritten
+        self.tools_lost += later.tools_lost
         for name, lengths in later.lengths.items():
             self.lengths.setdefault(name, Counter()).update(lengths)
 
@@ -93,13 +102,15 @@ class Report:
             "tally": self.tally.to_json(),
             "merged": self.merged,
             "rewritten": self.rewritten,
+            "tools_lost": self.tools_lost,
             "lengths": {name: sorted(counts.items()) for name, counts in self.lengths.items()},
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Report":
         lengths = {name: Counter(dict(counts)) for name, counts in data["lengths"].items()}
-        return cls(Tally.from_json(data["tally"]), data["merged"], data["rewritten"], lengths)
+        counts = {name: data[name] for name in ("merged", "rewritten", "tools_lost")}
+        return cls(Tally.from_json(data["tally"]), lengths=lengths, **counts)
 
 
 def merged_report(finished: Iterable[Finished]) -> Report:
@@ -116,10 +127,13 @@ def write_row_ledger(path: Path, finished: Iterable[Finished]) -> None:
     write_rows(path, LEDGER, chain.from_iterable(parts))
 
 
-# --- the two kinds of rows -----------------------------------------------------------------------
+# --- the kinds of rows ---------------------------------------------------------------------------
 
-_Row = TypeVar("_Row", PreferenceRow, ConversationRow)
-_Tokens = TypeVar("_Tokens", TokenizedPair, TokenizedConversation)
+_Row = TypeVar("_Row", bound=Row)
+_Tokens = TypeVar("_Tokens", bound=Tokenized)
+
+Line = tuple[dict[str, Any], dict[str, int]]
+"""What is written of a row: its columns, and lengths to be counted."""
 
 
 @dataclass(frozen=True)
@@ -127,73 +141,105 @@ class _Rows(Generic[_Row, _Tokens]):
     """How rows of one kind are tokenised and written; `kept` columns are carried over as read."""
 
     kind: type[_Row]
-    tokenize: Callable[[Tokenization, Sequence[_Row]], list[_Tokens | MalformedRow]]
     schema: pa.Schema
-    kept: tuple[str, ...]
-    columns: Callable[[_Tokens], dict[str, Any]]
-    lengths: Callable[[_Tokens], dict[str, int]]
+    open: Callable[[str, Any], Callable[[Sequence[_Row]], list[_Tokens | MalformedRow]]]
+    lines: Callable[[_Tokens], Iterable[Line]]
+    kept: tuple[str, ...] = ()
 
 
-def _pair_columns(pair: TokenizedPair) -> dict[str, Any]:
-    sides = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
-    ids = {f"{side}_ids": tokens.ids for side, tokens in sides.items()}
-    masks = {f"{side}_mask": tokens.mask for side, tokens in sides.items()}
-    return {"pair_id": pair.pair_id, "shared_prefix": pair.shared_prefix, **ids, **masks}
+def _with_template(tokenize: Any) -> Any:
+    def opened(folder: str, config: TokenizeConfig) -> Any:
+        return partial(tokenize, tokenization(load_tokenizer(folder), config))
+
+    return opened
 
 
-def _pair_lengths(pair: TokenizedPair) -> dict[str, int]:
-    prompt, chosen, rejected = len(pair.prompt), len(pair.chosen), len(pair.rejected)
-    total = prompt + max(chosen, rejected)
-    return {"prompt": prompt, "chosen": chosen, "rejected": rejected, "total": total}
+def _open_for_texts(folder: str, config: TextConfig) -> Any:
+    return partial(tokenize_texts, text_tokenization(load_bare_tokenizer(folder), config))
 
 
-def _conversation_columns(conversation: TokenizedConversation) -> dict[str, Any]:
-    return {"input_ids": conversation.tokens.ids, "mask": conversation.tokens.mask}
+def _pair_lines(pair: TokenizedPair) -> Iterator[Line]:
+    parts = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
+    named = {"row": pair.row, "pair_id": pair.pair_id, "shared_prefix": pair.shared_prefix}
+    lengths = {name: len(part) for name, part in parts.items()}
+    total = lengths["prompt"] + max(lengths["chosen"], lengths["rejected"])
+    yield named | _ids_and_masks(parts), lengths | {"total": total}
 
 
-def _conversation_lengths(conversation: TokenizedConversation) -> dict[str, int]:
-    mask = conversation.tokens.mask
-    return {"trained": sum(mask), "total": len(mask)}
+def _completion_lines(made: TokenizedCompletion) -> Iterator[Line]:
+    parts = {"prompt": made.prompt, "completion": made.completion}
+    named = {"row": made.row, "completion_id": made.completion_id}
+    lengths = {name: len(part) for name, part in parts.items()}
+    yield named | _ids_and_masks(parts), lengths | {"total": sum(lengths.values())}
 
 
-_PAIRS = _Rows(
-    PreferenceRow,
-    tokenize_pairs,
-    PAIR_TOKENS,
-    ("score_chosen", "score_rejected", "prompt", "chosen", "rejected"),
-    _pair_columns,
-    _pair_lengths,
-)
-_CONVERSATIONS = _Rows(
-    ConversationRow,
-    tokenize_conversations,
-    CONVERSATION_TOKENS,
-    (),
-    _conversation_columns,
-    _conversation_lengths,
-)
+def _conversation_lines(conversation: TokenizedConversation) -> Iterator[Line]:
+    yield _sequence(conversation.row, conversation.tokens)
+
+
+def _text_lines(text: TokenizedText) -> Iterator[Line]:
+    return (_sequence(row, piece) for row, piece in text.named_pieces())
+
+
+def _sequence(row: str, tokens: Tokens) -> Line:
+    columns = {"row": row, "input_ids": tokens.ids, "mask": tokens.mask}
+    return columns, {"trained": sum(tokens.mask), "total": len(tokens)}
+
+
+def _ids_and_masks(parts: Mapping[str, Tokens]) -> dict[str, Any]:
+    ids = {f"{name}_ids": tokens.ids for name, tokens in parts.items()}
+    return ids | {f"{name}_mask": tokens.mask for name, tokens in parts.items()}
+
+
+_FOR_TEMPLATE = ("tools", "template_kwargs")
+_KINDS: Mapping[RowKind, _Rows[Any, Any]] = {
+    "pairs": _Rows(
+        PreferenceRow,
+        PAIR_TOKENS,
+        _with_template(tokenize_pairs),
+        _pair_lines,
+        ("score_chosen", "score_rejected", "prompt", "chosen", "rejected", *_FOR_TEMPLATE),
+    ),
+    "conversations": _Rows(
+        ConversationRow,
+        CONVERSATION_TOKENS,
+        _with_template(tokenize_conversations),
+        _conversation_lines,
+    ),
+    "completions": _Rows(
+        UnpairedRow,
+        COMPLETION_TOKENS,
+        _with_template(tokenize_completions),
+        _completion_lines,
+        ("label", "prompt", "completion", *_FOR_TEMPLATE),
+    ),
+    "texts": _Rows(TextRow, CONVERSATION_TOKENS, _open_for_texts, _text_lines),
+}
 
 
 # --- one shard -----------------------------------------------------------------------------------
 
 
 def _process(
-    tokenization: Tokenization, rows: _Rows[_Row, _Tokens], shard: Shard, folder: Path
+    rows: _Rows[_Row, _Tokens],
+    tokenize: Callable[[Sequence[_Row]], list[_Tokens | MalformedRow]],
+    shard: Shard,
+    folder: Path,
 ) -> Summary:
     report, entries = Report(), []
 
-    def records() -> Iterator[dict[str, Any]]:
+    def lines() -> Iterator[dict[str, Any]]:
         for batch in _batches(iter_rows(shard.source)):
-            parsed = [from_record(rows.kind, record) for record in batch]
-            tokenized = rows.tokenize(tokenization, parsed)
+            tokenized = tokenize([from_record(rows.kind, record) for record in batch])
             for record, tokens in zip(batch, tokenized, strict=True):
                 entries.append(_entry(shard, record["row"], tokens))
                 if not isinstance(tokens, MalformedRow):
-                    report.add(tokens.findings, rows.lengths(tokens))
                     carried = {name: record[name] for name in rows.kept}
-                    yield {"row": record["row"], **rows.columns(tokens), **carried}
+                    made = list(rows.lines(tokens))
+                    report.add(tokens.findings, [lengths for _, lengths in made])
+                    yield from (columns | carried for columns, _ in made)
 
-    write_rows(folder / TOKENS, rows.schema, records())
+    write_rows(folder / TOKENS, rows.schema, lines())
     write_rows(folder / ROW_LEDGER, LEDGER, map(vars, entries))
     for entry in entries:
         report.tally.add(entry)
@@ -205,16 +251,17 @@ def _batches(records: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
         yield batch
 
 
-def _entry(
-    shard: Shard, row: str, tokens: TokenizedPair | TokenizedConversation | MalformedRow
-) -> Entry:
+def _entry(shard: Shard, row: str, tokens: Tokenized | MalformedRow) -> Entry:
     split, source = shard.name.rpartition("/")[0], f"{shard.name}.parquet"
     if isinstance(tokens, MalformedRow):
         return Entry.dropped(split, source, row, tokens)
     cut = {"prompt": tokens.findings.prompt_cut, "response": tokens.findings.response_cut}
     if any(cut.values()):
         parts = " and ".join(part for part, was_cut in cut.items() if was_cut)
-        return Entry(split, source, row, "truncated", detail=f"{parts} cut to the limits")
+        what = "text" if isinstance(tokens, TokenizedText) else parts
+        return Entry(split, source, row, "truncated", detail=f"{what} cut to the limits")
+    if isinstance(tokens, TokenizedText) and len(tokens.pieces) > 1:
+        return Entry(split, source, row, "kept", detail=f"in {len(tokens.pieces)} pieces")
     return Entry(split, source, row, "kept")
 
 

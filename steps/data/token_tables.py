@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from steps.data.tables import MESSAGES, ROW, SCORES
+from steps.data.tables import FOR_TEMPLATE, MESSAGES, ROW, SCORES
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:
@@ -30,13 +30,31 @@ PAIR_TOKENS = pa.schema(
         _required("prompt", MESSAGES),
         _required("chosen", MESSAGES),
         _required("rejected", MESSAGES),
+        *FOR_TEMPLATE,
     ]
 )
-"""Preference pairs as tokens, their messages kept beside them for evaluation and reading.
+"""Preference pairs as tokens, and beside them all that a prompt is rendered from again.
 
 The full sequence of a side is `prompt_ids` and then its own; masks are True on what is trained on;
 `shared_prefix` is the number of tokens with which both full sequences start.
 """
 
 CONVERSATION_TOKENS = pa.schema([ROW, _required("input_ids", _IDS), _required("mask", _MASK)])
-"""Conversations as tokens; `mask` is True on what is trained on."""
+"""Conversations or texts as tokens; `mask` is True on what is trained on."""
+
+COMPLETION_TOKENS = pa.schema(
+    [
+        ROW,
+        _required("completion_id", pa.string()),
+        _required("prompt_ids", _IDS),
+        _required("prompt_mask", _MASK),
+        _required("completion_ids", _IDS),
+        _required("completion_mask", _MASK),
+        _required("label", pa.bool_()),
+        _required("prompt", MESSAGES),
+        _required("completion", MESSAGES),
+        *FOR_TEMPLATE,
+    ]
+)
+"""Single completions as tokens, `label` true for a good one; equal `completion_id`s mean equal
+tokens, whatever the label."""

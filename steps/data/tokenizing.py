@@ -1,17 +1,14 @@
-"""Preference pairs and conversations become token ids with masks, a batch at a time.
+"""Conversations become token ids with masks, a batch at a time: the words that all rows share.
 
-A pair is `prompt_ids`, the tokens that both sides share before the first trained one, and two
-sides, which start where the prompt ends. A mask is True exactly on the tokens of assistant text
-and end-of-turn tokens. A token that a tokenizer merged across the edge of such a text stays with
-its side, is not trained on (no half of it could be), and is counted.
-
-Both sides of a pair are rendered whole, but what they share is encoded once; see
-:mod:`steps.data.encoding` for why that gives the tokens of encoding each side whole.
+A mask is True exactly on the tokens of assistant text and end-of-turn tokens. A token that a
+tokenizer merged across the edge of such a text is not trained on (no half of it could be), and is
+counted. Here are whole conversations, and single completions of a prompt; :mod:`steps.data.pairs`
+has pairs and :mod:`steps.data.texts` texts without turns.
 """
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
@@ -22,7 +19,7 @@ from steps.data.ledger import check_max_dropped
 from steps.data.lengths import LengthLimits, RowTooLong, fit
 from steps.data.reasons import MalformedRow
 from steps.data.rendering import Chat, ChatFormat, Span, chat_format, render
-from steps.data.rows import ConversationRow, Messages, PreferenceRow
+from steps.data.rows import ConversationRow, Messages, UnpairedRow
 from steps.data.spans import Rendered, assistant_turns, render_spans
 
 if TYPE_CHECKING:
@@ -52,10 +49,19 @@ class TokenizeConfig(LengthLimits):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_dropped is not None:
-            check_max_dropped(self.max_dropped)
-        if self.workers < 0:
-            raise ValueError(f"workers must be 0 (one for each core) or more, got {self.workers}")
+        check_work(self.max_dropped, self.workers)
+
+
+def check_work(max_dropped: float | None, workers: int) -> None:
+    """Refuse settings of the work on files that say nothing.
+
+    Raises:
+        ValueError: as it says.
+    """
+    if max_dropped is not None:
+        check_max_dropped(max_dropped)
+    if workers < 0:
+        raise ValueError(f"workers must be 0 (one for each core) or more, got {workers}")
 
 
 @dataclass(frozen=True)
@@ -83,32 +89,24 @@ class Findings:
         merged: tokens that lie across the edge of an assistant's text; none is trained on.
         rewritten: the template writes the prompt otherwise once it is answered, so that the model
             is trained on another prompt than it would be given.
+        tools_lost: the template does not write the row's tools.
     """
 
     prompt_cut: bool = False
     response_cut: bool = False
     merged: int = 0
     rewritten: bool = False
+    tools_lost: bool = False
 
-
-@dataclass(frozen=True)
-class TokenizedPair:
-    """A pair as tokens. A side's full sequence is the prompt's tokens and then its own."""
-
-    row: str
-    prompt: Tokens
-    chosen: Tokens
-    rejected: Tokens
-    findings: Findings
-
-    @property
-    def pair_id(self) -> str:
-        return pair_id(self.prompt.ids, self.chosen.ids, self.rejected.ids)
-
-    @property
-    def shared_prefix(self) -> int:
-        """The number of tokens with which both full sequences start."""
-        return len(self.prompt) + _common(self.chosen.ids, self.rejected.ids)
+    def of_text(self, merged: int, texts: Iterable[Rendered]) -> "Findings":
+        """These, with what was noticed of the text."""
+        seen = list(texts)
+        return replace(
+            self,
+            merged=merged,
+            rewritten=not all(text.extends for text in seen),
+            tools_lost=not all(text.shows_tools for text in seen),
+        )
 
 
 @dataclass(frozen=True)
@@ -118,6 +116,20 @@ class TokenizedConversation:
     row: str
     tokens: Tokens
     findings: Findings
+
+
+@dataclass(frozen=True)
+class TokenizedCompletion:
+    """A prompt and its completion as tokens; the whole sequence is the one and then the other."""
+
+    row: str
+    prompt: Tokens
+    completion: Tokens
+    findings: Findings
+
+    @property
+    def completion_id(self) -> str:
+        return tokens_id(self.prompt.ids, self.completion.ids)
 
 
 @dataclass(frozen=True)
@@ -136,25 +148,6 @@ def tokenization(
     return Tokenization(chat_format(tokenizer), encoder(tokenizer), config)
 
 
-def tokenize_pairs(
-    tokenization: Tokenization, rows: Sequence[PreferenceRow]
-) -> list[TokenizedPair | MalformedRow]:
-    """Every row in its place as a pair, or as the reason why it is dropped.
-
-    Raises:
-        RowTooLong: a row is over a limit whose policy is `error`.
-    """
-    drafts = [_attempt(_render_pair, tokenization, row) for row in rows]
-    good = [draft for draft in drafts if isinstance(draft, tuple)]
-    encoded = iter(_encode_pairs(tokenization.encoder, good))
-    return [
-        _attempt(_finish_pair, tokenization, row, draft, next(encoded))
-        if isinstance(draft, tuple)
-        else draft
-        for row, draft in zip(rows, drafts, strict=True)
-    ]
-
-
 def tokenize_conversations(
     tokenization: Tokenization, rows: Sequence[ConversationRow]
 ) -> list[TokenizedConversation | MalformedRow]:
@@ -163,26 +156,95 @@ def tokenize_conversations(
     Raises:
         RowTooLong: a row is over a limit whose policy is `error`.
     """
-    drafts = [_attempt(_render_conversation, tokenization, row) for row in rows]
-    good = [draft for draft in drafts if isinstance(draft, Rendered)]
-    pieces = iter(tokenization.encoder.pieces([draft.text for draft in good]))
-    return [
-        _attempt(_finish_conversation, tokenization, row, draft, next(pieces))
-        if isinstance(draft, Rendered)
-        else draft
-        for row, draft in zip(rows, drafts, strict=True)
-    ]
+
+    def render_row(row: ConversationRow) -> Rendered:
+        chat = Chat(row.messages, row.tools, row.template_kwargs)
+        return render_spans(tokenization.format, chat, _turns(tokenization, chat))
+
+    def finish(row: ConversationRow, text: Rendered, pieces: Pieces) -> TokenizedConversation:
+        start = text.spans[0][0]
+        prompt, rest, found = _finished(tokenization, row.row, text, start, pieces)
+        tokens = Tokens(prompt.ids + rest.ids, prompt.mask + rest.mask)
+        return TokenizedConversation(row.row, tokens, found)
+
+    def encode(texts: Sequence[Rendered]) -> list[Pieces]:
+        return tokenization.encoder.pieces([text.text for text in texts])
+
+    return in_one_batch(rows, render_row, encode, finish)
 
 
-def pair_id(
-    prompt_ids: Sequence[int], chosen_ids: Sequence[int], rejected_ids: Sequence[int]
-) -> str:
-    """16 hex digits that two pairs share when, and but for hash collisions only when, they hold
-    the same tokens: sha256 over the three lengths and then the ids."""
-    parts = (prompt_ids, chosen_ids, rejected_ids)
-    lengths = struct.pack("<3q", *map(len, parts))
+def tokenize_completions(
+    tokenization: Tokenization, rows: Sequence[UnpairedRow]
+) -> list[TokenizedCompletion | MalformedRow]:
+    """Every row in its place as prompt and completion, or as the reason why it is dropped.
+
+    The prompt ends where the completion's first trained token begins, as that of a pair.
+
+    Raises:
+        RowTooLong: a row is over a limit whose policy is `error`.
+    """
+
+    def render_row(row: UnpairedRow) -> Answered:
+        prompt = Chat(row.prompt, row.tools, row.template_kwargs)
+        return render_answered(
+            tokenization, prompt, row.completion, headers_of(tokenization, prompt)
+        )
+
+    def finish(row: UnpairedRow, text: Answered, pieces: Pieces) -> TokenizedCompletion:
+        start = len(text.before)
+        parts = _finished(tokenization, row.row, text.rendered, start, pieces)
+        return TokenizedCompletion(row.row, *parts)
+
+    def encode(texts: Sequence[Answered]) -> list[Pieces]:
+        return tokenization.encoder.pieces([text.text for text in texts])
+
+    return in_one_batch(rows, render_row, encode, finish)
+
+
+def tokenize_prompts(
+    tokenization: Tokenization, prompts: Sequence[Chat]
+) -> list[list[int] | MalformedRow]:
+    """Every prompt in its place as the ids that a model is given to answer it, of any length; or
+    the reason why the template refuses it."""
+
+    def render_prompt(prompt: Chat) -> str:
+        return render(tokenization.format, prompt, header=True)
+
+    return in_one_batch(
+        prompts, render_prompt, tokenization.encoder.ids, lambda prompt, text, ids: ids
+    )
+
+
+def tokens_id(*parts: Sequence[int]) -> str:
+    """16 hex digits that two sequences of parts share when, and but for hash collisions only when,
+    they hold the same tokens: sha256 over the lengths of the parts and then the ids."""
+    lengths = struct.pack(f"<{len(parts)}q", *map(len, parts))
     ids = struct.pack(f"<{sum(map(len, parts))}i", *chain(*parts))
     return hashlib.sha256(lengths + ids).hexdigest()[:16]
+
+
+# --- a batch -------------------------------------------------------------------------------------
+
+Row = TypeVar("Row")
+Draft = TypeVar("Draft")
+Encoded = TypeVar("Encoded")
+Finished = TypeVar("Finished")
+
+
+def in_one_batch(
+    rows: Sequence[Row],
+    render: Callable[[Row], Draft],
+    encode: Callable[[Sequence[Draft]], Iterable[Encoded]],
+    finish: Callable[[Row, Draft, Encoded], Finished],
+) -> list[Finished | MalformedRow]:
+    """Each row rendered, all that could be encoded together, each finished; a row that one of
+    these refuses has the reason in its place."""
+    drafts = [_attempt(render, row) for row in rows]
+    encoded = iter(encode([draft for draft in drafts if not isinstance(draft, MalformedRow)]))
+    return [
+        draft if isinstance(draft, MalformedRow) else _attempt(finish, row, draft, next(encoded))
+        for row, draft in zip(rows, drafts, strict=True)
+    ]
 
 
 Arguments = ParamSpec("Arguments")
@@ -202,7 +264,7 @@ def _attempt(
 
 
 @dataclass(frozen=True)
-class _Side:
+class Answered:
     """Prompt and one response as text; `own` is the first of its spans that is the response's."""
 
     rendered: Rendered
@@ -226,22 +288,19 @@ class _Side:
         return self.own == len(self.spans) - 1
 
 
-def _render_pair(tokenization: Tokenization, row: PreferenceRow) -> tuple[_Side, _Side]:
-    prompt = Chat(row.prompt, row.tools, row.template_kwargs)
-    headers = {len(row.prompt): render(tokenization.format, prompt, header=True)}
-
-    def side(response: Messages) -> _Side:
-        chat = replace(prompt, messages=(*row.prompt, *response))
-        turns = _turns(tokenization, chat)
-        rendered = render_spans(tokenization.format, chat, turns, headers)
-        return _Side(rendered, sum(turn < len(row.prompt) for turn in turns))
-
-    return side(row.chosen), side(row.rejected)
+def headers_of(tokenization: Tokenization, prompt: Chat) -> dict[int, str]:
+    """What a model is given to answer `prompt`, by the number of messages."""
+    return {len(prompt.messages): render(tokenization.format, prompt, header=True)}
 
 
-def _render_conversation(tokenization: Tokenization, row: ConversationRow) -> Rendered:
-    chat = Chat(row.messages, row.tools, row.template_kwargs)
-    return render_spans(tokenization.format, chat, _turns(tokenization, chat))
+def render_answered(
+    tokenization: Tokenization, prompt: Chat, response: Messages, headers: Mapping[int, str]
+) -> Answered:
+    """`prompt` with one response to it; `headers` as of `headers_of`."""
+    chat = replace(prompt, messages=(*prompt.messages, *response))
+    turns = _turns(tokenization, chat)
+    rendered = render_spans(tokenization.format, chat, turns, headers)
+    return Answered(rendered, sum(turn < len(prompt.messages) for turn in turns))
 
 
 def _turns(tokenization: Tokenization, chat: Chat) -> list[int]:
@@ -249,132 +308,10 @@ def _turns(tokenization: Tokenization, chat: Chat) -> list[int]:
     return turns[-1:] if tokenization.config.train_on == TrainOn.last_turn else turns
 
 
-# --- tokens --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _PairIds:
-    """A pair as tokens of any length."""
-
-    prompt: Tokens
-    chosen: Tokens
-    rejected: Tokens
-    merged: int
-
-
-def _encode_pairs(encoder: Encoder, pairs: Sequence[tuple[_Side, _Side]]) -> list[_PairIds]:
-    """All pairs, in few calls of the tokenizer: shared prompts, tails, what needs more; and one
-    pair of every batch whole, lest a tokenizer breaks the rule that this rests on."""
-    plans = [_tail_start(encoder, chosen, rejected) for chosen, rejected in pairs]
-    planned = [(pair, at) for pair, at in zip(pairs, plans, strict=True) if at is not None]
-    prompts = iter(encoder.ids([chosen.before for (chosen, _), _ in planned]))
-    tails = iter(encoder.ids([side.text[at:] for pair, at in planned for side in pair]))
-    encoded = [
-        None
-        if at is None
-        else _join(encoder, chosen.text[at:], next(prompts), (next(tails), next(tails)))
-        for (chosen, _), at in zip(pairs, plans, strict=True)
-    ]
-    if not _as_whole(encoder, pairs, encoded):
-        encoded = [None] * len(pairs)
-    left = [pair for pair, ids in zip(pairs, encoded, strict=True) if ids is None]
-    whole = iter(encoder.pieces([side.text for pair in left for side in pair]))
-    return [
-        ids or _divide(pair, (next(whole), next(whole)))
-        for pair, ids in zip(pairs, encoded, strict=True)
-    ]
-
-
-def _tail_start(encoder: Encoder, chosen: _Side, rejected: _Side) -> int | None:
-    """Where the tails of a pair may begin: at the last anchor of the text that both share."""
-    simple = chosen.is_one_span and rejected.is_one_span and not chosen.own
-    if not simple or chosen.before != rejected.before:
-        return None
-    return encoder.last_anchor(chosen.before)
-
-
-def _join(
-    encoder: Encoder, tail: str, prompt: list[int], tails: tuple[list[int], list[int]]
-) -> _PairIds | None:
-    """The pair, if the prompt's tokens are the first ones of both sides; else nothing."""
-    match = encoder.anchor_pattern.match(tail)
-    assert match is not None
-    anchor = encoder.anchors[match.group()]
-    if anchor not in prompt or prompt[-1] == encoder.unknown:
-        return None
-    start = len(prompt) - 1 - prompt[::-1].index(anchor)
-    end = len(prompt) - start
-    if any(ids[:end] != prompt[start:] or len(ids) == end for ids in tails):
-        return None
-    sides = (Tokens(ids[end:], [True] * (len(ids) - end)) for ids in tails)
-    return _PairIds(Tokens(prompt, [False] * len(prompt)), *sides, merged=0)
-
-
-def _as_whole(
-    encoder: Encoder, pairs: Sequence[tuple[_Side, _Side]], encoded: Sequence[_PairIds | None]
-) -> bool:
-    """Whether the first pair that was put together has the tokens of its sides encoded whole."""
-    for sides, ids in zip(pairs, encoded, strict=True):
-        if ids is not None:
-            joined = [ids.prompt.ids + ids.chosen.ids, ids.prompt.ids + ids.rejected.ids]
-            return joined == encoder.ids([side.text for side in sides])
-    return True
-
-
-def _divide(pair: tuple[_Side, _Side], whole: tuple[Pieces, Pieces]) -> _PairIds:
-    """A pair from its sides encoded whole."""
-    limits, masks, merged = [], [], 0
-    for side, pieces in zip(pair, whole, strict=True):
-        mask, straddling = pieces.mask(side.spans)
-        limits.append(pieces.until(len(side.before)))
-        masks.append(mask)
-        merged += straddling
-    shared = min(*limits, _common(whole[0].ids, whole[1].ids))
-    prompt = Tokens(whole[0].ids[:shared], masks[0][:shared])
-    sides = (Tokens(p.ids[shared:], m[shared:]) for p, m in zip(whole, masks, strict=True))
-    return _PairIds(prompt, *sides, merged=merged)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many items two sequences share at their start."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
 # --- lengths -------------------------------------------------------------------------------------
 
 
-def _finish_pair(
-    tokenization: Tokenization, row: PreferenceRow, text: tuple[_Side, _Side], ids: _PairIds
-) -> TokenizedPair:
-    sides = (ids.chosen, ids.rejected)
-    if ids.chosen.ids == ids.rejected.ids:
-        raise MalformedRow("identical responses", f"both are the same {len(ids.chosen)} tokens")
-    prompt, (chosen, rejected), findings = _fitted(tokenization, row.row, ids.prompt, sides)
-    if chosen.ids == rejected.ids:
-        raise MalformedRow(
-            "identical after truncation", f"both are cut to the same {len(chosen)} tokens"
-        )
-    rewritten = not all(side.rendered.extends for side in text)
-    found = replace(findings, merged=ids.merged, rewritten=rewritten)
-    return TokenizedPair(row.row, prompt, chosen, rejected, found)
-
-
-def _finish_conversation(
-    tokenization: Tokenization, row: ConversationRow, text: Rendered, pieces: Pieces
-) -> TokenizedConversation:
-    mask, merged = pieces.mask(text.spans)
-    every = Tokens(pieces.ids, mask)
-    first = pieces.until(text.spans[0][0])
-    prompt, (rest,), findings = _fitted(
-        tokenization, row.row, every.cut(0, first), [every.cut(first, len(every))]
-    )
-    tokens = Tokens(prompt.ids + rest.ids, prompt.mask + rest.mask)
-    found = replace(findings, merged=merged, rewritten=not text.extends)
-    return TokenizedConversation(row.row, tokens, found)
-
-
-def _fitted(
+def fitted(
     tokenization: Tokenization, row: str, prompt: Tokens, responses: Sequence[Tokens]
 ) -> tuple[Tokens, list[Tokens], Findings]:
     """Prompt and responses within the limits, each with something left to train on."""
@@ -386,8 +323,8 @@ def _fitted(
         kept = fit(len(prompt), [len(response) for response in responses], tokenization.config)
     except RowTooLong as problem:
         raise RowTooLong(f"row {row}: {problem}") from None
-    fitted = [response.cut(0, kept.room) for response in responses]
-    if not all(any(response.mask) for response in fitted):
+    fitting = [response.cut(0, kept.room) for response in responses]
+    if not all(any(response.mask) for response in fitting):
         raise MalformedRow(
             "no room for the response",
             f"cut to max_length={tokenization.config.max_length}, a response has no trained token",
@@ -396,4 +333,16 @@ def _fitted(
         prompt_cut=kept.stop - kept.start < len(prompt),
         response_cut=any(len(response) > kept.room for response in responses),
     )
-    return prompt.cut(kept.start, kept.stop), fitted, findings
+    return prompt.cut(kept.start, kept.stop), fitting, findings
+
+
+def _finished(
+    tokenization: Tokenization, row: str, text: Rendered, start: int, pieces: Pieces
+) -> tuple[Tokens, Tokens, Findings]:
+    """What comes before the character `start` and what follows it, within the limits."""
+    mask, merged = pieces.mask(text.spans)
+    every, first = Tokens(pieces.ids, mask), pieces.until(start)
+    prompt, (rest,), findings = fitted(
+        tokenization, row, every.cut(0, first), [every.cut(first, len(every))]
+    )
+    return prompt, rest, findings.of_text(merged, [text])

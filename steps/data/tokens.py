@@ -10,14 +10,16 @@ A shard whose rows are all dropped is an empty file: numbers never shift.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from steps.data.encoding import save_tokenizer
 from steps.data.histograms import plot, quantiles
 from steps.data.parquet import shards
+from steps.data.texts import TextConfig
 from steps.data.token_shards import (
     TOKENS,
     Report,
+    RowKind,
     TokenizeShards,
     merged_report,
     write_row_ledger,
@@ -27,11 +29,11 @@ from steps.data.workers import Finished, Shard, place, process_shards
 
 
 def tokenize_folders(
-    rows: Literal["pairs", "conversations"],
+    rows: RowKind,
     source: Path,
     splits: Sequence[str],
     tokenizer: Path,
-    config: TokenizeConfig,
+    config: TokenizeConfig | TextConfig,
     output: Path,
     scratch: Path,
     on_progress: Callable[[int, int], None],
@@ -82,6 +84,7 @@ def _metrics(report: Report) -> dict[str, Any]:
         "truncated": report.tally.truncated,
         "boundary_tokens_merged": report.merged,
         "prompts_rewritten": report.rewritten,
+        "tools_not_written": report.tools_lost,
         "lengths": {name: quantiles(counts) for name, counts in report.lengths.items()},
         **dropped,
         "notices": [*dropped.get("notices", ()), *_notices(report)],
@@ -99,12 +102,18 @@ def _notices(report: Report) -> Iterable[str]:
             f"{report.rewritten} prompts are written otherwise by the chat template once they are "
             "answered: training sees another prompt than generation does"
         )
+    if report.tools_lost:
+        yield (
+            f"{report.tools_lost} rows have tools that the chat template does not write, so that "
+            "the model never sees them; use a template that does, or leave the tools out"
+        )
 
 
 _MEASURES: Mapping[str, str] = {
     "prompt": "prompt, in tokens",
     "chosen": "chosen response",
     "rejected": "rejected response",
+    "completion": "completion",
     "trained": "tokens trained on",
     "total": "whole sequence (of a pair: the longer one)",
 }

@@ -1,29 +1,31 @@
 """Looking at one row of tokens in the terminal: what is trained on, and what is only read.
 
 Token ids are decoded by the `tokenizer.json` that lies with them, the very one that made them, so
-nothing else is needed. Text from a data set is never trusted: it is printed without mark-up, and
-characters that could steer a terminal or turn text around are spelled out.
+nothing else is needed. The row ledger says in which file a row is; of that file, the column of
+labels and one row group are read, from wherever it lies. Text from a data set is never trusted: it
+is printed without mark-up, and characters that could steer a terminal or turn text around are
+spelled out.
 """
 
 import difflib
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pyarrow.parquet as pq
-
-from steps.data.parquet import count_rows, iter_rows, shards
 
 if TYPE_CHECKING:
     from rich.console import Console
     from tokenizers import Tokenizer
 
-TOKENIZER = "tokenizer.json"
-
 TRAINED, CONTEXT = "bold green", "dim"
 SPECIAL = " reverse"
+
+_MOST_COMPARED = 10_000
+"""Labels that are compared with one that is not there, letter by letter."""
 
 
 @dataclass(frozen=True)
@@ -35,66 +37,103 @@ class Section:
     mask: Sequence[bool]
 
 
-def show_row(folder: Path, row: str, console: "Console") -> None:
-    """Print the tokens of a row of `folder`, a tokens artifact or one of its splits.
+def show_row(url: str, row: str, split: str | None, console: "Console") -> None:
+    """Print the tokens of a row of the tokens artifact at `url`, a local path or fsspec URL.
 
     Trained tokens, others and special tokens differ in style; where the console has no colours,
     trained tokens stand between ⟦ and ⟧. A row that was dropped is shown by its entry in the
-    ledger. A row that is in several splits is shown for each.
+    ledger, a text in pieces with all of them. A row that is in several splits is shown for each,
+    unless `split` says which.
 
     Raises:
-        LookupError: there is no such row; the message names the most similar ones.
-        FileNotFoundError: `folder` holds no tokens, or no tokenizer lies with them.
+        LookupError: there is no such row, and the message names the most similar ones; or no such
+            split.
+        FileNotFoundError: what a tokens artifact holds is not there.
     """
-    found = list(_find(folder, row))
+    folder = _Folder(*fsspec.url_to_fs(url))
+    found = list(_find(folder, row, split))
     if not found:
-        raise LookupError(_no_such_row(folder, row))
+        raise LookupError(_no_such_row(folder, row, split))
     core = _tokenizer(folder)
-    for split, record in found:
-        _print_record(core, split, record, console)
+    for place, record in found:
+        _print_record(core, place, record, console)
 
 
-def _find(folder: Path, row: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for part in _parts(folder):
-        for file in shards(part):
-            opened = pq.ParquetFile(file)
-            for group in range(opened.num_row_groups):
-                labels = opened.read_row_group(group, columns=["row"])["row"].to_pylist()
-                if row in labels:
-                    record = opened.read_row_group(group).slice(labels.index(row), 1)
-                    yield part.name, record.to_pylist()[0]
-    for entry in _ledger(folder):
-        if entry["row"] == row and entry["outcome"] == "dropped":
-            yield entry["split"], entry
+# --- finding -------------------------------------------------------------------------------------
 
 
-def _parts(folder: Path) -> list[Path]:
-    pattern = "tokens-*.parquet"
-    parts = sorted({path.parent for path in (*folder.glob(pattern), *folder.glob(f"*/{pattern}"))})
-    if not parts:
-        raise FileNotFoundError(f"{folder}: no tokens-*.parquet in it; name a tokens artifact")
-    return parts
+@dataclass(frozen=True)
+class _Folder:
+    """The files of an artifact, wherever they lie."""
+
+    fs: Any
+    path: str
+
+    def open(self, name: str) -> Any:
+        return self.fs.open(f"{self.path}/{name}", "rb")
 
 
-def _ledger(folder: Path) -> Iterator[Mapping[str, Any]]:
-    path = folder / "ledger.parquet"
-    return iter_rows(path) if path.is_file() else iter(())
+def _find(folder: _Folder, row: str, split: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The records of a row, or what the ledger says of it where it was dropped."""
+    entries = _labelled(folder, "ledger.parquet", row)
+    if not entries and "#" in row:  # a piece of a text has a label of its own
+        entries = _labelled(folder, "ledger.parquet", row.rpartition("#")[0])
+    for entry in entries:
+        if split is not None and entry["split"] != split:
+            continue
+        place = entry["split"] or entry["source"].partition("-")[0]
+        if entry["outcome"] == "dropped":
+            yield place, entry
+            continue
+        number = entry["source"].rpartition("-")[2]
+        tokens = f"{entry['split']}/tokens-{number}".lstrip("/")
+        yield from ((place, record) for record in _labelled(folder, tokens, row))
 
 
-def _tokenizer(folder: Path) -> "Tokenizer":
+def _labelled(folder: _Folder, name: str, row: str) -> list[dict[str, Any]]:
+    """The records of a file that are labelled `row`, or as a piece of it."""
+    found: list[dict[str, Any]] = []
+    piece = f"{row}#"
+    with folder.open(name) as opened:
+        file = pq.ParquetFile(opened)
+        for group in range(file.num_row_groups):
+            labels = file.read_row_group(group, columns=["row"])["row"].to_pylist()
+            hits = [i for i, label in enumerate(labels) if label == row or label.startswith(piece)]
+            if hits:
+                found += file.read_row_group(group).take(hits).to_pylist()
+    return found
+
+
+def _tokenizer(folder: _Folder) -> "Tokenizer":
     from tokenizers import Tokenizer
 
-    for place in (folder, folder.parent):
-        if (place / TOKENIZER).is_file():
-            return Tokenizer.from_file(str(place / TOKENIZER))
-    raise FileNotFoundError(f"{folder}: no {TOKENIZER} lies with the tokens; tokenise again")
+    with folder.open("tokenizer.json") as opened:
+        return Tokenizer.from_buffer(opened.read())
 
 
-def _no_such_row(folder: Path, row: str) -> str:
-    labels = [r["row"] for part in _parts(folder) for r in iter_rows(part, ["row"])]
-    near = difflib.get_close_matches(row, labels, n=3, cutoff=0.5) or labels[:3]
-    rows = sum(count_rows(part) for part in _parts(folder))
-    return f"no row {row!r} among {rows}; there are, for example, {', '.join(near)}"
+def _no_such_row(folder: _Folder, row: str, split: str | None) -> str:
+    with folder.open("ledger.parquet") as opened:
+        table = pq.ParquetFile(opened).read(columns=["row", "split"])
+    splits = sorted(table["split"].unique().to_pylist())
+    if split is not None and split not in splits:
+        return f"there is no split {split!r}; there is {', '.join(splits)}"
+    places = zip(table["row"].to_pylist(), table["split"].to_pylist(), strict=True)
+    labels = [label for label, place in places if split in (None, place)]
+    similar = ", ".join(_similar(labels, row))
+    return f"no row {row!r} among {len(labels)}; there are, for example, {similar}"
+
+
+def _similar(labels: list[str], row: str) -> list[str]:
+    """Up to three labels that are like `row`; of very many, among those that start as it does."""
+
+    def shared(label: str) -> int:
+        pairs = enumerate(zip(label, row, strict=False))
+        return next((i for i, (a, b) in pairs if a != b), min(len(label), len(row)))
+
+    among = labels
+    if len(labels) > _MOST_COMPARED:
+        among = heapq.nlargest(_MOST_COMPARED, labels, key=shared)
+    return difflib.get_close_matches(row, among, n=3, cutoff=0.5) or labels[:3]
 
 
 # --- printing ------------------------------------------------------------------------------------
@@ -120,19 +159,19 @@ def _print_record(
     console.print()
 
 
+_FACTS = ("pair_id", "completion_id", "label", "shared_prefix", "score_chosen", "score_rejected")
+
+
 def _facts(record: Mapping[str, Any]) -> str:
-    names = ("pair_id", "shared_prefix", "score_chosen", "score_rejected")
-    facts = (f"{name} {record[name]}" for name in names if record.get(name) is not None)
+    facts = (f"{name} {record[name]}" for name in _FACTS if record.get(name) is not None)
     return ", ".join(facts) or f"{len(record['input_ids'])} tokens"
 
 
 def _sections(record: Mapping[str, Any]) -> list[Section]:
     if "input_ids" in record:
-        return [Section("conversation", record["input_ids"], record["mask"])]
-    return [
-        Section(side, record[f"{side}_ids"], record[f"{side}_mask"])
-        for side in ("prompt", "chosen", "rejected")
-    ]
+        return [Section("sequence", record["input_ids"], record["mask"])]
+    names = [column.removesuffix("_ids") for column in record if column.endswith("_ids")]
+    return [Section(name, record[f"{name}_ids"], record[f"{name}_mask"]) for name in names]
 
 
 def _styled(core: "Tokenizer", section: Section, console: "Console") -> Any:

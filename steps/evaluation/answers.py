@@ -5,7 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steps.data.rendering import load_tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from steps.data.reasons import MalformedRow
+from steps.data.rendering import Chat, load_tokenizer
+from steps.data.rows import PreferenceRow
+from steps.data.tables import from_record
+from steps.data.tokenizing import tokenization, tokenize_prompts
 from steps.evaluation.checkers import count_matches
 from steps.evaluation.intervals import Interval, proportion
 from steps.generation.config import SamplingConfig
@@ -29,22 +35,35 @@ def answer_prompts(
     dtype: Dtype,
     on_progress: OnProgress,
 ) -> list[Answer]:
-    """The model's answers to the first ``count`` different prompts of ``records``."""
-    prompts = {json.dumps(record["prompt"]): record for record in reversed(records)}
-    asked = list(reversed(prompts.values()))[:count]
+    """The model's answers to the first ``count`` different prompts of ``records``, pair tokens.
+
+    Raises:
+        ValueError: the model's chat template refuses a prompt.
+    """
+    given = ("prompt", "tools", "template_kwargs")
+    prompts = {json.dumps([record[name] for name in given]): record for record in reversed(records)}
+    asked = [from_record(PreferenceRow, record) for record in reversed(prompts.values())][:count]
     if not asked:
         return []
+    tokenizer = load_tokenizer(model)
     texts = sample(
-        load_model(model, dtype),
-        load_tokenizer(model),
-        [record["prompt"] for record in asked],
-        sampling,
-        on_progress,
+        load_model(model, dtype), tokenizer, _prompt_ids(tokenizer, asked), sampling, on_progress
     )
     return [
-        {"row": record["row"], "prompt": record["prompt"][-1]["content"], "answer": completions[0]}
-        for record, completions in zip(asked, texts, strict=True)
+        {"row": row.row, "prompt": row.prompt[-1]["content"], "answer": completions[0]}
+        for row, completions in zip(asked, texts, strict=True)
     ]
+
+
+def _prompt_ids(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[PreferenceRow]
+) -> list[list[int]]:
+    chats = [Chat(row.prompt, row.tools, row.template_kwargs) for row in rows]
+    encoded = tokenize_prompts(tokenization(tokenizer), chats)
+    for row, ids in zip(rows, encoded, strict=True):
+        if isinstance(ids, MalformedRow):
+            raise ValueError(f"row {row.row!r}: {ids}; evaluate with the tokens' own chat template")
+    return [ids for ids in encoded if not isinstance(ids, MalformedRow)]
 
 
 def check_answers(

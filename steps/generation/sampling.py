@@ -1,6 +1,6 @@
-"""Completions of chat prompts, through transformers' own `generate`."""
+"""Completions of prompts, through transformers' own `generate`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -16,17 +16,15 @@ from steps.generation.config import SamplingConfig
 from steps.training.metrics import OnProgress, ignore_progress
 from steps.training.models import evaluating
 
-Message = Mapping[str, object]  # role and content
-
 
 def sample(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Sequence[Message]],
+    prompts: Sequence[Sequence[int]],
     config: SamplingConfig,
     on_progress: OnProgress = ignore_progress,
 ) -> list[list[str]]:
-    """`config.num_completions` texts for each prompt, in the order of `prompts`.
+    """`config.num_completions` texts for each prompt (token ids), in the order of `prompts`.
 
     A text ends before the first end-of-turn token and holds no special tokens. What is drawn
     follows from the seed, the prompts and the config; nothing of the decoding recipe a model may
@@ -35,11 +33,7 @@ def sample(
     """
     ends = _end_tokens(model, tokenizer)
     settings = _settings(config, ends)
-    queue = [
-        ids
-        for prompt in prompts
-        for ids in [_prompt_ids(tokenizer, prompt)] * config.num_completions
-    ]
+    queue = [ids for ids in prompts for _ in range(config.num_completions)]
     texts: list[str] = []
     with evaluating(model), _decoding_recipe(model, settings), torch.random.fork_rng():
         torch.manual_seed(config.seed)
@@ -73,13 +67,6 @@ def _generate(
         generation_config=settings,
     )
     return output[:, input_ids.shape[1] :].tolist()
-
-
-def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[Message]) -> list[int]:
-    messages = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in prompt]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    # The template writes its own special tokens; adding them again would double the first.
-    return tokenizer(cast(str, text), add_special_tokens=False)["input_ids"]
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

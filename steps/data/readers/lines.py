@@ -12,8 +12,8 @@ from steps.data.readers import Item
 from steps.data.readers.blocks import CutOff
 from steps.data.reasons import MalformedRow
 
-MAX_ROW_BYTES = 8 * 2**20
-"""A longer row is left out: it would be some two million tokens, and is a mistake."""
+MAX_ROW_BYTES = 16 * 2**20
+"""A longer row is left out: it would be some four million tokens, and is a mistake."""
 
 BOM = b"\xef\xbb\xbf"
 DECODER = json.JSONDecoder(strict=False)

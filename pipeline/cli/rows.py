@@ -1,0 +1,54 @@
+"""One row of an artifact, printed by what the artifact's kind names for that.
+
+What is in a row is none of the pipeline's business. A kind may name a *viewer*
+(:class:`pipeline.artifact.Artifact`); it is imported by its name, and only when it is asked for.
+"""
+
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from pipeline.artifact import Artifact, Kind
+from pipeline.catalog import Catalog
+from pipeline.cli.present import import_named, present_kind
+from pipeline.errors import TemperError
+from pipeline.manifest import Manifest
+
+
+def show_row(
+    console: Console, catalog: Catalog, manifest: Manifest, row: str, split: str | None
+) -> None:
+    """Print one row of an artifact.
+
+    Raises:
+        TemperError: its data is gone, its kind has no viewer, or there is no such row.
+    """
+    _require_data(catalog, manifest)
+    kind = present_kind(manifest, catalog.store)
+    if kind.viewer is None:
+        viewable = ", ".join(sorted({k.__name__ for k in _kinds(Artifact) if k.viewer}))
+        raise TemperError(
+            f"{manifest.name} is of kind {kind.__name__}, of which no row can be shown; "
+            f"kinds of which one can: {viewable or 'none'}"
+        )
+    view = import_named(kind.viewer)
+    try:
+        view(catalog.store.url_of(catalog.store.content_path(manifest)), row, split, console)
+    except (LookupError, FileNotFoundError) as error:
+        raise TemperError(f"{manifest.name}: {error}") from error
+
+
+def _require_data(catalog: Catalog, manifest: Manifest) -> None:
+    loss = catalog.loss(manifest)
+    lost = [] if loss is not None else catalog.store.lost_files(manifest)
+    if loss is not None or lost:
+        what = loss.value if loss is not None else f"damaged ({lost[0]} is not what it was)"
+        raise TemperError(
+            f"the data of {manifest.name} is {what}; a run that asks for it makes it again"
+        )
+
+
+def _kinds(kind: Kind) -> Iterator[Kind]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _kinds(below)

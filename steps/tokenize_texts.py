@@ -1,0 +1,21 @@
+"""``tokenize_texts``: plain texts become token ids for ``train_sft``, in Parquet."""
+
+from pipeline import Metrics, Output, step
+from steps.data.texts import TextConfig
+from steps.kinds import Model, Texts, TextTokens
+from steps.tokens import write_tokens
+
+
+@step(makes=TextTokens)
+def tokenize_texts(
+    out: Output, texts: Texts, tokenizer: Model, config: TextConfig = TextConfig()
+) -> Metrics:
+    """Write ``tokens-00000.parquet`` and so on, ``ledger.parquet``, and a ``summary.md``.
+
+    All tokens but a text's first are trained on; a long text becomes several rows, or is cut, as
+    :mod:`steps.data.texts` says.
+
+    Raises:
+        TemperError: no text is left, or more were dropped than allowed.
+    """
+    return write_tokens(out, "texts", texts, tokenizer, config)

@@ -1,0 +1,24 @@
+"""``tokenize_unpaired``: single completions as text become token ids, in Parquet."""
+
+from pipeline import Metrics, Output, step
+from steps.data.tokenizing import TokenizeConfig
+from steps.kinds import Model, TokenizedUnpaired, UnpairedSplits
+from steps.tokens import write_split_tokens
+
+
+@step(makes=TokenizedUnpaired)
+def tokenize_unpaired(
+    out: Output,
+    unpaired: UnpairedSplits,
+    tokenizer: Model,
+    config: TokenizeConfig = TokenizeConfig(),
+) -> Metrics:
+    """Write ``SPLIT/tokens-00000.parquet`` and so on, ``ledger.parquet``, and a ``summary.md``.
+
+    As :func:`steps.tokenize_preferences.tokenize_preferences`: a row is a prompt, one completion of
+    it, and whether that is a good one.
+
+    Raises:
+        TemperError: no row of a split is left, or more were dropped than allowed.
+    """
+    return write_split_tokens(out, "completions", unpaired, tokenizer, config)
