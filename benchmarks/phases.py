@@ -13,12 +13,17 @@ class Phases:
 
     def __init__(self) -> None:
         self.seconds: dict[str, dict[str, float]] = {}
+        self.marks: list[dict[str, float]] = []
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         wall, cpu = time.perf_counter(), _cpu()
         yield
         self.seconds[name] = {"wall": time.perf_counter() - wall, "cpu": _cpu() - cpu}
+
+    def mark(self) -> None:
+        """A moment, such as the end of a training step."""
+        self.marks.append({"wall": time.perf_counter(), "cpu": _cpu()})
 
     def write(self, path: str) -> None:
         Path(path).write_text(json.dumps(self.seconds))

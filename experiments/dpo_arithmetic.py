@@ -7,6 +7,7 @@ can fail: held-out exact match must rise, and must not when the labels are shuff
     python experiments/dpo_arithmetic.py
     python experiments/dpo_arithmetic.py control=false    without the shuffled-label control
     python experiments/dpo_arithmetic.py seed=1
+    python experiments/dpo_arithmetic.py dpo/loss=ipo     another loss
 """
 
 from dataclasses import dataclass, field
@@ -18,14 +19,15 @@ from steps.data.tokenizing import TokenizeConfig
 from steps.generation.config import SamplingConfig
 from steps.init_model import LlamaShape, init_model
 from steps.make_arithmetic import make_arithmetic
-from steps.reference_logprobs import reference_logprobs
 from steps.sample_completions import sample_completions
 from steps.score_completions import score_completions
 from steps.tokenize_conversations import tokenize_conversations
 from steps.tokenize_preferences import tokenize_preferences
-from steps.train_dpo import train_dpo
+from steps.train_on_pairs import train_on_pairs
 from steps.train_sft import train_sft
-from steps.training.config import DpoConfig, ReferenceConfig, TrainConfig
+from steps.training.choices import ADAPTERS, PAIR_LOSSES
+from steps.training.config import PreferenceConfig, TrainConfig
+from steps.training.losses.dpo import Dpo
 
 
 @dataclass
@@ -39,7 +41,7 @@ class Config(ExperimentConfig):
     sft: TrainConfig = field(default_factory=TrainConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     max_pairs: int = 640
-    dpo: DpoConfig = field(default_factory=DpoConfig)
+    dpo: PreferenceConfig = field(default_factory=lambda: PreferenceConfig(loss=Dpo(beta=1.0)))
     answering: SamplingConfig = field(default_factory=SamplingConfig)
 
 
@@ -57,9 +59,7 @@ def dpo_arithmetic(cfg: Config) -> dict[str, Step]:
     def dpo(shuffle_labels: bool) -> Step:
         labels = PairConfig(cfg.max_pairs, shuffle_labels, cfg.seed)
         pairs = tokenize_preferences(build_pairs(samples, labels), base, cfg.tokenize)["train"]
-        same_numerics = ReferenceConfig(cfg.dpo.dtype, cfg.dpo.micro_batch_size)
-        reference = reference_logprobs(pairs, model=sft, config=same_numerics)
-        return train_dpo(pairs, policy=sft, reference=reference, config=cfg.dpo)
+        return train_on_pairs(pairs, policy=sft, config=cfg.dpo)
 
     results = {"SFT": exact_match(sft), "DPO": exact_match(dpo(shuffle_labels=False))}
     if cfg.control:
@@ -68,4 +68,4 @@ def dpo_arithmetic(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(dpo_arithmetic)
+    main(dpo_arithmetic, {"dpo.loss": PAIR_LOSSES, "dpo.lora": ADAPTERS, "sft.lora": ADAPTERS})

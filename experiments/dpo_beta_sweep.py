@@ -4,7 +4,7 @@ Every variant is a whole ``dpo_ultrafeedback``. What does not depend on beta (da
 reference logprobs, the evaluation before DPO) is equal in all of them, and equal steps are one.
 
 python experiments/dpo_beta_sweep.py                       the embedded demo
-python experiments/dpo_beta_sweep.py betas=[0.02,0.1,0.5]  betas of your own, in place of dpo.beta
+python experiments/dpo_beta_sweep.py betas=[0.02,0.1,0.5]  betas of your own
 python experiments/dpo_beta_sweep.py scale=smoke           does everything run?
 """
 
@@ -16,6 +16,7 @@ from dpo_ultrafeedback import dpo_ultrafeedback
 from pipeline import Step
 from pipeline.experiment import main
 from pipeline.sweep import grid
+from steps.training.choices import ADAPTERS, PAIR_LOSSES
 
 
 @dataclass
@@ -26,10 +27,10 @@ class Config(OneBeta):
 def dpo_beta_sweep(cfg: Config) -> dict[str, Step]:
     """The evaluation before DPO, and that after DPO with each beta."""
     results = {"before DPO": dpo_ultrafeedback(cfg)["before DPO"]}
-    for name, variant in grid(cfg, {"dpo.beta": cfg.betas}).items():
+    for name, variant in grid(cfg, {"dpo.loss.beta": cfg.betas}).items():
         results[name] = dpo_ultrafeedback(variant)["after DPO"]
     return results
 
 
 if __name__ == "__main__":
-    main(dpo_beta_sweep)
+    main(dpo_beta_sweep, {"dpo.loss": PAIR_LOSSES, "dpo.lora": ADAPTERS, "sft.lora": ADAPTERS})

@@ -1,9 +1,10 @@
 """DPO on UltraFeedback-style preference pairs: raw rows in, an exported Hugging Face model out.
 
-python experiments/dpo_ultrafeedback.py                    the embedded demo, a few CPU minutes
-python experiments/dpo_ultrafeedback.py dpo.beta=0.05      reruns DPO and what follows it
-python experiments/dpo_ultrafeedback.py data.path=my.jsonl one's own pairs
-python experiments/dpo_ultrafeedback.py scale=full --plan  UltraFeedback and Llama-3.1-8B
+python experiments/dpo_ultrafeedback.py                     the embedded demo, a few CPU minutes
+python experiments/dpo_ultrafeedback.py dpo.loss.beta=0.05  reruns DPO and what follows it
+python experiments/dpo_ultrafeedback.py dpo/loss=simpo      another loss; docs/training.md has all
+python experiments/dpo_ultrafeedback.py data.path=my.jsonl  one's own pairs
+python experiments/dpo_ultrafeedback.py scale=full --plan   UltraFeedback and Llama-3.1-8B
 """
 
 from dataclasses import dataclass, field
@@ -16,12 +17,12 @@ from steps.export.card import ModelCard
 from steps.export_hf import export_hf
 from steps.import_model import import_model
 from steps.load_preferences import load_preferences
-from steps.reference_logprobs import reference_logprobs
 from steps.sources import ModelSource, PreferenceData
 from steps.tokenize_preferences import tokenize_preferences
-from steps.train_dpo import train_dpo
+from steps.train_on_pairs import train_on_pairs
 from steps.train_sft import train_sft
-from steps.training.config import DpoConfig, Dtype, ReferenceConfig, TrainConfig
+from steps.training.choices import ADAPTERS, PAIR_LOSSES
+from steps.training.config import Dtype, PreferenceConfig, TrainConfig
 
 
 @dataclass
@@ -30,13 +31,13 @@ class Config(ExperimentConfig):
     model: ModelSource = field(default_factory=ModelSource)
     tokenize: TokenizeConfig = field(default_factory=TokenizeConfig)
     sft: TrainConfig = field(default_factory=TrainConfig)
-    dpo: DpoConfig = field(default_factory=DpoConfig)
+    dpo: PreferenceConfig = field(default_factory=PreferenceConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     export_dtype: Dtype = Dtype.float32
 
 
 def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
-    """Prepare → tokenise → SFT → reference logprobs → DPO → evaluate before and after, export."""
+    """Prepare → tokenise → SFT → reference logps → DPO → evaluate before and after, export."""
     base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.sft.dtype)
     pairs = load_preferences(
         cfg.data.train_source(),
@@ -51,14 +52,13 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
     tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)
     train, test = tokens["train"], tokens["test"]
 
-    sft = train_sft(train, init=base, config=cfg.sft)
-    same_numerics = ReferenceConfig(cfg.dpo.dtype, cfg.dpo.micro_batch_size)
-    reference = reference_logprobs(train, model=sft, config=same_numerics)
-    dpo = train_dpo(train, policy=sft, reference=reference, config=cfg.dpo)
+    sft_held_out = None if cfg.sft.eval_every_steps is None else test
+    sft = train_sft(train, init=base, config=cfg.sft, held_out=sft_held_out)
+    dpo = train_on_pairs(train, policy=sft, config=cfg.dpo, held_out=test)
 
     untouched = evaluate(test, model=base, config=cfg.evaluate)
     before = evaluate(test, model=sft, config=cfg.evaluate)
-    after = evaluate(test, model=dpo, config=cfg.evaluate, baseline=before, beta=cfg.dpo.beta)
+    after = evaluate(test, model=dpo, config=cfg.evaluate, baseline=before, loss=cfg.dpo.loss)
     card = ModelCard(f"{cfg.model.name} DPO", cfg.model.name, cfg.data.name, cfg.sft, cfg.dpo)
     export = export_hf(dpo, evaluation=after, card=card, dtype=cfg.export_dtype)
     return {
@@ -71,4 +71,4 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(dpo_ultrafeedback)
+    main(dpo_ultrafeedback, {"dpo.loss": PAIR_LOSSES, "dpo.lora": ADAPTERS, "sft.lora": ADAPTERS})

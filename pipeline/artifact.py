@@ -73,14 +73,15 @@ def kind_of_part(kind: Kind, part: str, step: str) -> Kind:
 
 
 def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf) -> None:
-    """Refuse a value that cannot be what a parameter's annotation asks for, as far as artifacts go.
+    """Refuse a value that cannot be what a parameter's annotation asks for, as far as artifacts and
+    dataclasses go.
 
     Args:
         where: names the step and parameter, as in ``train_dpo(policy)``.
 
     Raises:
-        TemperError: an artifact of another kind, an artifact where none is taken, or no artifact
-            where one is.
+        TemperError: an artifact of another kind, an artifact where none is taken, no artifact
+            where one is, or another dataclass than is taken.
     """
     options = list(_options(annotation))
     given = kind_of(value)
@@ -104,8 +105,20 @@ def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf) -> Non
             f"{where} takes {_names(options)}, and was given the text {value!r}, which would stand "
             f"for itself and not for what is in the file; pass File({value!r})"
         )
+    _check_config(value, options, where)
     for item, expected, name in _within(value, options):
         check_kinds(item, expected, f"{where}{name}", kind_of)
+
+
+def _check_config(value: Any, options: list[Any], where: str) -> None:
+    """Refuse a dataclass where only others are taken: the wrong step for it, or it for the step."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return
+    taken = [option for option in options if option is not type(None)]
+    if all(map(dataclasses.is_dataclass, taken)) and not isinstance(value, tuple(taken)):
+        raise TemperError(
+            f"{where} takes {_names(options)}, and was given a {type(value).__name__}"
+        )
 
 
 def _options(annotation: Any) -> Iterator[Any]:

@@ -13,11 +13,20 @@ An experiment is a function from a config dataclass to named steps:
 
 ``conf/my_experiment.yaml`` names the groups it is made of; the dataclass is the schema, so unknown
 keys and wrong types are refused before anything runs. On the command line Hydra's own syntax works
-(``dpo.beta=0.05``, ``scale=full``, ``-m dpo.beta=0.05,0.1``, ``--cfg job``, ``--help``), and
-``--plan`` shows what would run and why, and runs nothing.
+(``dpo.loss.beta=0.05``, ``scale=full``, ``-m dpo.loss.beta=0.05,0.1``, ``--cfg job``,
+``--help``), and ``--plan`` shows what would run and why, and runs nothing.
+
+A field may be one of several dataclasses. ``main`` is told which, by the names they get on the
+command line, where they are a group: ``dpo/loss=ipo dpo.loss.beta=0.2``.
+
+    main(my_experiment, choices={"dpo.loss": {"dpo": Dpo, "ipo": Ipo}})
+
+Without a choice the field is what the dataclass makes of it; choosing its type by name gives that
+too, and of another type the defaults of that.
 """
 
 import difflib
+import itertools
 import os
 import re
 import sys
@@ -75,17 +84,24 @@ class ExperimentConfig:
             raise ValueError(f"jobs must be at least 1 and gpus 0, got {self.jobs}, {self.gpus}")
 
 
-def main(build: Callable[[Any], Mapping[str, Step]]) -> None:
+Choices = Mapping[str, Mapping[str, type]]
+"""The types that a field may be of, by name, for the path of each such field."""
+
+
+def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = None) -> None:
     """Compose the config from ``conf/`` and the command line, plan, run, show the results.
 
     Exits with status 1 and one line on standard error for anything foreseen that goes wrong.
+
+    Args:
+        choices: see the module; a group in ``conf/`` of the same name has more of them.
     """
     script = Path(build.__code__.co_filename)
     schema = next(iter(get_type_hints(build).values()))
     plan_only = "--plan" in sys.argv
     sys.argv = _hydra_arguments(sys.argv)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors reach us: we say them in one line
-    ConfigStore.instance().store(name="schema", node=_writable_schema(schema))
+    _store_schema(schema, choices or {})
 
     started: list[bool] = []
     failures: list[str] = []
@@ -123,6 +139,10 @@ def main(build: Callable[[Any], Mapping[str, Step]]) -> None:
         if started:
             raise
         _fail(f"the configuration cannot be composed: {error}")
+    except (AssertionError, AttributeError):
+        if started or not (fault := _set_within_null(sys.argv, schema)):
+            raise
+        _fail(fault)
     except KeyboardInterrupt as error:
         print("stopped; run the same command again to go on", file=sys.stderr)
         sys.exit(143 if isinstance(error, Stopped) else 130)
@@ -150,10 +170,36 @@ def _conf_folder(script: Path) -> Path:
     _fail(f"no conf/{script.stem}.yaml beside {script} or in a folder above it")
 
 
-def _writable_schema(schema: type) -> DictConfig:
-    """The dataclass as a Hydra schema. OmegaConf makes frozen dataclasses read-only, which is
-    right for values and wrong for a schema that overrides are merged into. The keys of a mapping
-    are the user's to choose, while those of a dataclass are fixed."""
+def _store_schema(schema: type, choices: Choices) -> None:
+    """Make ``schema`` known to Hydra, and a group of each field that has a choice of types.
+
+    Such a field is left open in the schema: Hydra merges, and a dataclass merged into another would
+    keep fields of both. What it was is the option that the group has by default.
+    """
+    store = ConfigStore.instance().store
+    config = _writable_schema(schema)
+    defaults: list[Any] = []
+    for path, types in choices.items():
+        group, node = path.replace(".", "/"), OmegaConf.select(config, path)
+        default = None if node is None else OmegaConf.to_object(node)
+        chosen = next((name for name, kind in types.items() if type(default) is kind), None)
+        for option, kind in types.items():
+            schema_or_value = default if option == chosen else kind
+            store(group=group, name=option, node=_writable_schema(schema_or_value))
+        if default is not None:
+            OmegaConf.update(config, path, "???", merge=False)
+        defaults.append({group: chosen})
+    store(name="fields", node=config)
+    store(name="schema", node={"defaults": ["fields", *defaults, "_self_"]})
+
+
+def _writable_schema(schema: Any) -> DictConfig:
+    """The dataclass, or one of its instances, as a Hydra schema.
+
+    OmegaConf makes frozen dataclasses read-only, which is right for values and wrong for a schema
+    that overrides are merged into. The keys of a mapping are the user's to choose, while those of a
+    dataclass are fixed.
+    """
     config = OmegaConf.structured(schema)
     for node in _nodes(config):
         OmegaConf.set_readonly(node, None)
@@ -174,15 +220,37 @@ def _config_error(error: Exception, schema: type) -> str:
     """Hydra's multi-line message as one line, with the nearest known keys for a misspelt one."""
     parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
     lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
+    if option := re.search(r"Could not find '(.+)/(.+)'", lines[0]):
+        known = ", ".join(re.findall(r"^\t(\S+)$", str(error), re.MULTILINE))
+        return f"unknown choice {option[1]}={option[2]}; known: {known}"
     unknown = re.search(r"Could not override '([^']+)'", lines[0])
     key = unknown[1].split("@")[0] if unknown else ""
     known = list(_dotted_keys(OmegaConf.structured(schema)))
+    if key in known and (owner := re.search(r"Key '\S+' not in '(\w+)'", str(error.__cause__))):
+        return f"unknown config key {key!r}; {owner[1]}, which was chosen, has no such field"
     if key and key not in known:
         close = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
         return f"unknown config key {key!r}; {hint}"
     kept = [line for line in lines if not line.startswith(("full_key", "object_type", "reference"))]
     return "; ".join(dict.fromkeys(kept))
+
+
+def _set_within_null(arguments: list[str], schema: type) -> str:
+    """What Hydra fails on without a word: a key that lies within one that is null."""
+    config = OmegaConf.structured(schema)
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        *outer, _ = itertools.accumulate(f"{key}{'.' * value.startswith('{')}".split("."), _dotted)
+        for name in outer:
+            if OmegaConf.select(config, name, default=config) is None:
+                group = name.replace(".", "/")
+                return f"{name} is null, so {key} cannot be set; choose one first: {group}=NAME"
+    return ""
+
+
+def _dotted(outer: str, inner: str) -> str:
+    return f"{outer}.{inner}"
 
 
 def _dotted_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:

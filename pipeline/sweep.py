@@ -3,7 +3,7 @@
 Nothing here knows of steps. A sweep is a loop in an experiment, and what its variants share runs
 once because equal steps are one:
 
-    for name, variant in grid(cfg, {"dpo.beta": [0.05, 0.1]}, seed=[0, 1]).items():
+    for name, variant in grid(cfg, {"dpo.loss.beta": [0.05, 0.1]}, seed=[0, 1]).items():
         results[name] = my_experiment(variant)["evaluation"]    # "beta=0.05 seed=0", …
 
     rich.print(compare(run(results), ["eval_rewards/margins"]))

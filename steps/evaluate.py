@@ -9,7 +9,9 @@ from steps.data.parquet import read_rows
 from steps.evaluation.checkers import compile_checks
 from steps.generation.config import SamplingConfig
 from steps.kinds import Evaluation, Model, PairTokens
-from steps.training.config import Dtype, ReferenceConfig
+from steps.training.config import Attention, Dtype, ReferenceConfig
+from steps.training.losses.base import PreferenceLoss
+from steps.training.losses.dpo import Dpo
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class EvaluateConfig:
     """
 
     dtype: Dtype = Dtype.float32
-    micro_batch_size: int = 1
+    tokens_per_forward: int = 1024
+    attention: Attention = Attention.auto
     sample_prompts: int = 12
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     checks: dict[str, str] = field(default_factory=dict)
@@ -30,8 +33,12 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         if self.sample_prompts < 0:
             raise ValueError(f"sample_prompts must not be negative, got {self.sample_prompts}")
-        ReferenceConfig(self.dtype, self.micro_batch_size)  # refuses what it cannot use
+        self.scoring()  # refuses what it cannot use
         compile_checks(self.checks)
+
+    def scoring(self) -> ReferenceConfig:
+        """How logps are computed."""
+        return ReferenceConfig(self.dtype, self.tokens_per_forward, self.attention)
 
 
 @step(makes=Evaluation)
@@ -41,34 +48,32 @@ def evaluate(
     model: Model,
     config: EvaluateConfig = EvaluateConfig(),
     baseline: Evaluation | None = None,
-    beta: float = 0.1,
+    loss: PreferenceLoss = Dpo(),
 ) -> Metrics:
-    """Write ``logps.parquet``, ``answers.jsonl`` and ``metrics.json``; beside a baseline also
-    ``summary.md``.
+    """Write logps, ``answers.jsonl`` and ``metrics.json``; beside a baseline also ``summary.md``.
 
     Args:
         tokens: held-out pairs.
-        baseline: the evaluation of the reference model on the same pairs. Rewards are
-            ``beta * (logps - reference logps)``; a model without a baseline is its own reference,
-            so its rewards are 0 and it gets no pair right.
-        beta: as in the loss.
+        baseline: the evaluation of the reference model on the same pairs. A model without one is
+            its own reference: a loss that compares with a reference gives it no reward, so that it
+            gets no pair right.
+        loss: what says how responses are rewarded, and what ``eval_loss`` is.
     """
     from steps.evaluation import answers as held_out
     from steps.evaluation.preferences import preference_metrics
     from steps.training.reference import run_reference
 
     records = read_rows(tokens.path)
-    reference_config = ReferenceConfig(config.dtype, config.micro_batch_size)
     run_reference(
         model.path,
         records,
-        reference_config,
+        config.scoring(),
         output=out.path,
         scratch=out.scratch,
         on_progress=out.progress,
     )
     reference = out.path if baseline is None else baseline.path
-    metrics = preference_metrics(records, out.path, reference, config.dtype, beta)
+    metrics = preference_metrics(records, out.path, reference, loss)
     answers = held_out.answer_prompts(
         records, model.path, config.sample_prompts, config.sampling, config.dtype, out.progress
     )

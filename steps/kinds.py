@@ -76,11 +76,11 @@ class TokenizedUnpaired(Tokens):
 
 
 class ReferenceLogps(Artifact):
-    """``logps.parquet``: what a reference model gives to the responses of pairs."""
+    """``logps-00000.parquet`` and so on: what a reference model gives to the responses of pairs."""
 
 
 class Evaluation(Artifact):
-    """``logps.parquet``, ``answers.jsonl`` and ``metrics.json`` of a model on held-out pairs."""
+    """``logps-*.parquet``, ``answers.jsonl`` and ``metrics.json`` of a model on held-out pairs."""
 
 
 class Prompts(Artifact):

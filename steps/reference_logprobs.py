@@ -1,16 +1,19 @@
-"""``reference_logprobs``: what the frozen reference thinks of each pair, computed once."""
+"""``reference_logprobs``: what the frozen reference thinks of each response, computed once."""
 
 from pipeline import Metrics, Output, step
 from steps.data.parquet import iter_rows
-from steps.kinds import Model, PairTokens, ReferenceLogps
+from steps.kinds import Model, PairTokens, ReferenceLogps, UnpairedTokens
 from steps.training.config import ReferenceConfig
 
 
 @step(makes=ReferenceLogps)
 def reference_logprobs(
-    out: Output, tokens: PairTokens, model: Model, config: ReferenceConfig = ReferenceConfig()
+    out: Output,
+    tokens: PairTokens | UnpairedTokens,
+    model: Model,
+    config: ReferenceConfig = ReferenceConfig(),
 ) -> Metrics:
-    """Write ``logps.parquet``: sums of response-token logps, keyed by pair.
+    """Write ``logps-00000.parquet`` and so on: logps of response tokens, keyed by their tokens.
 
     Finished shards are kept in scratch, so an interrupted computation goes on from the shard it
     was at. Dropout is off.

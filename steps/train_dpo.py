@@ -1,7 +1,8 @@
-"""``train_dpo``: direct preference optimisation against cached reference logps."""
+"""``train_dpo``: preference training against cached reference logps, by DPO or a loss like it."""
 
 from pipeline import Metrics, Output, step
 from steps.data.parquet import iter_rows
+from steps.held_out import with_reference
 from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.training.config import DpoConfig
 
@@ -13,13 +14,16 @@ def train_dpo(
     policy: Model,
     reference: ReferenceLogps,
     config: DpoConfig = DpoConfig(),
+    held_out: PairTokens | None = None,
+    held_out_reference: ReferenceLogps | None = None,
 ) -> Metrics:
     """Write a model folder, its ``metrics.jsonl`` and a ``summary.md``; resumes from checkpoints.
 
     Args:
         policy: the model to start from.
         reference: what :func:`steps.reference_logprobs.reference_logprobs` made of the same
-            tokens, in the same dtype.
+            tokens with ``config.reference()``.
+        held_out: other pairs, to evaluate on during training; with their own reference.
     """
     from steps.training.dpo import run_dpo
     from steps.training.metrics import first_and_final
@@ -32,6 +36,8 @@ def train_dpo(
         output=out.path,
         scratch=out.scratch,
         on_progress=out.progress,
+        held_out=with_reference(held_out, held_out_reference),
     )
-    (out.path / "summary.md").write_text(first_and_final("DPO, first and last step", summary))
+    title = f"{config.loss.name}, first and last step"
+    (out.path / "summary.md").write_text(first_and_final(title, summary))
     return summary

@@ -1,6 +1,9 @@
 """``train_sft``: supervised fine-tuning on demonstrations, or on the chosen responses of pairs."""
 
-from pipeline import Metrics, Output, step
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pipeline import Artifact, Metrics, Output, step
 from steps.data.parquet import iter_rows
 from steps.kinds import ConversationTokens, Model, PairTokens
 from steps.training.config import TrainConfig
@@ -12,20 +15,30 @@ def train_sft(
     tokens: PairTokens | ConversationTokens,
     init: Model,
     config: TrainConfig = TrainConfig(),
+    held_out: PairTokens | ConversationTokens | None = None,
 ) -> Metrics:
     """Write a model folder and its ``metrics.jsonl``; resumes from checkpoints in scratch.
 
     Args:
         tokens: conversations, or preference pairs, whose chosen responses are then imitated.
         init: the model to start from.
+        held_out: others, to evaluate on during training.
     """
-    from steps.training.examples import chosen_as_demonstration
     from steps.training.sft import run_sft
 
-    rows = (
-        chosen_as_demonstration(record) if "chosen_ids" in record else record
-        for record in iter_rows(tokens.path)
-    )
     return run_sft(
-        init.path, rows, config, output=out.path, scratch=out.scratch, on_progress=out.progress
+        init.path,
+        _demonstrations(tokens),
+        config,
+        output=out.path,
+        scratch=out.scratch,
+        on_progress=out.progress,
+        held_out=None if held_out is None else _demonstrations(held_out),
     )
+
+
+def _demonstrations(tokens: Artifact) -> Iterator[Mapping[str, Any]]:
+    from steps.training.examples import chosen_as_demonstration
+
+    for record in iter_rows(tokens.path):
+        yield chosen_as_demonstration(record) if "chosen_ids" in record else record

@@ -1391,8 +1391,11 @@ def test_the_real_dpo_step_reaches_its_loss_and_nothing_foreign(repository: Path
     """
     *units, torch_imported = _run("-c", textwrap.dedent(code), path=repository).split()
     assert torch_imported == "False"
-    assert {"steps.training.dpo:run_dpo", "steps.training.losses.dpo:dpo_loss"} <= set(units)
+    assert {"steps.training.dpo:run_dpo", "steps.training.losses.dpo:Dpo"} <= set(units)
     assert not [u for u in units if u.startswith(("steps.generation", "steps.data.arithmetic"))]
+    assert not [
+        u for u in units if any(f"losses.{other}" in u for other in ("simpo", "kto", "registry"))
+    ]
     assert not [u for u in units if u.startswith(("torch", "transformers", "pipeline"))]
 
 

@@ -192,15 +192,30 @@ def test_the_exported_folder_is_the_trained_model_with_a_card(finished: Desk) ->
     written = model.generate(**prompt, max_new_tokens=4)  # pyright: ignore
     assert written.shape[1] > prompt["input_ids"].shape[1]
     card = (folder / "README.md").read_text()
-    for text in ("pairs.jsonl", "dpo.beta | 0.1", "eval_rewards/accuracies", "library_name"):
+    for text in ("pairs.jsonl", "dpo.loss.beta | 0.1", "eval_rewards/accuracies", "library_name"):
         assert text in card
 
 
 def test_a_changed_beta_plans_dpo_and_what_follows_it_only(finished: Desk) -> None:
-    plan = finished.plan("dpo.beta=0.05")
+    plan = finished.plan("dpo.loss.beta=0.05")
     assert set(plan) == {"train_dpo", "evaluate", "export_hf"}
-    assert "config.beta 0.1 → 0.05" in plan["train_dpo"]
+    assert "config.loss.beta 0.1 → 0.05" in plan["train_dpo"]
     assert all(why.startswith("run: ") for why in plan.values())
+
+
+def test_another_loss_plans_what_it_takes_and_keeps_the_reference(finished: Desk) -> None:
+    plan = finished.plan("dpo/loss=ipo", "dpo.loss.beta=0.2")
+    assert set(plan) == {"train_dpo", "evaluate", "export_hf"}
+    plan = finished.plan("dpo/loss=orpo")
+    assert set(plan) == {"train_reference_free", "evaluate", "export_hf"}
+    both = ("+dpo/loss@dpo.loss.losses.a=dpo", "+dpo/loss@dpo.loss.losses.b=simpo")
+    set_within = ("dpo.loss.losses.a.beta=0.3", "dpo.loss.weights.b=0.2")
+    plan = finished.plan("dpo/loss=combined", *both, *set_within)
+    assert set(plan) == {"train_dpo", "evaluate", "export_hf"}
+
+
+def test_a_choice_by_the_name_of_the_default_changes_nothing(finished: Desk) -> None:
+    assert finished.plan("dpo/loss=dpo") == {}
 
 
 def test_a_changed_checkpoint_interval_plans_nothing(finished: Desk) -> None:
@@ -263,10 +278,16 @@ def test_a_file_without_a_valid_row_is_an_error_that_says_so(finished: Desk) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["dpo.betta=0.05"], "unknown config key 'dpo.betta'; did you mean dpo.beta"),
-        (["dpo.beta=much"], "dpo.beta=much"),
-        (["dpo.beta=-1"], "beta must be above 0, got -1"),
-        (["scale=huge"], "Could not find 'scale/huge'"),
+        (["dpo.loss.betta=1"], "unknown config key 'dpo.loss.betta'; did you mean dpo.loss.beta"),
+        (["dpo.loss.beta=much"], "dpo.loss.beta=much"),
+        (["dpo.loss.beta=-1"], "beta must be above 0, got -1"),
+        (["dpo/loss=ipo", "dpo.loss.label_smoothing=0.1"],
+         "unknown config key 'dpo.loss.label_smoothing'"),
+        (["dpo/loss=sft"], "unknown choice dpo/loss=sft; known: apo_down, apo_zero, combined"),
+        (["dpo/loss=combined"], "losses must name at least one loss"),
+        (["dpo.lora.r=8"], "dpo.lora is null, so dpo.lora.r cannot be set"),
+        (["dpo.keep_best=eval_loss"], "keep_best needs eval_every_steps"),
+        (["scale=huge"], "unknown choice scale=huge; known: demo, full, own, smoke"),
         (["model.path=/no/such/model"], "input /no/such/model does not exist"),
         (["model.path=null"], "set one of model.path, model.hub, model.package"),
         (["data.path=/no/such/rows.jsonl"], "input /no/such/rows.jsonl does not exist"),
@@ -302,10 +323,10 @@ def test_the_full_scale_experiment_plans_without_a_hub_or_a_gpu(finished: Desk) 
 # --- killed and started again ------------------------------------------------------------------
 
 KILLED = (
-    "control=false", "train_problems=120", "test_problems=20", "max_pairs=60",
-    "sft.max_steps=60", "sft.batch_size=16", "sft.micro_batch_size=16",
+    "control=false", "train_problems=600", "test_problems=20", "max_pairs=500",
+    "sft.max_steps=60", "sft.batch_size=16",
     "sft.checkpoint_every_steps=4", "dpo.max_steps=40", "dpo.epochs=40", "dpo.batch_size=8",
-    "dpo.micro_batch_size=1", "dpo.checkpoint_every_steps=3", "sampling.num_completions=16",
+    "dpo.tokens_per_forward=1", "dpo.checkpoint_every_steps=3", "sampling.num_completions=16",
 )  # fmt: skip
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from steps.training.batches import batch_indices, steps_per_epoch, total_steps
 from steps.training.config import OptimizerConfig, Schedule, TrainConfig
-from steps.training.optimization import build_optimizer, clip_gradients, learning_rate
+from steps.training.optimization import Updater, build_optimizer, clip_gradients, learning_rate
 
 
 def rates(total: int, **settings) -> list[float]:
@@ -25,6 +25,14 @@ def test_the_schedules_start_at_the_full_rate_and_fall_towards_zero() -> None:
     half = math.sqrt(0.5)
     expected = [1, (1 + half) / 2, 0.5, (1 - half) / 2]
     assert rates(4, schedule=Schedule.cosine) == pytest.approx(expected)
+
+
+def test_wsd_is_stable_and_then_falls_over_the_last_share_of_the_steps() -> None:
+    assert rates(8, schedule=Schedule.wsd, decay_fraction=0.5) == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    assert rates(8, schedule=Schedule.wsd, decay_fraction=0.1) == [1] * 8  # its one step is full
+    warm = rates(6, schedule=Schedule.wsd, warmup_steps=1, decay_fraction=1 / 3)
+    assert warm == [0.5, 1, 1, 1, 1, 0.5]
+    assert rates(4, schedule=Schedule.wsd, decay_fraction=1) == rates(4, schedule=Schedule.linear)
 
 
 def test_warm_up_climbs_in_equal_steps_to_the_full_rate() -> None:
@@ -46,12 +54,68 @@ def test_no_step_is_wasted_on_a_rate_of_zero(
 def test_only_matrices_decay() -> None:
     model = nn.Linear(3, 2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = build_optimizer(model, OptimizerConfig(learning_rate=0.1, weight_decay=0.5))
+    optimizer = build_optimizer(
+        model.parameters(), OptimizerConfig(learning_rate=0.1, weight_decay=0.5)
+    )
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     torch.testing.assert_close(model.weight.detach(), before["weight"] * 0.95)
     assert torch.equal(model.bias.detach(), before["bias"])
+
+
+def bfloat16_layer() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2, bias=False).to(torch.bfloat16)
+
+
+def test_masters_keep_updates_that_bfloat16_would_lose() -> None:
+    moved = {}
+    for masters in (True, False):
+        layer = bfloat16_layer()
+        before = layer.weight.detach().clone()
+        config = OptimizerConfig(learning_rate=1e-4, max_grad_norm=None)
+        updater = Updater(layer, config, master_weights=masters)
+        for _ in range(100):
+            layer(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+            updater.step(1e-4)
+        moved[masters] = (layer.weight - before).float().mean().item()
+        assert layer.weight.dtype == torch.bfloat16
+    assert moved[True] == pytest.approx(-100 * 1e-4, rel=0.1)
+    assert abs(moved[False]) < 0.2 * abs(moved[True])
+
+
+def test_gradients_of_many_forwards_gather_in_float32() -> None:
+    layer = bfloat16_layer()
+    updater = Updater(layer, OptimizerConfig(max_grad_norm=None))
+    for scale in (256.0, *[1.0] * 64):  # in bfloat16, 256 + 1 is 256
+        layer(torch.full((1, 3), scale, dtype=torch.bfloat16)).sum().backward()
+    assert updater.step(1e-4) == pytest.approx((256 + 64) * math.sqrt(6), rel=1e-6)
+
+
+def test_a_state_goes_back_with_masters_and_moments() -> None:
+    def trained(steps: int, updater: Updater, layer: nn.Linear) -> Tensor:
+        for _ in range(steps):
+            layer(torch.ones(1, 3, dtype=torch.bfloat16)).square().sum().backward()
+            updater.step(1e-3)
+        return next(iter(updater.state().values())).clone()
+
+    layer = bfloat16_layer()
+    updater = Updater(layer, OptimizerConfig())
+    trained(3, updater, layer)
+    saved = {name: value.clone() for name, value in updater.state().items()}
+    assert saved["model/weight"].dtype == torch.float32
+    expected = trained(2, updater, layer)
+    other = bfloat16_layer()
+    resumed = Updater(other, OptimizerConfig())
+    resumed.load_state(saved)
+    assert torch.equal(trained(2, resumed, other), expected)
+    assert torch.equal(other.weight, layer.weight)
+
+
+def test_a_model_that_no_gradient_reaches_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="no gradient has reached"):
+        Updater(nn.Linear(3, 2), OptimizerConfig()).step(1e-3)
 
 
 def test_clipping_reports_the_norm_there_was_and_leaves_the_norm_asked_for() -> None:

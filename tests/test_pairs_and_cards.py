@@ -15,7 +15,8 @@ from steps.data.tables import from_record
 from steps.evaluation.answers import check_answers, side_by_side
 from steps.evaluation.checkers import is_correct
 from steps.export.card import ModelCard, render_card
-from steps.training.config import DpoConfig, TrainConfig
+from steps.training.config import PreferenceConfig, TrainConfig
+from steps.training.losses.ipo import Ipo
 
 
 class Folder:
@@ -100,9 +101,17 @@ def test_completions_that_are_all_right_or_all_wrong_are_an_error(tmp_path: Path
 
 
 def test_a_card_names_data_results_and_only_settings_that_bear_on_them() -> None:
-    card = ModelCard("Title", "base/model", "pairs.jsonl", TrainConfig(), DpoConfig(beta=0.25))
+    card = ModelCard(
+        "Title", "base/model", "pairs.jsonl", TrainConfig(), PreferenceConfig(loss=Ipo(0.25))
+    )
     text = render_card(card, {"eval_rewards/margins": {"value": 1.5, "low": 1.0, "high": 2.0}})
-    for part in ("base/model", "pairs.jsonl", "dpo.beta | 0.25", "1.5 | 1 to 2"):
+    for part in (
+        "base/model",
+        "pairs.jsonl",
+        "dpo.loss | ipo",
+        "dpo.loss.beta | 0.25",
+        "1.5 | 1 to 2",
+    ):
         assert part in text
     assert "checkpoint_every" not in text
 

@@ -1,21 +1,35 @@
 """Reference logps: computed once, kept by shard, found by what a pair is."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tiny_models import VOCABULARY, model_folder, pair_records
+from tiny_models import VOCABULARY, folder_bytes, model_folder, pair_records
 
-from steps.training.config import DpoConfig, Dtype, ReferenceConfig
+from steps.training.attention import use_packed_attention
+from steps.training.config import (
+    Attention,
+    DpoConfig,
+    Dtype,
+    KtoConfig,
+    OptimizerConfig,
+    ReferenceConfig,
+)
 from steps.training.dpo import run_dpo
-from steps.training.examples import read_pairs
-from steps.training.logps import score_pairs
+from steps.training.examples import read_pairs, read_unpaired
+from steps.training.kto import run_kto
+from steps.training.mismatched import mismatched
 from steps.training.models import load_model
+from steps.training.packing import make_pack
 from steps.training.reference import read_reference, run_reference
+from steps.training.scoring import token_logps
 
-SHARDS_OF_TWO = ReferenceConfig(micro_batches_per_shard=2)
+FAST = OptimizerConfig(learning_rate=1e-2)
+SHARDS_OF_TWO = ReferenceConfig(groups_per_shard=2)
 
 
 @pytest.fixture
@@ -29,8 +43,27 @@ def compute(model: Path, records: list[dict], work: Path, config=SHARDS_OF_TWO, 
     )
 
 
+def token_by_token(model: Path, records: list[dict]) -> list[list[list[float]]]:
+    """Of every pair, alone: what its two responses get."""
+    scorer = load_model(model)
+    use_packed_attention(scorer)
+    tokens = []
+    for group in read_pairs(records, VOCABULARY):
+        sizes = [response.num_scored for response in group.responses]
+        tokens.append([t.tolist() for t in token_logps(scorer, make_pack([group])).split(sizes)])
+    return tokens
+
+
+def table_of(work: Path) -> pa.Table:
+    return pa.concat_tables(map(pq.read_table, shards(work / "out")))
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("logps-*.parquet"))
+
+
 def modified(work: Path) -> dict[str, int]:
-    return {f.name: f.stat().st_mtime_ns for f in (work / "scratch/shards").glob("*.parquet")}
+    return {f.name: f.stat().st_mtime_ns for f in shards(work / "scratch/shards")}
 
 
 def test_holds_the_logps_of_every_distinct_pair(model: Path, tmp_path: Path) -> None:
@@ -42,25 +75,26 @@ def test_holds_the_logps_of_every_distinct_pair(model: Path, tmp_path: Path) -> 
         tmp_path,
         on_progress=lambda done, total, metrics: reports.append((done, total)),
     )
-    pairs = read_pairs(records, VOCABULARY)
-    chosen, rejected = score_pairs(load_model(model), pairs)
-    table = pq.read_table(tmp_path / "out/logps.parquet")
-    assert table["pair_id"].to_pylist() == [r["pair_id"] for r in records]
-    assert table["chosen_logps"].to_pylist() == chosen.tolist()
-    assert table["rejected_logps"].to_pylist() == rejected.tolist()
+    table, tokens = table_of(tmp_path), token_by_token(model, records)
+    assert table["group_id"].to_pylist() == [r["pair_id"] for r in records]
+    assert table["token_logps"].to_pylist() == tokens
+    assert table["scored"].to_pylist() == [[len(side) for side in pair] for pair in tokens]
+    sums = torch.tensor([[sum(side) for side in pair] for pair in tokens], dtype=torch.float64)
+    torch.testing.assert_close(torch.tensor(table["logps"].to_pylist()).double(), sums)
+    assert len(shards(tmp_path / "out")) == 3
     assert reports == [(2, 5), (4, 5), (5, 5)]
-    assert summary["pairs"] == 5
-    assert summary["logps/chosen"] == pytest.approx(chosen.mean().item())
+    assert summary["groups"] == 5
+    assert summary["logps/chosen"] == pytest.approx(sums[:, 0].mean().item())
 
 
 def test_is_found_by_pair_whatever_the_order(model: Path, tmp_path: Path) -> None:
     records = pair_records(7)
     compute(model, records, tmp_path)
-    pairs = read_pairs(reversed(records), VOCABULARY)
-    chosen, rejected = read_reference(tmp_path / "out", pairs, Dtype.float32)
-    expected = score_pairs(load_model(model), pairs)
-    assert torch.equal(chosen, expected[0])
-    assert torch.equal(rejected, expected[1])
+    forwards = read_pairs(records, VOCABULARY)
+    reference = read_reference(tmp_path / "out")
+    expected = torch.tensor(table_of(tmp_path)["logps"].to_pylist(), dtype=torch.float64)
+    assert torch.equal(reference.of(forwards), expected)
+    assert torch.equal(reference.of(forwards[::-1]), expected.flip(0))
 
 
 def test_an_interrupted_computation_keeps_its_finished_shards(model: Path, tmp_path: Path) -> None:
@@ -76,53 +110,135 @@ def test_an_interrupted_computation_keeps_its_finished_shards(model: Path, tmp_p
     with pytest.raises(Interrupted):
         compute(model, records, tmp_path, on_progress=interrupt)
     finished = modified(tmp_path)
-    assert sorted(finished) == ["shard-00000.parquet", "shard-00001.parquet"]
+    assert sorted(finished) == ["logps-00000.parquet", "logps-00001.parquet"]
     compute(model, records, tmp_path)
     assert finished.items() <= modified(tmp_path).items()
     compute(model, records, tmp_path / "whole")
-    resumed, whole = (work / "out/logps.parquet" for work in (tmp_path, tmp_path / "whole"))
-    assert resumed.read_bytes() == whole.read_bytes()
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "whole/out")
 
 
 def test_a_torn_shard_is_computed_again(model: Path, tmp_path: Path) -> None:
     records = pair_records(4)
     compute(model, records, tmp_path)
-    whole = (tmp_path / "out/logps.parquet").read_bytes()
+    whole = folder_bytes(tmp_path / "out")
     before = modified(tmp_path)
-    os.truncate(tmp_path / "scratch/shards/shard-00001.parquet", 100)
+    os.truncate(tmp_path / "scratch/shards/logps-00001.parquet", 100)
     compute(model, records, tmp_path)
-    assert (tmp_path / "out/logps.parquet").read_bytes() == whole
+    assert folder_bytes(tmp_path / "out") == whole
     after = modified(tmp_path)
-    assert after["shard-00000.parquet"] == before["shard-00000.parquet"]
-    assert after["shard-00001.parquet"] != before["shard-00001.parquet"]
+    assert after["logps-00000.parquet"] == before["logps-00000.parquet"]
+    assert after["logps-00001.parquet"] != before["logps-00001.parquet"]
 
 
 def test_a_shard_of_other_pairs_is_not_used(model: Path, tmp_path: Path) -> None:
     compute(model, pair_records(4, seed=1), tmp_path)
     compute(model, pair_records(4, seed=2), tmp_path)
     compute(model, pair_records(4, seed=2), tmp_path / "fresh")
-    reused, fresh = (work / "out/logps.parquet" for work in (tmp_path, tmp_path / "fresh"))
-    assert reused.read_bytes() == fresh.read_bytes()
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "fresh/out")
 
 
-def train_against(reference: Path, model: Path, records: list[dict], config: DpoConfig) -> None:
-    work = reference.parent
-    run_dpo(model, records, reference, config, output=work / "dpo", scratch=work / "dpo-scratch")
+def test_a_shard_computed_in_another_way_is_not_used(model: Path, tmp_path: Path) -> None:
+    other = replace(SHARDS_OF_TWO, attention=Attention.padded)
+    compute(model, pair_records(4), tmp_path)
+    compute(model, pair_records(4), tmp_path, other)
+    assert read_reference(tmp_path / "out").scored_by.attention == "padded"
+
+
+def train_against(
+    reference: Path, model: Path, records: list[dict], config: DpoConfig, **options
+) -> None:
+    places = {"output": reference.parent / "dpo", "scratch": reference.parent / "dpo-scratch"}
+    run_dpo(model, records, reference, config, **places, **options)
 
 
 def test_training_on_a_pair_without_a_reference_names_the_pair(model: Path, tmp_path: Path) -> None:
     records = pair_records(5)
     compute(model, records[:3] + records[4:], tmp_path)
-    message = rf"lacks 1 of 5 pairs.* {records[3]['pair_id']} \(row 'data:3'\)"
+    message = rf"lacks 1 of 5 rows.* {records[3]['pair_id']} \(row 'data:3'\)"
     with pytest.raises(ValueError, match=message):
         train_against(tmp_path / "out", model, records, DpoConfig())
 
 
-def test_a_reference_in_another_dtype_is_refused(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("computed", "message"),
+    [
+        ({"dtype": Dtype.bfloat16}, "dtype=bfloat16 but the policy runs with dtype=float32"),
+        ({"attention": Attention.padded}, "attention=padded but the policy runs with .*=packed"),
+    ],
+    ids=["dtype", "attention"],
+)
+def test_a_reference_computed_in_another_way_is_refused_by_the_setting(
+    model: Path, tmp_path: Path, computed: dict, message: str
+) -> None:
     records = pair_records(2)
-    compute(model, records, tmp_path, ReferenceConfig(dtype=Dtype.bfloat16))
-    with pytest.raises(ValueError, match="computed in bfloat16 but the policy runs in float32"):
+    compute(model, records, tmp_path, ReferenceConfig(**computed))
+    with pytest.raises(ValueError, match=message):
         train_against(tmp_path / "out", model, records, DpoConfig())
+
+
+def test_other_masks_over_the_same_tokens_are_refused(model: Path, tmp_path: Path) -> None:
+    records = pair_records(3)
+    compute(model, records, tmp_path)
+    records[1]["chosen_mask"] = [True] + [False] * (len(records[1]["chosen_ids"]) - 1)
+    with pytest.raises(ValueError, match=r"\(row 'data:1'\), but these tokens mark \[1, "):
+        train_against(tmp_path / "out", model, records, DpoConfig())
+
+
+def test_training_does_not_start_away_from_its_reference(model: Path, tmp_path: Path) -> None:
+    records = pair_records(4)
+    compute(model, records, tmp_path)
+    other = model_folder(tmp_path / "other", seed=1)
+    with pytest.raises(ValueError, match="would not start from its reference") as raised:
+        train_against(tmp_path / "out", other, records, DpoConfig())
+    assert "differs between the two: model (its weights or its config)" in str(raised.value)
+    assert not (tmp_path / "dpo").exists()
+    train_against(tmp_path / "out", other, records, DpoConfig(check_start=False))
+
+
+def test_the_start_is_not_checked_again_on_resuming(model: Path, tmp_path: Path) -> None:
+    records = pair_records(6)
+    compute(model, records, tmp_path)
+    config = DpoConfig(batch_size=2, checkpoint_every_steps=1, optimizer=FAST)
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(done: int, total: int, metrics: object) -> None:
+        if done == 2:
+            raise Interrupted
+
+    reference = tmp_path / "out"
+    with pytest.raises(Interrupted):
+        train_against(reference, model, records, config, on_progress=interrupt)
+    train_against(reference, model, records, config)
+    assert len((tmp_path / "dpo/metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_single_responses_are_scored_beside_other_prompts_too(model: Path, tmp_path: Path) -> None:
+    records = [
+        {
+            "row": record["row"],
+            "completion_id": record["pair_id"],
+            "prompt_ids": record["prompt_ids"],
+            "completion_ids": record["chosen_ids"],
+            "label": True,
+        }
+        for record in pair_records(3)
+    ]
+    summary = compute(model, records, tmp_path)
+    assert summary["groups"] == 6
+    groups = read_unpaired(records, VOCABULARY)
+    others = mismatched(groups)
+    assert [(o.prompt_ids, o.responses) for o in others] == [
+        (groups[i].prompt_ids, groups[i - 1].responses) for i in range(3)
+    ]
+    reference = read_reference(tmp_path / "out")
+    assert reference.of(groups).shape == reference.of(others).shape == (3, 1)
+    shuffled = [records[1], records[0], records[2]]  # so other responses stand beside the prompts
+    with pytest.raises(ValueError, match="lacks 3 of 3 rows"):
+        run_kto(
+            model, shuffled, tmp_path / "out", KtoConfig(), output=tmp_path / "k", scratch=tmp_path
+        )
 
 
 def test_logps_that_are_not_finite_name_the_pair(model: Path, tmp_path: Path) -> None:
@@ -131,5 +247,5 @@ def test_logps_that_are_not_finite_name_the_pair(model: Path, tmp_path: Path) ->
         broken.get_parameter("model.norm.weight").fill_(torch.nan)
     broken.save_pretrained(tmp_path / "broken")
     records = pair_records(1)
-    with pytest.raises(FloatingPointError, match=f"pair {records[0]['pair_id']}"):
+    with pytest.raises(FloatingPointError, match=rf"{records[0]['pair_id']} \(row 'data:0'\)"):
         compute(tmp_path / "broken", records, tmp_path)

@@ -28,14 +28,14 @@ class Pair:
 
 def test_a_grid_is_every_combination_by_name_the_last_axis_fastest() -> None:
     base = DpoConfig(batch_size=16)
-    variants = grid(base, {"optimizer.learning_rate": [1e-6, 5e-6]}, beta=[0.5, 0.05])
+    variants = grid(base, {"optimizer.learning_rate": [1e-6, 5e-6]}, batch_size=[8, 4])
     assert list(variants.items()) == [
-        (f"learning_rate={rate} beta={beta}",
-         replace(base, beta=beta, optimizer=OptimizerConfig(learning_rate=rate)))
+        (f"learning_rate={rate} batch_size={size}",
+         replace(base, batch_size=size, optimizer=OptimizerConfig(learning_rate=rate)))
         for rate in (1e-6, 5e-6)
-        for beta in (0.5, 0.05)
+        for size in (8, 4)
     ]  # fmt: skip
-    assert next(iter(variants)) == "learning_rate=1e-06 beta=0.5"
+    assert next(iter(variants)) == "learning_rate=1e-06 batch_size=8"
     assert base == DpoConfig(batch_size=16)
 
 
@@ -47,24 +47,26 @@ def test_fields_that_end_alike_are_named_by_their_path() -> None:
     axes = {"optimizer.weight_decay": [0.1], "optimizer.schedule": [Schedule.linear]}
     assert list(grid(DpoConfig(), axes)) == ["weight_decay=0.1 schedule=linear"]
     pair = Pair(DpoConfig(), DpoConfig())
-    variants = grid(pair, {"first.beta": [0.1], "second.beta": [0.2]}, seed=[3])
+    variants = grid(pair, {"first.epochs": [2.0], "second.epochs": [3.0]}, seed=[3])
     assert variants == {
-        "first.beta=0.1 second.beta=0.2 seed=3": Pair(DpoConfig(beta=0.1), DpoConfig(beta=0.2), 3)
+        "first.epochs=2.0 second.epochs=3.0 seed=3": Pair(
+            DpoConfig(epochs=2.0), DpoConfig(epochs=3.0), 3
+        )
     }
 
 
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({"betta": [0.1]}, "DpoConfig has no field 'betta'; did you mean beta"),
+        ({"loss.betta": [0.1]}, "DpoConfig has no field 'loss.betta'; did you mean loss.beta"),
         ({"optimizer.learn_rate": [0.1]}, "did you mean optimizer.learning_rate"),
         ({"optimizer.schedule.name": ["x"]}, "has no field 'optimizer.schedule.name'"),
-        ({"beta": 0.1}, "beta=0.1; give a list of values"),
+        ({"loss.beta": 0.1}, "beta=0.1; give a list of values"),
         ({"optimizer.schedule": "cosine"}, "give a list of values"),
-        ({"beta": []}, "give a list of values"),
-        ({"beta": {0.1, 0.2}}, "give a list of values"),
-        ({"beta": [0.1, 0.5, 0.1]}, "beta is to be 0.1 more than once"),
-        ({"beta": [0.1, -1]}, "DpoConfig refuses beta=-1: beta must be above 0"),
+        ({"loss.beta": []}, "give a list of values"),
+        ({"loss.beta": {0.1, 0.2}}, "give a list of values"),
+        ({"loss.beta": [0.1, 0.5, 0.1]}, "beta is to be 0.1 more than once"),
+        ({"loss.beta": [0.1, -1]}, "Dpo refuses beta=-1: beta must be above 0"),
         ({"optimizer.learning_rate": [-1]}, "OptimizerConfig refuses learning_rate=-1"),
         ({"optimizer.learning_rate": [1e-6], "optimizer": [OptimizerConfig()]}, "lies within"),
     ],
@@ -76,9 +78,9 @@ def test_a_mistake_in_a_grid_is_refused_by_name(axes: Mapping[str, Any], message
 
 def test_a_grid_needs_a_config_and_each_field_once() -> None:
     with pytest.raises(TemperError, match="is no config dataclass"):
-        grid({"beta": 0.1}, beta=[0.1])
-    with pytest.raises(TemperError, match="beta is given twice"):
-        grid(DpoConfig(), {"beta": [0.1]}, beta=[0.2])
+        grid({"epochs": 0.1}, epochs=[0.1])
+    with pytest.raises(TemperError, match="epochs is given twice"):
+        grid(DpoConfig(), {"epochs": [0.1]}, epochs=[0.2])
 
 
 def test_what_is_no_grid_is_one_clear_line() -> None:
@@ -89,7 +91,7 @@ def test_what_is_no_grid_is_one_clear_line() -> None:
             grid(DpoConfig(), axes)
         assert "\n" not in str(refused.value)
     with pytest.raises(TemperError, match="of the type type, which is no config dataclass"):
-        grid(DpoConfig, beta=[0.1])
+        grid(DpoConfig, epochs=[0.1])
 
 
 def test_variants_share_the_steps_that_do_not_differ(

@@ -106,6 +106,8 @@ def test_the_columns_are_those_agreed_on(pairs: Path, tokenizer: Path, tmp_path:
         assert schema.field(f"{side}_ids").type.value_type == pa.int32()
         assert schema.field(f"{side}_mask").type.value_type == pa.bool_()
     first, _ = read_rows(tmp_path / "out" / "test")
+    for side in ("prompt", "chosen", "rejected"):
+        assert first[f"{side}_length"] == len(first[f"{side}_ids"])
     assert first["row"] == "r1"
     assert first["score_chosen"] == 1.0
     assert first["score_rejected"] is None
@@ -282,13 +284,16 @@ def test_training_reads_the_masks_that_were_written(
     shown = read_demonstrations(map(chosen_as_demonstration, records), vocabulary=10**6)
 
     for record, example, demonstration in zip(records, examples, shown, strict=True):
-        assert example.chosen.prompt_ids == tuple(record["prompt_ids"])
-        assert example.chosen.num_scored == sum(record["chosen_mask"])
+        chosen, rejected = example.responses
+        assert example.prompt_ids == tuple(record["prompt_ids"])
+        assert chosen.num_scored == sum(record["chosen_mask"])
+        assert rejected.num_scored == sum(record["rejected_mask"])
         # The earlier answer is imitated too; in a preference it is shared, so that it cancels.
         earlier = sum(record["prompt_mask"])
         assert earlier > 1
-        assert demonstration.sequence.num_scored == earlier + example.chosen.num_scored
-        assert len(demonstration.sequence) == len(example.chosen)
+        (imitated,) = demonstration.responses
+        assert imitated.num_scored == earlier + chosen.num_scored
+        assert demonstration.num_tokens == len(example.prompt_ids) + len(chosen)
 
 
 def test_conversations_are_read_as_they_were_written(tokenizer: Path, tmp_path: Path) -> None:
@@ -304,11 +309,12 @@ def test_conversations_are_read_as_they_were_written(tokenizer: Path, tmp_path: 
     assert metrics["conversations"] == 1
     (record,) = read_rows(tmp_path / "w/out")
     (example,) = read_demonstrations([record], vocabulary=10**6)
-    sequence = example.sequence
-    assert [*sequence.prompt_ids, *sequence.response_ids] == record["input_ids"]
-    assert sequence.num_scored == sum(record["mask"]) == 4
-    assert sequence.scored is not None
-    assert sequence.scored[:3] == (True, True, False)
+    (response,) = example.responses
+    assert [*example.prompt_ids, *response.ids] == record["input_ids"]
+    assert record["length"] == len(record["input_ids"])
+    assert response.num_scored == sum(record["mask"]) == 4
+    assert response.scored is not None
+    assert response.scored[:3] == (True, True, False)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,24 +18,36 @@ from tiny_models import (
     model_folder,
     pair_records,
 )
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
+from steps.training.attention import use_packed_attention
+from steps.training.backends.torch_backend import TorchBackend
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import (
     DpoConfig,
     Dtype,
+    KtoConfig,
     OptimizerConfig,
     ReferenceConfig,
+    ReferenceFreeConfig,
     Schedule,
     TrainConfig,
 )
-from steps.training.dpo import dpo_objective, run_dpo
-from steps.training.examples import read_demonstrations, read_pairs
-from steps.training.logps import score_pairs
-from steps.training.loop import Objective, train
+from steps.training.dpo import run_dpo
+from steps.training.examples import read_demonstrations
+from steps.training.kto import run_kto
+from steps.training.loop import train
+from steps.training.losses.base import ReferenceFreeLoss, ReferenceLoss
+from steps.training.losses.cpo import Cpo
+from steps.training.losses.dpo import Dpo
+from steps.training.losses.hinge import Hinge
+from steps.training.losses.registry import losses_of
+from steps.training.losses.simpo import Simpo
 from steps.training.models import load_model, save_model
+from steps.training.objectives import sft_objective
 from steps.training.reference import run_reference
-from steps.training.sft import run_sft, sft_objective
+from steps.training.reference_free import run_reference_free
+from steps.training.sft import run_sft
 
 FAST = OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant)
 
@@ -68,14 +81,23 @@ def read_log(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def flat_gradient(model: PreTrainedModel) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+def unpaired_records(count: int) -> list[dict]:
+    return [
+        {
+            "row": record["row"],
+            "completion_id": record["pair_id"],
+            "prompt_ids": record["prompt_ids"],
+            "completion_ids": record["chosen_ids" if i % 3 else "rejected_ids"],
+            "label": bool(i % 3),
+        }
+        for i, record in enumerate(pair_records(count))
+    ]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_dpo_starts_from_exactly_ln_2_and_zero_rewards(tmp_path: Path, architecture: str) -> None:
     policy = model_folder(tmp_path / "policy", ARCHITECTURES[architecture])
-    config = DpoConfig(batch_size=8, micro_batch_size=1, epochs=2, optimizer=FAST)
+    config = DpoConfig(batch_size=8, tokens_per_forward=48, epochs=2, optimizer=FAST)
     summary, log = dpo(policy, pair_records(21), config, tmp_path)
     assert log[0]["loss"] == math.log(2)
     assert [log[0][f"rewards/{name}"] for name in ("chosen", "rejected", "margins")] == [0, 0, 0]
@@ -100,7 +122,10 @@ def test_the_summary_and_the_log_say_what_happened(policy: Path, tmp_path: Path)
         on_progress=lambda done, total, metrics: reports.append((done, total, dict(metrics))),
     )
     log = read_log(tmp_path / "model")
-    assert reports == [(i + 1, 3, metrics) for i, metrics in enumerate(log)]
+    assert [report[:2] for report in reports] == [(1, 3), (2, 3), (3, 3)]
+    for (*_, seen), metrics in zip(reports, log, strict=True):
+        assert metrics.items() <= seen.items()
+        assert {"tokens_per_second", "occupancy", "peak_memory_gb"} <= seen.keys() - metrics.keys()
     assert [m["step"] for m in log] == [1, 2, 3]
     assert [m["epoch"] for m in log] == pytest.approx([1 / 3, 2 / 3, 1])
     assert [m["learning_rate"] for m in log] == [0.5e-3, 1e-3, 0.5e-3]
@@ -135,75 +160,96 @@ def test_max_steps_is_obeyed(policy: Path, tmp_path: Path) -> None:
     assert len(read_log(tmp_path)) == 4
 
 
-@pytest.mark.parametrize("loss", ["dpo", "sft"])
-def test_micro_batches_change_neither_loss_nor_gradient(
-    policy: Path, tmp_path: Path, loss: str
+@pytest.mark.parametrize("name", losses_of(ReferenceLoss))
+def test_every_loss_with_a_reference_learns_to_prefer(
+    policy: Path, tmp_path: Path, name: str
 ) -> None:
-    gradients, losses = [], []
-    for size in (1, 2, 4, 8):
-        model = load_model(policy, Dtype.float64).eval()
-        if loss == "dpo":
-            pairs = read_pairs(pair_records(8), VOCABULARY)
-            chosen, rejected = score_pairs(model, pairs)
-            objective = dpo_objective(model, pairs, chosen - 1, rejected, DpoConfig(beta=1.0))
-        else:
-            demonstrations = read_demonstrations(demonstration_records(8), VOCABULARY)
-            objective = sft_objective(model, demonstrations)
-        config = TrainConfig(
-            batch_size=8,
-            micro_batch_size=size,
-            max_steps=1,
-            optimizer=OptimizerConfig(max_grad_norm=None),
-        )
-        log = train(model, objective, config, Checkpoints(tmp_path / "none"))
-        losses.append(log[0]["loss"])
-        gradients.append(flat_gradient(model))
-    assert losses == pytest.approx([losses[0]] * 4, abs=1e-6)
-    assert gradients[0].norm() > 1e-2
-    for gradient in gradients[1:]:
-        torch.testing.assert_close(gradient, gradients[0], rtol=0, atol=1e-6)
+    loss = losses_of(ReferenceLoss)[name]
+    parts: dict = {"losses": {"one": Dpo(), "other": Hinge()}} if "combined" in name else {}
+    config = DpoConfig(batch_size=8, epochs=8, optimizer=FAST, loss=loss(**parts))
+    summary, log = dpo(policy, pair_records(8), config, tmp_path)
+    assert [log[0][f"rewards/{name}"] for name in ("chosen", "rejected", "margins")] == [0, 0, 0]
+    assert summary["final"]["loss"] < summary["first"]["loss"]
+
+
+@pytest.mark.parametrize("name", losses_of(ReferenceFreeLoss))
+def test_every_loss_without_a_reference_learns_to_prefer(
+    policy: Path, tmp_path: Path, name: str
+) -> None:
+    loss = losses_of(ReferenceFreeLoss)[name]
+    parts: dict = {"losses": {"one": Simpo(), "other": Cpo()}} if "combined" in name else {}
+    config = ReferenceFreeConfig(batch_size=8, epochs=8, optimizer=FAST, loss=loss(**parts))
+    summary = run_reference_free(
+        policy, pair_records(8), config, output=tmp_path / "model", scratch=tmp_path / "s"
+    )
+    assert summary["final"]["loss"] < summary["first"]["loss"]
+    assert summary["final"]["rewards/accuracies"] >= summary["first"]["rewards/accuracies"]
+
+
+def test_kto_starts_from_half_the_weight_and_tells_good_from_bad(
+    policy: Path, tmp_path: Path
+) -> None:
+    records = unpaired_records(12)
+    run_reference(
+        policy, records, ReferenceConfig(), output=tmp_path / "r", scratch=tmp_path / "rs"
+    )
+    config = KtoConfig(batch_size=4, epochs=6, tokens_per_forward=48, optimizer=FAST)
+    summary = run_kto(
+        policy, records, tmp_path / "r", config, output=tmp_path / "model", scratch=tmp_path / "s"
+    )
+    log = read_log(tmp_path / "model")
+    assert log[0]["loss"] == 0.5
+    assert log[0]["kl"] == log[0]["rewards/chosen"] == 0
+    assert any(record["kl"] > 0 for record in log)
+    assert summary["final"]["rewards/chosen"] > summary["final"]["rewards/rejected"]
+
+
+@pytest.mark.parametrize("label", ["chosen", "rejected"])
+def test_kto_takes_a_batch_of_one_kind(policy: Path, tmp_path: Path, label: str) -> None:
+    records = [{**r, "label": label == "chosen"} for r in unpaired_records(4)]
+    run_reference(policy, records, ReferenceConfig(), output=tmp_path / "r", scratch=tmp_path)
+    summary = run_kto(
+        policy, records, tmp_path / "r", KtoConfig(), output=tmp_path, scratch=tmp_path / "s"
+    )
+    assert summary["first"][f"rewards/{label}"] == 0
 
 
 def test_sft_loss_is_the_mean_over_the_batch_s_response_tokens(
     policy: Path, tmp_path: Path
 ) -> None:
     model = load_model(policy)
-    demonstrations = read_demonstrations(demonstration_records(6), VOCABULARY)
+    records = demonstration_records(6)
     nlls = []
-    for example in demonstrations:
-        sequence = example.sequence
-        labels = torch.tensor([[-100] * len(sequence.prompt_ids) + list(sequence.response_ids)])
-        ids = torch.tensor([sequence.prompt_ids + sequence.response_ids])
-        nlls.append(model(input_ids=ids, labels=labels).loss.item() * len(sequence.response_ids))
-    tokens = sum(len(example.sequence.response_ids) for example in demonstrations)
-    config = TrainConfig(batch_size=6, micro_batch_size=2)
-    log = train(model, sft_objective(model, demonstrations), config, Checkpoints(tmp_path))
-    assert log[0]["loss"] == pytest.approx(sum(nlls) / tokens, rel=1e-6)
+    for record in records:
+        prompt, response = record["prompt_ids"], record["response_ids"]
+        labels = torch.tensor([[-100] * len(prompt) + response])
+        loss = model(input_ids=torch.tensor([prompt + response]), labels=labels).loss
+        nlls.append(loss.item() * len(response))
+    tokens = sum(len(record["response_ids"]) for record in records)
+    config = TrainConfig(batch_size=6, tokens_per_forward=32)
+    run_sft(policy, records, config, output=tmp_path, scratch=tmp_path / "s")
+    assert read_log(tmp_path)[0]["loss"] == pytest.approx(sum(nlls) / tokens, rel=1e-6)
 
 
 def test_every_example_is_trained_on_once_an_epoch(policy: Path, tmp_path: Path) -> None:
-    model = load_model(policy)
-    demonstrations = read_demonstrations(demonstration_records(10), VOCABULARY)
-    objective = sft_objective(model, demonstrations)
     seen: list[int] = []
 
-    def sums(indices):
-        seen.extend(indices)
-        return objective.sums(indices)
+    class Watched(TorchBackend):
+        def prepare(self, groups, noise=0):
+            seen.extend(int(group.row.removeprefix("data:")) for group in groups)
+            return super().prepare(groups, noise)
 
-    watched = Objective(objective.rows, objective.tokens, objective.weights, sums)
-    train(
-        model,
-        watched,
-        TrainConfig(batch_size=4, micro_batch_size=3, epochs=2),
-        Checkpoints(tmp_path),
-    )
+    model = load_model(policy)
+    use_packed_attention(model)
+    config = TrainConfig(batch_size=4, tokens_per_forward=64, epochs=2)
+    objective = sft_objective(read_demonstrations(demonstration_records(10), VOCABULARY))
+    train(Watched(model, 64, config.optimizer), objective, config, Checkpoints(tmp_path))
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert seen[:10] != seen[10:]
 
 
 def test_sft_learns(policy: Path, tmp_path: Path) -> None:
-    config = TrainConfig(batch_size=8, micro_batch_size=8, epochs=30, optimizer=FAST)
+    config = TrainConfig(batch_size=8, epochs=30, optimizer=FAST)
     summary = run_sft(
         policy, demonstration_records(8), config, output=tmp_path, scratch=tmp_path / "s"
     )
@@ -233,7 +279,9 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_rows(
         max_steps=5,
         optimizer=OptimizerConfig(learning_rate=1e38, schedule=Schedule.constant),
     )
-    with pytest.raises(FloatingPointError, match=r"step 2: the loss of \['data:\d+'\] is nan"):
+    with pytest.raises(
+        FloatingPointError, match=r"step 2: the loss of \['data:\d+'\] is not finite"
+    ):
         run_sft(policy, demonstration_records(8), config, output=tmp_path, scratch=tmp_path / "s")
     assert not (tmp_path / "model.safetensors").exists()
 
@@ -280,3 +328,27 @@ def test_equal_runs_write_equal_bytes(policy: Path, tmp_path: Path) -> None:
     for name in ("first", "second"):
         dpo(policy, pair_records(9), config, tmp_path / name)
     assert folder_bytes(tmp_path / "first/model") == folder_bytes(tmp_path / "second/model")
+
+
+def test_recomputed_activations_change_no_bit(policy: Path, tmp_path: Path) -> None:
+    config = DpoConfig(batch_size=4, epochs=2, optimizer=FAST)
+    _, kept = dpo(policy, pair_records(8), config, tmp_path / "kept")
+    config = replace(config, activation_checkpointing=True)
+    _, recomputed = dpo(policy, pair_records(8), config, tmp_path / "recomputed")
+    assert recomputed == kept
+
+
+def test_bfloat16_with_masters_follows_float32(policy: Path, tmp_path: Path) -> None:
+    config = DpoConfig(batch_size=4, epochs=8, optimizer=OptimizerConfig(learning_rate=1e-3))
+    losses = []
+    for name, dtype, masters in (
+        ("float32", Dtype.float32, True),
+        ("masters", Dtype.bfloat16, True),
+        ("rounded", Dtype.bfloat16, False),
+    ):
+        config = replace(config, dtype=dtype, master_weights=masters)
+        _, log = dpo(policy, pair_records(8), config, tmp_path / name)
+        assert log[0]["loss"] == math.log(2)
+        losses.append(torch.tensor([record["loss"] for record in log]))
+    exact, masters, rounded = losses
+    assert (masters - exact).abs().mean() < 0.3 * (rounded - exact).abs().mean()

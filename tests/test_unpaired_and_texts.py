@@ -145,11 +145,10 @@ def test_texts_are_rows_that_fine_tuning_reads(tmp_path: Path, model: Model) -> 
     first, last = read_demonstrations(read_rows(tokens.path), vocabulary=10**6)
     assert (first.row, last.row) == ("book.txt:1", "book.txt:3")
     core = families()["chatml"].tokenizer
-    assert core.decode([*first.sequence.prompt_ids, *first.sequence.response_ids]) == (
-        "Once upon a time.<|im_end|>"
-    )
-    assert len(first.sequence.prompt_ids) == 1
-    assert first.sequence.scored is None
+    (response,) = first.responses
+    assert core.decode([*first.prompt_ids, *response.ids]) == "Once upon a time.<|im_end|>"
+    assert len(first.prompt_ids) == 1
+    assert response.scored is None
     assert metrics["texts"] == 2
 
 

@@ -36,7 +36,8 @@ def write_rows(path: str | Path, schema: pa.Schema, rows: Iterable[Mapping[str, 
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     count = 0
     try:
-        with pq.ParquetWriter(unfinished, schema, compression="zstd", store_schema=False) as writer:
+        settings: dict[str, Any] = {"compression": "zstd", "use_dictionary": _short_texts(schema)}
+        with pq.ParquetWriter(unfinished, schema, store_schema=False, **settings) as writer:
             for group in _groups(rows):
                 writer.write_table(_table(group, schema, path, count), row_group_size=len(group))
                 count += len(group)
@@ -97,6 +98,12 @@ def _file_groups(path: Path, columns: Sequence[str] | None) -> Iterator[list[dic
                 yield file.read_row_group(group, columns=wanted, use_threads=False).to_pylist()
     except pa.ArrowException as error:
         raise ValueError(f"{path}: not a readable Parquet file: {error}") from error
+
+
+def _short_texts(schema: pa.Schema) -> list[str]:
+    """Columns of texts that may repeat, as in a ledger; for others, token ids above all, a
+    dictionary costs time and space."""
+    return [field.name for field in schema if pa.types.is_string(field.type)]
 
 
 def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:

@@ -36,7 +36,7 @@ from steps.data.tokenizing import (
 )
 from steps.data.workers import Finished, ProcessShard, Shard, Summary
 
-BATCH = 256
+BATCH = 128
 """Rows rendered and encoded together."""
 
 RowKind = Literal["pairs", "conversations", "completions", "texts"]
@@ -159,18 +159,17 @@ def _open_for_texts(folder: str, config: TextConfig) -> Any:
 
 
 def _pair_lines(pair: TokenizedPair) -> Iterator[Line]:
-    parts = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
+    sides = {"chosen": pair.chosen, "rejected": pair.rejected}
+    columns, lengths = _parts({"prompt": pair.prompt, **sides})
     named = {"row": pair.row, "pair_id": pair.pair_id, "shared_prefix": pair.shared_prefix}
-    lengths = {name: len(part) for name, part in parts.items()}
     total = lengths["prompt"] + max(lengths["chosen"], lengths["rejected"])
-    yield named | _ids_and_masks(parts), lengths | {"total": total}
+    yield named | columns, lengths | {"total": total}
 
 
 def _completion_lines(made: TokenizedCompletion) -> Iterator[Line]:
-    parts = {"prompt": made.prompt, "completion": made.completion}
+    columns, lengths = _parts({"prompt": made.prompt, "completion": made.completion})
     named = {"row": made.row, "completion_id": made.completion_id}
-    lengths = {name: len(part) for name, part in parts.items()}
-    yield named | _ids_and_masks(parts), lengths | {"total": sum(lengths.values())}
+    yield named | columns, lengths | {"total": sum(lengths.values())}
 
 
 def _conversation_lines(conversation: TokenizedConversation) -> Iterator[Line]:
@@ -182,13 +181,16 @@ def _text_lines(text: TokenizedText) -> Iterator[Line]:
 
 
 def _sequence(row: str, tokens: Tokens) -> Line:
-    columns = {"row": row, "input_ids": tokens.ids, "mask": tokens.mask}
+    columns = {"row": row, "input_ids": tokens.ids, "mask": tokens.mask, "length": len(tokens)}
     return columns, {"trained": sum(tokens.mask), "total": len(tokens)}
 
 
-def _ids_and_masks(parts: Mapping[str, Tokens]) -> dict[str, Any]:
-    ids = {f"{name}_ids": tokens.ids for name, tokens in parts.items()}
-    return ids | {f"{name}_mask": tokens.mask for name, tokens in parts.items()}
+def _parts(parts: Mapping[str, Tokens]) -> Line:
+    columns: dict[str, Any] = {}
+    for name, tokens in parts.items():
+        columns |= {f"{name}_ids": tokens.ids, f"{name}_mask": tokens.mask}
+        columns |= {f"{name}_length": len(tokens)}
+    return columns, {name: len(tokens) for name, tokens in parts.items()}
 
 
 _FOR_TEMPLATE = ("tools", "template_kwargs")

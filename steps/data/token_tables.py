@@ -13,6 +13,11 @@ def _list_of(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("element", kind, nullable=False))
 
 
+def _lengths(*parts: str) -> list[pa.Field]:
+    """How many tokens each part has, for whoever plans without reading them."""
+    return [_required(f"{part}_length", pa.int32()) for part in parts]
+
+
 _IDS, _MASK = _list_of(pa.int32()), _list_of(pa.bool_())
 
 PAIR_TOKENS = pa.schema(
@@ -25,6 +30,7 @@ PAIR_TOKENS = pa.schema(
         _required("chosen_mask", _MASK),
         _required("rejected_ids", _IDS),
         _required("rejected_mask", _MASK),
+        *_lengths("prompt", "chosen", "rejected"),
         _required("shared_prefix", pa.int32()),
         *SCORES,
         _required("prompt", MESSAGES),
@@ -39,7 +45,14 @@ The full sequence of a side is `prompt_ids` and then its own; masks are True on 
 `shared_prefix` is the number of tokens with which both full sequences start.
 """
 
-CONVERSATION_TOKENS = pa.schema([ROW, _required("input_ids", _IDS), _required("mask", _MASK)])
+CONVERSATION_TOKENS = pa.schema(
+    [
+        ROW,
+        _required("input_ids", _IDS),
+        _required("mask", _MASK),
+        _required("length", pa.int32()),
+    ]
+)
 """Conversations or texts as tokens; `mask` is True on what is trained on."""
 
 COMPLETION_TOKENS = pa.schema(
@@ -50,6 +63,7 @@ COMPLETION_TOKENS = pa.schema(
         _required("prompt_mask", _MASK),
         _required("completion_ids", _IDS),
         _required("completion_mask", _MASK),
+        *_lengths("prompt", "completion"),
         _required("label", pa.bool_()),
         _required("prompt", MESSAGES),
         _required("completion", MESSAGES),

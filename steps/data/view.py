@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
@@ -97,11 +98,15 @@ def _labelled(folder: _Folder, name: str, row: str) -> list[dict[str, Any]]:
     with folder.open(name) as opened:
         file = pq.ParquetFile(opened)
         for group in range(file.num_row_groups):
-            labels = file.read_row_group(group, columns=["row"])["row"].to_pylist()
+            labels = _column(file.read_row_group(group, columns=["row"], use_threads=False), "row")
             hits = [i for i, label in enumerate(labels) if label == row or label.startswith(piece)]
             if hits:
-                found += file.read_row_group(group).take(hits).to_pylist()
+                found += file.read_row_group(group, use_threads=False).take(hits).to_pylist()
     return found
+
+
+def _column(table: pa.Table, name: str) -> list[str]:
+    return table[name].to_pylist()
 
 
 def _tokenizer(folder: _Folder) -> "Tokenizer":
@@ -113,12 +118,12 @@ def _tokenizer(folder: _Folder) -> "Tokenizer":
 
 def _no_such_row(folder: _Folder, row: str, split: str | None) -> str:
     with folder.open("ledger.parquet") as opened:
-        table = pq.ParquetFile(opened).read(columns=["row", "split"])
-    splits = sorted(table["split"].unique().to_pylist())
-    if split is not None and split not in splits:
-        return f"there is no split {split!r}; there is {', '.join(splits)}"
-    places = zip(table["row"].to_pylist(), table["split"].to_pylist(), strict=True)
-    labels = [label for label, place in places if split in (None, place)]
+        table = pq.ParquetFile(opened).read(columns=["row", "split"], use_threads=False)
+    places = _column(table, "split")
+    if split is not None and split not in places:
+        return f"there is no split {split!r}; there is {', '.join(sorted(set(places)))}"
+    labelled = zip(_column(table, "row"), places, strict=True)
+    labels = [label for label, place in labelled if split in (None, place)]
     similar = ", ".join(_similar(labels, row))
     return f"no row {row!r} among {len(labels)}; there are, for example, {similar}"
 

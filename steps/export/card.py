@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from steps.training.config import DpoConfig, TrainConfig
+from steps.training.config import PreferenceConfig, TrainConfig
+from steps.training.losses.base import Loss
 
 _FRONT_MATTER = """---
 library_name: transformers
 pipeline_tag: text-generation
 tags:
-- dpo
+- {loss}
 - temper
 ---
 """
@@ -24,16 +25,16 @@ class ModelCard:
     base_model: str
     data: str
     sft: TrainConfig = field(default_factory=TrainConfig)
-    dpo: DpoConfig = field(default_factory=DpoConfig)
+    dpo: PreferenceConfig = field(default_factory=PreferenceConfig)
 
 
 def render_card(card: ModelCard, results: Mapping[str, Any]) -> str:
     """Markdown with front matter, naming data, configuration and held-out results."""
     sections = [
-        _FRONT_MATTER,
+        _FRONT_MATTER.format(loss=card.dpo.loss.name),
         f"# {card.title}\n",
         f"`{card.base_model}`, fine-tuned on the chosen responses of `{card.data}` (SFT) and then "
-        "on its preference pairs with direct preference optimisation (Rafailov et al. 2023).\n",
+        f"on its preference pairs, minimising the loss `{card.dpo.loss.name}`.\n",
         "## Results on held-out pairs\n",
         _table(("metric", "value", "95 % interval"), _results(results)),
         "## Configuration\n",
@@ -54,6 +55,8 @@ def _settings(config: Any, prefix: str) -> Iterator[tuple[str, str]]:
     """Every setting that bears on the result; how the run was carried out is left out."""
     for setting in fields(config):
         value = getattr(config, setting.name)
+        if isinstance(value, Loss):
+            yield f"{prefix}.{setting.name}", value.name
         if is_dataclass(value):
             yield from _settings(value, f"{prefix}.{setting.name}")
         elif setting.metadata.get("identity", True):

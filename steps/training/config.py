@@ -1,12 +1,24 @@
 """What a training run is told: frozen data, importable without torch.
 
 A field whose metadata says `identity: False` decides how a run is carried out and never what comes
-out of it. Everything else bears on the result, the micro-batch size too: it changes rounding.
+out of it. Everything else bears on the result, `tokens_per_forward` too: it changes rounding.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any
+
+from steps.training.checks import require
+from steps.training.losses.base import (
+    PreferenceLoss,
+    ReferenceFreeLoss,
+    ReferenceLoss,
+    UnpairedLoss,
+)
+from steps.training.losses.dpo import Dpo
+from steps.training.losses.kto import Kto
+from steps.training.losses.simpo import Simpo
 
 
 class Dtype(StrEnum):
@@ -18,20 +30,43 @@ class Dtype(StrEnum):
 
 
 class Schedule(StrEnum):
-    """What the learning rate does once it is warm: stay, or fall towards zero."""
+    """What the learning rate does once it is warm: stay, or fall towards zero.
+
+    wsd: stay, and fall linearly over the last `decay_fraction` of the steps (warm-up, stable,
+    decay; Hu et al. 2024, https://arxiv.org/abs/2404.06395).
+    """
 
     constant = "constant"
     linear = "linear"
     cosine = "cosine"
+    wsd = "wsd"
+
+
+class Attention(StrEnum):
+    """How examples are laid out for a forward.
+
+    packed: one row without padding, the prompt of a pair once.
+    padded: a row for each response; for models that read no packs.
+    auto: packed where a check of the first examples finds that it gives what the model itself
+        gives, padded otherwise; the run says which.
+    """
+
+    auto = "auto"
+    packed = "packed"
+    padded = "padded"
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov and Hutter 2019). Biases and norm weights are not decayed."""
+    """AdamW (Loshchilov and Hutter 2019). Biases and norm weights are not decayed.
+
+    `decay_fraction`: the last share of all steps, over which the schedule `wsd` falls.
+    """
 
     learning_rate: float = 5e-6
     schedule: Schedule = Schedule.linear
     warmup_steps: int = 0
+    decay_fraction: float = 0.1
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
@@ -40,100 +75,172 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         rate, beta1, beta2 = self.learning_rate, self.adam_beta1, self.adam_beta2
-        _require(0 < rate < math.inf, "learning_rate must be above 0", rate)
-        _require(0 <= beta1 < 1, "adam_beta1 must be in [0, 1)", beta1)
-        _require(0 <= beta2 < 1, "adam_beta2 must be in [0, 1)", beta2)
-        _require(0 < self.adam_epsilon < 1, "adam_epsilon must be in (0, 1)", self.adam_epsilon)
+        require(0 < rate < math.inf, "learning_rate must be above 0", rate)
+        require(0 <= beta1 < 1, "adam_beta1 must be in [0, 1)", beta1)
+        require(0 <= beta2 < 1, "adam_beta2 must be in [0, 1)", beta2)
+        require(0 < self.adam_epsilon < 1, "adam_epsilon must be in (0, 1)", self.adam_epsilon)
         decay = self.weight_decay
-        _require(0 <= decay < math.inf, "weight_decay must not be negative", decay)
-        _require(self.warmup_steps >= 0, "warmup_steps must not be negative", self.warmup_steps)
+        require(0 <= decay < math.inf, "weight_decay must not be negative", decay)
+        require(self.warmup_steps >= 0, "warmup_steps must not be negative", self.warmup_steps)
+        fraction = self.decay_fraction
+        require(0 < fraction <= 1, "decay_fraction must be in (0, 1]", fraction)
         if self.max_grad_norm is not None:
-            _require(self.max_grad_norm > 0, "max_grad_norm must be above 0", self.max_grad_norm)
+            require(self.max_grad_norm > 0, "max_grad_norm must be above 0", self.max_grad_norm)
+
+
+@dataclass  # not frozen: OmegaConf could not put one where there was none
+class LoraConfig:
+    """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685) in place of all weights.
+
+    An adapter adds `alpha / r · B A` to a matrix. `target_modules` names the matrices, as in
+    ``[q_proj, v_proj]``; none means every linear layer but the head.
+    """
+
+    r: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    target_modules: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        require(self.r >= 1, "r must be at least 1", self.r)
+        require(0 < self.alpha < math.inf, "alpha must be above 0", self.alpha)
+        require(0 <= self.dropout < 1, "dropout must be in [0, 1)", self.dropout)
+
+
+@dataclass(frozen=True)
+class ReferenceConfig:
+    """Reference logps. The first three must be those that the policy is trained with.
+
+    A shard is what is kept when the computation is interrupted.
+    """
+
+    dtype: Dtype = Dtype.float32
+    tokens_per_forward: int = 1024
+    attention: Attention = Attention.auto
+    groups_per_shard: int = field(default=256, metadata={"identity": False})
+
+    def __post_init__(self) -> None:
+        _require_at_least_one(self, "tokens_per_forward", "groups_per_shard")
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """The optimisation loop: `epochs` passes over the examples, cut short after `max_steps`.
 
-    `batch_size` counts the examples of one optimiser step, `micro_batch_size` those of one forward.
-    A checkpoint is written when either interval has passed since the last one; null switches an
-    interval off.
+    `batch_size` counts the examples of one optimiser step, `tokens_per_forward` the tokens of one
+    forward: examples are packed into so many, and a longer one is a forward by itself.
+
+    With `master_weights`, a bfloat16 model is updated in float32; without, most updates are lost to
+    rounding. `activation_checkpointing` computes activations twice, so as not to keep them.
+
+    Held-out examples, where there are any, are scored after every `eval_every_steps` steps.
+    `keep_best` names what is the best model then, as in ``eval_loss``, and that is the one that is
+    kept; otherwise it is the last. Training stops once `early_stop_patience` evaluations in a row
+    have not bettered it (or `eval_loss`).
+
+    A checkpoint is written when either interval has passed since the last one, and the newest
+    `keep_last` are kept; null switches an interval off.
     """
 
     epochs: float = 1.0
     max_steps: int | None = None
     batch_size: int = 8
-    micro_batch_size: int = 1
+    tokens_per_forward: int = 1024
     seed: int = 0
     dtype: Dtype = Dtype.float32
+    master_weights: bool = True
+    attention: Attention = Attention.auto
+    activation_checkpointing: bool = False
+    lora: LoraConfig | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    eval_every_steps: int | None = None
+    keep_best: str | None = None
+    early_stop_patience: int | None = None
     checkpoint_every_steps: int | None = field(default=None, metadata={"identity": False})
     checkpoint_every_seconds: float | None = field(default=300.0, metadata={"identity": False})
+    keep_last: int = field(default=1, metadata={"identity": False})
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             0 < self.epochs <= 1e6, "epochs must be above 0, and a million at most", self.epochs
         )
-        _require(self.batch_size >= 1, "batch_size must be at least 1", self.batch_size)
-        _require(
-            self.micro_batch_size >= 1, "micro_batch_size must be at least 1", self.micro_batch_size
-        )
-        _require(self.seed >= 0, "seed must not be negative", self.seed)
-        if self.max_steps is not None:
-            _require(self.max_steps >= 1, "max_steps must be at least 1 or null", self.max_steps)
+        require(self.seed >= 0, "seed must not be negative", self.seed)
+        _require_at_least_one(self, "batch_size", "tokens_per_forward", "keep_last")
+        _require_at_least_one(self, "max_steps", "eval_every_steps", "early_stop_patience")
         for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
             interval = getattr(self, name)
             if interval is not None:
-                _require(interval > 0, f"{name} must be above 0 or null", interval)
+                require(interval > 0, f"{name} must be above 0 or null", interval)
+        for name in ("keep_best", "early_stop_patience"):
+            value = getattr(self, name)
+            if self.eval_every_steps is None:
+                require(value is None, f"{name} needs eval_every_steps", value)
+
+    def reference(self) -> ReferenceConfig:
+        """How the reference is computed so that it can be compared with the policy."""
+        return ReferenceConfig(self.dtype, self.tokens_per_forward, self.attention)
 
 
 @dataclass(frozen=True)
-class DpoLoss:
-    """`beta` scales the implicit reward; `label_smoothing`: the share of labels taken as wrong."""
+class PreferenceConfig(TrainConfig):
+    """A run over pairs with any loss; `by_family` tells which steps that takes.
 
-    beta: float = 0.1
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        _require(0 < self.beta < math.inf, "beta must be above 0", self.beta)
-        _require(
-            0 <= self.label_smoothing < 0.5,
-            "label_smoothing must be in [0, 0.5)",
-            self.label_smoothing,
-        )
-
-
-@dataclass(frozen=True)
-class DpoConfig(DpoLoss, TrainConfig):
-    """A DPO run: the loop's settings and the loss's, side by side."""
-
-    def __post_init__(self) -> None:
-        DpoLoss.__post_init__(self)
-        TrainConfig.__post_init__(self)
-
-
-@dataclass(frozen=True)
-class ReferenceConfig:
-    """Reference logps; `dtype` must be the one the policy is trained in.
-
-    A shard is what is kept when the computation is interrupted.
+    With `check_start`, a policy that does not equal its reference before its first step is an
+    error: then the two were computed from other tokens, from other models or in other ways.
     """
 
-    dtype: Dtype = Dtype.float32
-    micro_batch_size: int = 1
-    micro_batches_per_shard: int = field(default=32, metadata={"identity": False})
+    loss: PreferenceLoss = field(default_factory=Dpo)
+    check_start: bool = field(default=True, metadata={"identity": False})
+
+
+@dataclass(frozen=True)
+class DpoConfig(PreferenceConfig):
+    """A run with a loss that compares the policy with a reference."""
+
+    loss: ReferenceLoss = field(default_factory=Dpo)
 
     def __post_init__(self) -> None:
-        _require(
-            self.micro_batch_size >= 1, "micro_batch_size must be at least 1", self.micro_batch_size
-        )
-        _require(
-            self.micro_batches_per_shard >= 1,
-            "micro_batches_per_shard must be at least 1",
-            self.micro_batches_per_shard,
-        )
+        super().__post_init__()
+        if not isinstance(self.loss, ReferenceLoss):
+            raise ValueError(
+                f"the loss {self.loss.name} needs no reference, so it must not be given one; "
+                "train it with train_reference_free and a ReferenceFreeConfig"
+            )
 
 
-def _require(holds: bool, rule: str, value: object) -> None:
-    if not holds:
-        raise ValueError(f"{rule}, got {value!r}")
+@dataclass(frozen=True)
+class ReferenceFreeConfig(PreferenceConfig):
+    """A run over pairs with a loss that needs no reference."""
+
+    loss: ReferenceFreeLoss = field(default_factory=Simpo)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.loss, ReferenceFreeLoss):
+            raise ValueError(
+                f"the loss {self.loss.name} compares the policy with a reference, which is not "
+                "there; compute one with reference_logprobs, and train with train_dpo"
+            )
+
+
+@dataclass(frozen=True)
+class KtoConfig(TrainConfig):
+    """A run over single responses that are marked good or bad; `check_start` as for pairs."""
+
+    loss: UnpairedLoss = field(default_factory=Kto)
+    check_start: bool = field(default=True, metadata={"identity": False})
+
+
+def by_family(config: PreferenceConfig) -> DpoConfig | ReferenceFreeConfig:
+    """The same settings, of the type that says whether the loss wants a reference."""
+    settings: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(PreferenceConfig)}
+    if isinstance(config.loss, ReferenceLoss):
+        return DpoConfig(**settings)
+    return ReferenceFreeConfig(**settings)
+
+
+def _require_at_least_one(config: Any, *names: str) -> None:
+    """A count is at least 1, or null where it may be."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value >= 1, f"{name} must be at least 1", value)

@@ -1,103 +1,128 @@
 """Token ids as training reads them: from rows of a tokens artifact to checked, frozen examples.
 
-A response never lacks a scored token (its mean would be NaN) and a prompt is never empty (the first
-response token is predicted from the token before it); both are refused here, by row and field.
+Every example is a `TokenGroup`, a prompt and the k responses to it: one for a demonstration or a
+labelled completion, two for a preference pair (the chosen one first), more for rollouts. A response
+never lacks a scored token, as its mean would be NaN; that is refused here, by row and field.
 """
 
+import hashlib
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
-Example = TypeVar("Example")
+import numpy as np
 
 
 @dataclass(frozen=True)
-class TokenSequence:
-    """A prompt and the response that is scored after it.
+class TokenResponse:
+    """A response. `scored` says which of its tokens are; without it, all are. The others (a user's
+    turn between two answers, a token that a tokenizer merged with the prompt) are context."""
 
-    `scored` says which tokens of the response are; without it, all are. The others (a user's turn
-    between two answers, a token that a tokenizer merged with the prompt) are context.
-    """
-
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
+    ids: tuple[int, ...]
     scored: tuple[bool, ...] | None = None
 
     def __len__(self) -> int:
-        return len(self.prompt_ids) + len(self.response_ids)
+        return len(self.ids)
 
     @property
     def num_scored(self) -> int:
         """How many tokens are scored."""
-        return len(self.response_ids) if self.scored is None else sum(self.scored)
+        return len(self.ids) if self.scored is None else sum(self.scored)
+
+    @property
+    def scored_flags(self) -> tuple[bool, ...]:
+        """`scored`, spelt out."""
+        return (True,) * len(self.ids) if self.scored is None else self.scored
+
+    @property
+    def num_fed(self) -> int:
+        """How many tokens a model has to read: those before the last scored one."""
+        if self.scored is None:
+            return len(self.ids) - 1
+        return len(self.ids) - 1 - self.scored[::-1].index(True)
 
 
 @dataclass(frozen=True)
-class TokenDemonstration:
-    """One example of supervised fine-tuning."""
+class TokenGroup:
+    """A prompt and the responses that share it. Equal `group_id`s mean equal tokens and masks.
+
+    The prompt may be empty; nothing predicts the first token of a response then, and it is not
+    scored. `label`: the verdict on the response of an unpaired row. `weight`: what the group counts
+    for in its loss.
+
+    Raises ValueError, naming the row, for a response without a scored token.
+    """
 
     row: str
-    sequence: TokenSequence
+    group_id: str
+    prompt_ids: tuple[int, ...]
+    responses: tuple[TokenResponse, ...]
+    label: bool | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            responses = tuple(map(_without_first, self.responses))
+            object.__setattr__(self, "responses", responses)
+        if not self.responses or not all(response.num_scored for response in self.responses):
+            raise ValueError(
+                f"row {self.row!r}: a response has no token that is scored and follows another; "
+                "drop the row when tokenising"
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the group's full sequences, the prompt counted with each response."""
+        return sum(len(self.prompt_ids) + len(response) for response in self.responses)
+
+    @property
+    def packed_tokens(self) -> int:
+        """The tokens that one forward over the group reads: the prompt once, no token that predicts
+        nothing."""
+        return len(self.prompt_ids) + sum(response.num_fed for response in self.responses)
 
 
-@dataclass(frozen=True)
-class TokenPair:
-    """One preference: two responses to one prompt. Equal `pair_id`s mean equal tokens."""
-
-    row: str
-    pair_id: str
-    chosen: TokenSequence
-    rejected: TokenSequence
-
-    def __len__(self) -> int:
-        """The tokens a forward over both sequences reads."""
-        return len(self.chosen) + len(self.rejected)
-
-
-def read_pairs(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenPair]:
-    """Pairs from records with `row`, `pair_id`, `prompt_ids`, and `chosen_ids` and `rejected_ids`
-    with their masks (`chosen_mask`, `rejected_mask`; without one, all of a response is scored).
+def read_pairs(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenGroup]:
+    """Groups (chosen, rejected) from records with `row`, `pair_id`, `prompt_ids`, and `chosen_ids`
+    and `rejected_ids` with their masks (`chosen_mask`, `rejected_mask`; without one, all of a
+    response is scored), and perhaps a `weight`.
 
     A mask over the prompt is not read: what both sides share cancels in a preference.
 
     Raises ValueError for a missing or empty field and for an id outside `range(vocabulary)`.
     """
-    pairs = []
-    for record in records:
-        row = str(record.get("row", f"record {len(pairs)}"))
-        prompt = _token_ids(record, "prompt_ids", row, vocabulary)
-        chosen, rejected = (
-            TokenSequence(
-                prompt,
-                _token_ids(record, f"{side}_ids", row, vocabulary),
-                _mask(record, f"{side}_mask", f"{side}_ids", row),
-            )
-            for side in ("chosen", "rejected")
-        )
-        pairs.append(TokenPair(row, str(_field(record, "pair_id", row)), chosen, rejected))
-    return _not_empty(pairs)
+    return _read(records, vocabulary, "pair_id", ("chosen", "rejected"))
 
 
-def read_demonstrations(
-    records: Iterable[Mapping[str, Any]], vocabulary: int
-) -> list[TokenDemonstration]:
-    """Demonstrations from records with `row`, `input_ids` and their `mask`; or with `prompt_ids`
-    and `response_ids`, all of which is scored.
+def read_unpaired(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenGroup]:
+    """Groups of one labelled response from records with `row`, `completion_id`, `prompt_ids`,
+    `completion_ids`, perhaps `completion_mask` and `weight`, and a boolean `label`.
 
     Raises ValueError as `read_pairs` does.
     """
-    demonstrations = []
+    return _read(records, vocabulary, "completion_id", ("completion",))
+
+
+def read_demonstrations(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenGroup]:
+    """Groups of one response from records with `row`, `input_ids` and their `mask`; or with
+    `prompt_ids` and `response_ids`, all of which is scored; and perhaps a `weight`.
+
+    Raises ValueError as `read_pairs` does.
+    """
+    groups = []
     for record in records:
-        row = str(record.get("row", f"record {len(demonstrations)}"))
+        row = str(record.get("row", f"record {len(groups)}"))
         if "input_ids" in record:
-            sequence = _masked_sequence(record, row, vocabulary)
+            prompt, response = _masked_sequence(record, row, vocabulary)
         else:
-            sequence = TokenSequence(
-                _token_ids(record, "prompt_ids", row, vocabulary),
-                _token_ids(record, "response_ids", row, vocabulary),
-            )
-        demonstrations.append(TokenDemonstration(row, sequence))
-    return _not_empty(demonstrations)
+            prompt = _token_ids(record, "prompt_ids", row, vocabulary)
+            response = TokenResponse(_token_ids(record, "response_ids", row, vocabulary))
+        weight = _weight(record, row)
+        groups.append(
+            TokenGroup(row, _digest(prompt, response), prompt, (response,), weight=weight)
+        )
+    return _not_empty(groups)
 
 
 def chosen_as_demonstration(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +134,29 @@ def chosen_as_demonstration(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _masked_sequence(record: Mapping[str, Any], row: str, vocabulary: int) -> TokenSequence:
+def _read(
+    records: Iterable[Mapping[str, Any]], vocabulary: int, id_field: str, sides: tuple[str, ...]
+) -> list[TokenGroup]:
+    groups = []
+    for record in records:
+        row = str(record.get("row", f"record {len(groups)}"))
+        prompt = _token_ids(record, "prompt_ids", row, vocabulary)
+        responses = tuple(
+            TokenResponse(
+                _token_ids(record, f"{side}_ids", row, vocabulary),
+                _mask(record, f"{side}_mask", f"{side}_ids", row),
+            )
+            for side in sides
+        )
+        group_id = str(_field(record, id_field, row))
+        label = bool(_field(record, "label", row)) if sides == ("completion",) else None
+        groups.append(TokenGroup(row, group_id, prompt, responses, label, _weight(record, row)))
+    return _not_empty(groups)
+
+
+def _masked_sequence(
+    record: Mapping[str, Any], row: str, vocabulary: int
+) -> tuple[tuple[int, ...], TokenResponse]:
     ids = _token_ids(record, "input_ids", row, vocabulary)
     mask = _mask(record, "mask", "input_ids", row) or (True,) * len(ids)
     first = mask.index(True)
@@ -119,7 +166,26 @@ def _masked_sequence(record: Mapping[str, Any], row: str, vocabulary: int) -> To
             "drop the row when tokenising"
         )
     rest = mask[first:]
-    return TokenSequence(ids[:first], ids[first:], None if all(rest) else rest)
+    return ids[:first], TokenResponse(ids[first:], None if all(rest) else rest)
+
+
+def _without_first(response: TokenResponse) -> TokenResponse:
+    return replace(response, scored=(False, *response.scored_flags[1:]))
+
+
+def _weight(record: Mapping[str, Any], row: str) -> float:
+    given = record.get("weight")
+    weight = 1.0 if given is None else float(given)
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"row {row!r}: weight is {weight}; it must be finite and not below 0")
+    return weight
+
+
+def _digest(prompt: tuple[int, ...], response: TokenResponse) -> str:
+    """16 hexadecimal digits that follow from the tokens and from which of them are scored."""
+    digest = hashlib.sha256(np.array([len(prompt), *prompt, *response.ids], np.int64).tobytes())
+    digest.update(np.array(response.scored_flags, np.bool_).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _mask(
@@ -157,7 +223,7 @@ def _field(record: Mapping[str, Any], field: str, row: str) -> Any:
     return record[field]
 
 
-def _not_empty(examples: list[Example]) -> list[Example]:
-    if not examples:
+def _not_empty(groups: list[TokenGroup]) -> list[TokenGroup]:
+    if not groups:
         raise ValueError("there are no rows; were all of them dropped when tokenising?")
-    return examples
+    return groups

@@ -1,141 +1,162 @@
-"""The optimisation loop, written once for every loss.
+"""The optimisation loop, written once for every loss and every backend.
 
-A loss is an `Objective`: how much each example weighs, and the summed loss of any few of them. The
-loop divides by the weight of the whole batch, known before the step, so the gradient is that of the
-batch's mean however it is cut into micro-batches: a preference loss is a mean over pairs (weight 1
-each), a likelihood is a mean over response tokens (weight = their number).
+What differs between losses is an `Objective`: the examples, and the loss of any batch of them. Its
+values are shares of the batch's means, divided by counts of the whole batch which are known before
+the step, so the gradient is that of the batch however a backend cuts it into forwards.
 
-Every step is a function of the weights, the optimiser state and its own number: the examples, the
+Every step is a function of the weights, the optimiser's state and its own number: the examples, the
 rate and the dropout noise all follow from (seed, step). That is what makes a resumed run end with
-the bits of an uninterrupted one.
+the bits of an uninterrupted one. What is best so far, and when to stop, follow from the log.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.optim import Optimizer
-from transformers import PreTrainedModel
 
+from steps.training.backends.protocol import Backend, Batch
 from steps.training.batches import batch_indices, steps_per_epoch, total_steps
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig
-from steps.training.metrics import OnProgress, StepMetrics, ignore_progress
-from steps.training.optimization import (
-    build_optimizer,
-    clip_gradients,
-    learning_rate,
-    set_learning_rate,
-)
+from steps.training.held_out import best_step, evaluate, has_stopped
+from steps.training.metrics import OnProgress, StepMetrics, ignore_progress, sum_shares
+from steps.training.objectives import Objective
+from steps.training.optimization import learning_rate
 
-
-@dataclass(frozen=True)
-class Objective:
-    """What is trained on, and the loss.
-
-    rows: a label for each example, used in errors.
-    tokens: what each example adds to `num_tokens`.
-    weights: what each example contributes to the denominator of the batch's mean.
-    sums: of the examples with these indices, the summed loss (a scalar with a gradient) and the
-        sums of what is logged beside it.
-    """
-
-    rows: Sequence[str]
-    tokens: Sequence[int]
-    weights: Sequence[int]
-    sums: Callable[[Sequence[int]], tuple[Tensor, dict[str, Tensor]]]
+Result = TypeVar("Result")
 
 
 def train(
-    model: PreTrainedModel,
+    backend: Backend,
     objective: Objective,
     config: TrainConfig,
     checkpoints: Checkpoints,
     on_progress: OnProgress = ignore_progress,
+    held_out: Objective | None = None,
+    at_start: Callable[[], None] | None = None,
 ) -> list[StepMetrics]:
-    """Trains `model` in place, from the latest checkpoint if there is one; returns all steps' log.
+    """Trains `backend`, from the latest checkpoint if there is one; returns all steps' log.
 
-    Each step logs `step` (1-based), `epoch`, `loss`, `grad_norm` (before clipping),
-    `learning_rate`, `num_tokens` (so far) and what the objective adds. Dropout is on if the model
-    is in training mode. Seeds torch's global generators. Raises FloatingPointError, naming the
-    step, if a loss or a gradient is not finite.
+    Each step logs `step` (1-based), `epoch`, `loss`, what the objective adds, `grad_norm` (before
+    clipping), `learning_rate` and `num_tokens` (so far); a step after which `held_out` is scored
+    also the objective's values there, with the prefix `eval_`. Progress has the device's usage
+    beside these.
+
+    The backend ends with the weights of the last step, or of the best one (`config.keep_best`).
+    `at_start` is called before the first step, and not on resuming. Raises FloatingPointError,
+    naming the step, if a loss or a gradient is not finite.
     """
-    _require_full_precision(model)
-    num_examples = len(objective.rows)
-    optimizer = build_optimizer(model, config.optimizer)
-    log = checkpoints.restore(model, optimizer)
-    total = total_steps(num_examples, config.batch_size, config.epochs, config.max_steps)
-    saved_at, saved_step = time.monotonic(), len(log)
-    for step in range(len(log), total):
-        indices = batch_indices(num_examples, config.batch_size, step, config.seed)
-        _seed_noise(config.seed, step)
-        set_learning_rate(optimizer, learning_rate(config.optimizer, step, total))
-        metrics = _update(model, optimizer, objective, indices, config, step)
-        log.append(
-            {
-                "step": step + 1,
-                "epoch": (step + 1) / steps_per_epoch(num_examples, config.batch_size),
-                **metrics,
-                "learning_rate": learning_rate(config.optimizer, step, total),
-                "num_tokens": (log[-1]["num_tokens"] if log else 0)
-                + sum(objective.tokens[i] for i in indices),
-            }
-        )
-        done = step + 1
-        # The last state becomes the model folder; a checkpoint of it would only be thrown away.
-        if done < total and _is_due(config, done - saved_step, time.monotonic() - saved_at):
-            checkpoints.save(done, model, optimizer, log)
-            saved_at, saved_step = time.monotonic(), done
-        on_progress(done, total, log[-1])
+    log = checkpoints.restore(backend)
+    if not log and at_start is not None:
+        at_start()
+    with checkpoints:
+        _steps(_Stepper(backend, objective, config), log, checkpoints, on_progress, held_out)
+        best = best_step(log, config)
+        if best is not None and best != len(log):
+            backend.load_weights(checkpoints.best_weights(best)).result()
     return log
 
 
-def _update(
-    model: PreTrainedModel,
-    optimizer: Optimizer,
-    objective: Objective,
-    indices: Sequence[int],
-    config: TrainConfig,
-    step: int,
-) -> StepMetrics:
-    """One optimiser step on the examples `indices`; returns the batch's means."""
-    optimizer.zero_grad(set_to_none=True)
-    weight = sum(objective.weights[i] for i in indices)
-    sums: dict[str, float] = {"loss": 0.0}
-    for start in range(0, len(indices), config.micro_batch_size):
-        micro_batch = indices[start : start + config.micro_batch_size]
-        loss, others = objective.sums(micro_batch)
-        rows = [objective.rows[i] for i in micro_batch]
-        _require_finite(loss.item(), f"the loss of {rows}", step)
-        (loss / weight).backward()
-        for name, value in {"loss": loss.detach(), **others}.items():
-            sums[name] = sums.get(name, 0.0) + value.item()
-    grad_norm = clip_gradients(model.parameters(), config.optimizer.max_grad_norm)
-    _require_finite(grad_norm, "the gradient norm", step)
-    optimizer.step()
-    means = {name: value / weight for name, value in sums.items()}
-    return {"loss": means.pop("loss"), "grad_norm": grad_norm, **means}
+def _steps(
+    stepper: "_Stepper",
+    log: list[StepMetrics],
+    checkpoints: Checkpoints,
+    on_progress: OnProgress,
+    held_out: Objective | None,
+) -> None:
+    """Adds to `log` until the last step, or the one after which training stops early."""
+    backend, config = stepper.backend, stepper.config
+    saved_at, saved_step = time.monotonic(), len(log)
+    while len(log) < stepper.steps and not has_stopped(log, config):
+        started = time.monotonic()
+        metrics, batch = stepper.step(log)
+        usage = backend.usage(batch, time.monotonic() - started)
+        done = len(log) + 1
+        if held_out is not None and _is_evaluated(config, done, stepper.steps):
+            metrics |= evaluate(backend, held_out, config)
+        log.append(metrics)
+        best = best_step(log, config)
+        if best == done:
+            checkpoints.save_best(done, backend)
+        # The last state becomes the model folder; a checkpoint of it would only be thrown away.
+        if done < stepper.steps and _is_due(config, done - saved_step, time.monotonic() - saved_at):
+            checkpoints.save(done, backend, log, best)
+            saved_at, saved_step = time.monotonic(), done
+        on_progress(done, stepper.steps, {**metrics, **usage})
 
 
-def _require_full_precision(model: PreTrainedModel) -> None:
-    """At the rates of preference training, updates of bfloat16 weights round to nothing."""
-    if any(p.dtype == torch.bfloat16 for p in model.parameters() if p.requires_grad):
-        raise ValueError(
-            "training bfloat16 weights loses most updates to rounding, and float32 master weights "
-            "are not there yet; set dtype=float32"
+@dataclass(frozen=True)
+class _Prepared:
+    """The examples of one step, laid out."""
+
+    indices: Sequence[int]
+    batch: Batch
+    baseline: Batch | None
+
+
+class _Stepper:
+    """Runs one step and, while the device is at it, prepares the next."""
+
+    def __init__(self, backend: Backend, objective: Objective, config: TrainConfig) -> None:
+        self.backend = backend
+        self.config = config
+        self.steps = total_steps(
+            len(objective.groups), config.batch_size, config.epochs, config.max_steps
         )
+        self._objective = objective
+        self._next: _Prepared | None = None
+
+    def step(self, log: Sequence[StepMetrics]) -> tuple[StepMetrics, Batch]:
+        """The step after those of `log`: what is logged of it, and its batch."""
+        number = len(log)
+        now, self._next = self._next or self._prepare(number), None
+        rate = learning_rate(self.config.optimizer, number, self.steps)
+        loss = self._objective.batch_loss(now.indices, self._baseline(now))
+        result = self.backend.forward_backward(now.batch, loss)
+        norm = self.backend.optim_step(rate)
+        if number + 1 < self.steps:
+            self._next = self._prepare(number + 1)
+        shares = _finite(result, number)
+        tokens = sum(group.num_tokens for group in now.batch.groups)
+        return {
+            "step": number + 1,
+            "epoch": (number + 1)
+            / steps_per_epoch(len(self._objective.groups), self.config.batch_size),
+            **sum_shares({"loss": shares.losses, **shares.metrics}),
+            "grad_norm": _finite(norm, number),
+            "learning_rate": rate,
+            "num_tokens": (log[-1]["num_tokens"] if log else 0) + tokens,
+        }, now.batch
+
+    def _prepare(self, step: int) -> _Prepared:
+        objective, config = self._objective, self.config
+        indices = batch_indices(len(objective.groups), config.batch_size, step, config.seed)
+        batch = self.backend.prepare(
+            [objective.groups[i] for i in indices], _noise(config.seed, step)
+        )
+        baseline = None
+        if objective.baseline_groups is not None:
+            baseline = self.backend.prepare([objective.baseline_groups[i] for i in indices])
+        return _Prepared(indices, batch, baseline)
+
+    def _baseline(self, prepared: _Prepared) -> Tensor | None:
+        if prepared.baseline is None:
+            return None
+        return self.backend.logps(prepared.baseline).result().sequences
 
 
-def _require_finite(value: float, what: str, step: int) -> None:
-    if not math.isfinite(value):
+def _finite(future: Future[Result], step: int) -> Result:
+    try:
+        return future.result()
+    except FloatingPointError as error:
         raise FloatingPointError(
-            f"step {step + 1}: {what} is {value}. Lower the learning rate, or look at these rows "
-            "if it is the first step; no weights were changed by this step."
-        )
+            f"step {step + 1}: {error}. Lower the learning rate, or look at these rows if it is "
+            "the first step; no weights were changed by this step."
+        ) from error
 
 
 def _is_due(config: TrainConfig, steps: int, seconds: float) -> bool:
@@ -145,6 +166,10 @@ def _is_due(config: TrainConfig, steps: int, seconds: float) -> bool:
     )
 
 
-def _seed_noise(seed: int, step: int) -> None:
-    state = np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)
-    torch.manual_seed(int(state[0]))
+def _is_evaluated(config: TrainConfig, done: int, steps: int) -> bool:
+    every = config.eval_every_steps
+    return every is not None and (done % every == 0 or done == steps)
+
+
+def _noise(seed: int, step: int) -> int:
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])

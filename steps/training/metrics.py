@@ -1,11 +1,15 @@
 """What a run reports: progress while it works, and a log of one JSON object an optimiser step.
 
-Nothing in the log depends on the clock or the machine's name, so equal runs write equal bytes.
+Nothing in the log depends on the clock or the machine's name, so equal runs write equal bytes. What
+does (tokens per second, memory) is for whoever watches, and goes into progress alone.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from steps.data.jsonl import read_json_lines, write_json_lines
 
@@ -15,6 +19,15 @@ OnProgress = Callable[[int, int, Mapping[str, float]], None]  # done, total, met
 
 def ignore_progress(done: int, total: int, metrics: Mapping[str, float]) -> None:
     """The `OnProgress` of a caller who does not care."""
+
+
+def sum_shares(shares: Mapping[str, Tensor]) -> dict[str, float]:
+    """A batch's values from the shares [n] that its groups have in them.
+
+    The sums are exact before they are rounded (Shewchuk 1997), so the forwards that the groups came
+    from do not show in them.
+    """
+    return {name: math.fsum(column.tolist()) for name, column in shares.items()}
 
 
 def write_metrics(path: Path, log: Iterable[StepMetrics]) -> None:
@@ -33,7 +46,7 @@ def summarise(log: list[StepMetrics]) -> dict[str, Any]:
     return {
         "steps": log[-1]["step"],
         "tokens": log[-1]["num_tokens"],
-        "first": {name: log[0][name] for name in curves},
+        "first": {name: log[0][name] for name in curves if name in log[0]},
         "final": {name: log[-1][name] for name in curves},
     }
 
@@ -42,5 +55,6 @@ def first_and_final(title: str, summary: Mapping[str, Any]) -> str:
     """What `summarise` gave, as a Markdown table of the first step beside the last."""
     lines = [f"### {title}", "", f"| | step 1 | step {summary['steps']} |", "|---|---:|---:|"]
     for name, value in summary["first"].items():
-        lines.append(f"| {name} | {value:.6f} | {summary['final'][name]:.6f} |")
+        if name in summary["final"]:
+            lines.append(f"| {name} | {value:.6f} | {summary['final'][name]:.6f} |")
     return "\n".join(lines) + "\n"

@@ -5,13 +5,16 @@ transformers (which signs config.json); no path and no time goes into them.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
 from steps.training.config import Dtype
@@ -32,24 +35,28 @@ _TOKENIZER_FILES = (
 def load_model(path: Path | str, dtype: Dtype = Dtype.float32) -> PreTrainedModel:
     """The causal language model of a Hugging Face folder, on the GPU if there is one.
 
-    Attention is SDPA, or the eager one where attention scores are soft-capped (Gemma 2), which SDPA
-    cannot do. Raises FileNotFoundError for a folder that is missing or has no config.json.
+    Raises FileNotFoundError for a folder that is missing or has no config.json.
     """
     folder = Path(path)
     if not (folder / "config.json").is_file():
         fault = "has no config.json" if folder.is_dir() else "does not exist"
         raise FileNotFoundError(f"model folder {folder} {fault}; import the model into it first")
     config = AutoConfig.from_pretrained(folder)
-    soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
     with _without_progress_bars():
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
-            attn_implementation="eager" if soft_capped else "sdpa",
+            attn_implementation="eager" if _soft_caps_scores(config) else None,
             local_files_only=True,
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return model.to(device)  # pyright: ignore[reportArgumentType]
+
+
+def own_attention(model: PreTrainedModel) -> str:
+    """The attention of transformers' own that a model generates and is compared with: SDPA, or the
+    eager one where scores are soft-capped (Gemma 2), which SDPA cannot do, or SDPA is not there."""
+    return "eager" if _soft_caps_scores(model.config) or not model._supports_sdpa else "sdpa"
 
 
 def save_model(
@@ -79,13 +86,35 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Dropout off inside the block; the model's mode is as before after it."""
-    was_training = model.training
+    """Dropout off inside the block; every module's mode is as before after it."""
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for module in training:
+            module.training = True
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Makes each layer keep its input alone and compute the rest again during the backward.
+
+    Unlike `gradient_checkpointing_enable`, also when the model is not in training mode, as when
+    preferences are learnt without dropout.
+    """
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def _soft_caps_scores(config: PreTrainedConfig) -> bool:
+    return getattr(config, "attn_logit_softcapping", None) is not None
 
 
 @contextmanager

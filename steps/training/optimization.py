@@ -1,11 +1,18 @@
-"""AdamW, its learning rate as a pure function of the step, and gradient clipping."""
+"""AdamW, its learning rate as a pure function of the step, and masters in float32.
+
+bfloat16 keeps 8 bits of a number. At the rates of preference training most updates are less than
+half the distance to the next one and would be rounded away, and a sum over many forwards loses what
+is small the same way. So gradients gather in float32, and what is updated is a float32 master of
+each such parameter, whose rounded image the model computes with (Micikevicius et al. 2018,
+section 3.1).
+"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
-from torch import nn
-from torch.optim import AdamW, Optimizer
+from torch import Tensor, nn
+from torch.optim import AdamW
 
 from steps.training.config import OptimizerConfig, Schedule
 
@@ -15,11 +22,13 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
     Warm-up over w steps uses (step + 1) / (w + 1) of the full rate, which step w is the first to
     use. The schedules then fall from the full rate towards the zero that step `total_steps` would
-    have. So no step, the first and the last included, is spent on a rate of zero.
+    have; `wsd` (warm-up, stable, decay: Hu et al. 2024) does so in a straight line over the last
+    `decay_fraction` of all steps. So no step is spent on a rate of zero.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / (config.warmup_steps + 1)
-    remaining = (total_steps - step) / (total_steps - config.warmup_steps)
+    falling = total_steps - config.warmup_steps
+    remaining = (total_steps - step) / falling
     match config.schedule:
         case Schedule.constant:
             return config.learning_rate
@@ -27,11 +36,95 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
             return config.learning_rate * remaining
         case Schedule.cosine:
             return config.learning_rate * (1 - math.cos(math.pi * remaining)) / 2
+        case Schedule.wsd:
+            decay = min(falling, math.ceil(config.decay_fraction * total_steps))
+            return config.learning_rate * min(1.0, (total_steps - step) / decay)
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
-    """Fused AdamW over all parameters; only matrices are decayed, not biases and norm weights."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+class Updater:
+    """Updates a model's trainable parameters with AdamW; those that are coarse through masters.
+
+    State is named: `model/NAME` for what is updated, the masters where there are any, and
+    `optimizer/KEY/NAME` for what AdamW keeps about it.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: OptimizerConfig, master_weights: bool = True
+    ) -> None:
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._updated = dict(self._parameters)
+        if master_weights:
+            self._updated = {name: _master(p) for name, p in self._parameters.items()}
+        self._optimizer = build_optimizer(self._updated.values(), config)
+        self._max_norm = config.max_grad_norm
+        for parameter, _ in self._mastered():
+            parameter.grad_dtype = torch.float32
+
+    def step(self, rate: float) -> float:
+        """One update at `rate`; returns the global 2-norm that the gradient had.
+
+        Raises FloatingPointError, before any weight has changed, if that is not finite, and
+        RuntimeError if no parameter has a gradient: nothing would ever be learnt.
+        """
+        for parameter, master in self._mastered():
+            master.grad, parameter.grad = parameter.grad, None
+        if all(updated.grad is None for updated in self._updated.values()):
+            raise RuntimeError("no gradient has reached any of the trained parameters")
+        norm = clip_gradients(self._updated.values(), self._max_norm)
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the gradient norm is {norm}")
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._round()
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a later run needs, by name; not copied."""
+        tensors = {}
+        for name, updated in self._updated.items():
+            tensors[f"model/{name}"] = updated.detach()
+            for key, value in self._optimizer.state.get(updated, {}).items():
+                tensors[f"optimizer/{key}/{name}"] = value
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes back to what `state` gave; raises ValueError if it is of other parameters."""
+        for name, value in _of_same_names(tensors, "model/", self._updated).items():
+            self._updated[name].data.copy_(value)
+        self._optimizer.state.clear()
+        for name, value in tensors.items():
+            kind, _, rest = name.partition("/")
+            if kind == "optimizer":
+                key, _, parameter = rest.partition("/")
+                updated = self._updated[parameter]
+                self._optimizer.state[updated][key] = value.to(updated.device, copy=True)
+        self._round()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The trained parameters as the model computes with them, by name; not copied."""
+        return {name: parameter.detach() for name, parameter in self._parameters.items()}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Replaces them, masters included; raises ValueError if they are other parameters."""
+        for name, value in _of_same_names(weights, "", self._parameters).items():
+            self._updated[name].data.copy_(value)
+        self._round()
+
+    def _mastered(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        pairs = zip(self._parameters.values(), self._updated.values(), strict=True)
+        return [(parameter, master) for parameter, master in pairs if parameter is not master]
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for parameter, master in self._mastered():
+            parameter.copy_(master)
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> AdamW:
+    """Fused AdamW over `parameters`; only matrices are decayed, not biases and norm weights."""
+    parameters = list(parameters)
     return AdamW(
         [
             {"params": [p for p in parameters if p.ndim >= 2]},
@@ -45,13 +138,24 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
     )
 
 
-def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Makes `rate` the rate of the next update."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
     """Scales the gradients down to a global 2-norm of `max_norm`; returns the norm they had."""
     limit = math.inf if max_norm is None else max_norm
     return torch.nn.utils.clip_grad_norm_(parameters, limit).item()
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    """What is updated in place of `parameter`: itself, unless it is too coarse for that."""
+    if parameter.dtype not in (torch.bfloat16, torch.float16):
+        return parameter
+    return nn.Parameter(parameter.detach().float())
+
+
+def _of_same_names(
+    tensors: Mapping[str, Tensor], prefix: str, expected: Mapping[str, object]
+) -> dict[str, Tensor]:
+    """The tensors named with `prefix`, without it; they must be exactly the expected ones."""
+    found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    if differing := sorted(found.keys() ^ expected.keys()):
+        raise ValueError(f"parameters that only one of the two models has: {differing[:3]}")
+    return found

@@ -1,40 +1,49 @@
-"""Reference logps: what a frozen model thinks of each pair, computed once and read by every run.
+"""Reference logps: what a frozen model thinks of each response, computed once, read by every run.
 
-    OUTPUT/logps.parquet   pair_id; chosen_logps, rejected_logps: sums over scored tokens;
-                           chosen_tokens, rejected_tokens: how many those are
+    OUTPUT/logps-00000.parquet    group_id     what the group's tokens and masks are hashed to
+                                  logps        of each response, the sum over its scored tokens
+                                  scored       of each response, how many those are
+                                  token_logps  of each response, token by token
 
-They are looked up by `pair_id`, a hash of a pair's tokens, never by position, so neither the order
-of the pairs nor a changed tokenisation can pair a policy with another row's reference; and counted,
-as other masks over the same tokens would give sums of other tokens. The file also records the dtype
-it was computed in: across dtypes, logps of a long response differ by more than a reward.
+They are looked up by `group_id`, never by position, so neither the order of the rows nor a changed
+tokenisation can pair a policy with another row's reference; and counted, as other masks over the
+same tokens would give sums of other tokens. Each file says how it was computed (`Scoring`).
+
+For single responses the reference also scores each prompt with the response of the row before it,
+on which the baseline of KTO is found.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from steps.training.backends.protocol import Backend, Logps
+from steps.training.backends.torch_backend import TorchBackend
 from steps.training.config import Dtype, ReferenceConfig
-from steps.training.examples import TokenPair, read_pairs
-from steps.training.logps import score_pairs
+from steps.training.examples import TokenGroup, read_pairs, read_unpaired
 from steps.training.metrics import OnProgress, StepMetrics, ignore_progress
+from steps.training.mismatched import mismatched
 from steps.training.models import load_model, vocabulary_size
+from steps.training.parity import check_packing
+from steps.training.scored_by import ScoredBy, model_digest
 
-_SCHEMA = pa.schema(
-    [
-        pa.field("pair_id", pa.string(), nullable=False),
-        pa.field("chosen_logps", pa.float64(), nullable=False),
-        pa.field("rejected_logps", pa.float64(), nullable=False),
-        pa.field("chosen_tokens", pa.int32(), nullable=False),
-        pa.field("rejected_tokens", pa.int32(), nullable=False),
-    ]
-)
-_FILE = "logps.parquet"
+START_TOLERANCE = {Dtype.float64: 1e-9, Dtype.float32: 1e-4, Dtype.bfloat16: 2e-2}
+"""How far apart, in nats a scored token, logps may be that should be the same: what other kernels
+and other packs change. A response's sum stays well below, as roundings have both signs."""
+
+_MODEL = b"model"
+_SIDES = {1: ("response",), 2: ("chosen", "rejected")}
 
 
 def run_reference(
@@ -46,110 +55,241 @@ def run_reference(
     scratch: Path,
     on_progress: OnProgress = ignore_progress,
 ) -> StepMetrics:
-    """Scores every distinct pair of `records` with the model folder `model`.
+    """Scores every distinct group of `records` (pairs, or labelled responses) with a model folder.
 
-    Finished shards are kept in `scratch` and not computed again. Progress counts pairs. Returns
-    `pairs`, `tokens`, and the means `logps/chosen` and `logps/rejected`. Raises FloatingPointError
-    naming a pair whose logps are not finite.
+    Finished shards are kept in `scratch` and not computed again. Progress counts groups. Returns
+    `groups`, `tokens`, and means: `logps/chosen` and `logps/rejected`, or `logps/response`. Raises
+    FloatingPointError naming a row whose logps are not finite.
     """
     scorer = load_model(model, config.dtype)
-    pairs = _distinct(read_pairs(records, vocabulary_size(scorer)))
-    shard_size = config.micro_batch_size * config.micro_batches_per_shard
-    shards = []
-    for number, start in enumerate(range(0, len(pairs), shard_size)):
-        shard_pairs = pairs[start : start + shard_size]
-        path = scratch / "shards" / f"shard-{number:05d}.parquet"
-        shard = _finished_shard(path, shard_pairs)
-        if shard is None:
-            shard = _score_shard(scorer, shard_pairs, config.micro_batch_size)
-            _write_table(path, shard)
-        shards.append(shard)
-        on_progress(start + len(shard_pairs), len(pairs), {})
-    table = pa.concat_tables(shards).combine_chunks()
-    _write_table(output / _FILE, table.replace_schema_metadata({"dtype": str(config.dtype)}))
+    groups = _distinct(_groups_of(records, vocabulary_size(scorer)))
+    packing = check_packing(scorer, groups, config.attention)
+    if packing.notice:
+        warnings.warn(packing.notice, stacklevel=2)
+    scored_by = ScoredBy.of(scorer, packing.attention, config.tokens_per_forward)
+    backend = TorchBackend(scorer, config.tokens_per_forward)
+    shards = [
+        _Shard(
+            scratch / "shards" / f"logps-{number:05d}.parquet",
+            groups[start : start + config.groups_per_shard],
+        )
+        for number, start in enumerate(range(0, len(groups), config.groups_per_shard))
+    ]
+    done, sums = 0, []
+    for shard, table in _finished(shards, backend, _schema(scored_by, model_digest(model))):
+        sums.append(_array(table["logps"]))
+        done += len(shard.groups)
+        on_progress(done, len(groups), {})
+    backend.close()
+    output.mkdir(parents=True, exist_ok=True)
+    for shard in shards:
+        shutil.copyfile(shard.path, output / shard.path.name)
+    sides = _SIDES[len(groups[0].responses)]
+    means = np.concatenate(sums).mean(axis=0)
     return {
-        "pairs": len(pairs),
-        "tokens": sum(map(len, pairs)),
-        "logps/chosen": float(table["chosen_logps"].to_numpy().mean()),
-        "logps/rejected": float(table["rejected_logps"].to_numpy().mean()),
+        "groups": len(groups),
+        "tokens": sum(group.num_tokens for group in groups),
+        **{f"logps/{side}": float(mean) for side, mean in zip(sides, means, strict=True)},
     }
 
 
-def read_reference(folder: Path, pairs: Sequence[TokenPair], dtype: Dtype) -> tuple[Tensor, Tensor]:
-    """The reference's chosen and rejected logps, float64 [n] each, in the order of `pairs`.
+@dataclass(frozen=True)
+class Reference:
+    """A folder that `run_reference` wrote, read. `model`: the digest of the model's folder."""
 
-    Raises ValueError naming a pair that has no reference, or both dtypes if the reference was
-    computed in another than `dtype`.
-    """
-    table = pq.read_table(folder / _FILE)
-    computed_in = (table.schema.metadata or {}).get(b"dtype", dtype.encode()).decode()
-    if computed_in != dtype:
-        raise ValueError(
-            f"the reference in {folder} was computed in {computed_in} but the policy runs in "
-            f"{dtype}; compute it again with dtype={dtype}"
-        )
-    positions = {pair_id: row for row, pair_id in enumerate(table["pair_id"].to_pylist())}
-    missing = [pair for pair in pairs if pair.pair_id not in positions]
-    if missing:
-        raise ValueError(
-            f"the reference in {folder} lacks {len(missing)} of {len(pairs)} pairs, the first of "
-            f"them {missing[0].pair_id} (row {missing[0].row!r}); compute it from the same tokens"
-        )
-    selected = [positions[pair.pair_id] for pair in pairs]
-    _check_scored(folder, table.take(selected), pairs)
-    chosen = torch.tensor(table["chosen_logps"].to_pylist(), dtype=torch.float64)
-    rejected = torch.tensor(table["rejected_logps"].to_pylist(), dtype=torch.float64)
-    return chosen[selected], rejected[selected]
+    folder: Path
+    scored_by: ScoredBy
+    model: str
+    _positions: Mapping[str, int]
+    _logps: np.ndarray
+    _scored: np.ndarray
 
+    def of(self, groups: Sequence[TokenGroup]) -> Tensor:
+        """The logps of `groups`, float64 [n, responses of a group], in their order.
 
-def _check_scored(folder: Path, table: pa.Table, pairs: Sequence[TokenPair]) -> None:
-    columns = (table[name].to_pylist() for name in ("chosen_tokens", "rejected_tokens"))
-    for pair, *scored in zip(pairs, *columns, strict=True):
-        marked = [pair.chosen.num_scored, pair.rejected.num_scored]
-        if scored != marked:
+        Raises ValueError naming a row that has none, or has other scored tokens.
+        """
+        missing = [group for group in groups if group.group_id not in self._positions]
+        if missing:
             raise ValueError(
-                f"the reference in {folder} scored {scored} tokens of the two sides of pair "
-                f"{pair.pair_id} (row {pair.row!r}), but these tokens mark {marked}; compute it "
-                "from the same tokens"
+                f"the reference in {self.folder} lacks {len(missing)} of {len(groups)} rows, the "
+                f"first of them {missing[0].group_id} (row {missing[0].row!r}); compute it from "
+                "the same tokens"
             )
+        selected = [self._positions[group.group_id] for group in groups]
+        for group, scored in zip(groups, self._scored[selected].tolist(), strict=True):
+            marked = [response.num_scored for response in group.responses]
+            if scored != marked:
+                raise ValueError(
+                    f"the reference in {self.folder} scored {scored} tokens of the responses of "
+                    f"{group.group_id} (row {group.row!r}), but these tokens mark {marked}; "
+                    "compute it from the same tokens"
+                )
+        return torch.from_numpy(self._logps[selected])
 
 
-def _distinct(pairs: Iterable[TokenPair]) -> list[TokenPair]:
-    return list({pair.pair_id: pair for pair in pairs}.values())
+def read_reference(folder: Path) -> Reference:
+    """The reference logps in `folder`; raises ValueError if there are none."""
+    files = sorted(folder.glob("logps-*.parquet"))
+    if not files:
+        raise ValueError(f"{folder} has no reference logps; compute them with reference_logprobs")
+    tables = [pq.read_table(file, columns=["group_id", "logps", "scored"]) for file in files]
+    metadata = tables[0].schema.metadata or {}
+    if any((table.schema.metadata or {}) != metadata for table in tables):
+        raise ValueError(f"the files in {folder} were not computed in one way; compute them again")
+    table = pa.concat_tables(tables)
+    ids = table["group_id"].to_pylist()
+    return Reference(
+        folder,
+        ScoredBy.from_metadata(metadata),
+        metadata.get(_MODEL, b"").decode(),
+        {group_id: row for row, group_id in enumerate(ids)},
+        _array(table["logps"]),
+        _array(table["scored"]),
+    )
 
 
-def _score_shard(
-    model: PreTrainedModel, pairs: Sequence[TokenPair], micro_batch_size: int
-) -> pa.Table:
-    chosen, rejected = score_pairs(model, pairs, micro_batch_size)
-    for pair, finite in zip(pairs, torch.isfinite(chosen + rejected).tolist(), strict=True):
+def check_start(
+    backend: Backend,
+    scored_by: ScoredBy,
+    policy: Path,
+    groups: Sequence[TokenGroup],
+    reference: Reference,
+) -> None:
+    """That a policy which has not moved yet gives `groups` what its reference gives them.
+
+    Then the first step has rewards of zero: exactly on a CPU, and up to a rounding of
+    `START_TOLERANCE` elsewhere. Raises ValueError saying what does not match.
+    """
+    now = backend.logps(backend.prepare(groups)).result().sequences.view(len(groups), -1)
+    before = reference.of(groups)
+    scored = torch.tensor([[r.num_scored for r in group.responses] for group in groups])
+    off = ((now - before).abs() / scored).amax(dim=1)
+    allowed = START_TOLERANCE[scored_by.dtype]
+    worst = int(off.argmax())
+    if off[worst] <= allowed:
+        return
+    differing = scored_by.differences(reference.scored_by)
+    if model_digest(policy) != reference.model:
+        differing.insert(0, "model (its weights or its config)")
+    raise ValueError(
+        f"training would not start from its reference: of row {groups[worst].row!r} the policy has "
+        f"logps {_rounded(now[worst])}, the reference in {reference.folder} "
+        f"{_rounded(before[worst])}. That is {off[worst]:.2g} a token apart, and {allowed:g} is "
+        f"allowed in {scored_by.dtype}. What differs between the two: "
+        f"{', '.join(differing) or 'nothing that is recorded, so look at the hardware'}. Compute "
+        "the reference from this policy, or set check_start=false if it is meant to be another"
+    )
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [round(value, 4) for value in values.tolist()]
+
+
+@dataclass(frozen=True)
+class _Shard:
+    path: Path
+    groups: Sequence[TokenGroup]
+
+    def finished(self, schema: pa.Schema) -> pa.Table | None:
+        """The table at `path`, unless it is missing, torn, of other groups or of another way."""
+        try:
+            table = pq.read_table(self.path)
+        except (OSError, pa.ArrowException):
+            return None
+        # Not the types: Parquet has its own names for what is in a list.
+        if (table.schema.names, table.schema.metadata) != (schema.names, schema.metadata):
+            return None
+        wanted = [group.group_id for group in self.groups]
+        return table if table["group_id"].to_pylist() == wanted else None
+
+    def write(self, logps: Logps, schema: pa.Schema) -> pa.Table:
+        """Writes the table, whole or not at all."""
+        sums = logps.sequences.view(len(self.groups), -1)
+        _require_finite(self.groups, sums)
+        scored = [len(tokens) for tokens in logps.tokens]
+        by_response = _lists(torch.cat(logps.tokens).numpy(), scored)
+        per_group = [sums.shape[1]] * len(self.groups)
+        columns = [
+            pa.array([group.group_id for group in self.groups]),
+            _lists(logps.sequences.numpy(), per_group),
+            _lists(np.array(scored, np.int32), per_group),
+            _lists(by_response, per_group),
+        ]
+        table = pa.table(columns, schema=schema)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_suffix(".unfinished")
+        pq.write_table(table, unfinished, compression="zstd")
+        unfinished.replace(self.path)
+        return table
+
+
+def _finished(
+    shards: Sequence[_Shard], backend: Backend, schema: pa.Schema
+) -> Iterator[tuple[_Shard, pa.Table]]:
+    """The shards in order, each as soon as it is there; the next is queued before one is waited
+    for, so that the device always has work."""
+    waiting: tuple[_Shard, Future[Logps]] | None = None
+    for shard in shards:
+        table = shard.finished(schema)
+        queued = None if table else (shard, backend.logps(backend.prepare(shard.groups)))
+        if waiting:
+            yield waiting[0], waiting[0].write(waiting[1].result(), schema)
+        if table:
+            yield shard, table
+        waiting = queued
+    if waiting:
+        yield waiting[0], waiting[0].write(waiting[1].result(), schema)
+
+
+def _schema(scored_by: ScoredBy, digest: str) -> pa.Schema:
+    per_token = pa.float64() if scored_by.dtype is Dtype.float64 else pa.float32()
+    return pa.schema(
+        [
+            pa.field("group_id", pa.string(), nullable=False),
+            pa.field("logps", pa.list_(pa.float64()), nullable=False),
+            pa.field("scored", pa.list_(pa.int32()), nullable=False),
+            pa.field("token_logps", pa.list_(pa.list_(per_token)), nullable=False),
+        ],
+        metadata={**scored_by.metadata(), _MODEL: digest},
+    )
+
+
+def _groups_of(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenGroup]:
+    """What training on `records` wants to know of the reference."""
+    first, records = _peek(records)
+    if "completion_ids" not in first:
+        return read_pairs(records, vocabulary)
+    groups = read_unpaired(records, vocabulary)
+    return groups + mismatched(groups)
+
+
+def _peek(
+    records: Iterable[Mapping[str, Any]],
+) -> tuple[Mapping[str, Any], Iterable[Mapping[str, Any]]]:
+    rest = iter(records)
+    first = list(islice(rest, 1))
+    return (first[0] if first else {}), chain(first, rest)
+
+
+def _distinct(groups: Iterable[TokenGroup]) -> list[TokenGroup]:
+    return list({group.group_id: group for group in groups}.values())
+
+
+def _require_finite(groups: Sequence[TokenGroup], sums: Tensor) -> None:
+    for group, finite in zip(groups, torch.isfinite(sums).all(dim=1).tolist(), strict=True):
         if not finite:
             raise FloatingPointError(
-                f"pair {pair.pair_id} (row {pair.row!r}) has logps that are not finite; "
-                "try dtype=float32, or drop the row"
+                f"{group.group_id} (row {group.row!r}) has logps that are not finite; try "
+                "dtype=float32, or drop the row"
             )
-    columns = [
-        [pair.pair_id for pair in pairs],
-        chosen.numpy(),
-        rejected.numpy(),
-        [pair.chosen.num_scored for pair in pairs],
-        [pair.rejected.num_scored for pair in pairs],
-    ]
-    return pa.table(columns, schema=_SCHEMA)
 
 
-def _finished_shard(path: Path, pairs: Sequence[TokenPair]) -> pa.Table | None:
-    """The shard at `path`, unless it is missing, torn or of other pairs."""
-    try:
-        shard = pq.read_table(path, schema=_SCHEMA)
-    except (OSError, pa.ArrowException):
-        return None
-    wanted = [pair.pair_id for pair in pairs]
-    return shard if shard["pair_id"].to_pylist() == wanted else None
+def _lists(values: np.ndarray | pa.Array, lengths: Sequence[int]) -> pa.ListArray:
+    """`values` cut into lists of these lengths."""
+    return pa.ListArray.from_arrays(np.cumsum([0, *lengths], dtype=np.int32), values)
 
 
-def _write_table(path: Path, table: pa.Table) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    pq.write_table(table, unfinished, compression="zstd")
-    unfinished.replace(path)
+def _array(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of lists of one length, as an array [rows, length]."""
+    return column.combine_chunks().flatten().to_numpy().reshape(len(column), -1)

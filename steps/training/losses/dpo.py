@@ -1,48 +1,49 @@
 """Direct preference optimisation (Rafailov et al. 2023, https://arxiv.org/abs/2305.18290)."""
 
-from torch import Tensor
-from torch.nn import functional
+from dataclasses import dataclass
+from typing import ClassVar
 
-from steps.training.config import DpoLoss
+from steps.training.losses.base import (
+    ImplicitRewardLoss,
+    PairLogps,
+    PairLosses,
+    logistic,
+    require_smoothing,
+)
 
 
-def dpo_loss(
-    policy_chosen: Tensor,
-    policy_rejected: Tensor,
-    reference_chosen: Tensor,
-    reference_rejected: Tensor,
-    config: DpoLoss,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses, chosen rewards and rejected rewards of n pairs, each [n], from summed logps [n].
+@dataclass(frozen=True)
+class Dpo(ImplicitRewardLoss):
+    """−log σ(m), where the margin m = r_w − r_l is that of the implicit rewards.
 
-    A response's implicit reward is r = beta (log pi(y|x) - log pi_ref(y|x)): equation 5 without the
-    term that depends on the prompt alone and cancels in a pair. The loss is equation 7,
-    -log sigmoid(m) with m = r_chosen - r_rejected. With label smoothing e it is
-    -(1 - e) log sigmoid(m) - e log sigmoid(-m), the conservative DPO of Mitchell's note
-    (https://ericmitchell.ai/cdpo.pdf). The rewards are detached.
+    A policy that maximises a reward under a KL penalty of strength β is
+    π(y|x) ∝ π_ref(y|x) exp(r(x, y) / β). Solved for the reward that is
+    r = β log(π(y|x) / π_ref(y|x)) + β log Z(x) (equation 5), and Z, which depends on the prompt
+    alone, cancels in a pair. Under Bradley and Terry's model the better response wins with
+    probability σ(r_w − r_l); its negative logarithm is equation 7:
+
+        L = −log σ(m),    m = β (log π(w)/π_ref(w) − log π(l)/π_ref(l)),    dL/dm = −σ(−m)
+
+    With label smoothing ε, the share of labels taken as wrong, it is the conservative DPO of
+    Mitchell's note (https://ericmitchell.ai/cdpo.pdf, equation 3),
+
+        L = −(1 − ε) log σ(m) − ε log σ(−m),    dL/dm = σ(m) − (1 − ε),
+
+    whose minimum lies at a finite margin, log((1 − ε)/ε).
+
+    A policy that equals its reference has m = 0 and L = ln 2, whatever β and ε.
+
+    TRL: `loss_type="sigmoid"`, which ignores `label_smoothing` since 1.0.
     """
-    chosen_rewards = config.beta * (policy_chosen - reference_chosen)
-    rejected_rewards = config.beta * (policy_rejected - reference_rejected)
-    margins = chosen_rewards - rejected_rewards
-    losses = -(1 - config.label_smoothing) * functional.logsigmoid(
-        margins
-    ) - config.label_smoothing * functional.logsigmoid(-margins)
-    return losses, chosen_rewards.detach(), rejected_rewards.detach()
 
+    name: ClassVar[str] = "dpo"
 
-def dpo_metrics(
-    chosen_logps: Tensor, rejected_logps: Tensor, chosen_rewards: Tensor, rejected_rewards: Tensor
-) -> dict[str, Tensor]:
-    """What is logged of each pair, under the names TRL uses; every value detached, [n].
+    label_smoothing: float = 0.0
 
-    A pair counts as accurate when its chosen reward is strictly the greater one, so a policy that
-    equals its reference has an accuracy of 0.
-    """
-    return {
-        "rewards/chosen": chosen_rewards,
-        "rewards/rejected": rejected_rewards,
-        "rewards/margins": chosen_rewards - rejected_rewards,
-        "rewards/accuracies": (chosen_rewards > rejected_rewards).to(chosen_rewards.dtype),
-        "logps/chosen": chosen_logps.detach(),
-        "logps/rejected": rejected_logps.detach(),
-    }
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_smoothing(self.label_smoothing)
+
+    def per_pair(self, logps: PairLogps) -> PairLosses:
+        chosen, rejected = self.rewards(logps)
+        return PairLosses(logistic(chosen - rejected, self.label_smoothing), chosen, rejected)

@@ -1,0 +1,118 @@
+"""DPO by Temper: one side of `dpo_throughput.py`.
+
+    python dpo_temper.py reference JOB.json REPORT.json   the reference's logps
+    python dpo_temper.py train JOB.json REPORT.json       the training against them
+    python dpo_temper.py run JOB.json REPORT.json         both as steps of an experiment, or as much
+                                                          of it as is not cached
+
+The first two are what a step's process does, without Temper around it.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from phases import Phases
+
+
+def main(stage: str, job_file: str, report_file: str) -> None:
+    job = json.loads(Path(job_file).read_text())
+    phases = Phases()
+    report = run_experiment(job, phases) if stage == "run" else run_stage(stage, job, phases)
+    report |= {"phases": phases.seconds, "marks": phases.marks}
+    Path(report_file).write_text(json.dumps(report))
+
+
+def run_stage(stage: str, job: dict[str, Any], phases: Phases) -> dict[str, Any]:
+    """The reference, or the training, in this process; a mark after every step."""
+    with phases.phase("import"):
+        import torch
+
+        from steps.data.parquet import iter_rows
+        from steps.training.config import ReferenceConfig
+        from steps.training.dpo import run_dpo
+        from steps.training.reference import run_reference
+
+    torch.set_num_threads(1)
+    counted = count_flops() if job["flops"] else list[int]()
+    config, output = _config(job), Path(job["output"])
+    reference = output / "reference"
+    rows = iter_rows(job["tokens"])
+
+    def mark(done: int, total: int, metrics: Mapping[str, float]) -> None:
+        phases.mark()
+
+    with phases.phase(stage):
+        if stage == "reference":
+            settings = ReferenceConfig(groups_per_shard=job["batch_size"])
+            scratch = output / "reference-scratch"
+            run_reference(
+                Path(job["model"]), rows, settings,
+                output=reference, scratch=scratch, on_progress=mark,
+            )  # fmt: skip
+            return {"flops": sum(counted)}
+        run_dpo(
+            Path(job["model"]), rows, reference, config,
+            output=output / "model", scratch=output / "scratch", on_progress=mark,
+        )  # fmt: skip
+    log = (output / "model/metrics.jsonl").read_text().splitlines()
+    return {"flops": sum(counted), "log": [json.loads(line) for line in log]}
+
+
+def run_experiment(job: dict[str, Any], phases: Phases) -> dict[str, Any]:
+    """The same as an experiment in a store, which plans, starts workers and commits."""
+    with phases.phase("import"):
+        from pipeline import adopt, run
+        from steps.kinds import Model, PairTokens
+        from steps.reference_logprobs import reference_logprobs
+        from steps.train_dpo import train_dpo
+
+    with phases.phase("run"):
+        model, tokens = adopt(job["model"], Model), adopt(job["tokens"], PairTokens)
+        if job["prepare"]:
+            run({"model": model, "tokens": tokens}, job["store"])
+            return {}
+        config = _config(job)
+        reference = reference_logprobs(tokens, model, config.reference())
+        run({"dpo": train_dpo(tokens, model, reference, config)}, job["store"])
+    return {}
+
+
+def count_flops() -> list[int]:
+    """Counts what backends do from now on, in their own thread; one number for each call."""
+    from flops import flop_counter
+
+    from steps.training.backends.torch_backend import TorchBackend
+
+    counts: list[int] = []
+
+    def counting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            with flop_counter() as counter:
+                result = method(*arguments)
+            counts.append(counter.get_total_flops())
+            return result
+
+        return counted
+
+    for name in ("_forward_backward", "_logps"):
+        setattr(TorchBackend, name, counting(getattr(TorchBackend, name)))
+    return counts
+
+
+def _config(job: dict[str, Any]) -> Any:
+    from steps.training.config import DpoConfig, OptimizerConfig, Schedule
+    from steps.training.losses.dpo import Dpo
+
+    return DpoConfig(
+        batch_size=job["batch_size"],
+        optimizer=OptimizerConfig(job["learning_rate"], Schedule.constant),
+        loss=Dpo(job["beta"]),
+        checkpoint_every_seconds=None,  # TRL writes none either
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,277 @@
+"""What a DPO run costs: Temper beside TRL, on the same pairs, in one sitting.
+
+    python benchmarks/dpo_throughput.py --trl PYTHON                        minutes
+    python benchmarks/dpo_throughput.py --trl PYTHON --model smollm2        an hour
+    python benchmarks/dpo_throughput.py --trl PYTHON --pairs 8 --rounds 1   does it work?
+    python benchmarks/dpo_throughput.py --trl PYTHON --only second
+
+PYTHON is an interpreter that can import trl, which is no dependency of Temper. Every sample is a
+process of its own with one thread; the contenders take turns (A B C A B C …), so that what else the
+machine does falls on all of them alike; a ratio is the median of the ratios of samples of the same
+round. CPU seconds are the steadiest unit on a machine that others use too.
+
+All get the same model, the same token ids in the same order (which is checked), float32, a constant
+rate and AdamW, and must come to the same losses (which is printed). Two experiments:
+
+    cost     reference logps and training: CPU seconds, memory, floating-point operations.
+    second   the experiment is run; then again with another learning rate: whole processes, from the
+             command to the saved model, with every cache that a contender has.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from pairs_and_models import Model, Workload, make_workload, model_at
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+SECTIONS = ("cost", "second")
+TEMPER = "Temper"
+CONTENDERS = {"TRL, default": "default", "TRL, strongest": "strongest", TEMPER: ""}
+RATE, OTHER_RATE = 1e-5, 2e-5
+
+Sample = dict[str, Any]
+"""One process: ``wall`` and ``cpu`` seconds and ``peak`` MiB of it and all it started, and what it
+reported of itself."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all samples share."""
+
+    workload: Workload
+    model: Model
+    batch_size: int
+    trl: str | None
+    folder: Path
+    fresh: Iterable[int] = field(default_factory=lambda: iter(range(10**6)))
+
+    @property
+    def contenders(self) -> list[str]:
+        return [name for name in CONTENDERS if self.trl or name == TEMPER]
+
+    def job(self, **settings: Any) -> dict[str, Any]:
+        output = self.folder / f"sample-{next(iter(self.fresh))}"
+        return {
+            "model": str(self.model.folder),
+            "batch_size": self.batch_size,
+            "steps": self.workload.pairs // self.batch_size,
+            "learning_rate": RATE,
+            "beta": 0.1,
+            "flops": False,
+            "output": str(output),
+            **settings,
+        }
+
+    def trl_sample(self, setting: str, **settings: Any) -> Sample:
+        cache = settings.pop("cache", None) or str(self.folder / f"cache-{next(iter(self.fresh))}")
+        rows, tokens = str(self.workload.rows), str(self.workload.ids)
+        job = self.job(setting=setting, rows=rows, tokens=tokens, cache=cache, **settings)
+        assert self.trl is not None
+        return self._call([self.trl, str(HERE / "dpo_trl.py")], job)
+
+    def temper_sample(self, stage: str, **settings: Any) -> Sample:
+        job = self.job(tokens=str(self.workload.tokens), **settings)
+        return self._call([sys.executable, str(HERE / "dpo_temper.py"), stage], job)
+
+    def _call(self, command: list[str], job: Mapping[str, Any]) -> Sample:
+        """Run a process to its end; what it and all it started used, and what it reported."""
+        output = Path(job["output"])
+        output.mkdir(parents=True, exist_ok=True)
+        job_file, report = output / "job.json", output / "report.json"
+        job_file.write_text(json.dumps(job))
+        started = time.perf_counter()
+        with (output / "log.txt").open("w") as log:
+            process = subprocess.Popen(
+                [*command, str(job_file), str(report)], env=_environment(), stdout=log, stderr=log
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        wall = time.perf_counter() - started
+        if process.returncode:
+            raise SystemExit((output / "log.txt").read_text()[-4000:])
+        used = {
+            "wall": wall,
+            "cpu": usage.ru_utime + usage.ru_stime,
+            "peak": usage.ru_maxrss / 1024,
+        }
+        return used | json.loads(report.read_text())
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(HERE.parent),
+    }
+
+
+# --- cost ----------------------------------------------------------------------------------------
+
+
+def cost_sample(bench: Bench, contender: str, flops: bool = False) -> Sample:
+    """A reference and a training against it, as seconds by what they are for."""
+    if contender != TEMPER:
+        sample = bench.trl_sample(CONTENDERS[contender], flops=flops)
+        reference = sample["phases"].get("reference", {"wall": 0.0, "cpu": 0.0})
+        return sample | {"reference": reference, "train": sample["phases"]["train"]}
+    output = bench.job()["output"]
+    first = bench.temper_sample("reference", flops=flops, output=output)
+    second = bench.temper_sample("train", flops=flops, output=output)
+    return {
+        "wall": first["wall"] + second["wall"],
+        "cpu": first["cpu"] + second["cpu"],
+        "peak": max(first["peak"], second["peak"]),
+        "reference": first["phases"]["reference"],
+        "train": second["phases"]["train"],
+        "marks": second["marks"],
+        "log": second["log"],
+        "flops": first["flops"] + second["flops"],
+    }
+
+
+COST: dict[str, Callable[[Sample], float]] = {
+    "reference + training, CPU s": lambda s: s["reference"]["cpu"] + s["train"]["cpu"],
+    "a step of training, CPU s": lambda s: _a_step(s, "cpu"),
+    "reference + training, wall s": lambda s: s["reference"]["wall"] + s["train"]["wall"],
+    "whole processes, CPU s": lambda s: s["cpu"],
+    "peak memory, MiB": lambda s: s["peak"],
+}
+
+
+def _a_step(sample: Sample, of: str) -> float:
+    """The mean step after the first, with which what is done once ends."""
+    marks = [mark[of] for mark in sample["marks"]]
+    return (marks[-1] - marks[0]) / (len(marks) - 1)
+
+
+def show_cost(console: Console, bench: Bench, rounds: list[dict[str, Sample]]) -> None:
+    table = Table(title="cost: median, and ratio to Temper", title_justify="left")
+    for heading in ("", *bench.contenders):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, value in COST.items():
+        table.add_row(name, *(_cell(rounds, contender, value) for contender in bench.contenders))
+    console.print(table)
+    workload = bench.workload
+    for contender in bench.contenders:
+        seconds = median(COST["reference + training, CPU s"](r[contender]) for r in rounds)
+        console.print(
+            f"{contender}: {workload.pairs / seconds:.3f} pairs and "
+            f"{workload.distinct_tokens / seconds:.0f} distinct tokens a CPU second"
+        )
+    for contender in bench.contenders[:-1]:
+        apart = max(
+            abs(theirs["loss"] - ours["loss"])
+            for r in rounds
+            for theirs, ours in zip(r[contender]["log"], r[TEMPER]["log"], strict=True)
+        )
+        console.print(f"{contender}: losses of a step differ from Temper's by at most {apart:.1e}")
+
+
+def show_flops(console: Console, bench: Bench, counted: Mapping[str, int]) -> None:
+    floor = bench.model.floor(bench.workload)
+    console.print(f"floor: {floor:.3e} floating-point operations for these pairs")
+    for contender, flops in counted.items():
+        console.print(f"{contender}: {flops:.3e}, {flops / floor:.2f} times the floor")
+
+
+def _cell(rounds: list[dict[str, Sample]], contender: str, value: Callable[[Sample], float]) -> str:
+    middle = median(value(r[contender]) for r in rounds)
+    ratio = median(value(r[contender]) / value(r[TEMPER]) for r in rounds)
+    return f"{middle:,.1f}" if contender == TEMPER else f"{middle:,.1f} ({ratio:.2f}×)"
+
+
+# --- second --------------------------------------------------------------------------------------
+
+
+def second_samples(bench: Bench, contender: str) -> dict[str, Sample]:
+    """The experiment, and the same with another learning rate; the caches are new at first."""
+    new = bench.job()["output"]
+    if contender != TEMPER:
+        setting, cache = CONTENDERS[contender], f"{new}-cache"
+        first = bench.trl_sample(setting, cache=cache)
+        return {
+            "first": first,
+            "second": bench.trl_sample(setting, cache=cache, learning_rate=OTHER_RATE),
+        }
+    store = f"{new}-store"
+    bench.temper_sample("run", store=store, prepare=True)  # model and tokens, as TRL has its rows
+    first = bench.temper_sample("run", store=store, prepare=False)
+    second = bench.temper_sample("run", store=store, prepare=False, learning_rate=OTHER_RATE)
+    return {"first": first, "second": second}
+
+
+def show_second(console: Console, bench: Bench, rounds: list[dict[str, dict[str, Sample]]]) -> None:
+    title = "whole processes: median seconds, and ratio to Temper"
+    table = Table(title=title, title_justify="left")
+    for heading in ("", *bench.contenders):
+        table.add_column(heading, justify="right" if heading else "left")
+    for run in ("first", "second"):
+        for of in ("wall", "cpu"):
+            samples = [{name: r[name][run] for name in bench.contenders} for r in rounds]
+            cells = (_cell(samples, name, lambda s, of=of: s[of]) for name in bench.contenders)
+            table.add_row(f"{run} run, {of}", *cells)
+    console.print(table)
+
+
+# --- all of it -----------------------------------------------------------------------------------
+
+
+def main(
+    trl: Annotated[str | None, typer.Option(help="An interpreter that can import trl.")] = None,
+    model: Annotated[str, typer.Option(help="llama, smollm2, or a model folder.")] = "llama",
+    smollm2: Annotated[Path | None, typer.Option(help="SmolLM2, imported already.")] = None,
+    rows: Annotated[Path | None, typer.Option(help="Pairs in UltraFeedback's columns.")] = None,
+    pairs: Annotated[int, typer.Option(help="A multiple of the batch size.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1)] = 8,
+    longest: Annotated[int, typer.Option(help="Pairs with longer sequences are left out.")] = 1024,
+    rounds: Annotated[int, typer.Option(help="Turns that each contender takes.", min=1)] = 3,
+    only: Annotated[str | None, typer.Option(help=f"One of: {', '.join(SECTIONS)}.")] = None,
+    flops: Annotated[bool, typer.Option(help="Also count operations, in further samples.")] = True,
+    folder: Annotated[Path | None, typer.Option(help="Where everything is written.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="All samples.")] = None,
+) -> None:
+    """Measure what a DPO run costs, in Temper and in TRL."""
+    if only not in (None, *SECTIONS):
+        raise typer.BadParameter(f"--only {only}; one of: {', '.join(SECTIONS)}")
+    if pairs % batch_size or pairs < 2 * batch_size:
+        raise typer.BadParameter("--pairs must be a multiple of --batch-size, and two at least")
+    console, samples = Console(width=120), {}
+    with tempfile.TemporaryDirectory(prefix="temper-bench-", dir=folder) as temporary:
+        place = Path(temporary)
+        at = model_at(model, smollm2, place)
+        workload = make_workload(rows, at.folder, pairs, batch_size, longest, place)
+        console.print(f"{at}\n{workload}")
+        bench = Bench(workload, at, batch_size, trl, place)
+        if only in (None, "cost"):
+            cost = [{c: cost_sample(bench, c) for c in bench.contenders} for _ in range(rounds)]
+            show_cost(console, bench, cost)
+            samples["cost"] = cost
+        if only in (None, "cost") and flops:
+            counted = {c: cost_sample(bench, c, flops=True)["flops"] for c in bench.contenders}
+            show_flops(console, bench, counted)
+            samples["flops"] = counted
+        if only in (None, "second"):
+            second = [
+                {c: second_samples(bench, c) for c in bench.contenders} for _ in range(rounds)
+            ]
+            show_second(console, bench, second)
+            samples["second"] = second
+    if json_file is not None:
+        json_file.write_text(json.dumps(samples, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)

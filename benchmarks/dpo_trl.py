@@ -1,0 +1,104 @@
+"""DPO by TRL: one side of `dpo_throughput.py`, run by an interpreter that has trl.
+
+    python dpo_trl.py JOB.json REPORT.json
+
+TRL is used as its documentation says, on conversations, with its own tokenisation and defaults
+besides what the job names. Rows come in the order in which they are to be seen. That TRL made the
+very token ids of the job is checked, not assumed.
+"""
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from phases import Phases
+
+PREFERENCE = ("prompt", "chosen", "rejected")
+SETTINGS: dict[str, dict[str, Any]] = {
+    # As it comes: a live reference, activations computed twice, all pairs of a step in one forward.
+    "default": {},
+    # What is left to set: no activation is computed twice and no pair padded to another one.
+    "strongest": {
+        "gradient_checkpointing": False,
+        "precompute_ref_log_probs": True,
+        "precompute_ref_batch_size": 1,
+        "per_device_train_batch_size": 1,
+    },
+}
+
+
+def main(job_file: str, report_file: str) -> None:
+    job = json.loads(Path(job_file).read_text())
+    phases = Phases()
+    with phases.phase("import"):
+        import torch
+        from datasets import load_dataset
+        from flops import flop_counter
+        from transformers import TrainerCallback
+        from trl import DPOConfig, DPOTrainer  # pyright: ignore[reportMissingImports]
+
+    class Marks(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            phases.mark()
+
+    class Trainer(DPOTrainer):
+        """Tells how long the reference takes; nothing else is changed."""
+
+        def _precompute_ref_logps(self, *arguments: Any) -> Any:
+            with phases.phase("reference"):
+                return super()._precompute_ref_logps(*arguments)
+
+    torch.set_num_threads(1)
+    settings = SETTINGS[job["setting"]]
+    batch_size = settings.get("per_device_train_batch_size", job["batch_size"])
+    config = DPOConfig(
+        output_dir=job["output"],
+        **{"per_device_train_batch_size": batch_size, **settings},
+        gradient_accumulation_steps=job["batch_size"] // batch_size,
+        max_steps=job["steps"],
+        learning_rate=job["learning_rate"],
+        lr_scheduler_type="constant",
+        beta=job["beta"],
+        bf16=False,
+        use_cpu=True,
+        train_sampling_strategy="sequential",
+        logging_steps=1,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    rows = load_dataset("json", data_files=job["rows"], split="train", cache_dir=job["cache"])
+    with flop_counter() if job["flops"] else nullcontext() as counted:
+        with phases.phase("construct"):  # loads the model, tokenises, computes the reference
+            trainer = Trainer(
+                model=job["model"], args=config, train_dataset=rows, callbacks=[Marks()]
+            )
+        _require_same_tokens(trainer.train_dataset, Path(job["tokens"]))
+        with phases.phase("train"):
+            trainer.train()
+    with phases.phase("save"):
+        trainer.save_model()
+    report = {
+        "phases": phases.seconds,
+        "marks": phases.marks,
+        "log": [line for line in trainer.state.log_history if "loss" in line],
+        "flops": counted.get_total_flops() if counted is not None else None,
+    }
+    Path(report_file).write_text(json.dumps(report))
+
+
+def _require_same_tokens(dataset: Any, tokens: Path) -> None:
+    names = [f"{part}_ids" for part in PREFERENCE]
+    wanted = json.loads(tokens.read_text())
+    made = [[row[name] for name in names] for row in dataset]
+    if made != wanted:
+        differing = sum(m != w for m, w in zip(made, wanted, strict=False))
+        raise SystemExit(
+            f"TRL made {len(made)} rows for {len(wanted)}, of which {differing} have other tokens"
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,39 @@
+"""``train_kto``: training on single responses that are good or bad, against a reference."""
+
+from pipeline import Metrics, Output, step
+from steps.data.parquet import iter_rows
+from steps.held_out import with_reference
+from steps.kinds import Model, ReferenceLogps, UnpairedTokens
+from steps.training.config import KtoConfig
+
+
+@step(makes=Model)
+def train_kto(
+    out: Output,
+    tokens: UnpairedTokens,
+    policy: Model,
+    reference: ReferenceLogps,
+    config: KtoConfig = KtoConfig(),
+    held_out: UnpairedTokens | None = None,
+    held_out_reference: ReferenceLogps | None = None,
+) -> Metrics:
+    """Write a model folder, its ``metrics.jsonl`` and a ``summary.md``; resumes from checkpoints.
+
+    Arguments are those of :func:`steps.train_dpo.train_dpo`.
+    """
+    from steps.training.kto import run_kto
+    from steps.training.metrics import first_and_final
+
+    summary = run_kto(
+        policy.path,
+        iter_rows(tokens.path),
+        reference.path,
+        config,
+        output=out.path,
+        scratch=out.scratch,
+        on_progress=out.progress,
+        held_out=with_reference(held_out, held_out_reference),
+    )
+    title = f"{config.loss.name}, first and last step"
+    (out.path / "summary.md").write_text(first_and_final(title, summary))
+    return summary

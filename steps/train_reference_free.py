@@ -1,0 +1,37 @@
+"""``train_reference_free``: preference training by a loss that needs no reference."""
+
+from pipeline import Metrics, Output, step
+from steps.data.parquet import iter_rows
+from steps.kinds import Model, PairTokens
+from steps.training.config import ReferenceFreeConfig
+
+
+@step(makes=Model)
+def train_reference_free(
+    out: Output,
+    tokens: PairTokens,
+    policy: Model,
+    config: ReferenceFreeConfig = ReferenceFreeConfig(),
+    held_out: PairTokens | None = None,
+) -> Metrics:
+    """Write a model folder, its ``metrics.jsonl`` and a ``summary.md``; resumes from checkpoints.
+
+    Args:
+        policy: the model to start from.
+        held_out: other pairs, to evaluate on during training.
+    """
+    from steps.training.metrics import first_and_final
+    from steps.training.reference_free import run_reference_free
+
+    summary = run_reference_free(
+        policy.path,
+        iter_rows(tokens.path),
+        config,
+        output=out.path,
+        scratch=out.scratch,
+        on_progress=out.progress,
+        held_out=None if held_out is None else iter_rows(held_out.path),
+    )
+    title = f"{config.loss.name}, first and last step"
+    (out.path / "summary.md").write_text(first_and_final(title, summary))
+    return summary

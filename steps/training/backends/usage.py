@@ -1,0 +1,91 @@
+"""How well a step used the device: for whoever watches, never for the log of a run.
+
+FLOPs are those that the mathematics asks for, recomputation not counted (Chowdhery et al. 2022,
+appendix B): 2 per weight and token for the forward, 2 for the gradient of the activations, 2 for
+that of the weights where they are trained; and 12 per layer, channel and pair of tokens of which
+one attends to the other. The head counts scored tokens alone, as it sees no others.
+"""
+
+import resource
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from steps.training.backends.protocol import Batch
+from steps.training.packing import Pack
+
+_PEAK_FLOPS = {  # dense bfloat16, from the vendor's data sheets
+    "A100": 312e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+    "L40S": 362e12,
+}
+
+
+class Usage:
+    """What steps of a model cost; `tokens_per_forward` is what a forward could have held."""
+
+    def __init__(self, model: PreTrainedModel, tokens_per_forward: int) -> None:
+        self._tokens_per_forward = tokens_per_forward
+        self._device = model.device
+        embeddings = cast(nn.Embedding, model.get_input_embeddings()).weight
+        head = cast(nn.Linear, model.get_output_embeddings()).weight
+        body = [p for p in model.parameters() if p is not embeddings and p is not head]
+        self._per_token = 4 * sum(p.numel() for p in body)
+        self._per_token += 2 * sum(p.numel() for p in body if p.requires_grad)
+        self._per_scored = (6 if head.requires_grad else 4) * head.numel()
+        text = model.config.get_text_config()
+        self._per_attended = 12 * text.num_hidden_layers * text.hidden_size
+        self._peak = _peak_flops(model)
+
+    def flops(self, batch: Batch) -> float:
+        """Of a forward and backward over `batch`."""
+        return float(sum(map(self._pack_flops, batch.packs)))
+
+    def report(self, batch: Batch, seconds: float) -> dict[str, float]:
+        """Of a step of `batch` that took `seconds`.
+
+        `tokens_per_second` (as read, a shared prompt once), `flops_per_second`,
+        `mfu` (the share of the device's dense bfloat16 peak, where that is known), `occupancy` (the
+        share of the forwards' token budget that was filled), `peak_memory_gb` (of the device since
+        it was first used, or of the process on a CPU).
+        """
+        tokens = sum(len(pack.input_ids) for pack in batch.packs)
+        budget = sum(max(self._tokens_per_forward, len(pack.input_ids)) for pack in batch.packs)
+        flops = self.flops(batch) / seconds
+        return {
+            "tokens_per_second": tokens / seconds,
+            "flops_per_second": flops,
+            **({} if self._peak is None else {"mfu": flops / self._peak}),
+            "occupancy": tokens / budget,
+            "peak_memory_gb": _peak_memory(self._device) / 1e9,
+        }
+
+    def _pack_flops(self, pack: Pack) -> int:
+        attended = 0
+        for segment in pack.segments:
+            rows = segment.stop - segment.start
+            prefix = segment.prefix_stop - segment.prefix_start
+            attended += rows * prefix + rows * (rows + 1) // 2
+        return (
+            self._per_token * len(pack.input_ids)
+            + self._per_scored * len(pack.targets)
+            + self._per_attended * attended
+        )
+
+
+def _peak_flops(model: PreTrainedModel) -> float | None:
+    if model.device.type != "cuda" or model.dtype != torch.bfloat16:
+        return None
+    name = torch.cuda.get_device_name(model.device)
+    return next((peak for part, peak in _PEAK_FLOPS.items() if part in name), None)
+
+
+def _peak_memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kibibytes on Linux

@@ -1,0 +1,73 @@
+"""Held-out examples during training: how they fare, which step was best, and when to stop.
+
+What is best, and whether training is over, are functions of the log, so a resumed run decides as
+the uninterrupted one did.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from steps.training.backends.protocol import Backend
+from steps.training.config import TrainConfig
+from steps.training.examples import TokenGroup
+from steps.training.metrics import StepMetrics, sum_shares
+from steps.training.objectives import Objective
+
+_DEFAULT_METRIC = "eval_loss"
+
+
+@torch.no_grad()
+def evaluate(backend: Backend, objective: Objective, config: TrainConfig) -> StepMetrics:
+    """The objective over all of its examples as one batch, each name with the prefix `eval_`.
+
+    Raises ValueError, naming what there is, if `config.keep_best` is not among it.
+    """
+    logps = _logps(backend, objective.groups, config.batch_size)
+    baseline = None
+    if objective.baseline_groups is not None:
+        baseline = _logps(backend, objective.baseline_groups, config.batch_size)
+    everything = range(len(objective.groups))
+    loss = objective.batch_loss(everything, baseline)
+    losses, metrics = loss(logps.view(len(everything), -1), torch.tensor(everything))
+    evaluated = sum_shares({"loss": losses, **metrics})
+    result: StepMetrics = {f"eval_{name}": value for name, value in evaluated.items()}
+    if _metric(config) not in result:
+        raise ValueError(f"keep_best is {config.keep_best!r}; there is only {sorted(result)}")
+    return result
+
+
+def best_step(log: Sequence[StepMetrics], config: TrainConfig) -> int | None:
+    """The step (1-based) whose weights `config.keep_best` wants kept; of equals, the first.
+
+    A metric that ends in `loss` is best when lowest, any other when highest.
+    """
+    return None if config.keep_best is None else _best(log, _metric(config))
+
+
+def has_stopped(log: Sequence[StepMetrics], config: TrainConfig) -> bool:
+    """Whether as many evaluations in a row have bettered nothing as patience is had for."""
+    if config.early_stop_patience is None:
+        return False
+    best = _best(log, _metric(config)) or 0
+    since = [record for record in log[best:] if _metric(config) in record]
+    return len(since) >= config.early_stop_patience
+
+
+def _best(log: Sequence[StepMetrics], metric: str) -> int | None:
+    sign = -1 if metric.endswith("loss") else 1
+    values = {int(record["step"]): sign * record[metric] for record in log if metric in record}
+    return max(values, key=lambda step: values[step], default=None)
+
+
+def _metric(config: TrainConfig) -> str:
+    return config.keep_best or _DEFAULT_METRIC
+
+
+def _logps(backend: Backend, groups: Sequence[TokenGroup], batch_size: int) -> torch.Tensor:
+    """Of every response of `groups`; the next batch is prepared while one is scored."""
+    futures = [
+        backend.logps(backend.prepare(groups[start : start + batch_size]))
+        for start in range(0, len(groups), batch_size)
+    ]
+    return torch.cat([future.result().sequences for future in futures])

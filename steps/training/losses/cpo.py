@@ -1,0 +1,47 @@
+"""CPO (Xu et al. 2024, https://arxiv.org/abs/2401.08417)."""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from steps.training.checks import require
+from steps.training.losses.base import (
+    PairLogps,
+    PairLosses,
+    ReferenceFreeLoss,
+    logistic,
+    require_smoothing,
+)
+
+
+@dataclass(frozen=True)
+class Cpo(ReferenceFreeLoss):
+    """DPO with a uniform reference, and the likelihood of the chosen response to hold it in place.
+
+    A reference that gives every response the same probability cancels in the margin; what kept the
+    policy near it is done by a likelihood term instead (equation 3):
+
+        L = −log σ(m) + nll_weight · NLL(w),    m = β (log π(w) − log π(l)),    dL/dm = −σ(−m)
+
+    Rewards are β log π, of sums over tokens, so a longer response is worth less.
+    With label smoothing ε the first term is −(1 − ε) log σ(m) − ε log σ(−m).
+
+    The likelihood is a mean over the tokens of the batch, as in TRL; the paper's is over responses.
+
+    TRL: `CPOTrainer` with `loss_type="sigmoid"`; `cpo_alpha` is `nll_weight`.
+    """
+
+    name: ClassVar[str] = "cpo"
+
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    nll_weight: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.beta < math.inf, "beta must be above 0", self.beta)
+        require_smoothing(self.label_smoothing)
+
+    def per_pair(self, logps: PairLogps) -> PairLosses:
+        chosen, rejected = self.beta * logps.chosen, self.beta * logps.rejected
+        return PairLosses(logistic(chosen - rejected, self.label_smoothing), chosen, rejected)

@@ -1,0 +1,89 @@
+"""How log-probabilities were computed, so that two sets of them can be told to be comparable."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Self
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from steps.training.config import Attention, Dtype
+
+_DECISIVE = ("dtype", "attention", "device")
+
+
+@dataclass(frozen=True)
+class ScoredBy:
+    """What bears on the value of a log-probability, its tokens aside.
+
+    Across dtypes, ways of attending and kinds of device, long responses differ by more than a
+    reward, so in these two sets must agree. The others change a rounding, or nothing.
+    """
+
+    dtype: Dtype
+    attention: Attention
+    device: str
+    tokens_per_forward: int
+    torch: str
+    transformers: str
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, attention: Attention, tokens_per_forward: int) -> Self:
+        """How `model` scores here, its attention chosen as `attention`."""
+        return cls(
+            Dtype(str(model.dtype).removeprefix("torch.")),
+            attention,
+            model.device.type,
+            tokens_per_forward,
+            torch.__version__,
+            transformers.__version__,
+        )
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[bytes, bytes]) -> Self:
+        """What `metadata` made; raises ValueError for the metadata of something else."""
+        try:
+            values = {f.name: json.loads(metadata[f.name.encode()]) for f in fields(cls)}
+            values |= {"dtype": Dtype(values["dtype"])}
+            values |= {"attention": Attention(values["attention"])}
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                f"the logps do not say how they were computed ({error!r}); compute them again"
+            ) from error
+        return cls(**values)
+
+    def metadata(self) -> dict[str, str]:
+        """The same, as a file can carry it."""
+        return {name: json.dumps(value) for name, value in asdict(self).items()}
+
+    def differences(self, other: Self) -> list[str]:
+        """The settings in which two ways of scoring differ, the decisive ones first."""
+        names = sorted((f.name for f in fields(self)), key=lambda name: name not in _DECISIVE)
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
+
+    def require_comparable(self, reference: Self, folder: Path) -> None:
+        """Raises ValueError naming a setting in which logps of the two must not be compared."""
+        differing = [name for name in self.differences(reference) if name in _DECISIVE]
+        if differing:
+            name = differing[0]
+            raise ValueError(
+                f"the reference in {folder} was computed with {name}={getattr(reference, name)} "
+                f"but the policy runs with {name}={getattr(self, name)}; compute it again with "
+                f"{name}={getattr(self, name)}"
+            )
+
+
+def model_digest(folder: Path) -> str:
+    """16 hexadecimal digits that follow from a model folder's weights and architecture."""
+    digest = hashlib.sha256()
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config.pop("transformers_version", None)
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as weights:
+            digest.update(hashlib.file_digest(weights, "sha256").digest())
+    return digest.hexdigest()[:16]

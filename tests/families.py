@@ -1,0 +1,87 @@
+"""Tiny models with random weights of every architecture whose packing is tested.
+
+Between them: grouped and multi-head attention, biases on queries and keys, norms of queries and
+keys, sliding windows (of five tokens, so that they matter), layers that slide and layers that do
+not, soft-capped scores and logits, scaled logits, scaled residuals, learned positions, layers
+without any positions, partial rotation, parallel residuals; heads tied, untied and with biases.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tiny_models import VOCABULARY, gemma2, gpt2, granite, llama
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+WINDOW = 5
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+    "initializer_range": 0.3,
+}
+_SLIDING_AND_FULL = ["sliding_attention", "full_attention"]
+
+
+def _family(model_type: str, **settings: Any) -> Callable[[], PreTrainedModel]:
+    def build() -> PreTrainedModel:
+        config = CONFIG_MAPPING[model_type](**_SIZES, **settings)
+        return AutoModelForCausalLM.from_config(config)
+
+    return build
+
+
+_BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": llama,
+    "llama-untied": lambda: llama(tied=False),
+    "qwen2": _family(
+        "qwen2",
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        layer_types=_SLIDING_AND_FULL,
+    ),
+    "qwen3": _family("qwen3", head_dim=8),
+    "gemma2": gemma2,
+    "gemma3": _family(
+        "gemma3_text",
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        sliding_window=WINDOW,
+        layer_types=_SLIDING_AND_FULL,
+    ),
+    "gpt2": gpt2,
+    "mistral": _family("mistral", head_dim=4, sliding_window=WINDOW),
+    "olmo2": _family("olmo2"),
+    "granite": granite,
+    "cohere2": _family(
+        "cohere2", logit_scale=0.5, sliding_window=WINDOW, layer_types=_SLIDING_AND_FULL
+    ),
+    "smollm3": _family("smollm3", no_rope_layers=[1, 0]),
+    "phi3": _family("phi3"),
+    "gpt_neox": _family("gpt_neox", attention_bias=True, rotary_pct=0.5),
+    "phi": _family("phi"),
+}
+
+
+def _with_vectors(build: Callable[[], PreTrainedModel]) -> Callable[[], PreTrainedModel]:
+    """Biases are made as zeros and norms as ones, and then do nothing that a test could see."""
+
+    def random() -> PreTrainedModel:
+        model = build()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 1:
+                    parameter += 0.2 * torch.randn_like(parameter)
+        return model
+
+    return random
+
+
+FAMILIES = {name: _with_vectors(build) for name, build in _BUILDERS.items()}

@@ -1,0 +1,169 @@
+"""Evaluation while training: what is logged, which model is kept, when it stops."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import demonstration_records, folder_bytes, model_folder, pair_records
+
+from steps.training.config import DpoConfig, OptimizerConfig, ReferenceConfig, Schedule, TrainConfig
+from steps.training.dpo import run_dpo
+from steps.training.held_out import best_step, has_stopped
+from steps.training.reference import run_reference
+from steps.training.sft import run_sft
+
+EAGER = OptimizerConfig(learning_rate=3e-2, schedule=Schedule.constant)
+# One that is learnt and three that cannot be: their loss falls for some steps and then rises.
+HELD_OUT = demonstration_records(1) + demonstration_records(3, seed=1)
+
+
+@pytest.fixture
+def init(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "init")
+
+
+def sft(init: Path, work: Path, **settings: Any) -> tuple[dict, list[dict]]:
+    config = TrainConfig(**{"batch_size": 4, "epochs": 6, "optimizer": EAGER, **settings})
+    summary = run_sft(
+        init,
+        demonstration_records(8),
+        config,
+        output=work / "out",
+        scratch=work / "scratch",
+        held_out=HELD_OUT,
+    )
+    return summary, read_log(work / "out")
+
+
+def read_log(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_held_out_examples_are_scored_every_few_steps_and_at_the_end(
+    init: Path, tmp_path: Path
+) -> None:
+    _, log = sft(init, tmp_path, eval_every_steps=5)
+    assert [m["step"] for m in log if "eval_loss" in m] == [5, 10, 12]
+    _, alone = sft(init, tmp_path / "alone")
+    shared = [{k: v for k, v in m.items() if not k.startswith("eval_")} for m in log]
+    assert shared == alone  # looking changes nothing
+
+
+def test_an_evaluation_is_what_training_on_those_examples_would_have_logged(
+    init: Path, tmp_path: Path
+) -> None:
+    """The first step on the held-out pairs, from the model that was evaluated."""
+    records, held_out = pair_records(6), pair_records(5, seed=1)
+    for name, rows in (("r", records), ("h", held_out)):
+        run_reference(
+            init, rows, ReferenceConfig(), output=tmp_path / name, scratch=tmp_path / f"{name}s"
+        )
+    config = DpoConfig(batch_size=3, max_steps=2, optimizer=EAGER, eval_every_steps=2)
+    run_dpo(
+        init,
+        records,
+        tmp_path / "r",
+        config,
+        output=tmp_path / "one",
+        scratch=tmp_path / "s1",
+        held_out=(held_out, tmp_path / "h"),
+    )
+    evaluated = read_log(tmp_path / "one")[-1]
+    again = DpoConfig(batch_size=5, max_steps=1, check_start=False)
+    run_dpo(
+        tmp_path / "one",
+        held_out,
+        tmp_path / "h",
+        again,
+        output=tmp_path / "two",
+        scratch=tmp_path / "s2",
+    )
+    first = read_log(tmp_path / "two")[0]
+    names = ["loss", "rewards/chosen", "rewards/margins", "rewards/accuracies", "logps/rejected"]
+    assert [evaluated[f"eval_{name}"] for name in names] == [first[name] for name in names]
+    assert evaluated["eval_rewards/margins"] != 0
+
+
+def test_the_kept_weights_are_those_of_the_best_step(init: Path, tmp_path: Path) -> None:
+    summary, log = sft(init, tmp_path, eval_every_steps=1, keep_best="eval_loss")
+    losses = [m["eval_loss"] for m in log]
+    best = summary["best_step"]
+    assert best == losses.index(min(losses)) + 1
+    assert 1 < best < len(log)
+    sft(init, tmp_path / "shorter", max_steps=best)
+    kept, ended = (folder_bytes(work / "out") for work in (tmp_path, tmp_path / "shorter"))
+    assert kept["model.safetensors"] == ended["model.safetensors"]
+
+
+def test_training_stops_once_patience_is_over(init: Path, tmp_path: Path) -> None:
+    _, whole = sft(init, tmp_path / "whole", eval_every_steps=1)
+    losses = [m["eval_loss"] for m in whole]
+    best = losses.index(min(losses))
+    assert best + 3 < len(losses)  # or there is nothing to stop
+    _, log = sft(init, tmp_path / "stopped", eval_every_steps=1, early_stop_patience=2)
+    assert log == whole[: best + 3]
+
+
+@pytest.mark.parametrize(
+    ("values", "best", "stopped"),
+    [
+        ([], None, False),
+        ([3.0, 2.0, 2.0], 2, False),
+        ([3.0, 2.0, 2.0, 2.5], 2, True),
+        ([1.0, 2.0, 3.0], 1, True),
+        ([3.0, 2.0, 1.0], 3, False),
+    ],
+)
+def test_best_and_over_follow_from_the_log(
+    values: list[float], best: int | None, stopped: bool
+) -> None:
+    config = TrainConfig(eval_every_steps=1, keep_best="eval_loss", early_stop_patience=2)
+    log = [{"step": i + 1, "eval_loss": value} for i, value in enumerate(values)]
+    assert best_step(log, config) == best
+    assert has_stopped(log, config) is stopped
+    rising = TrainConfig(eval_every_steps=1, keep_best="eval_rewards/margins")
+    log = [{"step": i + 1, "eval_rewards/margins": -value} for i, value in enumerate(values)]
+    assert best_step(log, rising) == best
+
+
+def test_evaluation_without_examples_or_of_an_unknown_name_is_refused(
+    init: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig(eval_every_steps=1)
+    places: dict[str, Any] = {"output": tmp_path / "out", "scratch": tmp_path / "scratch"}
+    with pytest.raises(ValueError, match="there are no held-out examples"):
+        run_sft(init, demonstration_records(4), config, **places)
+    with pytest.raises(ValueError, match=r"'eval_accuracy'; there is only \['eval_loss'\]"):
+        sft(init, tmp_path, eval_every_steps=1, keep_best="eval_accuracy")
+
+
+def test_a_resumed_run_that_lost_its_best_says_so(init: Path, tmp_path: Path) -> None:
+    class Interrupted(Exception):
+        pass
+
+    config = TrainConfig(
+        batch_size=4,
+        epochs=6,
+        optimizer=OptimizerConfig(learning_rate=0.3),
+        eval_every_steps=1,
+        keep_best="eval_loss",
+        checkpoint_every_steps=1,
+    )
+
+    def interrupt(done: int, total: int, metrics: object) -> None:
+        if done == 8:
+            raise Interrupted
+
+    options: dict[str, Any] = {
+        "output": tmp_path / "out",
+        "scratch": tmp_path,
+        "held_out": demonstration_records(5, seed=1),
+    }
+    with pytest.raises(Interrupted):
+        run_sft(init, demonstration_records(8), config, on_progress=interrupt, **options)
+    (best,) = (tmp_path / "checkpoints").glob("best-*")
+    os.truncate(best / "weights.safetensors", 10)
+    with pytest.raises(ValueError, match="is damaged"):
+        run_sft(init, demonstration_records(8), config, **options)

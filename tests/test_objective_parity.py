@@ -1,0 +1,262 @@
+"""Whole batches against the oracle: every loss, its likelihood term, its weights, however the batch
+is cut into forwards.
+
+A batch goes through a backend as in training. The model is GPT-2, which computes in float64
+throughout when it is told to: a backend works in a thread of its own, where `oracle.Float64` does
+not reach.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import oracle
+import pytest
+import torch
+from families import FAMILIES
+from test_engine_parity import assert_same_gradients, ids, pairs, reference_logps, responses
+from tiny_models import model_folder
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steps.training.attention import use_packed_attention
+from steps.training.backends.protocol import StepResult
+from steps.training.backends.torch_backend import TorchBackend
+from steps.training.config import Dtype
+from steps.training.examples import TokenGroup, TokenResponse
+from steps.training.losses.apo_down import ApoDown
+from steps.training.losses.apo_zero import ApoZero
+from steps.training.losses.base import PreferenceLoss
+from steps.training.losses.combined import CombinedReference
+from steps.training.losses.cpo import Cpo
+from steps.training.losses.dpo import Dpo
+from steps.training.losses.hinge import Hinge
+from steps.training.losses.ipo import Ipo
+from steps.training.losses.kto import Kto
+from steps.training.losses.orpo import Orpo
+from steps.training.losses.robust import Robust
+from steps.training.losses.simpo import Simpo
+from steps.training.models import load_model
+from steps.training.objectives import (
+    Objective,
+    preference_objective,
+    sft_objective,
+    unpaired_objective,
+)
+
+WHOLE_BATCH = 10**6
+
+# A loss, and its textbook form: logps and reference logps of the two responses, and their lengths.
+Textbook = Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
+LOSSES: dict[str, tuple[PreferenceLoss, Textbook]] = {
+    "dpo": (Dpo(0.3), lambda c, r, rc, rr, nc, nr: oracle.dpo(c, r, rc, rr, 0.3)),
+    "dpo, smoothed": (
+        Dpo(0.3, label_smoothing=0.2),
+        lambda c, r, rc, rr, nc, nr: oracle.dpo(c, r, rc, rr, 0.3, 0.2),
+    ),
+    "robust": (
+        Robust(0.3, label_smoothing=0.2),
+        lambda c, r, rc, rr, nc, nr: oracle.robust(c, r, rc, rr, 0.3, 0.2),
+    ),
+    "hinge": (Hinge(0.01), lambda c, r, rc, rr, nc, nr: oracle.hinge(c, r, rc, rr, 0.01)),
+    "ipo": (Ipo(0.3), lambda c, r, rc, rr, nc, nr: oracle.ipo(c, r, rc, rr, nc, nr, 0.3)),
+    "apo_zero": (ApoZero(0.02), lambda c, r, rc, rr, nc, nr: oracle.apo_zero(c, r, rc, rr, 0.02)),
+    "apo_down": (ApoDown(0.02), lambda c, r, rc, rr, nc, nr: oracle.apo_down(c, r, rc, rr, 0.02)),
+    "simpo": (
+        Simpo(2.0, gamma=0.7),
+        lambda c, r, rc, rr, nc, nr: oracle.simpo(c, r, nc, nr, 2.0, 0.7),
+    ),
+    "cpo": (Cpo(0.3, nll_weight=0.0), lambda c, r, rc, rr, nc, nr: oracle.cpo(c, r, 0.3)),
+    "orpo": (
+        Orpo(0.3, nll_weight=0.0),
+        lambda c, r, rc, rr, nc, nr: 0.3 * oracle.orpo(c, r, nc, nr),
+    ),
+    "combined": (
+        CombinedReference({"dpo": Dpo(0.3), "ipo": Ipo(0.5)}, {"ipo": 0.2}),
+        lambda c, r, rc, rr, nc, nr: (
+            oracle.dpo(c, r, rc, rr, 0.3) + 0.2 * oracle.ipo(c, r, rc, rr, nc, nr, 0.5)
+        ),
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "gpt2", FAMILIES["gpt2"])
+
+
+def run(
+    folder: Path, objective: Objective, tokens_per_forward: int = WHOLE_BATCH, dtype=Dtype.float64
+) -> tuple[PreTrainedModel, StepResult, int]:
+    """One batch of everything; the model with its gradients, the result, and how many forwards."""
+    model = load_model(folder, dtype)
+    use_packed_attention(model)
+    backend = TorchBackend(model, tokens_per_forward)
+    baseline = None
+    if objective.baseline_groups is not None:
+        prepared = backend.prepare(objective.baseline_groups)
+        baseline = backend.logps(prepared).result().sequences
+    loss = objective.batch_loss(range(len(objective.groups)), baseline)
+    batch = backend.prepare(objective.groups)
+    result = backend.forward_backward(batch, loss).result()
+    backend.close()
+    return model, result, len(batch.packs)
+
+
+def scored(response: TokenResponse, prompt: Sequence[int]) -> int:
+    return len(response.ids) - (not prompt)
+
+
+def textbook_loss(
+    model: PreTrainedModel,
+    groups: Sequence[TokenGroup],
+    reference: Tensor,
+    loss: Textbook,
+    nll_weight: float,
+) -> Tensor:
+    """The mean over pairs of what each weighs, and the mean over the chosen responses' tokens."""
+    preference, nll, tokens = [], [], 0
+    for pair, (rc, rr) in zip(groups, reference, strict=True):
+        c, r = (oracle.logp(model, *response) for response in responses(pair))
+        nc, nr = (scored(response, pair.prompt_ids) for response in pair.responses)
+        preference.append(pair.weight * loss(c, r, rc, rr, nc, nr))
+        nll.append(-pair.weight * c)
+        tokens += nc
+    mean_nll = torch.stack(nll).sum() / tokens
+    return torch.stack(preference).sum() / len(groups) + nll_weight * mean_nll
+
+
+@pytest.mark.parametrize("nll_weight", [0.0, 0.6])
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_preference_loss_equals_its_paper_s(
+    folder: Path, name: str, nll_weight: float
+) -> None:
+    loss, formula = LOSSES[name]
+    groups = [replace(pair, weight=1.0 + 0.5 * (i % 3)) for i, pair in enumerate(pairs())]
+    reference = reference_logps(len(groups))
+    slow = oracle.load(folder)
+    losses = []
+
+    def textbook() -> Tensor:
+        losses.append(textbook_loss(slow, groups, reference, formula, nll_weight))
+        return losses[-1]
+
+    expected = oracle.gradients(slow, textbook)
+    objective = preference_objective(groups, replace(loss, nll_weight=nll_weight), reference)
+    model, result, _ = run(folder, objective)
+    torch.testing.assert_close(result.losses.sum(), losses[0].detach(), rtol=0, atol=1e-10)
+    assert_same_gradients(model, expected)
+
+
+def test_sft_is_the_mean_over_all_response_tokens(folder: Path) -> None:
+    groups = demonstrations()
+    slow = oracle.load(folder)
+
+    def textbook() -> Tensor:
+        values = [oracle.token_logps(slow, g.prompt_ids, g.responses[0].ids) for g in groups]
+        return -torch.cat(values).mean()
+
+    expected = oracle.gradients(slow, textbook)
+    with torch.no_grad():
+        expected_loss = textbook()
+    model, result, _ = run(folder, sft_objective(groups))
+    torch.testing.assert_close(result.losses.sum(), expected_loss, rtol=0, atol=1e-10)
+    assert_same_gradients(model, expected)
+
+
+def test_kto_equals_its_paper_s(folder: Path) -> None:
+    groups = [replace(g, label=i % 3 != 1) for i, g in enumerate(demonstrations())]
+    mismatched = [
+        replace(g, responses=groups[i - 1].responses, group_id=f"mismatched {i}")
+        for i, g in enumerate(groups)
+    ]
+    slow = oracle.load(folder)
+
+    def logps(groups: Sequence[TokenGroup]) -> Tensor:
+        return torch.stack(
+            [oracle.logp(slow, *response) for g in groups for response in responses(g)]
+        )
+
+    with torch.no_grad():
+        reference, mismatched_reference = logps(groups) + 0.3, logps(mismatched) - 1.0
+        baseline = (logps(mismatched) - mismatched_reference).mean().clamp(min=0)
+    assert baseline > 0.9
+
+    def textbook() -> Tensor:
+        losses = [
+            oracle.kto(policy, before, baseline, bool(g.label), beta=0.4)
+            for policy, before, g in zip(logps(groups), reference, groups, strict=True)
+        ]
+        return torch.stack(losses).mean()
+
+    expected = oracle.gradients(slow, textbook)
+    with torch.no_grad():
+        expected_loss = textbook()
+    objective = unpaired_objective(groups, Kto(0.4), reference, mismatched, mismatched_reference)
+    model, result, _ = run(folder, objective)
+    torch.testing.assert_close(result.losses.sum(), expected_loss, rtol=0, atol=1e-10)
+    assert_same_gradients(model, expected)
+
+
+def demonstrations() -> list[TokenGroup]:
+    return [replace(pair, responses=pair.responses[:1]) for pair in pairs()]
+
+
+# --- however the batch is cut --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nll_weight", [0.0, 0.6], ids=["preference", "with likelihood"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_one_two_four_or_eight_forwards_give_the_same_step(
+    tmp_path: Path, family: str, nll_weight: float
+) -> None:
+    folder = model_folder(tmp_path, FAMILIES[family])
+    draw = random.Random(12)
+    groups = [
+        TokenGroup(
+            f"{i}",
+            f"{i}",
+            ids(draw, 4),
+            tuple(TokenResponse(ids(draw, n)) for n in (7 + i // 4, 6 - i // 4)),
+        )
+        for i in range(8)
+    ]
+    size = groups[0].packed_tokens
+    assert {group.packed_tokens for group in groups} == {size}
+    objective = preference_objective(groups, Dpo(nll_weight=nll_weight), reference_logps(8))
+    outcomes = [run(folder, objective, n * size, Dtype.float32) for n in (8, 4, 2, 1)]
+    assert [forwards for *_, forwards in outcomes] == [1, 2, 4, 8]
+    first_model, first, _ = outcomes[0]
+    for model, result, _ in outcomes[1:]:
+        torch.testing.assert_close(result.losses, first.losses, rtol=1e-6, atol=1e-6)
+        for name, values in first.metrics.items():
+            torch.testing.assert_close(result.metrics[name], values, rtol=1e-6, atol=1e-6)
+        whole, parts = (
+            torch.cat([p.grad.flatten() for p in m.parameters() if p.grad is not None])
+            for m in (first_model, model)
+        )
+        assert whole.norm() > 1e-3
+        assert (parts - whole).norm() <= 1e-6 * whole.norm()
+
+
+def test_the_order_of_a_batch_changes_neither_loss_nor_gradient(folder: Path) -> None:
+    groups = pairs()
+    reference = reference_logps(len(groups))
+    forward = run(folder, preference_objective(groups, Dpo(0.3, nll_weight=0.5), reference))
+    turned = preference_objective(groups[::-1], Dpo(0.3, nll_weight=0.5), reference.flip(0))
+    backward = run(folder, turned)
+    torch.testing.assert_close(backward[1].losses.flip(0), forward[1].losses, rtol=0, atol=1e-12)
+    assert_same_gradients(
+        backward[0], {n: p.grad for n, p in forward[0].named_parameters() if p.grad is not None}
+    )
+
+
+@pytest.mark.parametrize("beta", [1e-3, 1e-7])
+def test_the_gradient_vanishes_with_beta(folder: Path, beta: float) -> None:
+    groups = pairs()
+    objective = preference_objective(groups, Dpo(beta), reference_logps(len(groups)))
+    model, result, _ = run(folder, objective)
+    norm = sum(p.grad.square().sum() for p in model.parameters() if p.grad is not None) ** 0.5
+    assert 0 < norm < 30 * beta
+    assert result.losses.sum() == pytest.approx(0.6931471805599453, abs=30 * beta)
