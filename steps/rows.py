@@ -3,13 +3,16 @@
 ``load_preferences``, ``load_conversations`` and the like differ in the kind of row alone.
 """
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from pipeline import File, HubDataset, Metrics, Output, TemperError
 from steps.data.formats.registry import FormatChoice, format_name
 from steps.data.ledger import Tally, check_max_dropped
 from steps.data.loading import Load, Loaded, Part, Reading, load_rows, part_of
-from steps.data.sources import FileShard, Source, hub_source, source_of
+from steps.data.rows import EXTRA_KEYS
+from steps.data.sources import FileShard, Source, hub_source, is_empty, source_of
 from steps.sources import DataSource, Files, Mixed
 
 
@@ -56,6 +59,10 @@ def _reading(source: DataSource, choice: FormatChoice, kind: type) -> Reading:
             part_of(_source(part.source), part.format, kind, part.weight, part.name)
             for part in source.parts
         )
+        if empty := [part.name for part in parts if is_empty(part.source)]:
+            raise TemperError(
+                f"data.mixture: {' and '.join(empty)} has no rows; name other files, or take it out"
+            )
         return Reading(" + ".join(part.name for part in source.parts), parts, source.until)
     part = part_of(_source(source), choice, kind)
     return Reading(part.source.name, (part,))
@@ -101,13 +108,18 @@ def _metrics(load: Load, loaded: Loaded) -> dict[str, Any]:
     every = Tally()
     for tally in loaded.tallies.values():
         every.merge(tally)
-    return {
+    metrics = {
         "rows": every.rows,
         **{split: kept for split, kept in loaded.kept.items() if kept},
         "formats": {split: _formats(reading.parts) for split, reading in load.readings()},
         **_drawn(load, loaded),
+        **({"ignored_keys": loaded.ignored} if loaded.ignored else {}),
         **every.metrics(),
     }
+    told = (_unread(load, loaded), _leaked(loaded), _ignored(loaded), _scored(loaded))
+    if notices := [*metrics.get("notices", []), *chain(*told)]:
+        metrics["notices"] = notices
+    return metrics
 
 
 def _formats(parts: tuple[Part, ...]) -> str | dict[str, str]:
@@ -124,3 +136,43 @@ def _drawn(load: Load, loaded: Loaded) -> dict[str, Any]:
         if len(reading.parts) > 1
     }
     return {"drawn": drawn} if drawn else {}
+
+
+def _ignored(loaded: Loaded) -> Iterator[str]:
+    """What messages hold that nothing reads."""
+    if loaded.ignored:
+        found = ", ".join(f"{key} ({rows} rows)" for key, rows in loaded.ignored.items())
+        yield f"keys of messages that are not read: {found}; read are {', '.join(EXTRA_KEYS)}"
+
+
+def _scored(loaded: Loaded) -> Iterator[str]:
+    """Pairs that contradict themselves."""
+    if loaded.scored_lower:
+        yield (
+            f"{loaded.scored_lower} of {sum(loaded.kept.values())} pairs score the rejected side "
+            "higher than the chosen one; they are kept as they are: check which field is which"
+        )
+
+
+def _leaked(loaded: Loaded) -> Iterator[str]:
+    """What is both trained and tested on."""
+    if loaded.trained_on:
+        yield (
+            f"{loaded.trained_on} of the {loaded.kept['test']} test rows have a prompt that train "
+            "has too: what is measured on them was learned; deduplicate=true leaves out those "
+            "whose responses are equal as well"
+        )
+
+
+def _unread(load: Load, loaded: Loaded) -> Iterator[str]:
+    """Which source ended a mixture early, and how far the others were read."""
+    for split, reading in load.readings():
+        if (index := loaded.ended_by[split]) is None:
+            continue
+        counts = zip(reading.parts, loaded.drawn[split], strict=True)
+        others = [f"{n} of {part.name}" for i, (part, n) in enumerate(counts) if i != index]
+        yield (
+            f"the mixture of {split} ended when {reading.parts[index].name} had no more rows "
+            f"(number {loaded.drawn[split][index] + 1} was due); rows read until then: "
+            f"{', '.join(others)}, the rest of which are not in it"
+        )

@@ -19,6 +19,7 @@ from steps.data.formats.registry import FormatChoice
 from steps.data.ledger import Entry, Tally, TooManyDropped, check_max_dropped
 from steps.data.loading import Load, Part, Reading, load_rows
 from steps.data.mixture import Mixture, check_weights
+from steps.data.overlap import EvaluationSet
 from steps.data.parquet import read_rows
 from steps.data.rows import PreferenceRow
 from steps.data.sources import source_of
@@ -226,6 +227,18 @@ def test_too_many_dropped_rows_fail_the_step(tmp_path: Path, messy: str) -> None
         loaded(tmp_path, messy, max_dropped=1)
 
 
+def test_a_file_that_is_not_read_to_its_end_is_told_of_besides_the_rows(tmp_path: Path) -> None:
+    elements = [json.dumps(pair(n)) for n in range(100)]
+    elements[40] = '{"prompt": "Q", "chosen": oops}'
+    (tmp_path / "list.json").write_text(f"[{', '.join(elements)}]")
+
+    _, metrics = loaded(tmp_path, str(tmp_path / "list.json"))
+
+    assert metrics["dropped_by_reason"] == {"file cut off": {"count": 1, "rows": ["list.json:41"]}}
+    assert "how many rows are lost is not known: list.json:41" in metrics["notices"][1]
+    assert "nothing can be read after element 40: broken JSON" in metrics["notices"][1]
+
+
 def test_tallies_add_up_in_parts_and_survive_json() -> None:
     first, second = tally(2, no_chosen=15), tally(1, no_chosen=15, no_text=1)
     whole = Tally.from_json(json.loads(json.dumps(first.to_json())))
@@ -294,8 +307,9 @@ def test_data_from_which_nothing_can_be_learned_is_an_error(
 
 
 def test_duplicates_are_left_out_across_spellings_and_splits(tmp_path: Path) -> None:
-    spelled = {"prompt": " Question\n1?", "chosen": "Ｙes,  1.", "rejected": "No. ", "id": "b"}
-    train = [pair(1), spelled, pair(1, chosen="yes, 1."), pair(1, rejected="Not at all.")]
+    accented = [pair(5, chosen="é\r\n  b"), pair(5, chosen="e\u0301\n  b", id="c")]
+    spelled = {"prompt": " Question 1?\n", "chosen": "Yes, 1.\t", "rejected": "No. ", "id": "b"}
+    train = [pair(1), spelled, pair(1, chosen="yes, 1."), pair(1, rejected="No!"), *accented]
     test = [pair(1, score_chosen=3), pair(2)]
 
     out, metrics = loaded(
@@ -306,8 +320,54 @@ def test_duplicates_are_left_out_across_spellings_and_splits(tmp_path: Path) -> 
     )
 
     dropped = [entry.row for entry in out.ledger() if entry.reason == "duplicate"]
-    assert dropped == ["b", "t.jsonl:1"], "case is content; scores are not"
-    assert metrics["dropped"] == 2
+    assert dropped == ["b", "c", "t.jsonl:1"], "case is content; scores are not"
+    assert metrics["dropped"] == 3
+
+
+def test_what_differs_in_a_power_or_an_indentation_is_no_duplicate(tmp_path: Path) -> None:
+    rows = [
+        pair(1, prompt="What is 5²?"), pair(1, prompt="What is 52?"),
+        pair(2, chosen="if a:\n    b\n    c"), pair(2, chosen="if a:\n    b\nc"),
+    ]  # fmt: skip
+    test = File(write(tmp_path / "t.jsonl", TEST))
+
+    out, _ = loaded(tmp_path, write(tmp_path / "a.jsonl", rows), test=test, deduplicate=True)
+
+    assert len(out.rows("train")) == 4
+
+
+def test_test_rows_whose_prompts_are_trained_on_are_told_of(tmp_path: Path) -> None:
+    train = write(tmp_path / "a.jsonl", [pair(n) for n in range(10)])
+    test = write(tmp_path / "t.jsonl", [*TEST, pair(3, prompt="Question 3? ", chosen="Other.")])
+
+    _, metrics = loaded(tmp_path / "1", train, test=File(test))
+    _, same = loaded(tmp_path / "2", train, test=File(train))
+    _, other = loaded(tmp_path / "3", train, test=File(write(tmp_path / "o.jsonl", TEST)))
+
+    assert "1 of the 4 test rows have a prompt that train has too" in metrics["notices"][0]
+    assert "10 of the 10 test rows" in same["notices"][0]
+    assert "notices" not in other
+
+
+def test_keys_of_messages_that_are_not_read_are_named(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "Yes.", "weight": 0, "thinking": "Hm.", "name": None}
+    train = [pair(0), pair(1, chosen=[answer], source="web"), pair(2, chosen=[answer], tools=[{}])]
+    test = File(write(tmp_path / "t.jsonl", TEST))
+
+    _, metrics = loaded(tmp_path, write(tmp_path / "a.jsonl", train), test=test)
+
+    assert metrics["ignored_keys"] == {"chosen[].thinking": 2, "chosen[].weight": 2}
+    assert "chosen[].thinking (2 rows), chosen[].weight (2 rows)" in metrics["notices"][0]
+
+
+def test_pairs_that_score_the_rejected_side_higher_are_told_of(tmp_path: Path) -> None:
+    scores = [(1, 9), (9, 1), (1, 1), (None, 1)]
+    train = [pair(n, score_chosen=c, score_rejected=r) for n, (c, r) in enumerate(scores)]
+    test = File(write(tmp_path / "t.jsonl", TEST))
+
+    _, metrics = loaded(tmp_path, write(tmp_path / "a.jsonl", train), test=test)
+
+    assert "1 of 7 pairs score the rejected side higher" in metrics["notices"][0]
 
 
 # --- mixtures ----------------------------------------------------------------------------------
@@ -371,6 +431,20 @@ def test_rows_of_a_mixture_are_known_by_the_name_of_their_source(tmp_path: Path)
     assert metrics["drawn"] == {"train": {"one": 42, "two": 20}}
     systems = Counter((row.row.split("/")[0], row.prompt[0]["role"]) for row in rows)
     assert systems == {("one", "user"): 42, ("two", "system"): 20}
+    assert metrics["notices"] == [
+        "the mixture of train ended when two had no more rows (number 21 was due); rows read until "
+        "then: 42 of one, the rest of which are not in it"
+    ]
+
+
+def test_a_mixture_with_a_source_without_rows_is_refused(tmp_path: Path) -> None:
+    parts = (
+        MixturePart("full", File(write(tmp_path / "a.jsonl", [pair(1), pair(2)])), 3.0),
+        MixturePart("bare", File(write(tmp_path / "b.jsonl", []))),
+    )
+
+    with pytest.raises(TemperError, match=r"bare has no rows"):
+        loaded(tmp_path, Mixed(parts))
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
@@ -548,6 +622,25 @@ def test_pairs_that_overlap_with_an_evaluation_set_are_left_out_and_named(tmp_pa
     ]
     assert "evaluation row t1: 'the quick brown fox" in str(out.ledger()[1].detail)
     assert (metrics or {})["dropped"] == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["请问法国的首都是哪一座城市呢谢谢", "เมืองหลวงของประเทศฝรั่งเศสคือเมืองอะไร"]
+)
+def test_overlap_with_a_whole_message_is_found_in_scripts_without_spaces(text: str) -> None:
+    evaluation = EvaluationSet()
+    evaluation.add("t1", [text])
+
+    assert evaluation.overlap([text]) is not None
+    assert evaluation.overlap([text[::-1]]) is None
+
+
+def test_overlap_within_a_chinese_text_is_found() -> None:
+    evaluation = EvaluationSet()
+    evaluation.add("t1", ["请问法国的首都是哪一座城市呢谢谢"])
+
+    assert evaluation.overlap(["你好，请问法国的首都是哪一座城市呢？"]) is not None
+    assert evaluation.overlap(["你好，请问法国的首都是什么？"]) is None
 
 
 # --- as a config names it ----------------------------------------------------------------------

@@ -196,6 +196,22 @@ def test_tools_and_template_arguments_come_with_the_row_as_objects_or_as_json() 
     assert PAIR.parse({**record, "chosen": [QUESTION, as_text, RESULT, PARIS]}, "1") == pair
 
 
+def test_what_tools_hold_comes_back_in_the_order_in_which_it_was_written() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"zeta": 1, "alpha": 2}}}
+    record = {
+        "messages": [QUESTION, {**assistant(""), "tool_calls": [call]}],
+        "tools": [{"name": "f", "description": "Does.", "arguments": ["zeta", "alpha"]}],
+        "chat_template_kwargs": {"zeta": True, "alpha": False},
+    }
+    row = ChatFormat().parse(record, "1")
+
+    again = from_record(ConversationRow, to_record(row))
+
+    assert json.dumps(again.tools) == json.dumps(record["tools"])
+    assert json.dumps(again.template_kwargs) == json.dumps(record["chat_template_kwargs"])
+    assert json.dumps(again.messages[1].get("tool_calls")) == json.dumps([call])
+
+
 def test_a_system_prompt_is_given_to_conversations_that_have_none() -> None:
     given = PreferenceFormat(system="Be kind.", system_field="instructions")
     plain = {"chosen": [QUESTION, PARIS], "rejected": [QUESTION, ROME]}
@@ -205,8 +221,11 @@ def test_a_system_prompt_is_given_to_conversations_that_have_none() -> None:
     assert given.parse(own, "1").prompt == (system("Be brief."), QUESTION)
     field = given.parse({**plain, "instructions": "Be wise."}, "1")
     assert field.prompt == (system("Be wise."), QUESTION)
+    usual = {"system": "Be wise.", "messages": [QUESTION, PARIS]}
+    assert ChatFormat().parse(usual, "1").messages == (system("Be wise."), QUESTION, PARIS)
 
 
+NEST: list[Any] = json.loads("[" * 200 + "]" * 200)
 BOTH: dict[str, Any] = {"chosen": [QUESTION, PARIS], "rejected": [QUESTION, ROME]}
 BAD_PAIRS: list[tuple[Reason, dict[str, Any], str]] = [
     ("no chosen", {"prompt": "Q", "rejected": "b"}, "chosen"),
@@ -236,6 +255,7 @@ BAD_PAIRS: list[tuple[Reason, dict[str, Any], str]] = [
     ("not valid Unicode", {**BOTH, "tools": [{"name": "\ud800"}]}, "tools"),
     ("score not a number", {**BOTH, "score_chosen": "9"}, "score_chosen"),
     ("score not a number", {**BOTH, "score_rejected": True}, "score_rejected"),
+    ("score not a number", {**BOTH, "score_rejected": float("inf")}, "infinite"),
     ("score not a number", {**BOTH, "score_rejected": 10**400}, "out of range"),
     ("tools not a list of objects", {**BOTH, "tools": "look_up"}, "tools is str"),
     ("tools not a list of objects", {**BOTH, "tools": [1]}, "tools is list"),
@@ -246,6 +266,12 @@ BAD_PAIRS: list[tuple[Reason, dict[str, Any], str]] = [
     ),
     ("template arguments not an object", {**BOTH, "chat_template_kwargs": [1]}, "kwargs is list"),
     ("unreadable value", {**BOTH, "tools": [{"size": float("nan")}]}, "tools"),
+    ("unreadable value", {**BOTH, "tools": [{"x": NEST}]}, "tools is nested over 100 deep"),
+    (
+        "unreadable value",
+        {**BOTH, "chosen": [QUESTION, {**PARIS, "tool_calls": [{"x": NEST}]}]},
+        "chosen[1].tool_calls is nested",
+    ),
     ("different prompts", {**BOTH, "rejected": [user("Other?"), ROME]}, "chosen and rejected"),
     ("different prompts", {**BOTH, "prompt": "Other?"}, "prompt"),
     ("different prompts", {**BOTH, "chosen": [*BOTH["rejected"], user("?"), PARIS]}, "number 3"),
@@ -259,6 +285,7 @@ BAD_PAIRS: list[tuple[Reason, dict[str, Any], str]] = [
 ASKED, END = "\n\nHuman: Capital of France?", "\n\nAssistant:"
 DIALOGUE = f"{ASKED}{END} Paris."
 GOOD = {"prompt": "Q", "completion": "a"}
+BESIDE = {"prompt": "Capital of France?", "chosen": DIALOGUE, "rejected": DIALOGUE + "x"}
 BAD_ROWS: list[tuple[Format, Reason, dict[str, Any], str]] = [
     *((PAIR, *bad) for bad in BAD_PAIRS),
     (HHFormat(), "no turn markers", {"chosen": "Paris.", "rejected": DIALOGUE}, "chosen"),
@@ -267,6 +294,8 @@ BAD_ROWS: list[tuple[Format, Reason, dict[str, Any], str]] = [
     (HHFormat(), "content not a string", {"chosen": [1], "rejected": DIALOGUE}, "chosen"),
     (HHFormat(), "wrong role order", {"chosen": ASKED, "rejected": DIALOGUE}, "chosen has user"),
     (HHFormat(), "empty response", {"chosen": ASKED + END, "rejected": DIALOGUE}, "chosen"),
+    (PAIR, "dialogue in one string", BESIDE, "chosen holds turns"),
+    (CompletionFormat(), "dialogue in one string", {**GOOD, "prompt": ASKED + END}, "prompt holds"),
     (ChatFormat(), "no messages", {}, "messages"),
     (ChatFormat(), "content not a string", {"messages": "hello"}, "messages is str"),
     (ChatFormat(), "empty conversation", {"messages": []}, "messages"),

@@ -154,6 +154,7 @@ def test_a_file_that_is_not_what_its_suffix_says_is_one_problem(tmp_path: Path, 
     (tmp_path / name).write_bytes(b"nothing of the kind, but long enough to be looked at")
 
     assert read(tmp_path / name) == [(1, "file cut off")]
+    assert read(tmp_path / name, 2) == [], "it is told of once, also where a killed step goes on"
 
 
 def test_a_disk_that_fails_is_an_error_and_not_a_damaged_file(tmp_path: Path) -> None:
@@ -186,13 +187,15 @@ JSON_FILES = [
     ("", []),
     ("  \n", []),
     ('[1, {"a": 2}]', [(1, "not an object"), (2, {"a": 2})]),
-    ('[{"a": 1}, {"a" 2}, {"a": 3}]', [(1, {"a": 1}), (2, "broken JSON")]),
-    ('[{"a": 1} {"a": 2}]', [(1, {"a": 1}), (2, "broken JSON")]),
-    ('[{"a": 1}, {"a": 2}', [(1, {"a": 1}), (2, {"a": 2}), (3, "broken JSON")]),
-    ('[{"a": 1}, {"a', [(1, {"a": 1}), (2, "broken JSON")]),
-    ('[{"a": 1}] more', [(1, {"a": 1}), (2, "broken JSON")]),
-    ("[" * 100_000, [(1, "broken JSON")]),
-    ("nonsense", [(1, "broken JSON")]),
+    ('[{"a": 1}, {"a" 2}, {"a": 3}]', [(1, {"a": 1}), (2, "file cut off")]),
+    ('[{"a": 1} {"a": 2}]', [(1, {"a": 1}), (2, "file cut off")]),
+    ('[{"a": 1}, {"a": 2}', [(1, {"a": 1}), (2, {"a": 2}), (3, "file cut off")]),
+    ('[{"a": 1}, {"a', [(1, {"a": 1}), (2, "file cut off")]),
+    ('{"a": 1}\n{"b": {"a": 1, "a": 2}}', [(1, {"a": 1}), (2, "broken JSON")]),
+    ('[{"a": 1, "a": 2}, {"a": 3}]', [(1, "broken JSON"), (2, {"a": 3})]),
+    ('[{"a": 1}] more', [(1, {"a": 1}), (2, "file cut off")]),
+    ("[" * 100_000, [(1, "file cut off")]),
+    ("nonsense", [(1, "file cut off")]),
 ]
 
 
@@ -256,6 +259,18 @@ def test_a_table_gives_the_records_that_it_was_made_of(tmp_path: Path, name: str
     assert read(path) == list(enumerate(RECORDS, start=1))
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_an_object_of_a_table_has_its_own_keys_and_not_those_of_other_rows(
+    tmp_path: Path, name: str
+) -> None:
+    def calling(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"messages": [{"role": "assistant", "calls": [{tool: arguments}]}], "note": None}
+
+    records = [calling("get", {"zeta": "1", "alpha": [1]}), calling("put", {"beta": 3})]
+
+    assert [row for _, row in read(write_table(tmp_path / name, records))] == records
+
+
 @pytest.mark.parametrize(
     "name", [*TABLES, "rows.jsonl", "rows.jsonl.gz", "rows.json", "lines.json"]
 )
@@ -312,7 +327,7 @@ def test_a_damaged_row_group_costs_its_own_rows(tmp_path: Path) -> None:
     rows = read(path)
 
     assert [number for number, _ in rows] == list(range(1, 701))
-    assert [number for number, row in rows if row == "file cut off"] == list(range(301, 601))
+    assert [number for number, row in rows if row == "damaged row group"] == list(range(301, 601))
 
 
 def test_a_stream_that_breaks_off_gives_what_comes_before(tmp_path: Path) -> None:
@@ -320,6 +335,8 @@ def test_a_stream_that_breaks_off_gives_what_comes_before(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-5000])
 
     assert read(path) == [*enumerate(RECORDS[:600], start=1), (601, "file cut off")]
+    assert read(path, 601) == [(601, "file cut off")]
+    assert read(path, 602) == []
 
 
 @given(st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=30))
@@ -415,6 +432,23 @@ def test_a_folder_with_two_kinds_of_file_is_refused(folder: Path) -> None:
     (folder / "notes.txt").write_text("not data, perhaps")
 
     with pytest.raises(ValueError, match=r"several kinds: .jsonl, .txt; .*\*\.jsonl"):
+        source_of(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("b/3.csv", r"cannot be read: b/3\.csv"),
+        ("3.jsonl.xz", r"cannot be read: 3\.jsonl\.xz"),
+        ("a/1.jsonl.gz", r"in two compressions: a/1\.jsonl, a/1\.jsonl\.gz"),
+    ],
+)
+def test_a_folder_of_which_rows_would_be_missed_or_read_twice_is_refused(
+    folder: Path, name: str, message: str
+) -> None:
+    (folder / name).write_bytes(b"")
+
+    with pytest.raises(ValueError, match=message):
         source_of(str(folder))
 
 

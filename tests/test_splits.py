@@ -53,6 +53,12 @@ def test_equal_prompts_land_together_however_they_are_held(
     assert in_test_split(prompt, fraction) == in_test_split(tuple(reread), fraction)
 
 
+def test_white_space_at_the_ends_moves_no_prompt_to_the_other_side() -> None:
+    for (message,) in questions(40):
+        spelled = {**message, "content": f" {message['content']}\n"}
+        assert in_test_split([spelled], 0.5) == in_test_split([message], 0.5)  # pyright: ignore[reportArgumentType]
+
+
 def test_where_one_message_ends_and_the_next_begins_matters() -> None:
     joined: list[tuple[Message, ...]] = [
         ({"role": "user", "content": f"{n} a b"},) for n in range(200)

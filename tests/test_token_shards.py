@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,20 @@ def test_lengths_are_told_in_numbers_and_as_a_plot(
         assert name in plot
     counts = [int(line.split()[3]) for line in plot.splitlines() if " to " in line]
     assert sum(counts) == 4 * len(rows)
+
+
+def test_what_is_noticed_of_rows_is_counted_and_told(tokenizer: Path, tmp_path: Path) -> None:
+    end = "<|im_start|>"
+    tools = ({"type": "function", "function": {"name": "nowhere"}},)
+    rows = [pair(1), replace(pair(2), prompt=(user(f"a{end}b"),)), replace(pair(3), tools=tools)]
+    write_rows(tmp_path / "rows/train/pairs-00000.parquet", PAIRS, map(to_record, rows))
+
+    metrics = tokenize(tmp_path / "rows", tokenizer, tmp_path / "work", splits=["train"])
+
+    assert metrics["special_tokens_spelled"] == 1
+    assert metrics["tools_not_written"] == 1
+    assert metrics["turns_without_end"] == metrics["messages_not_written"] == 0
+    assert [notice.split()[0] for notice in metrics["notices"]] == ["1", "1"]
 
 
 def test_the_number_of_workers_leaves_no_trace(

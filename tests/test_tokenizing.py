@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from steps.data.lengths import LengthLimits, RowTooLong, TooLong, fit
@@ -20,7 +20,9 @@ from steps.data.reasons import MalformedRow, Reason
 from steps.data.rendering import load_tokenizer
 from steps.data.rows import ConversationRow, Message, PreferenceRow
 from steps.data.tokenizing import (
+    Findings,
     TokenizeConfig,
+    TrainOn,
     tokenization,
     tokenize_conversations,
     tokens_id,
@@ -214,6 +216,47 @@ def test_a_token_merged_from_prompt_and_response_is_counted_and_not_trained_on()
     assert tokens.findings.merged == 1
 
 
+ANSWER = "<assistant>{% generation %}{{ m.content }}</s>{% endgeneration %}"
+QUESTION = "<user>{{ m.content }}</s>"
+CAPTURED = {
+    "macro": "{% macro turn(m) %}" + ANSWER + "{% endmacro %}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}{{ turn(m) }}{% else %}" + QUESTION + "{% endif %}{% endfor %}",
+    "set": "{% for m in messages %}{% set turn %}" + ANSWER + "{% endset %}"
+    "{% if m.role == 'assistant' %}{{ turn }}{% else %}" + QUESTION + "{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("way", CAPTURED)
+@pytest.mark.parametrize("answer", ["a", "s", "yes"])
+def test_generation_marks_within_captured_text_are_not_believed(way: str, answer: str) -> None:
+    tokenizer = letters(CAPTURED[way] + HEADER)
+
+    prompt, response, _ = tokenize_conversation(tokenizer, PROMPT, answer, ROOMY)
+
+    assert text(tokenizer, prompt) == "<user>hi</s><assistant>"
+    assert text(tokenizer, response) == f"{answer}</s>"
+
+
+def test_generation_marks_in_a_comment_are_none() -> None:
+    tokenizer = letters("{# no {% generation %} here #}" + PLAIN)
+
+    _, response, _ = tokenize_conversation(tokenizer, PROMPT, "yes", ROOMY)
+
+    assert text(tokenizer, response) == "yes</s>"
+
+
+def test_what_is_counted_of_a_pair_is_what_is_counted_of_its_sides() -> None:
+    tokenizer = letters("{{ bos_token }}" + PLAIN.replace("<assistant>", "[A]{{ '\\n' }}"))
+    tokenizer.chat_template = str(tokenizer.chat_template).replace(
+        "<{{ m.role }}>", "{{ '[A]\\n' if m.role == 'assistant' else '<user>' }}"
+    )
+    tokenizer.backend_tokenizer.add_tokens([AddedToken("[A]", rstrip=True, normalized=False)])
+
+    tokens = tokenize_pair(tokenizer, pair(" yes", "no"), ROOMY)
+
+    assert tokens.findings.merged == findings(tokenizer, " yes").merged == 1
+
+
 def test_a_conversation_that_the_template_rejects_is_refused_with_its_words() -> None:
     prompt: tuple[Message, ...] = ({"role": "system", "content": "s"}, *PROMPT)
 
@@ -227,6 +270,213 @@ def test_a_response_that_spells_out_the_end_of_turn_is_refused() -> None:
     problem = refusal(lambda: tokenize_pair(letters(PLAIN), pair("yes</s>", "no"), ROOMY))
 
     assert problem.reason == "end-of-turn inside the response"
+
+
+WRITE_CALLS = (
+    "{% for c in m.tool_calls or [] %}"
+    "<end>{{ c.function.name }} {{ c.function.arguments.x }}<end>{% endfor %}"
+)
+CALLS_BEFORE = PLAIN.replace("{{ m.content }}", WRITE_CALLS + "{{ m.content }}")
+CALLS_AFTER = PLAIN.replace("{{ m.content }}", "{{ m.content }}" + WRITE_CALLS)
+FIRST_CALL_ONLY = CALLS_AFTER.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+REASONING = PLAIN.replace("{{ m.content }}", "{{ m.reasoning_content }}<system>{{ m.content }}")
+
+
+def trained_text(template: str, content: str, **more: Any) -> str:
+    """What is trained on of an answer; raises why it was dropped."""
+    tokenizer = letters(template)
+    answer: Any = {"role": "assistant", "content": content, **more}
+    row = ConversationRow("row 1", (*PROMPT, answer))
+    (result,) = tokenize_conversations(tokenization(tokenizer, ROOMY), [row])
+    if isinstance(result, MalformedRow):
+        raise result
+    pairs = zip(result.tokens.ids, result.tokens.mask, strict=True)
+    return text(tokenizer, [token for token, trained in pairs if trained])
+
+
+def calling(name: str, **arguments: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize("content", ["", "i used foo"])
+def test_calls_that_a_template_writes_before_the_content_are_trained_on(content: str) -> None:
+    trained = trained_text(CALLS_BEFORE, content, tool_calls=[calling("foo", x="abc")])
+
+    assert trained == f"<end>foo abc<end>{content}</s>"
+
+
+@pytest.mark.parametrize(
+    ("template", "calls"),
+    [
+        (PLAIN, [calling("foo", x="abc")]),
+        (FIRST_CALL_ONLY, [calling("foo", x="abc"), calling("foo", x="xyz")]),
+        (CALLS_AFTER, [calling("foo", x="abc", y="lost")]),
+        (
+            "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}"
+            "{{ m.content }}</s>{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+            "{% endfor %}" + HEADER,
+            [calling("foo", x="abc")],
+        ),
+    ],
+)
+def test_calls_that_a_template_leaves_out_are_refused_though_the_text_names_them(
+    template: str, calls: list[dict[str, Any]]
+) -> None:
+    problem = refusal(lambda: trained_text(template, "calling foo abc xyz", tool_calls=calls))
+
+    assert problem.reason == "assistant turn not found in the rendered text"
+
+
+def test_tools_that_only_the_question_names_are_told() -> None:
+    tools = ({"type": "function", "function": {"name": "hi"}},)
+
+    tokens = tokenize_pair(letters(PLAIN), replace(pair("yes", "no"), tools=tools), ROOMY)
+
+    assert tokens.findings.tools_lost
+
+
+@pytest.mark.parametrize(
+    ("template", "more"),
+    [
+        (CALLS_AFTER, {"tool_calls": [calling("foo", x="ab</s>cd")]}),
+        (REASONING, {"reasoning_content": "ab</s>cd"}),
+    ],
+)
+def test_an_end_of_turn_spelled_out_in_calls_or_reasoning_is_refused(
+    template: str, more: dict[str, Any]
+) -> None:
+    problem = refusal(lambda: trained_text(template, "yes", **more))
+
+    assert problem.reason == "end-of-turn inside the response"
+
+
+def findings(template: str | PreTrainedTokenizerBase, answer: str, *before: Message) -> Findings:
+    """What is noticed of an answer to PROMPT, or to a conversation `before`."""
+    tokenizer = letters(template) if isinstance(template, str) else template
+    row = ConversationRow("row 1", (*(before or PROMPT), *said(answer)))
+    (result,) = tokenize_conversations(tokenization(tokenizer, ROOMY), [row])
+    if isinstance(result, MalformedRow):
+        raise result
+    return result.findings
+
+
+MARKS_NO_END = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}</s>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [MARKS_NO_END + HEADER, TURNS.replace("</s>", "") + HEADER])
+def test_turns_without_an_end_are_told(template: str) -> None:
+    assert findings(template, "yes").unended
+    assert not findings(PLAIN, "yes").unended
+
+
+@pytest.mark.parametrize("name", ["bos_token", "eos_token", "conversations", "documents"])
+def test_a_row_cannot_set_special_tokens_or_what_the_pipeline_sets(name: str) -> None:
+    row = replace(pair("yes", "no"), template_kwargs={name: "<end>"})
+
+    problem = refusal(lambda: tokenize_pair(letters(WRITES_BOS), row, ROOMY))
+
+    assert problem.reason == "template refuses the conversation"
+    assert f"template_kwargs names {name}" in problem.detail
+
+
+def with_added_end() -> PreTrainedTokenizerFast:
+    """A tokenizer whose end of turn was added to it without being special."""
+    tokenizer = letters(PLAIN.replace("</s>", "[E]{{ '\\n' }}"))
+    tokenizer.add_tokens(["[E]"])
+    return tokenizer
+
+
+def test_an_end_of_turn_need_not_be_a_special_token() -> None:
+    tokenizer = with_added_end()
+
+    prompt, response, _ = tokenize_conversation(tokenizer, PROMPT, "yes", ROOMY)
+
+    assert text(tokenizer, response) == "yes[E]"
+    assert text(tokenizer, prompt) == "<user>hi[E]\n<assistant>"
+    assert not findings(tokenizer, "yes").unended
+    problem = refusal(lambda: findings(tokenizer, "yes[E]no"))
+    assert problem.reason == "end-of-turn inside the response"
+
+
+def test_a_text_that_the_tokenizer_cannot_encode_costs_its_own_row_only() -> None:
+    tokenizer = letters(PLAIN)
+    core: Any = tokenizer.backend_tokenizer
+    core.model = models.WordLevel(core.get_vocab(with_added_tokens=False), unk_token="none")
+    rows = [pair("yes", "no"), pair("東", "no"), pair("no", "yes")]
+
+    results = tokenize_pairs(tokenization(tokenizer, ROOMY), rows)
+
+    assert isinstance(results[0], TokenizedPair)
+    assert isinstance(results[2], TokenizedPair)
+    assert isinstance(results[1], MalformedRow)
+    assert results[1].reason == "tokenizer refuses the text"
+
+
+SYSTEM: Message = {"role": "system", "content": "be kind"}
+ASKED: Message = {"role": "user", "content": "hello there"}
+NO_SYSTEM = PLAIN.replace("in messages", "in messages if m.role != 'system'")
+TWO_LETTERS = PLAIN.replace("m.content", "(m.content if m.role == 'assistant' else m.content[:2])")
+SYSTEM_LAST = (
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}"
+    "{{ messages[0].content | upper if m.role == 'user' }}</s>{% endfor %}" + HEADER
+)
+
+
+def test_messages_that_a_template_does_not_write_whole_are_told() -> None:
+    assert findings(NO_SYSTEM, "yes", SYSTEM, ASKED).messages_lost
+    assert findings(TWO_LETTERS, "yes", ASKED).messages_lost
+    assert not findings(PLAIN, "yes", SYSTEM, ASKED).messages_lost
+    assert not findings(SYSTEM_LAST.replace("| upper", ""), "yes", SYSTEM, ASKED).messages_lost
+
+
+def test_a_response_of_which_the_tokenizer_leaves_nothing_is_refused() -> None:
+    tokenizer = merging("{% for m in messages %}{{ m.content }}</s>{% endfor %}")
+    prompt: tuple[Message, ...] = ({"role": "user", "content": "q"},)
+
+    one = refusal(lambda: tokenize_pair(tokenizer, pair("東京", "a", prompt), ROOMY))
+    other = refusal(lambda: findings(tokenizer, "東京", *prompt))
+
+    assert one.reason == other.reason == "no trained token"
+    assert tokenize_pair(tokenizer, pair("", "a", prompt), ROOMY).chosen.ids == [0]
+
+
+def test_responses_that_say_nothing_are_kept() -> None:
+    silent = (*said(""), *PROMPT, *said(""))
+    row = ConversationRow("row 1", (*PROMPT, *silent))
+
+    (result,) = tokenize_conversations(
+        tokenization(letters(PLAIN), TokenizeConfig(train_on=TrainOn.all_turns)), [row]
+    )
+
+    assert not isinstance(result, MalformedRow)
+    assert sum(result.tokens.mask) == 2
+
+
+def test_trained_tokens_for_text_outside_the_vocabulary_are_counted() -> None:
+    assert findings(PLAIN, "東a京").unknown == 2
+    assert tokenize_pair(letters(PLAIN), pair("東", "a"), ROOMY).findings.unknown == 1
+    assert findings(PLAIN, "yes", {"role": "user", "content": "東"}).unknown == 0
+
+
+def test_rows_that_spell_special_tokens_are_told() -> None:
+    assert findings(PLAIN, "yes<user>do").spelled
+    assert findings(PLAIN, "yes", {"role": "user", "content": "hi</s><assistant>sure"}).spelled
+    assert not findings(PLAIN, "yes").spelled
+
+
+def test_a_template_that_ignores_the_generation_prompt_is_told() -> None:
+    assert findings(TURNS, "yes").rewritten
+    assert not findings(PLAIN, "yes").rewritten
+    assert not findings("{% for m in messages %}{{ m.content }}</s>{% endfor %}", "yes").rewritten
+
+
+def test_two_bos_with_white_space_between_them_are_refused() -> None:
+    problem = refusal(lambda: findings("{{ bos_token }}{{ '\\n' }}" + WRITES_BOS, "yes"))
+
+    assert problem.reason == "doubled special token"
 
 
 # The prompt is five tokens: <user> h i </s> <assistant>
@@ -442,6 +692,28 @@ def test_a_template_that_writes_the_date_writes_the_same_one_every_day(tmp_path:
     )
 
     assert rendered == "26 Jul 2024|2024-07-26|<user>hi</s>"
+
+
+def rendered_once_saved(template: str, folder: Path) -> str:
+    letters(template).save_pretrained(folder)
+    return str(
+        load_tokenizer(folder).apply_chat_template(
+            [dict(message) for message in PROMPT],  # pyright: ignore
+            tokenize=False,
+        )
+    )
+
+
+def test_the_fixed_date_is_written_in_any_format(tmp_path: Path) -> None:
+    form = "%A %-d %B %y %H:%M%%d %j %F"
+
+    rendered = rendered_once_saved("{{ strftime_now('" + form + "') }}|" + PLAIN, tmp_path)
+
+    assert rendered == "Friday 26 July 24 00:00%d 208 2024-07-26|<user>hi</s>"
+
+
+def test_the_byte_order_mark_of_a_template_file_is_no_text(tmp_path: Path) -> None:
+    assert rendered_once_saved("\ufeff" + PLAIN, tmp_path) == "<user>hi</s>"
 
 
 @pytest.fixture(scope="module")

@@ -201,6 +201,16 @@ def test_a_text_is_framed_as_its_tokenizer_does_and_ends_once(frame: str, text: 
     assert tokens.mask == [False] + [True] * (len(tokens.ids) - 1)
 
 
+def test_a_text_that_goes_on_after_its_end_is_told() -> None:
+    tokenizer = letters()
+    rows = [TextRow("1", "ab</s>cd"), TextRow("2", "ab</s>")]
+
+    results = tokenize_texts(text_tokenization(tokenizer), rows)
+
+    found = [result.findings.spelled for result in results if isinstance(result, TokenizedText)]
+    assert found == [True, False]
+
+
 def test_what_a_text_spells_out_within_itself_stays() -> None:
     result = made(FRAMES["both"], "a</s><s>b")
 

@@ -115,8 +115,9 @@ def test_a_row_in_several_splits_is_shown_for_each_or_for_the_one_that_is_named(
 @pytest.mark.parametrize(
     ("row", "split", "told"),
     [
-        ("uf-11", None, r"no row 'uf-11' among 4; there are, for example, uf-1"),
-        ("uf-1", "test", r"no row 'uf-1' among 1; there are, for example, uf-2"),
+        ("uf-11", None, r"no row 'uf-11' among 4; similar are uf-1"),
+        ("uf-1", "test", r"no row 'uf-1' among 1; similar are uf-2"),
+        ("bad", "test", r"no row 'bad' among 1; the first is uf-2; .* ledger.parquet of the load"),
         ("uf-1", "dev", r"there is no split 'dev'; there is test, train"),
     ],
 )
@@ -132,7 +133,7 @@ def test_of_very_many_rows_those_that_start_alike_are_named(
 ) -> None:
     monkeypatch.setattr("steps.data.view._MOST_COMPARED", 2)
 
-    with pytest.raises(LookupError, match="for example, uf-3"):
+    with pytest.raises(LookupError, match="similar are uf-3"):
         shown(tokens, "uf-3x")
 
 
@@ -199,7 +200,7 @@ def test_a_row_is_shown_by_the_command_from_wherever_the_store_lies(
 def test_a_command_that_cannot_show_a_row_says_what_can_be_done(store: Store) -> None:
     tokens, model = key_of(store, "TokenizedPreferences"), key_of(store, "Model")
 
-    assert "no row 'uf-7' among 4; there are, for example" in refusal(
+    assert "no row 'uf-7' among 4; similar are uf-" in refusal(
         store, "show", tokens, "--row", "uf-7"
     )
     told = refusal(store, "show", model, "--row", "uf-1")

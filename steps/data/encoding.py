@@ -8,7 +8,7 @@ also the first ones of prompt and response together is then seen, not assumed.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,16 +33,17 @@ class Encoder:
     Attributes:
         anchors: the special tokens at which a text may be cut, by their text.
         unknown: the id for text outside the vocabulary, which may stand for several characters.
+        greedy: matches an added token that takes the white space after it, where a text ends so.
     """
 
     core: "Tokenizer"
     anchors: dict[str, int]
     unknown: int | None
+    greedy: re.Pattern[str]
 
     @cached_property
     def anchor_pattern(self) -> re.Pattern[str]:
-        longest_first = sorted(self.anchors, key=lambda text: (-len(text), text))
-        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        return re.compile(_any_of(self.anchors))
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text."""
@@ -106,7 +107,18 @@ def encoder(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
         and not (token.normalized or token.lstrip or token.rstrip or token.single_word)
     }
     unknown = tokenizer.unk_token_id
-    return Encoder(core, anchors, unknown if isinstance(unknown, int) else None)
+    greedy = _any_of(str(t) for t in tokenizer.added_tokens_decoder.values() if t.rstrip)
+    return Encoder(
+        core,
+        anchors,
+        unknown if isinstance(unknown, int) else None,
+        re.compile(rf"(?:{greedy})\s*\Z"),
+    )
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    longest_first = sorted(texts, key=lambda text: (-len(text), text))
+    return "|".join(map(re.escape, longest_first)) or r"(?!)"
 
 
 def save_tokenizer(folder: Path, path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from steps.data.reasons import CHOICES, MalformedRow, Reason
+from steps.data.reasons import CHOICES, REST_LOST, MalformedRow, Reason
 
 Outcome = Literal["kept", "truncated", "dropped"]
 
@@ -102,6 +102,8 @@ class Tally:
         if told:
             reasons = "; ".join(_phrase(reason, dropped) for reason, dropped in told.items())
             metrics["notices"] = [f"{count} of {self.rows} rows dropped: {reasons}"]
+        if REST_LOST in told:
+            metrics["notices"].append(_rest_lost(told[REST_LOST]))
         return metrics
 
     def check(self, max_dropped: float, what: str) -> None:
@@ -155,6 +157,14 @@ def check_max_dropped(max_dropped: float) -> None:
         raise ValueError(
             f"max_dropped must be a fraction below 1 or a whole number of rows, got {max_dropped}"
         )
+
+
+def _rest_lost(dropped: DroppedRows) -> str:
+    files = "a file" if dropped.count == 1 else f"{dropped.count} files"
+    return (
+        f"{files} could not be read to the end, and how many rows are lost is not known: "
+        f"{', '.join(dropped.rows[:3])}: {dropped.detail}; mend the data, or go on without them"
+    )
 
 
 def _phrase(reason: str, dropped: DroppedRows) -> str:

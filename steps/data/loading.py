@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from steps.data.formats.registry import Format, FormatChoice, choose_format
+from steps.data.formats.registry import Format, FormatChoice, choose_format, ignored_keys
 from steps.data.formats.turns import with_system
 from steps.data.ledger import OVER_LIMIT, Entry, Tally
 from steps.data.mixture import Mixture
@@ -23,16 +23,17 @@ from steps.data.overlap import content_key, texts_of
 from steps.data.parquet import iter_rows, write_rows
 from steps.data.readers import Item
 from steps.data.reasons import MalformedRow
-from steps.data.rows import ConversationRow, Row, TextRow
+from steps.data.rows import ConversationRow, PreferenceRow, Row, TextRow
 from steps.data.shard_ledger import ShardLedger
 from steps.data.sources import Source, label, open_shard
-from steps.data.splits import in_test_split, prompt_of
+from steps.data.splits import in_test_split, prompt_key, prompt_of
 from steps.data.tables import LEDGER, ROWS_PER_SHARD, SCHEMAS, shard_name, to_record
 from steps.data.workers import place
 
 CHUNK_BYTES = 64 * 2**20
 _ROWS_LOOKED_AT = 20
 _MOST_ROWS_LOOKED_AT = 1000
+_MOST_KEYS_COUNTED = 100
 
 Progress = Callable[[int, Mapping[str, Any]], None]
 """Told the number of rows read so far, and a count or two to show."""
@@ -86,11 +87,25 @@ class Load:
 
 @dataclass
 class Loaded:
-    """What came of it: rows kept by split, and a tally and rows drawn by part of each reading."""
+    """What came of it.
+
+    Attributes:
+        kept: rows by split.
+        tallies: one for each reading.
+        drawn: of each reading, the rows drawn by part.
+        trained_on: rows of a test source that have a prompt of train.
+        scored_lower: pairs whose chosen side has the lower score.
+        ignored: keys of messages that are not read, with the rows that have them.
+        ended_by: the part that ended a reading which leaves rows of others unread.
+    """
 
     kept: dict[str, int]
     tallies: dict[str, Tally]
     drawn: dict[str, list[int]]
+    ended_by: dict[str, int | None]
+    trained_on: int
+    ignored: dict[str, int]
+    scored_lower: int
 
 
 def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Loaded:
@@ -107,7 +122,15 @@ def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Lo
     _publish(scratch / "shards", folder)
     state = work.state
     tallies = {split: Tally.from_json(data) for split, data in state["tallies"].items()}
-    return Loaded(state["kept"], tallies, state["drawn"])
+    return Loaded(
+        state["kept"],
+        tallies,
+        state["drawn"],
+        state["ended_by"],
+        state["trained_on"],
+        state["ignored"],
+        state["scored_lower"],
+    )
 
 
 def part_of(
@@ -177,6 +200,7 @@ class _Work:
     def _note_place(self) -> None:
         self.state["position"] = self.mixture.position
         self.state["drawn"][self.split] = list(self.mixture.drawn)
+        self.state["ended_by"][self.split] = self.mixture.ended_by
         self.state["tallies"][self.split] = self.tally.to_json()
 
     def _judge(self, index: int, shard: str, item: Item) -> tuple[Entry, Row | None]:
@@ -192,6 +216,9 @@ class _Work:
                 split = "test"
             row = _under_system(row, part.format.system)
             self._choose(row, split)
+            self._compare(row, split)
+            self._note_scores(row)
+            self._note_ignored(ignored_keys(part.format, record))
             return Entry(split, shard, name, "kept"), row
         except MalformedRow as problem:
             return Entry.dropped(split, shard, name, problem), None
@@ -203,6 +230,28 @@ class _Work:
             raise MalformedRow(OVER_LIMIT, f"{split} has its {limit} rows already")
         if self.load.deduplicate and not self.ledger.is_new("content", content_key(row)):
             raise MalformedRow("duplicate", "an earlier row has the same prompt and responses")
+
+    def _note_scores(self, row: Row) -> None:
+        if isinstance(row, PreferenceRow):
+            chosen, rejected = row.score_chosen, row.score_rejected
+            if chosen is not None and rejected is not None:
+                self.state["scored_lower"] += chosen < rejected
+
+    def _note_ignored(self, names: Iterable[str]) -> None:
+        counts = self.state["ignored"]
+        for name in sorted(names):
+            if name in counts or len(counts) < _MOST_KEYS_COUNTED:
+                counts[name] = counts.get(name, 0) + 1
+
+    def _compare(self, row: Row, split: str) -> None:
+        """Count the rows of a test source whose prompt is one of train's, which was read before."""
+        if self.load.test is None:
+            return
+        key = prompt_key(prompt_of(row))
+        if split == "train":
+            self.ledger.is_new("train prompt", key)
+        elif self.ledger.has("train prompt", key):
+            self.state["trained_on"] += 1
 
     def _label(self, part: Part, record: Any, place: str) -> str:
         """The record's own id, or its place where it has none or one that was there before."""
@@ -235,7 +284,11 @@ def _beginning(load: Load) -> dict[str, Any]:
         "done": False,
         "kept": {"train": 0, "test": 0},
         "shards": {"train": 0, "test": 0, "ledger": 0},
+        "trained_on": 0,
+        "scored_lower": 0,
+        "ignored": {},
         "drawn": {name: [] for name in names},
+        "ended_by": dict.fromkeys(names),
         "tallies": {name: Tally().to_json() for name in names},
     }
 

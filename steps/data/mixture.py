@@ -24,7 +24,11 @@ Position = list[list[int]]
 
 
 class Mixture:
-    """A place in a mixture, which moves as rows are drawn."""
+    """A place in a mixture, which moves as rows are drawn.
+
+    Attributes:
+        ended_by: the source that had no more rows when it was due while others had.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class Mixture:
         ]
         self.drawn = [drawn for _, _, drawn in places]
         self._open = set(range(len(sources)))
+        self.ended_by: int | None = None
 
     @property
     def position(self) -> Position:
@@ -56,7 +61,10 @@ class Mixture:
             if (found := self.readers[index].next()) is not None:
                 self.drawn[index] += 1
                 return index, *found
-            self._open = set() if self.until == "first exhausted" else self._open - {index}
+            self._open.remove(index)
+            if self.until == "first exhausted":  # a look at what is left, of which no more is drawn
+                left = any(self.readers[other].next() is not None for other in self._open)
+                self.ended_by, self._open = index if left else None, set()
         return None
 
 

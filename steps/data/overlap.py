@@ -1,15 +1,19 @@
 """Rows that say the same: exact duplicates, and overlap with an evaluation set.
 
-*Duplicates* have equal roles, texts and tool calls once texts are normalised (Unicode NFKC, runs of
-white space as one space); case counts, scores and labels of rows do not.
+*Duplicates* have equal roles, texts and tool calls once texts are in their normal form: Unicode
+NFC, without white space at the ends, with plain line feeds. All else counts, case and indentation
+too; scores and labels of rows do not.
 
 *Overlap* is a run of `n` words that a row shares with a text of the evaluation set (Brown et al.
 2020, *Language Models are Few-Shot Learners*, appendix C, with n = 13). Words are letters and
-digits without regard to case; punctuation and spacing are nothing. An evaluation text of fewer
-than `n` words matches a message that has exactly its words, if it has at least `SHORTEST` of them.
+digits without regard to case; punctuation and spacing are nothing. In Chinese and Japanese, which
+put no space between words, each letter counts as one. An evaluation text of fewer than `n` words
+matches a message that has exactly its words, if it has at least `SHORTEST` of them, or `n` letters
+of Thai, Lao, Burmese or Khmer, where words are hard to tell.
 """
 
 import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -17,20 +21,28 @@ from dataclasses import fields
 from typing import Any
 
 from steps.data.rows import Message, Row, TextRow
-from steps.data.tables import to_json, to_record
 
 NGRAM_WORDS = 13
 SHORTEST = 4
 """Fewer words ("yes", "what is it") say nothing about where they come from."""
 
-_WORD = re.compile(r"\w+")
+_HAN_AND_KANA = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{_HAN_AND_KANA}]|[^\W{_HAN_AND_KANA}]+")
+_THAI_TO_KHMER = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 _NOT_CONTENT = frozenset({"row", "score_chosen", "score_rejected", "template_kwargs"})
 
 
 def content_key(row: Row) -> bytes:
     """16 bytes that rows share when they say the same."""
-    record = {k: _normal(v) for k, v in to_record(row).items() if k not in _NOT_CONTENT}
-    return hashlib.blake2b(to_json(record).encode(), digest_size=16).digest()
+    names = (field.name for field in fields(row) if field.name not in _NOT_CONTENT)
+    content = {name: _normal(getattr(row, name)) for name in names}
+    written = json.dumps(content, sort_keys=True)  # in whatever order a row has its keys
+    return hashlib.blake2b(written.encode(), digest_size=16).digest()
+
+
+def normal_text(text: str) -> str:
+    """What texts have in common that differ in spelling alone; see above."""
+    return unicodedata.normalize("NFC", text).replace("\r\n", "\n").strip()
 
 
 def texts_of(row: Row) -> Iterator[str]:
@@ -64,7 +76,7 @@ class EvaluationSet:
             if len(words) >= self.n:
                 for gram in self._ngrams(words):
                     self._grams.setdefault(_hash(gram), row)
-            elif len(words) >= SHORTEST:
+            elif self._is_telling(words):
                 self._short.setdefault(_hash(words), row)
 
     def overlap(self, texts: Iterable[str]) -> str | None:
@@ -77,6 +89,10 @@ class EvaluationSet:
                 if (row := self._grams.get(_hash(gram))) is not None:
                     return f"shares with evaluation row {row}: {' '.join(gram)!r}"
         return None
+
+    def _is_telling(self, words: list[str]) -> bool:
+        letters = len(_THAI_TO_KHMER.findall("".join(words)))
+        return len(words) >= SHORTEST or letters >= self.n
 
     def _ngrams(self, words: list[str]) -> Iterator[list[str]]:
         return (words[start : start + self.n] for start in range(len(words) - self.n + 1))
@@ -96,8 +112,8 @@ def _hash(words: list[str]) -> bytes:
 
 def _normal(value: Any) -> Any:
     if isinstance(value, str):
-        return " ".join(unicodedata.normalize("NFKC", value).split())
-    if isinstance(value, list):
+        return normal_text(value)
+    if isinstance(value, list | tuple):
         return [_normal(item) for item in value]
     if isinstance(value, dict):
         return {key: _normal(item) for key, item in value.items()}

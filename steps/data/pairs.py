@@ -9,7 +9,7 @@ Both sides of a pair are rendered whole, but what they share is encoded once; se
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steps.data.encoding import Encoder, Pieces
 from steps.data.reasons import MalformedRow
@@ -20,6 +20,7 @@ from steps.data.tokenizing import (
     Findings,
     Tokenization,
     Tokens,
+    check_words,
     fitted,
     headers_of,
     in_one_batch,
@@ -117,6 +118,9 @@ def _tail_start(encoder: Encoder, chosen: Answered, rejected: Answered) -> int |
     simple = chosen.is_one_span and rejected.is_one_span and not chosen.own
     if not simple or chosen.before != rejected.before:
         return None
+    starts = (side.text[len(side.before) :][:1] for side in (chosen, rejected))
+    if any(map(str.isspace, starts)) and encoder.greedy.search(chosen.before):
+        return None  # a token of the prompt reaches into a response
     return encoder.last_anchor(chosen.before)
 
 
@@ -177,10 +181,14 @@ def _finish_pair(
     sides = (ids.chosen, ids.rejected)
     if ids.chosen.ids == ids.rejected.ids:
         raise MalformedRow("identical responses", f"both are the same {len(ids.chosen)} tokens")
+    unknown = sum(
+        check_words(tokenization, side.rendered, len(side.before), tokens)
+        for side, tokens in zip(text, sides, strict=True)
+    )
     prompt, (chosen, rejected), findings = fitted(tokenization, row.row, ids.prompt, sides)
     if chosen.ids == rejected.ids:
         raise MalformedRow(
             "identical after truncation", f"both are cut to the same {len(chosen)} tokens"
         )
     found = findings.of_text(ids.merged, [side.rendered for side in text])
-    return TokenizedPair(row.row, prompt, chosen, rejected, found)
+    return TokenizedPair(row.row, prompt, chosen, rejected, replace(found, unknown=unknown))

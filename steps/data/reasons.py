@@ -9,7 +9,8 @@ Reason = Literal[
     "not an object",  # JSON, but a list, a number, a string …
     "unreadable value",  # a table's value that Python cannot hold, such as a date of year 300000
     "row too large",  # more bytes than `lines.MAX_ROW_BYTES`
-    "file cut off",  # an archive or table that breaks off: one line for all that is lost with it
+    "damaged row group",  # of a Parquet file: a line for each of its rows
+    "file cut off",  # nothing after it could be read: one line for all that is lost with it
     # --- parsing: the record is no row of the format
     "no prompt",
     "no chosen",
@@ -30,6 +31,7 @@ Reason = Literal[
     "tools not a list of objects",
     "template arguments not an object",
     "no turn markers",  # a dialogue string without "\n\nHuman:" and "\n\nAssistant:"
+    "dialogue in one string",  # such markers, in a format whose strings are single messages
     "different prompts",
     "identical responses",
     # --- choosing: a good row that was not wanted; never counted against `max_dropped`
@@ -38,6 +40,7 @@ Reason = Literal[
     "overlaps evaluation",  # shares an n-gram with the evaluation set
     # --- tokenising
     "template refuses the conversation",
+    "tokenizer refuses the text",
     "template does not extend the prompt",
     "template marks no assistant turn",
     "assistant turn not found in the rendered text",
@@ -53,6 +56,9 @@ Reason = Literal[
 
 CHOICES: frozenset[Reason] = frozenset({"duplicate", "over the limit", "overlaps evaluation"})
 """Reasons that say nothing against a row."""
+
+REST_LOST: Reason = "file cut off"
+"""The one reason that stands for rows of which nobody knows how many they are."""
 
 
 class MalformedRow(ValueError):

@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,8 +47,11 @@ class ChatFormat:
         opening: white space that the template writes between the header and an assistant's text,
             as Mistral's does: the model has to write it too, so it belongs to the text.
         closing: what the template writes after an assistant's text to end the turn: up to its
-            first special token, or all of it where there is none.
-        marks_generation: the template marks assistant turns itself, with `{% generation %}`.
+            first special token; where it has none, to its first added one, which then counts as
+            special; where it has neither, all of it.
+        marks_generation: the template marks assistant turns itself, with `{% generation %}`, and
+            where jinja knows the positions of these blocks.
+        headless: the template opens an assistant's turn only once it is there, whatever is asked.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -56,6 +60,7 @@ class ChatFormat:
     opening: str
     closing: str
     marks_generation: bool
+    headless: bool = False
 
     @cached_property
     def ends(self) -> list[str]:
@@ -83,7 +88,7 @@ def chat_format(tokenizer: "PreTrainedTokenizerBase") -> ChatFormat:
         special,
         "",
         str(tokenizer.eos_token or ""),
-        bool(re.search(r"\{%[-+]?\s*generation\b", str(tokenizer.get_chat_template()))),
+        all(map(_marks_generation, _templates(tokenizer))),
     )
     return _probed(found)
 
@@ -123,8 +128,7 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
             f"{path}: the tokenizer has no chat template, so it cannot tell turns apart; use the "
             "model's chat or instruct variant, or put a chat_template.jinja into the folder"
         )
-    if "strftime_now" in str(tokenizer.chat_template):
-        tokenizer.chat_template = _with_fixed_clock(tokenizer.chat_template)
+    tokenizer.chat_template = _prepared(tokenizer.chat_template)
     return tokenizer
 
 
@@ -156,7 +160,7 @@ def _rendered(chat_format: ChatFormat, chat: Chat, **settings: bool) -> tuple[st
     from transformers.utils.chat_template_utils import render_jinja_template
 
     keywords = dict(chat.template_kwargs or {})
-    if taken := sorted(keywords.keys() & _reserved()):
+    if taken := sorted(keywords.keys() & (_reserved() | chat_format.special_tokens.keys())):
         raise MalformedRow(
             "template refuses the conversation",
             f"template_kwargs names {', '.join(taken)}, which only the pipeline may set",
@@ -184,16 +188,68 @@ def _for_template(message: Message) -> dict[str, Any]:
 @cache
 def _reserved() -> frozenset[str]:
     from transformers import PreTrainedTokenizerBase
+    from transformers.utils.chat_template_utils import render_jinja_template
 
     parameters = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
-    return frozenset({"messages", *parameters} - {"kwargs"})
+    rendering = inspect.signature(render_jinja_template).parameters
+    names = {"messages", "compiled_template", *parameters, *rendering, *_SPECIAL_TOKENS}
+    return frozenset(names - {"kwargs"})
+
+
+_SPECIAL_TOKENS = [
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+] + ["additional_special_tokens", "extra_special_tokens"]
+"""The tokenizer's, and so no row's to name, whether or not it has one."""
 
 
 def _special_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
     added = (str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)
-    texts = {*added, *map(str, tokenizer.all_special_tokens)} - {""}
+    return _any_of({*added, *map(str, tokenizer.all_special_tokens)} - {""})
+
+
+def _added_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
+    """Without runs of white space, which some vocabularies add and none ends a turn with."""
+    added = (str(token) for token in tokenizer.added_tokens_decoder.values())
+    return _any_of({text for text in added if text.strip()})
+
+
+def _any_of(texts: set[str]) -> re.Pattern[str]:
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _templates(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    written = tokenizer.chat_template
+    return list(written.values()) if isinstance(written, dict) else [str(written)]
+
+
+def _marks_generation(template: str) -> bool:
+    """Whether a template has `{% generation %}` blocks, and none within text that it captures: in
+    a macro, `{% set %}`, `{% call %}`, `{% filter %}` or recursive loop the positions are counted
+    from the last piece written outside of it."""
+    from jinja2 import TemplateError, nodes
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    def blocks(within: nodes.Node) -> list[nodes.CallBlock]:
+        every = within.find_all(nodes.CallBlock)
+        return [block for block in every if _is_generation(block)]
+
+    try:
+        program = _compile_jinja_template(template).environment.parse(template)
+    except TemplateError:  # it refuses every row, and each says so
+        return False
+    kinds = (nodes.Macro, nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock, nodes.For)
+    capturing = (
+        node
+        for node in program.find_all(kinds)
+        if not isinstance(node, nodes.For) or node.recursive
+    )
+    return bool(blocks(program)) and not any(map(blocks, capturing))
+
+
+def _is_generation(block: Any) -> bool:
+    """A `{% generation %}` is parsed to a call of the extension that tracks it."""
+    return getattr(block.call.node, "name", "") == "_generation_support"
 
 
 _PROBE = "Temper probes this turn"
@@ -204,6 +260,7 @@ def _probed(chat_format: ChatFormat) -> ChatFormat:
     question: Message = {"role": "user", "content": "Hello"}
     answer: Message = {"role": "assistant", "content": _PROBE}
     try:
+        asked = render(chat_format, Chat((question,)))
         header = render(chat_format, Chat((question,)), header=True)
         before, found, rest = render(chat_format, Chat((question, answer))).rpartition(_PROBE)
     except MalformedRow:  # it wants more than a question and an answer; most templates close so
@@ -211,26 +268,41 @@ def _probed(chat_format: ChatFormat) -> ChatFormat:
     if not found:
         return chat_format
     gap = before.removeprefix(header)
-    end = chat_format.special.search(rest)
+    special = chat_format.special
+    end = special.search(rest)
+    if end is None and (end := _added_tokens(chat_format.tokenizer).search(rest)):
+        special = re.compile(f"{re.escape(end.group())}|{special.pattern}")
     return replace(
         chat_format,
+        special=special,
+        headless=header == asked and before.startswith(header) and bool(gap.strip()),
         opening=gap if before.startswith(header) and gap.isspace() else "",
         closing=rest[: end.end()] if end else rest,
     )
 
 
-_DATE = {"%d": "26", "%m": "07", "%b": "Jul", "%B": "July", "%Y": "2024"}
-"""Llama 3.1's own fallback date, for the format letters that published templates use."""
+_DATE = datetime(2024, 7, 26)
+"""Llama 3.1's own fallback date."""
 
+_LETTERS = [*"aAbBcCdDeFgGhHIjklmMnpPrRStTuUVwWxXyYZ"]
+_DIRECTIVES = [f"%{letter}" for letter in _LETTERS] + [f"%-{letter}" for letter in "dmyHIMSj"]
+"""Of `strftime`, all that depend on the date alone and hold no quote."""
+
+_REPLACED = "".join(
+    f" | map('replace', {directive!r}, {_DATE.strftime(directive)!r})" for directive in _DIRECTIVES
+)
 _FIXED_CLOCK = (
-    "{%- macro strftime_now(format) -%}{{ format"
-    + "".join(f" | replace('{letter}', '{value}')" for letter, value in _DATE.items())
-    + " }}{%- endmacro -%}"
+    "{%- macro strftime_now(format) -%}{{ format.split('%%')"
+    + _REPLACED
+    + " | join('%') }}{%- endmacro -%}"
 )
 """A macro of the template's own, which hides transformers' global of the same name."""
 
 
-def _with_fixed_clock(template: str | Mapping[str, str]) -> Any:
-    if isinstance(template, str):
-        return _FIXED_CLOCK + template
-    return {name: _FIXED_CLOCK + text for name, text in template.items()}
+def _prepared(template: str | Mapping[str, str]) -> Any:
+    """A template, or several by name, with a fixed clock and without the byte order mark that a
+    file may begin with."""
+    if not isinstance(template, str):
+        return {name: _prepared(text) for name, text in template.items()}
+    text = template.removeprefix("\ufeff")
+    return _FIXED_CLOCK + text if "strftime_now" in text else text

@@ -40,6 +40,11 @@ class ShardLedger:
         insert = "INSERT OR IGNORE INTO seen VALUES (?, ?)"
         return self._database.execute(insert, (kind, key)).rowcount == 1
 
+    def has(self, kind: str, key: bytes) -> bool:
+        """Whether `is_new` was asked about `key` before."""
+        found = "SELECT 1 FROM seen WHERE kind = ? AND key = ?"
+        return self._database.execute(found, (kind, key)).fetchone() is not None
+
     def commit(self, state: Any) -> None:
         """Keep `state`, a JSON value, and the keys seen since the last commit."""
         self._database.execute("DELETE FROM state")

@@ -11,6 +11,7 @@ Files understood: `.jsonl`, `.json`, `.txt` (a row a line), each also as `.gz` a
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from steps.data.readers import Item
 from steps.data.readers.blocks import read_blocks
-from steps.data.readers.columns import arrow_rows, parquet_rows
+from steps.data.readers.columns import arrow_rows, parquet_rows, without_nulls
 from steps.data.readers.json_file import json_file
 from steps.data.readers.lines import json_lines, text_lines
 
@@ -28,6 +29,13 @@ _TEXT_READERS = {".jsonl": json_lines, ".json": json_file, ".txt": text_lines}
 _TABLE_READERS = {".parquet": parquet_rows, ".arrow": arrow_rows}
 _CODECS = {"": None, ".gz": "gzip", ".zst": "zstd"}
 SUFFIXES = (*(kind + codec for kind in _TEXT_READERS for codec in _CODECS), *_TABLE_READERS)
+_CODEC = re.compile(r"\.(gz|zst)$")
+_UNREAD = re.compile(
+    r"\.(csv|tsv|xlsx|ndjson|feather|avro|orc)(\.(gz|zst|xz|bz2|lz4|zip))?$"
+    r"|\.(jsonl?|txt)\.(xz|bz2|lz4|zip)$|\.(parquet|arrow)\.(gz|zst|xz|bz2|lz4|zip)$"
+)
+"""Names of data, as against a licence or a picture, in a form that is not read."""
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID_FIELDS = ("id", "prompt_id")
 
@@ -96,12 +104,14 @@ def source_of(url: str) -> Source:
 def files_at(url: str) -> tuple[FileShard, ...]:
     """The file `url`, the data files below the folder `url`, or those that the pattern matches.
 
-    In a folder, files whose suffix is unknown are passed over; in it and in a pattern, so are
-    those whose names (or folders' names) start with `.` or `_`. Files are in order of their names.
+    In a folder, files that are no data (`README.md`) are passed over; in it and in a pattern, so
+    are those whose names (or folders' names) start with `.` or `_`. Files are in order of their
+    names.
 
     Raises:
         FileNotFoundError: there is nothing.
-        ValueError: the suffix is unknown, or a folder holds several kinds of data file.
+        ValueError: the suffix is unknown; or a folder holds several kinds of data file, data in a
+            form that is not read, or one file in two compressions.
     """
     filesystem, path = fsspec.url_to_fs(url)
     if is_pattern(path):
@@ -146,6 +156,11 @@ def label(record: Mapping[str, Any], fallback: str) -> str:
         if isinstance(value, str) and value.strip() and value.isprintable():
             return value
     return fallback
+
+
+def is_empty(source: Source) -> bool:
+    """Whether there is not one row in it, be it a broken one."""
+    return Reader(source).next() is None
 
 
 @dataclass
@@ -198,8 +213,19 @@ def _fixed_part(pattern: str) -> str:
 
 def _folder(filesystem: Any, path: str, url: str) -> tuple[FileShard, ...]:
     root = path.rstrip("/")
-    found = [name for name in sorted(filesystem.find(root)) if name.endswith(SUFFIXES)]
-    files = [name for name in found if not _is_hidden(name, root)]
+    found = [name for name in sorted(filesystem.find(root)) if not _is_hidden(name, root)]
+    if unread := [name for name in found if _UNREAD.search(name)]:
+        raise ValueError(
+            f"{url} holds data that cannot be read: {_few(unread, root)}; convert it to one of "
+            f"{', '.join(SUFFIXES)}, or say which files are meant with a pattern"
+        )
+    files = [name for name in found if name.endswith(SUFFIXES)]
+    bare = Counter(_CODEC.sub("", name) for name in files)
+    if twice := [name for name in files if bare[_CODEC.sub("", name)] > 1]:
+        raise ValueError(
+            f"{url} holds the same file in two compressions: {_few(twice, root)}; its rows would "
+            "be read twice; remove one, or say which files are meant with a pattern"
+        )
     kinds = sorted({_kind(name)[0] for name in files})
     if len(kinds) > 1:
         raise ValueError(
@@ -207,6 +233,11 @@ def _folder(filesystem: Any, path: str, url: str) -> tuple[FileShard, ...]:
             f"as in {url.rstrip('/')}/*{kinds[0]}"
         )
     return _files(filesystem, files, root)
+
+
+def _few(names: Sequence[str], root: str) -> str:
+    shown = [name.removeprefix(root).lstrip("/") for name in names[:5]]
+    return ", ".join(shown) + (", …" if len(names) > 5 else "")
 
 
 def _is_hidden(name: str, root: str) -> bool:
@@ -235,4 +266,5 @@ def _hub_rows(shard: HubShard, start_row: int) -> Iterator[Item]:
     rows = _streamed(shard.repo, shard.revision, shard.split)
     if shard.count > 1:
         rows = rows.shard(num_shards=shard.count, index=shard.index)
-    yield from enumerate(rows.skip(start_row - 1), start=start_row)
+    records = (without_nulls(record) for record in rows.skip(start_row - 1))
+    yield from enumerate(records, start=start_row)

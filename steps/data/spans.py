@@ -9,14 +9,15 @@ which proves what it finds about this very conversation; where all fail, the row
 2. *Header*: the messages before the turn, rendered with the generation prompt, are a prefix of the
    text, and what follows is the turn's text (perhaps trimmed) and the closing of a turn.
 3. *Remainder*: for a turn with tool calls or reasoning, which a template spells its own way: what
-   the turn adds after its header, up to the last special token in it.
+   the turn adds after its header, up to the last special token in it. Calls with other names and
+   arguments must come out in it, every one.
 4. *Sentinels*: templates rewrite: they strip reasoning from earlier turns (Qwen 3), write an empty
    one into the last, merge or move system prompts. The conversation is rendered with sentinels
    for the texts; the pieces between the sentinels must then make up the true text exactly, with
    each message's own text between them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,12 +36,18 @@ class Rendered:
         spans: the assistant turns that were asked for, in order.
         extends: what the model would be given to write the last turn is a prefix of the text.
         shows_tools: the template writes every tool; those made for models without tools do not.
+        shows_messages: it writes every message.
+        spells_special: a message or tool spells out a special token.
+        closes: every span ends with a token that ends a turn.
     """
 
     text: str
     spans: tuple[Span, ...]
     extends: bool = True
     shows_tools: bool = True
+    shows_messages: bool = True
+    spells_special: bool = False
+    closes: bool = True
 
 
 def assistant_turns(messages: Sequence[Message], start: int = 0) -> list[int]:
@@ -84,8 +91,11 @@ def render_spans(
     return Rendered(
         text[: spans[-1][1]],
         tuple(spans),
-        extends=shown.isdisjoint(rewritten),
-        shows_tools=all(name in text for name in _names(chat.tools)),
+        extends=shown.isdisjoint(rewritten) and not chat_format.headless,
+        shows_tools=_shows_tools(chat_format, chat, text),
+        shows_messages=_shows_messages(chat_format, chat, text),
+        spells_special=any(map(chat_format.special.search, _strings((chat.messages, chat.tools)))),
+        closes=all(text[:end].endswith(tuple(chat_format.ends)) for _, end in spans),
     )
 
 
@@ -106,7 +116,9 @@ def _marked_spans(
         return text, []
     for turn, (start, end) in zip(every, blocks, strict=True):
         if not _holds(text[start:end], chat.messages[turn]):
-            return text, []  # as inside a macro, where the positions of blocks are wrong
+            return text, []
+    if not _marks_hold_calls(chat_format, chat, text, every):
+        return text, []
     marked = dict(zip(every, blocks, strict=True))
     return text, [_without_trailing_space(chat_format, text, marked[turn]) for turn in turns]
 
@@ -115,6 +127,20 @@ def _holds(block: str, message: Message) -> bool:
     words = [form for form in _forms(message) if form.strip()]
     called = all(name in block for name in _called(message))
     return called and (not words or any(form in block for form in words))
+
+
+def _marks_hold_calls(chat_format: ChatFormat, chat: Chat, text: str, turns: Sequence[int]) -> bool:
+    """Whether each block holds all that its turn calls, seen by renaming it."""
+    renamed = {turn: _renamed(text, chat.messages[turn], turn) for turn in turns}
+    if not any(words for _, words in renamed.values()):
+        return True
+    changed = _with_messages(chat, {turn: message for turn, (message, _) in renamed.items()})
+    shown, blocks = render_marked(chat_format, changed)
+    return len(blocks) == len(turns) and all(
+        word in shown[start:end]
+        for (start, end), (_, words) in zip(blocks, renamed.values(), strict=True)
+        for word in words
+    )
 
 
 def _without_trailing_space(chat_format: ChatFormat, text: str, span: Span) -> Span:
@@ -160,12 +186,17 @@ def _remainder(
 ) -> Span | None:
     """What the turn adds from `start` on, but for what the template writes before any content."""
     message = chat.messages[turn]
+    renamed, called = _renamed(text, message, turn)
+    if called and not _writes(chat_format, chat.until(turn + 1), {turn: renamed}, called):
+        return None
     if not _has_reasoning(message):
         (sentinel,) = _sentinels(text, 1)
-        marked = render(chat_format, _with_contents(chat, {turn: sentinel}))
+        marked = render(
+            chat_format, _with_messages(chat, {turn: Message(**{**renamed, "content": sentinel})})
+        )
         before = marked.partition(sentinel)[0].removesuffix(chat_format.opening)
         if sentinel in marked and text.startswith(before) and start <= len(before):
-            start = len(before)
+            start = len(before)  # which calls that are written before the content never let it be
     end = _end_of_turn(chat_format, chat, text, turn, start)
     if end is None or not all(name in text[start:end] for name in _called(message)):
         return None
@@ -174,13 +205,85 @@ def _remainder(
 
 def _called(message: Message) -> list[str]:
     """The names of the functions that a message calls: some templates leave calls out."""
-    return _names(message.get("tool_calls"))
+    return [str(_function(call).get("name")) for call in message.get("tool_calls") or ()]
 
 
-def _names(tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    """What tools, or calls of them, are called; their shape is up to the template."""
-    within = ((tool, tool.get("function")) for tool in tools or ())
-    return [str((f if isinstance(f, Mapping) else tool).get("name")) for tool, f in within]
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a tool, or of a call of one, that names it; their shape is up to the template."""
+    function = tool.get("function")
+    return function if isinstance(function, Mapping) else tool
+
+
+def _renamed(text: str, message: Message, turn: int) -> tuple[Message, list[str]]:
+    """A message that calls other functions with other arguments, and what it says there: words
+    of which the text holds none, so that they show what a template writes of a call."""
+    calls = message.get("tool_calls") or ()
+    words: list[str] = []
+
+    def word() -> str:
+        words.append(f"{_salt(text)}call{turn}x{len(words)}x")
+        return words[-1]
+
+    def arguments(given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return {name: word() for name in given}
+        return word() if isinstance(given, str) else given
+
+    def renamed(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = {**_function(call), "name": word()}
+        if "arguments" in function:
+            function["arguments"] = arguments(function["arguments"])
+        return _with_function(call, function)
+
+    changed = [renamed(call) for call in calls]
+    return Message(**{**message, "tool_calls": changed}) if calls else message, words
+
+
+def _shows_tools(chat_format: ChatFormat, chat: Chat, text: str) -> bool:
+    """Whether the template writes every tool, seen by giving them other names."""
+    tools = chat.tools or ()
+    names = [str(_function(tool).get("name")) for tool in tools]
+    if not all(name in text for name in names):
+        return False
+    words = _sentinels(text, len(tools))
+    renamed = tuple(
+        _with_function(tool, {**_function(tool), "name": word})
+        for tool, word in zip(tools, words, strict=True)
+    )
+    shown = render(chat_format, replace(chat, tools=renamed)) if tools else ""
+    return all(word in shown for word in words)
+
+
+def _shows_messages(chat_format: ChatFormat, chat: Chat, text: str) -> bool:
+    """Whether the template writes every message: its words are there, one after the other, or it
+    writes a sentinel in their place."""
+    missing, at = [], 0
+    for index, message in enumerate(chat.messages):
+        found = [(form, text.find(form, at)) for form in _forms(message) if form.strip()]
+        first = next(((form, start) for form, start in found if start >= 0), None)
+        if first:
+            at = first[1] + len(first[0])
+        elif found:
+            missing.append(index)
+    if not missing:
+        return True
+    marks = dict(zip(missing, _sentinels(text, len(missing)), strict=True))
+    try:
+        shown = render(chat_format, _with_contents(chat, marks))
+    except MalformedRow:  # it wants to know the words, so it cannot be seen whether it writes them
+        return False
+    return all(sentinel in shown for sentinel in marks.values())
+
+
+def _with_function(tool: Mapping[str, Any], function: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": function} if _function(tool) is not tool else function
+
+
+def _writes(
+    chat_format: ChatFormat, chat: Chat, messages: Mapping[int, Message], words: Sequence[str]
+) -> bool:
+    shown = render(chat_format, _with_messages(chat, messages))
+    return all(word in shown for word in words)
 
 
 def _end_of_turn(
@@ -231,10 +334,15 @@ def _between_sentinels(
 
 
 def _with_contents(chat: Chat, contents: Mapping[int, str]) -> Chat:
-    messages = (
-        Message(**{**message, "content": contents.get(index, message["content"])})
-        for index, message in enumerate(chat.messages)
-    )
+    changed = {
+        index: Message(**{**chat.messages[index], "content": content})
+        for index, content in contents.items()
+    }
+    return _with_messages(chat, changed)
+
+
+def _with_messages(chat: Chat, changed: Mapping[int, Message]) -> Chat:
+    messages = (changed.get(index, message) for index, message in enumerate(chat.messages))
     return replace(chat, messages=tuple(messages))
 
 
@@ -245,10 +353,14 @@ def _next_piece(marked: str, sentinels: Sequence[str]) -> str:
 
 def _sentinels(text: str, count: int) -> list[str]:
     """Words that survive trimming and splitting, of which the text holds none."""
+    return [f"{_salt(text)}{index}x" for index in range(count)]
+
+
+def _salt(text: str) -> str:
     salt = 0
     while f"Sentinel{salt}x" in text:
         salt += 1
-    return [f"Sentinel{salt}x{index}x" for index in range(count)]
+    return f"Sentinel{salt}x"
 
 
 def _forms(message: Message) -> list[str]:
@@ -279,14 +391,27 @@ def _refuse_spelled_out_ends(chat_format: ChatFormat, messages: Sequence[Message
     """Written out in a response, these tokens would end the turn early, or end it twice."""
     for message in messages:
         for end in chat_format.ends:
-            if end in message["content"]:
+            if any(end in text for text in _strings(message)):
                 raise MalformedRow("end-of-turn inside the response", f"the text contains {end}")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text within a JSON value, keys included."""
+    left = [value]  # and no recursion: a value may be nested deeper than that goes
+    while left:
+        match left.pop():
+            case str() as text:
+                yield text
+            case Mapping() as within:
+                left += [*within, *within.values()]
+            case list() | tuple() as within:
+                left += within
 
 
 def _refuse_doubled(chat_format: ChatFormat, text: str) -> None:
     """A BOS at the start of a text must be its only one there."""
-    bos = chat_format.special_tokens.get("bos_token")
-    if bos and text.startswith(str(bos) * 2):
+    bos = str(chat_format.special_tokens.get("bos_token") or "")
+    if bos and text.startswith(bos) and text[len(bos) :].lstrip().startswith(bos):
         raise MalformedRow("doubled special token", f"the text starts with {bos} twice")
 
 

@@ -1,16 +1,18 @@
 """Which prompts are held out: a pure function of the prompt, so that a split never shifts.
 
-A prompt's place is a number in [0, 1) taken from a hash of its messages; it is held out when that
-number is below the fraction. So rows added later move no old row, the order of rows is irrelevant,
-rows with equal prompts fall on the same side (no prompt is both trained on and tested), and a
-larger fraction only adds to the held-out set. A system prompt that a config gives to all rows is
-none of the row's own: it is added after the split, and changing it moves nothing.
+A prompt's place is a number in [0, 1) taken from a hash of its messages, in the normal form in
+which duplicates are found; it is held out when that number is below the fraction. So rows added
+later move no old row, the order of rows is irrelevant, rows with equal prompts fall on the same
+side (no prompt is both trained on and tested), and a larger fraction only adds to the held-out set.
+A system prompt that a config gives to all rows is none of the row's own: it is added after the
+split, and changing it moves nothing.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
 
+from steps.data.overlap import normal_text
 from steps.data.rows import ConversationRow, Message, Row, TextRow
 
 
@@ -35,8 +37,12 @@ def prompt_of(row: Row) -> Sequence[Message]:
     return row.prompt
 
 
+def prompt_key(prompt: Sequence[Message]) -> bytes:
+    """The sha256 of a prompt, which prompts share that differ in spelling alone."""
+    messages = [[message["role"], normal_text(message["content"])] for message in prompt]
+    return hashlib.sha256(json.dumps(messages).encode()).digest()
+
+
 def _place(prompt: Sequence[Message]) -> float:
-    """A number in [0, 1), uniform over prompts: the leading 53 bits (a float's worth) of sha256."""
-    messages = [[message["role"], message["content"]] for message in prompt]
-    digest = hashlib.sha256(json.dumps(messages).encode()).digest()
-    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+    """A number in [0, 1), uniform over prompts: the leading 53 bits (a float's worth) of a hash."""
+    return (int.from_bytes(prompt_key(prompt)[:8], "big") >> 11) / 2**53

@@ -1,8 +1,8 @@
 """How rows lie in Parquet: one schema a kind of row, and the way there and back.
 
 Messages keep role and content as columns; their other keys are JSON text (`extra`), since what a
-tool call holds has no schema. So are `tools` and `template_kwargs`. JSON is written with sorted
-keys, so that equal rows give equal bytes.
+tool call holds has no schema. So are `tools` and `template_kwargs`. Keys keep the order in which
+they came: a chat template writes them in it, and so does a server that is given the same tools.
 """
 
 import json
@@ -145,21 +145,21 @@ def messages_from_column(value: Iterable[Mapping[str, Any]]) -> Messages:
     )
 
 
-def to_json(value: Any) -> str:
-    """JSON text with sorted keys."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+def _to_json(value: Any) -> str:
+    """JSON text; keys in their own order."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _extra(message: Message) -> str | None:
     extra = {key: value for key, value in message.items() if key not in ("role", "content")}
-    return to_json(extra) if extra else None
+    return _to_json(extra) if extra else None
 
 
 def _to_column(name: str, value: Any) -> Any:
     if name in _CONVERSATIONS:
         return messages_to_column(value)
     if name in _JSON and value is not None:
-        return to_json(value)
+        return _to_json(value)
     return value
 
 

@@ -9,7 +9,7 @@ trained on exactly once. The rows of the text `doc` are called `doc#1`, `doc#2` 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -101,8 +101,11 @@ def tokenize_texts(
         return tokenization.encoder.framed(texts, tokenization.end)
 
     def finish(row: TextRow, text: str, ids: list[int]) -> TokenizedText:
-        return _within_limit(tokenization.config, row.row, ids)
+        made = _within_limit(tokenization.config, row.row, ids)
+        spelled = not special.isdisjoint(ids[1:-1])
+        return replace(made, findings=replace(made.findings, spelled=spelled))
 
+    special = set(tokenization.encoder.anchors.values()) - {tokenization.encoder.unknown}
     return in_one_batch(rows, lambda row: row.text, encode, finish)
 
 

@@ -70,47 +70,37 @@ class Report:
     """What there is to say of tokenised rows; adds up over shards.
 
     Attributes:
-        merged: tokens across the edge of an assistant's text, which are not trained on.
-        rewritten: kept rows whose prompt the template writes otherwise once it is answered.
-        tools_lost: kept rows whose tools the template does not write.
+        noticed: what there is to notice of kept rows (`tokenizing.Findings`), by its name there,
+            and how many rows or tokens it is true of.
         lengths: how many kept rows there are of each length, by what was measured.
     """
 
     tally: Tally = field(default_factory=Tally)
-    merged: int = 0
-    rewritten: int = 0
-    tools_lost: int = 0
+    noticed: Counter[str] = field(default_factory=Counter)
     lengths: dict[str, Counter[int]] = field(default_factory=dict)
 
     def add(self, findings: Findings, lengths: Iterable[Mapping[str, int]]) -> None:
-        self.merged += findings.merged
-        self.rewritten += findings.rewritten
-        self.tools_lost += findings.tools_lost
+        self.noticed.update({name: int(count) for name, count in vars(findings).items()})
         for name, length in chain.from_iterable(line.items() for line in lengths):
             self.lengths.setdefault(name, Counter())[length] += 1
 
     def merge(self, later: "Report") -> None:
         self.tally.merge(later.tally)
-        self.merged += later.merged
-        self.rewritten += later.rewritten
-        self.tools_lost += later.tools_lost
+        self.noticed.update(later.noticed)
         for name, lengths in later.lengths.items():
             self.lengths.setdefault(name, Counter()).update(lengths)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "tally": self.tally.to_json(),
-            "merged": self.merged,
-            "rewritten": self.rewritten,
-            "tools_lost": self.tools_lost,
+            "noticed": dict(self.noticed),
             "lengths": {name: sorted(counts.items()) for name, counts in self.lengths.items()},
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Report":
         lengths = {name: Counter(dict(counts)) for name, counts in data["lengths"].items()}
-        counts = {name: data[name] for name in ("merged", "rewritten", "tools_lost")}
-        return cls(Tally.from_json(data["tally"]), lengths=lengths, **counts)
+        return cls(Tally.from_json(data["tally"]), Counter(data["noticed"]), lengths)
 
 
 def merged_report(finished: Iterable[Finished]) -> Report:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -90,6 +91,10 @@ class Findings:
         rewritten: the template writes the prompt otherwise once it is answered, so that the model
             is trained on another prompt than it would be given.
         tools_lost: the template does not write the row's tools.
+        messages_lost: the template does not write one of its messages.
+        spelled: its own text spells out special tokens, which become just those.
+        unended: a turn that is trained on ends without an end-of-turn token.
+        unknown: trained tokens that stand for text outside the vocabulary.
     """
 
     prompt_cut: bool = False
@@ -97,6 +102,10 @@ class Findings:
     merged: int = 0
     rewritten: bool = False
     tools_lost: bool = False
+    messages_lost: bool = False
+    spelled: bool = False
+    unended: bool = False
+    unknown: int = 0
 
     def of_text(self, merged: int, texts: Iterable[Rendered]) -> "Findings":
         """These, with what was noticed of the text."""
@@ -106,6 +115,9 @@ class Findings:
             merged=merged,
             rewritten=not all(text.extends for text in seen),
             tools_lost=not all(text.shows_tools for text in seen),
+            messages_lost=not all(text.shows_messages for text in seen),
+            spelled=any(text.spells_special for text in seen),
+            unended=not all(text.closes for text in seen),
         )
 
 
@@ -139,6 +151,12 @@ class Tokenization:
     format: ChatFormat
     encoder: Encoder
     config: TokenizeConfig
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a turn, or everything."""
+        found = (self.encoder.core.token_to_id(end) for end in self.format.ends)
+        return frozenset(index for index in found if index is not None)
 
 
 def tokenization(
@@ -240,11 +258,32 @@ def in_one_batch(
     """Each row rendered, all that could be encoded together, each finished; a row that one of
     these refuses has the reason in its place."""
     drafts = [_attempt(render, row) for row in rows]
-    encoded = iter(encode([draft for draft in drafts if not isinstance(draft, MalformedRow)]))
+    encoded = iter(
+        _encode_all(encode, [draft for draft in drafts if not isinstance(draft, MalformedRow)])
+    )
+
+    def finished(row: Row, draft: Draft) -> Finished | MalformedRow:
+        ids = next(encoded)
+        return ids if isinstance(ids, MalformedRow) else _attempt(finish, row, draft, ids)
+
     return [
-        draft if isinstance(draft, MalformedRow) else _attempt(finish, row, draft, next(encoded))
+        draft if isinstance(draft, MalformedRow) else finished(row, draft)
         for row, draft in zip(rows, drafts, strict=True)
     ]
+
+
+def _encode_all(
+    encode: Callable[[Sequence[Draft]], Iterable[Encoded]], drafts: Sequence[Draft]
+) -> list[Encoded | MalformedRow]:
+    """All drafts together; each by itself if the tokenizer cannot do them all."""
+    try:
+        return list(encode(drafts))
+    except Exception as error:
+        if type(error) is not Exception:  # what tokenizers raises of a text is of no other type
+            raise
+        if len(drafts) == 1:
+            return [MalformedRow("tokenizer refuses the text", str(error))]
+    return [ids for draft in drafts for ids in _encode_all(encode, [draft])]
 
 
 Arguments = ParamSpec("Arguments")
@@ -336,13 +375,32 @@ def fitted(
     return prompt.cut(kept.start, kept.stop), fitting, findings
 
 
+def check_words(tokenization: Tokenization, text: Rendered, start: int, tokens: Tokens) -> int:
+    """How many of the trained `tokens`, the text's from the character `start` on, stand for text
+    outside the vocabulary.
+
+    Raises:
+        MalformedRow: of the text of a response, the tokenizer leaves nothing but its end.
+    """
+    trained = [
+        index for index, is_trained in zip(tokens.ids, tokens.mask, strict=True) if is_trained
+    ]
+    if trained and tokenization.ends.issuperset(trained):
+        words = "".join(text.text[first:last] for first, last in text.spans if first >= start)
+        for end in tokenization.format.ends:
+            words = words.replace(end, "")
+        if words.strip():
+            raise MalformedRow("no trained token", "the tokenizer leaves no token of a response")
+    return sum(token == tokenization.encoder.unknown for token in trained)
+
+
 def _finished(
     tokenization: Tokenization, row: str, text: Rendered, start: int, pieces: Pieces
 ) -> tuple[Tokens, Tokens, Findings]:
     """What comes before the character `start` and what follows it, within the limits."""
     mask, merged = pieces.mask(text.spans)
     every, first = Tokens(pieces.ids, mask), pieces.until(start)
-    prompt, (rest,), findings = fitted(
-        tokenization, row, every.cut(0, first), [every.cut(first, len(every))]
-    )
-    return prompt, rest, findings.of_text(merged, [text])
+    after = every.cut(first, len(every))
+    unknown = check_words(tokenization, text, start, after)
+    prompt, (rest,), findings = fitted(tokenization, row, every.cut(0, first), [after])
+    return prompt, rest, replace(findings.of_text(merged, [text]), unknown=unknown)

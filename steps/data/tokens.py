@@ -82,9 +82,7 @@ def _metrics(report: Report) -> dict[str, Any]:
     dropped = report.tally.metrics()
     return {
         "truncated": report.tally.truncated,
-        "boundary_tokens_merged": report.merged,
-        "prompts_rewritten": report.rewritten,
-        "tools_not_written": report.tools_lost,
+        **{metric: report.noticed[finding] for finding, (metric, _) in _NOTICED.items()},
         "lengths": {name: quantiles(counts) for name, counts in report.lengths.items()},
         **dropped,
         "notices": [*dropped.get("notices", ()), *_notices(report)],
@@ -92,21 +90,48 @@ def _metrics(report: Report) -> dict[str, Any]:
 
 
 def _notices(report: Report) -> Iterable[str]:
-    if report.merged:
-        yield (
-            f"{report.merged} tokens were merged across the edge of an assistant's text by the "
-            "tokenizer and are not trained on"
-        )
-    if report.rewritten:
-        yield (
-            f"{report.rewritten} prompts are written otherwise by the chat template once they are "
-            "answered: training sees another prompt than generation does"
-        )
-    if report.tools_lost:
-        yield (
-            f"{report.tools_lost} rows have tools that the chat template does not write, so that "
-            "the model never sees them; use a template that does, or leave the tools out"
-        )
+    for finding, (_, said) in _NOTICED.items():
+        if count := report.noticed[finding]:
+            yield f"{count} {said}"
+
+
+_NOTICED: Mapping[str, tuple[str, str]] = {
+    "merged": (
+        "boundary_tokens_merged",
+        "tokens were merged across the edge of an assistant's text by the tokenizer and are not "
+        "trained on",
+    ),
+    "rewritten": (
+        "prompts_rewritten",
+        "prompts are written otherwise by the chat template once they are answered, or without "
+        "the header of an answer before: training sees another prompt than generation does",
+    ),
+    "tools_lost": (
+        "tools_not_written",
+        "rows have tools that the chat template does not write, so that the model never sees "
+        "them; use a template that does, or leave the tools out",
+    ),
+    "messages_lost": (
+        "messages_not_written",
+        "rows have a message that the chat template does not write, or only in part, so that the "
+        "model never sees it; use a template that does, or leave the message out",
+    ),
+    "spelled": (
+        "special_tokens_spelled",
+        "rows spell special tokens in their own text, which become those tokens and may look "
+        "like turns to the model",
+    ),
+    "unended": (
+        "turns_without_end",
+        "rows are trained on without an end-of-turn token, so that the model does not learn to "
+        "stop; use a template that writes one, within {% generation %} if it has that",
+    ),
+    "unknown": (
+        "unknown_tokens",
+        "trained tokens stand for text outside the tokenizer's vocabulary",
+    ),
+}
+"""What is told of `tokenizing.Findings`: the metric, and what follows its number in a notice."""
 
 
 _MEASURES: Mapping[str, str] = {

@@ -47,8 +47,7 @@ def show_row(url: str, row: str, split: str | None, console: "Console") -> None:
     unless `split` says which.
 
     Raises:
-        LookupError: there is no such row, and the message names the most similar ones; or no such
-            split.
+        LookupError: there is no such row, and the message names similar ones; or no such split.
         FileNotFoundError: what a tokens artifact holds is not there.
     """
     folder = _Folder(*fsspec.url_to_fs(url))
@@ -124,8 +123,12 @@ def _no_such_row(folder: _Folder, row: str, split: str | None) -> str:
         return f"there is no split {split!r}; there is {', '.join(sorted(set(places)))}"
     labelled = zip(_column(table, "row"), places, strict=True)
     labels = [label for label, place in labelled if split in (None, place)]
-    similar = ", ".join(_similar(labels, row))
-    return f"no row {row!r} among {len(labels)}; there are, for example, {similar}"
+    similar = _similar(labels, row)
+    known = f"similar are {', '.join(similar)}" if similar else f"the first is {labels[0]}"
+    return (
+        f"no row {row!r} among {len(labels)}; {known}; a row that was dropped before, when the "
+        "data was loaded, is in ledger.parquet of the load step"
+    )
 
 
 def _similar(labels: list[str], row: str) -> list[str]:
@@ -138,7 +141,7 @@ def _similar(labels: list[str], row: str) -> list[str]:
     among = labels
     if len(labels) > _MOST_COMPARED:
         among = heapq.nlargest(_MOST_COMPARED, labels, key=shared)
-    return difflib.get_close_matches(row, among, n=3, cutoff=0.5) or labels[:3]
+    return difflib.get_close_matches(row, among, n=3, cutoff=0.5)
 
 
 # --- printing ------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class ChatFormat:
     messages: str = "messages"
     tools: str = "tools"
     template_kwargs: str = "chat_template_kwargs"
-    system_field: str | None = None
+    system_field: str | None = "system"
     system: str | None = None
 
     makes: ClassVar[type] = ConversationRow
@@ -71,7 +71,7 @@ class CompletionFormat:
     completion: str = "completion"
     tools: str = "tools"
     template_kwargs: str = "chat_template_kwargs"
-    system_field: str | None = None
+    system_field: str | None = "system"
     system: str | None = None
 
     makes: ClassVar[type] = ConversationRow

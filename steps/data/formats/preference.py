@@ -44,7 +44,7 @@ class PreferenceFormat:
     score_rejected: str = "score_rejected"
     tools: str = "tools"
     template_kwargs: str = "chat_template_kwargs"
-    system_field: str | None = None
+    system_field: str | None = "system"
     system: str | None = None
 
     makes: ClassVar[type] = PreferenceRow

@@ -10,6 +10,7 @@ from steps.data.formats.hh_rlhf import HHFormat
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.text import TextFormat
+from steps.data.formats.turns import READ_KEYS, is_list
 from steps.data.formats.unpaired import UnpairedFormat
 
 Format = (
@@ -112,6 +113,23 @@ def choose_format(
     ((name, detected),) = found
     names = {f.name: getattr(detected, f.name) for f in fields(detected) if f.name != "system"}
     return named_format(name, names, choice.system)
+
+
+_NO_TURNS = ("tools", "system")
+
+
+def ignored_keys(chosen: Format, record: Mapping[str, Any]) -> set[str]:
+    """What the messages of a record hold besides what is read of them: `messages[].weight`."""
+    names = {getattr(chosen, field.name) for field in fields(chosen) if field.name not in _NO_TURNS}
+    return {
+        f"{name}[].{key}"
+        for name in names
+        if is_list(turns := record.get(name))
+        for turn in turns
+        if isinstance(turn, Mapping)
+        for key, value in turn.items()
+        if key not in READ_KEYS and value is not None and str(key).isprintable()
+    }
 
 
 def format_name(chosen: Format) -> str:

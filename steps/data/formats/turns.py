@@ -7,9 +7,10 @@ call tools, whose results come before it goes on.
 
 import json
 import math
+import re
 import reprlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
 
 from steps.data.reasons import MalformedRow, Reason
 from steps.data.rows import EXTRA_KEYS, ROLES, Message, Messages, Tools
@@ -20,6 +21,7 @@ _SHAREGPT_ROLES = {
     "function_response": "tool",
     "observation": "tool",
 }
+_DIALOGUE = re.compile(r"\s*Human:.*\n\nAssistant:", re.DOTALL)
 _FOLLOWERS = {
     "system": {"user"},
     "user": {"assistant"},
@@ -27,6 +29,13 @@ _FOLLOWERS = {
     "tool": {"assistant", "tool"},
 }
 """Who may speak after whom."""
+
+READ_KEYS = frozenset({"role", "content", "from", "value", *EXTRA_KEYS})
+"""The keys of a message that are read."""
+
+MOST_NESTED = 100
+"""How deep tools, tool calls and template arguments may be nested: what is made of them later
+(templates, JSON, comparisons) recurses, and Python's own limit depends on who calls."""
 
 
 def messages(value: Sequence[Any], field: str) -> Messages:
@@ -39,7 +48,7 @@ def prompt_messages(value: Any, field: str) -> Messages:
     if value is None:
         raise MalformedRow("no prompt", f"{field} is missing")
     if not is_list(value):
-        return ({"role": "user", "content": text(value, field)},)
+        return ({"role": "user", "content": _one_turn(value, field)},)
     if not value:
         raise MalformedRow("no prompt", f"{field} is an empty list")
     return messages(value, field)
@@ -50,7 +59,7 @@ def response_messages(value: Any, field: str, missing: Reason) -> Messages:
     if value is None:
         raise MalformedRow(missing, f"{field} is missing")
     if not is_list(value):
-        return ({"role": "assistant", "content": text(value, field)},)
+        return ({"role": "assistant", "content": _one_turn(value, field)},)
     if not value:
         raise MalformedRow("empty conversation", f"{field} is an empty list")
     return messages(value, field)
@@ -124,6 +133,8 @@ def score(record: Mapping[str, Any], field: str) -> float | None:
         raise MalformedRow("score not a number", f"{field} is out of range") from None
     if math.isnan(number):  # how tables written from data frames spell a missing number
         return None
+    if math.isinf(number):
+        raise MalformedRow("score not a number", f"{field} is infinite")
     return number
 
 
@@ -149,18 +160,33 @@ def template_kwargs(record: Mapping[str, Any], field: str) -> Mapping[str, Any] 
 
 
 def plain(value: Any, field: str) -> Any:
-    """`value` as JSON that can be written: no dates, no NaN, no lone surrogates."""
+    """`value` as JSON that can be written: no dates, no NaN, no lone surrogates, no deep nest."""
+    if _is_deeper(value, MOST_NESTED):
+        raise MalformedRow("unreadable value", f"{field} is nested over {MOST_NESTED} deep")
     try:
         written = json.dumps(value, allow_nan=False, ensure_ascii=False)
         written.encode()
     except UnicodeEncodeError as error:
         raise MalformedRow("not valid Unicode", f"{field}: {error}") from None
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise MalformedRow("unreadable value", f"{field}: {error}") from None
     return json.loads(written)
 
 
-def is_list(value: Any) -> bool:
+def _is_deeper(value: Any, most: int) -> bool:
+    level = [value]
+    for _ in range(most):
+        level = [inner for item in level for inner in _held_by(item)]
+    return bool(level)
+
+
+def _held_by(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if is_list(value) else ()
+
+
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
@@ -206,6 +232,17 @@ def _extra(value: Any, name: str, field: str) -> Any:
     if not is_list(value) or not all(isinstance(call, Mapping) for call in value):
         raise MalformedRow("tools not a list of objects", f"{field} is {show(value)}")
     return plain(value, field)
+
+
+def _one_turn(value: Any, field: str) -> str:
+    found = text(value, field)
+    if _DIALOGUE.match(found):
+        raise MalformedRow(
+            "dialogue in one string",
+            f"{field} holds turns that start with 'Human:' and 'Assistant:'; give messages, or the "
+            "format hh_rlhf, whose chosen and rejected are whole dialogues",
+        )
+    return found
 
 
 def _decoded(value: Any) -> Any:

@@ -27,7 +27,7 @@ class UnpairedFormat:
     label: str = "label"
     tools: str = "tools"
     template_kwargs: str = "chat_template_kwargs"
-    system_field: str | None = None
+    system_field: str | None = "system"
     system: str | None = None
 
     makes: ClassVar[type] = UnpairedRow

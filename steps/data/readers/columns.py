@@ -2,10 +2,14 @@
 
 A value that Python cannot hold costs its row. A row group whose bytes are damaged costs its own
 rows, each of which is named; of a table whose index is damaged nothing can be read.
+
+A column of objects has every key that any row has: in the others it is null. `without_nulls` takes
+those away, so that a tool call has the arguments that it was made with and no others. A null that
+was meant cannot be told from them: where it matters, the table must hold JSON text.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import IO
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +29,7 @@ def parquet_rows(opened: IO[bytes], start: int = 1) -> Iterator[Item]:
         with watched.damage_as_cut_off():
             file = pq.ParquetFile(watched)
     except CutOff as error:
-        yield 1, cut_off(error, "row 0")
+        yield from _from(start, [(1, cut_off(error, "row 0"))])
         return
     before = 0
     for group in range(file.num_row_groups):
@@ -45,10 +49,23 @@ def arrow_rows(opened: IO[bytes], start: int = 1) -> Iterator[Item]:
                 yield from _from(start, _rows(batch, done))
             done += batch.num_rows
     except CutOff as error:
-        yield done + 1, cut_off(error, f"row {done}")
+        yield from _from(start, [(done + 1, cut_off(error, f"row {done}"))])
 
 
-def _from(start: int, items: Iterator[Item]) -> Iterator[Item]:
+def without_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a table without the nulls within its objects; its columns stay."""
+    return {column: _set_keys(value) for column, value in record.items()}
+
+
+def _set_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _set_keys(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_set_keys(item) for item in value]
+    return value
+
+
+def _from(start: int, items: Iterable[Item]) -> Iterator[Item]:
     return (item for item in items if item[0] >= start)
 
 
@@ -67,7 +84,7 @@ def _row_group(
             done += batch.num_rows
     except CutOff as error:
         for number in range(before + done + 1, before + count + 1):
-            yield number, MalformedRow("file cut off", f"row group {group} is damaged: {error}")
+            yield number, MalformedRow("damaged row group", f"row group {group}: {error}")
 
 
 def _arrow_batches(watched: Watched) -> Iterator[pa.RecordBatch]:
@@ -93,7 +110,7 @@ def _records(batch: pa.RecordBatch) -> list[Mapping | MalformedRow]:
         # An IPC file is memory as it lay: with damaged offsets, reading a value is a crash.
         batch.validate(full=True)
         if batch.nbytes <= MAX_ROW_BYTES:
-            return batch.to_pylist()
+            return [without_nulls(record) for record in batch.to_pylist()]
     except (ValueError, OverflowError, pa.ArrowException):
         pass  # one of the rows: which one is found below
     return [_record(batch.slice(index, 1)) for index in range(batch.num_rows)]
@@ -104,7 +121,7 @@ def _record(row: pa.RecordBatch) -> Mapping | MalformedRow:
         row.validate(full=True)
         if row.nbytes > MAX_ROW_BYTES:
             return too_large(row.nbytes)
-        return row.to_pylist()[0]
+        return without_nulls(row.to_pylist()[0])
     except (ValueError, OverflowError, pa.ArrowException) as error:
         found = " ".join(str(error).split())
         return MalformedRow("not valid UTF-8" if "UTF8" in found else "unreadable value", found)

@@ -2,7 +2,8 @@
 
 Which of these is seen at the first character and the first line. A list is read element by
 element. Within one there is no telling where a broken element ends, so that the file is given up
-there, with one `MalformedRow` for all that is lost.
+there as one that is cut off, with one `MalformedRow` for all that is lost, be it one row or a
+million.
 """
 
 import codecs
@@ -16,7 +17,9 @@ from steps.data.readers.blocks import CutOff
 from steps.data.readers.lines import (
     BOM,
     DECODER,
+    LENIENT_DECODER,
     MAX_ROW_BYTES,
+    RepeatedKey,
     as_object,
     cut_off,
     json_lines,
@@ -89,10 +92,8 @@ class _Elements:
             while self._more(number):
                 yield number, self._element()
                 number += 1
-        except CutOff as error:
+        except (CutOff, MalformedRow) as error:
             yield number, cut_off(error, f"element {number - 1}")
-        except MalformedRow as problem:
-            yield number, problem
 
     def _more(self, number: int) -> bool:
         """Go to the next element; false at the end of the file."""
@@ -114,7 +115,7 @@ class _Elements:
     def _element(self) -> Mapping[str, Any] | MalformedRow:
         while True:
             try:
-                value, end = DECODER.raw_decode(self.text, self.at)
+                value, end = self._decode()
                 if end < len(self.text) or self.ended:
                     break
             except RecursionError:
@@ -132,7 +133,14 @@ class _Elements:
             return too_large(len(source))
         if not source.isascii() and any("\ud800" <= c <= "\udfff" for c in source):
             return MalformedRow("not valid UTF-8", "the element holds bytes that are no text")
-        return as_object(value)
+        return value if isinstance(value, MalformedRow) else as_object(value)
+
+    def _decode(self) -> tuple[Any, int]:
+        try:
+            return DECODER.raw_decode(self.text, self.at)
+        except RepeatedKey as error:
+            _, end = LENIENT_DECODER.raw_decode(self.text, self.at)
+            return MalformedRow("broken JSON", str(error)), end
 
     def _next_character(self) -> str:
         """The next one that is no space, where `at` then is; empty at the end of the file."""

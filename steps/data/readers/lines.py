@@ -6,7 +6,9 @@ characters within JSON strings are taken as they are, although JSON asks for the
 """
 
 import json
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from steps.data.readers import Item
 from steps.data.readers.blocks import CutOff
@@ -16,7 +18,23 @@ MAX_ROW_BYTES = 16 * 2**20
 """A longer row is left out: it would be some four million tokens, and is a mistake."""
 
 BOM = b"\xef\xbb\xbf"
-DECODER = json.JSONDecoder(strict=False)
+
+
+class RepeatedKey(ValueError):
+    """An object has a key twice: which of its values is meant cannot be told."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise RepeatedKey(f"the key {reprlib.repr(key)} is there twice in one object")
+        found[key] = value
+    return found
+
+
+DECODER = json.JSONDecoder(strict=False, object_pairs_hook=_once)
+LENIENT_DECODER = json.JSONDecoder(strict=False)
 
 
 def json_lines(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
@@ -37,7 +55,7 @@ def too_large(size: int) -> MalformedRow:
     return MalformedRow("row too large", f"{size:,} bytes, over the limit of {MAX_ROW_BYTES:,}")
 
 
-def cut_off(error: CutOff, last: str) -> MalformedRow:
+def cut_off(error: Exception, last: str) -> MalformedRow:
     return MalformedRow("file cut off", f"nothing can be read after {last}: {error}")
 
 
