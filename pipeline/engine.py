@@ -6,10 +6,11 @@ for an exec'd worker. Task states are told to an observer by the scheduler, or b
 ``luigid`` that several drivers share.
 """
 
+import json
 import os
 import time
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import luigi
@@ -20,6 +21,7 @@ from luigi.worker import Worker
 
 from pipeline.errors import TemperError
 from pipeline.execution import Executor, StepFailed
+from pipeline.launchers.orderly import await_children, uninterrupted
 from pipeline.lifeline import Lifeline
 from pipeline.plan import topological
 from pipeline.step import Step
@@ -29,6 +31,8 @@ Observer = Callable[[str, str, str], None]
 
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 10.0
+ORDERLY_SECONDS = 5.0
+"""Besides the grace of a worker, to end it in order."""
 
 
 class _Session:
@@ -37,6 +41,7 @@ class _Session:
     steps: dict[str, Step]
     executor: Executor
     lifeline: Lifeline
+    shared: Mapping[str, int]
 
 
 class StepTask(luigi.Task):
@@ -51,6 +56,12 @@ class StepTask(luigi.Task):
 
     def requires(self) -> list["StepTask"]:
         return [_task(reference.step, self.store) for reference in self.step.inputs]
+
+    @property
+    def resources(self) -> dict[str, int]:  # type: ignore[override]
+        """What it takes of what steps that run at once must share."""
+        claims = _Session.executor.placement.claims(self.step)
+        return {name: amount for name, amount in claims.items() if name in _Session.shared}
 
     def complete(self) -> bool:
         return _Session.executor.resolver.artifact(self.step) is not None
@@ -93,8 +104,9 @@ def schedule(
     """
     steps = {step.fingerprint: step for step in topological(roots)}
     _Session.steps, _Session.executor, _Session.lifeline = steps, executor, lifeline
-    if scheduler is not None:
-        _require_answer(scheduler)
+    capacity = executor.placement.capacity()
+    _Session.shared = capacity if scheduler is None else _limits(scheduler)
+    _require_within(_Session.shared, steps.values(), executor)
     failed = False
 
     def note(fingerprint: str, state: str, message: str) -> None:
@@ -102,43 +114,66 @@ def schedule(
         failed = failed or state == FAILED.lower()
         observer(fingerprint, state, message)
 
-    store = executor.resolver.store.url
-    while True:
-        luigi.build(
-            [_task(step, store) for step in steps.values()],
-            workers=jobs,
-            worker_scheduler_factory=_Factory(note, keep_alive=scheduler is not None),
-            local_scheduler=scheduler is None,
-            scheduler_url=scheduler or "",
-            log_level="CRITICAL",  # the board tells of failures
-        )
-        if scheduler is None or failed or all(map(executor.resolver.artifact, steps.values())):
-            return
-        time.sleep(POLL_SECONDS)  # what is left, others are running: luigid sends us home
-
-
-def _require_answer(scheduler: str) -> None:
-    """Say at once that there is no ``luigid``; its client would go on trying for minutes."""
+    tasks = [_task(step, executor.resolver.store.url) for step in steps.values()]
     try:
-        known = f"{scheduler.rstrip('/')}/api/resource_list"  # cheap, and only luigid has it
-        urllib.request.urlopen(known, timeout=ANSWER_SECONDS).close()
-    except (OSError, ValueError) as error:
+        while True:
+            luigi.build(
+                tasks,
+                workers=jobs,
+                worker_scheduler_factory=_Factory(note, capacity, keep_alive=scheduler is not None),
+                local_scheduler=scheduler is None,
+                scheduler_url=scheduler or "",
+                log_level="CRITICAL",  # the board tells of failures
+            )
+            if scheduler is None or failed or all(map(executor.resolver.artifact, steps.values())):
+                return
+            time.sleep(POLL_SECONDS)  # what is left, others are running: luigid sends us home
+    except KeyboardInterrupt:  # Luigi has told its processes, and does not wait for them
+        with uninterrupted():
+            await_children(executor.placement.grace_seconds + ORDERLY_SECONDS)
+        raise
+
+
+def _limits(scheduler: str) -> dict[str, int]:
+    """What a ``luigid`` has limits for, in the section ``[resources]`` of its configuration.
+
+    Asked also to say at once that there is none; its client would go on trying for minutes.
+    """
+    try:
+        url = f"{scheduler.rstrip('/')}/api/resource_list"  # cheap, and only luigid has it
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+            return {r["name"]: r["num_total"] for r in json.load(answer)["response"]}
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise TemperError(
             f"the scheduler at {scheduler} does not answer ({error}); start luigid there, or "
             "leave out scheduler= to do without"
         ) from error
 
 
+def _require_within(limits: Mapping[str, int], steps: Iterable[Step], executor: Executor) -> None:
+    """Refuse what the scheduler would wait for until the end of days."""
+    for step in steps:
+        for name, amount in executor.placement.claims(step).items():
+            if amount > limits.get(name, amount):
+                raise TemperError(
+                    f"{step.name} asks for {name}={amount}, and the scheduler lets all steps have "
+                    f"{name}={limits[name]}; raise that in the configuration of luigid"
+                )
+
+
 class _Factory:
     """What ``luigi.build`` asks for its scheduler and worker."""
 
-    def __init__(self, observer: Observer, keep_alive: bool):
+    def __init__(self, observer: Observer, capacity: Mapping[str, int], keep_alive: bool):
         self.observer = observer
+        self.capacity = capacity
         self.keep_alive = keep_alive
 
     def create_local_scheduler(self) -> Scheduler:
         # a step that failed is not tried again by Luigi: retries are the step's own
-        scheduler = _ObservedScheduler(retry_count=1, prune_on_get_work=False)
+        scheduler = _ObservedScheduler(
+            resources=dict(self.capacity), retry_count=1, prune_on_get_work=False
+        )
         scheduler.observer = self.observer
         return scheduler
 

@@ -9,3 +9,7 @@ traceback.
 
 class TemperError(Exception):
     """A foreseen problem. The message names the step, file or field and says what to do."""
+
+
+class Stopped(KeyboardInterrupt):
+    """The run was asked to end by SIGTERM; handled like Ctrl-C."""

@@ -1,27 +1,36 @@
 """Running one step: look in the store, hold its lease, start an attempt, commit what it made."""
 
 import contextlib
+import os
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import IO, Any, Protocol
+from typing import IO, Any, NoReturn
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
 from pipeline.canonical import Json, reference_to
 from pipeline.errors import TemperError
 from pipeline.inputs import source_identity
+from pipeline.launchers.jobs import JobRecord
+from pipeline.launchers.protocol import Ended, Launcher, Task
 from pipeline.lease import Lease, Leases
 from pipeline.manifest import InputEntry, Manifest, files_digest
+from pipeline.placement import Place, Placement
 from pipeline.plan import Resolver
+from pipeline.presence import begun
+from pipeline.resources import MOST_PREEMPTIONS
 from pipeline.spec import InputSpec, Report, StepSpec
 from pipeline.step import Input, Step
 from pipeline.store import Loss
 
+LOG_SECONDS = 10.0
+"""How often a growing log is copied into a remote store."""
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
 
 
@@ -34,6 +43,10 @@ class StepFailed(TemperError):
         self.log = log
 
 
+class Preempted(StepFailed):
+    """The worker was told to leave, or its machine was lost; the step goes on from scratch."""
+
+
 class InputLost(TemperError):
     """An input's data is not what was committed. It is marked, so that it will be made again."""
 
@@ -42,24 +55,28 @@ class LeaseLost(Exception):
     """Another driver took over while this one could not renew; it makes the artifact now."""
 
 
-class Launcher(Protocol):
-    """Where a step's worker runs."""
+@dataclass(frozen=True)
+class _Work:
+    """What an attempt is about: a key, of what it is made, under which lease and where."""
 
-    def run(self, spec_url: str, log: IO[bytes], stop: Event) -> int:
-        """Run one worker to its end, or until ``stop`` is set; its exit status."""
-        ...
+    step: Step
+    key: str
+    recipe: Json
+    inputs: list[tuple[Input, Manifest]]
+    lease: Lease
+    place: Place
 
 
 @dataclass(frozen=True)
 class Executor:
-    """Runs steps through a launcher and commits their artifacts.
+    """Runs steps where they are placed, and commits their artifacts.
 
     Args:
         provenance: recorded in every manifest beside what the worker says of itself.
     """
 
     resolver: Resolver
-    launcher: Launcher
+    placement: Placement
     leases: Leases
     provenance: dict[str, Any]
 
@@ -72,6 +89,7 @@ class Executor:
             StepFailed: the attempt failed; its log and folder are kept.
             InputLost: an input's data is lost or damaged.
         """
+        place = self.placement.place(step)
         while True:
             inputs = self.resolver.inputs(step)
             resolved = self.resolver.key_and_recipe(step)
@@ -82,39 +100,83 @@ class Executor:
                 return self.resolver.artifact(step) is not None
 
             with self.leases.held(step.name, key, is_made) as lease:
-                if (found := self.resolver.artifact(step)) is not None:
+                found = self.resolver.artifact(step)
+                if found is not None:
                     return found  # as it was before, or another driver was faster
-                if lease is not None:
-                    with contextlib.suppress(LeaseLost):
-                        return self._make(_Work(step, key, recipe, inputs, lease))
+                with contextlib.suppress(LeaseLost):
+                    if lease is not None:
+                        return self._make(_Work(step, key, recipe, inputs, lease, place))
 
-    def _make(self, work: "_Work") -> Manifest:
-        """One attempt, and as many more as the step declares when it fails."""
+    def _make(self, work: _Work) -> Manifest:
+        """One attempt, and as many more as the step declares when it fails or is preempted."""
         self._require_data(work.inputs)
+        if (left := self._left(work)) is not None:
+            with contextlib.suppress(Preempted):
+                return self._attempt(work, left)
+        asked = work.place.resources
+        retries = work.step.function.retries if asked.retries is None else asked.retries
+        preemptions = MOST_PREEMPTIONS if asked.preemptions is None else asked.preemptions
+        budget = _Budget(retries, preemptions)
         retrying = Retrying(
-            stop=stop_after_attempt(1 + work.step.function.retries),
-            wait=wait_exponential(FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS),
             retry=retry_if_exception_type(StepFailed),
+            after=budget.count,
+            stop=budget.is_spent,
+            wait=budget.pause,
             sleep=_sleep_unless(work.lease.lost),
             reraise=True,
         )
-        return retrying(self._attempt, work)
+        for attempt in retrying:
+            with attempt:
+                return self._attempt(work, self._begin(work))
+        raise AssertionError("the last failure is raised")
 
-    def _attempt(self, work: "_Work") -> Manifest:
-        store, step, key = self.resolver.store, work.step, work.key
+    def _left(self, work: _Work) -> Task | None:
+        """The attempt of an earlier driver whose job may run, or has ended well; see
+        :mod:`pipeline.launchers.jobs`."""
+        store, step = self.resolver.store, work.step.name
+        record = JobRecord.read(store, step, work.key)
+        if record is None:
+            return None
+        folder = f"{store.root}/attempts/{step}/{work.key}/{record.attempt}"
+        task = self._task(work, folder, is_new=False)
+        report = self._report(task)
+        return task if report is None or report.error is None else None
+
+    def _begin(self, work: _Work) -> Task:
+        """A new attempt, with the spec that its worker reads."""
+        store = self.resolver.store
+        task = self._task(work, store.new_attempt(work.step.name, work.key), is_new=True)
+        if not store.objects.create(f"{task.folder}/spec.json", self._spec(work, task).to_json()):
+            raise TemperError(f"the attempt {task.folder} exists already; run again")
+        return task
+
+    def _task(self, work: _Work, folder: str, is_new: bool) -> Task:
+        return Task(
+            name=folder.rsplit("/", 1)[-1],
+            step=work.step.name,
+            key=work.key,
+            folder=folder,
+            spec_url=self.resolver.store.url_of(f"{folder}/spec.json"),
+            resources=work.place.resources,
+            is_new=is_new,
+        )
+
+    def _attempt(self, work: _Work, task: Task) -> Manifest:
+        store = self.resolver.store
         # Asked before there is anything to commit: whoever takes over while this driver sleeps
         # commits this same generation, and the first of the two wins.
-        earlier = self.resolver.catalog.look(step.name, key)
-        attempt = store.new_attempt(step.name, key)
+        earlier = self.resolver.catalog.look(task.step, task.key)
         started = time.time()
-        report = self._launch(work, self._spec(work, attempt))
+        report = self._launch(work, task)
         if not work.lease.confirm():
             raise LeaseLost
+        if began := begun(store, task.folder) if work.place.launcher.detached else None:
+            started = min(began["time"], time.time())  # it may have waited long for its machine
         committed = store.commit(
             Manifest(
-                step=step.name,
-                key=key,
-                attempt=attempt.rsplit("/", 1)[-1],
+                step=task.step,
+                key=task.key,
+                attempt=task.name,
                 digest=files_digest(report.files),
                 recipe=work.recipe,
                 inputs=tuple(
@@ -126,12 +188,12 @@ class Executor:
                 seconds=round(time.time() - started, 3),
                 provenance={**self.provenance, **report.provenance},
                 code=report.code,
-                kind=reference_to(step.kind),
+                kind=reference_to(work.step.kind),
                 generation=0 if earlier is None else earlier.generation + 1,
             )
         )
         self.resolver.catalog.add(committed)
-        store.forget_scratch(step.name, key)
+        store.forget_scratch(task.step, task.key, staged=report.staged)
         return committed
 
     def _require_data(self, inputs: Sequence[tuple[Input, Manifest]]) -> None:
@@ -143,8 +205,8 @@ class Executor:
                 store.mark(manifest, Loss.DAMAGED)
                 raise InputLost(f"its input {manifest.name} has lost {', '.join(lost[:3])}")
 
-    def _spec(self, work: "_Work", attempt: str) -> StepSpec:
-        store, step = self.resolver.store, work.step
+    def _spec(self, work: _Work, task: Task) -> StepSpec:
+        store, step, place = self.resolver.store, work.step, work.place
         return StepSpec(
             store=store.url,
             step=step.name,
@@ -161,59 +223,131 @@ class Executor:
                 )
                 for ref, made in work.inputs
             ),
-            attempt=attempt,
+            attempt=task.folder,
             files={file.url: source_identity(file.url) for file in step.files},
             code=None if step.function.version is not None else dict(step.code),
             types=tuple(sorted(reference_to(t) for t in step.types)),
             epoch=work.lease.epoch,
+            nodes=place.resources.num_nodes,
+            processes=place.resources.num_processes,
+            detached=place.launcher.detached,
+            grace=place.launcher.grace_seconds,
+            seconds=place.resources.seconds,
         )
 
-    def _launch(self, work: "_Work", spec: StepSpec) -> Report:
-        store = self.resolver.store
-        path = f"{spec.attempt}/spec.json"
-        if not store.objects.create(path, spec.to_json()):
-            raise TemperError(f"the attempt {spec.attempt} exists already; run again")
-        log = f"{spec.attempt}/log.txt"
-        with tempfile.TemporaryFile() if not store.is_local else open(log, "w+b") as file:
-            try:
-                status = self.launcher.run(store.url_of(path), file, work.lease.lost)
-            finally:
-                if not store.is_local:
-                    file.seek(0)
-                    store.objects.replace(log, file.read())
-        if work.lease.lost.is_set():
-            self._discard_content(spec)
+    def _launch(self, work: _Work, task: Task) -> Report:
+        """Run an attempt's workers; their report."""
+        store, lost = self.resolver.store, work.lease.lost
+        launcher = work.place.launcher if task.is_new else self._launcher_of(work)
+        ended = Ended(None)
+        if task.is_new or self._report(task) is None:
+            with self._log(task) as file:
+                ended = launcher.run(task, file, lost)
+        if lost.is_set():
+            if not launcher.detached:
+                self._discard_content(task)
             raise LeaseLost
-        data = store.read(f"{spec.attempt}/report.json")
-        report = None if data is None else Report.from_json(data)
-        if report is None or report.error is not None or status != 0:
-            message = report.error if report and report.error else _death(status)
-            self._discard_content(spec)
-            if report is not None and report.damaged_input is not None:
-                store.mark(work.inputs[report.damaged_input][1], Loss.DAMAGED)
-                raise InputLost(message)
-            raise StepFailed(spec.step, message, log)
+        report = self._report(task)
+        if launcher.detached:
+            with contextlib.suppress(OSError):
+                store.objects.remove(store.job_path(task.step, task.key))
+        if report is None or report.error is not None or ended.status not in (0, None):
+            self._fail(work, task, ended, report)
+        assert report is not None
         return report
 
-    def _discard_content(self, spec: StepSpec) -> None:
+    def _launcher_of(self, work: _Work) -> Launcher:
+        """Where an earlier driver runs a step.
+
+        Raises:
+            TemperError: it cannot be used here.
+        """
+        store, step = self.resolver.store, work.step.name
+        record = JobRecord.read(store, step, work.key)
+        if record is None:
+            return work.place.launcher
+        try:
+            return self.placement.launcher(record.launcher)
+        except TemperError as error:
+            path = store.url_of(store.job_path(step, work.key))
+            raise TemperError(
+                f"{step}: run {record.run} has submitted a {record.launcher} job for it ({error}); "
+                f"if that does not run any more, delete {path}"
+            ) from error
+
+    def _fail(self, work: _Work, task: Task, ended: Ended, report: Report | None) -> NoReturn:
+        self._discard_content(task)
+        said = report.error if report is not None else None
+        message = _death(ended) if ended.cancelled or said is None else said
+        if report is not None and report.damaged_input is not None:
+            self.resolver.store.mark(work.inputs[report.damaged_input][1], Loss.DAMAGED)
+            raise InputLost(message)
+        told_to_leave = ended.preempted or (report is not None and report.preempted)
+        kind = Preempted if told_to_leave and not ended.cancelled else StepFailed
+        raise kind(task.step, message, f"{task.folder}/log.txt")
+
+    def _report(self, task: Task) -> Report | None:
+        data = self.resolver.store.read(f"{task.folder}/report.json")
+        return None if data is None else Report.from_json(data)
+
+    @contextlib.contextmanager
+    def _log(self, task: Task) -> Iterator[IO[bytes]]:
+        """Where a step's output goes; into a remote store now and then, and in the end."""
+        store, path = self.resolver.store, f"{task.folder}/log.txt"
+        if store.is_local:
+            with open(path, "ab" if task.is_new else "wb") as file:
+                yield file
+            return
+        over = threading.Event()
+
+        def send() -> None:
+            sent = 0
+            while not over.wait(LOG_SECONDS):
+                with contextlib.suppress(OSError):  # for people; the next time may do
+                    if (size := os.stat(name).st_size) != sent:
+                        store.objects.replace(path, Path(name).read_bytes())
+                        sent = size
+
+        with tempfile.NamedTemporaryFile(prefix="temper-log-") as file:
+            name = file.name
+            sending = threading.Thread(target=send, name="log", daemon=True)
+            sending.start()
+            try:
+                yield file
+            finally:
+                over.set()
+                sending.join()
+                file.flush()
+                store.objects.replace(path, Path(name).read_bytes())
+
+    def _discard_content(self, task: Task) -> None:
         """A failed attempt keeps its spec, report and log; half-written files only cost space."""
         if self.resolver.store.is_local:
-            shutil.rmtree(Path(spec.attempt) / "content", ignore_errors=True)
+            shutil.rmtree(Path(task.folder) / "content", ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class _Work:
-    """A step that this driver is to make now: what it resolved to, and the lease to make it under.
+class _Budget:
+    """How often another attempt may follow: counted apart for failures and for preemptions."""
 
-    Attributes:
-        inputs: what each input turned out to be, in the order of ``step.inputs``.
-    """
+    def __init__(self, retries: int, preemptions: int):
+        self._allowed = {False: retries, True: preemptions}
+        self._used = {False: 0, True: 0}
 
-    step: Step
-    key: str
-    recipe: Json
-    inputs: Sequence[tuple[Input, Manifest]]
-    lease: Lease
+    def count(self, state: RetryCallState) -> None:
+        self._used[_was_preempted(state)] += 1
+
+    def is_spent(self, state: RetryCallState) -> bool:
+        kind = _was_preempted(state)
+        return self._used[kind] > self._allowed[kind]
+
+    def pause(self, state: RetryCallState) -> float:
+        """Longer with every attempt that ended in the same way."""
+        doubled = FIRST_RETRY_SECONDS * 2.0 ** (self._used[_was_preempted(state)] - 1)
+        return min(LONGEST_RETRY_SECONDS, doubled)
+
+
+def _was_preempted(state: RetryCallState) -> bool:
+    return state.outcome is not None and isinstance(state.outcome.exception(), Preempted)
 
 
 def _sleep_unless(lost: Event) -> Callable[[float], None]:
@@ -226,7 +360,14 @@ def _sleep_unless(lost: Event) -> Callable[[float], None]:
     return sleep
 
 
-def _death(status: int) -> str:
-    if status < 0:
-        return f"the worker was killed by signal {-status} (9 is often: out of memory)"
-    return f"the worker ended with status {status} and left no report"
+def _death(ended: Ended) -> str:
+    where = f" ({ended.reason})" if ended.reason else ""
+    if ended.cancelled:
+        return f"the job was cancelled{where}"
+    if ended.preempted:
+        return f"the worker was told to leave, or lost its machine{where}"
+    if ended.status is None:
+        return f"the worker left no report{where}"
+    if ended.status < 0:
+        return f"the worker was killed by signal {-ended.status} (9 is often: out of memory){where}"
+    return f"the worker ended with status {ended.status} and left no report{where}"

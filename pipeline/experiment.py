@@ -43,10 +43,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.board import make_console, show_error, show_plan
-from pipeline.errors import TemperError
-from pipeline.launchers.local import require_gpus
+from pipeline.errors import Stopped, TemperError
+from pipeline.launchers.config import LauncherConfig
 from pipeline.plan import make_plan
-from pipeline.run import Stopped, run
+from pipeline.run import run
 from pipeline.step import Step, look_again
 from pipeline.store import Store
 
@@ -68,20 +68,20 @@ class ExperimentConfig:
     Args:
         store: where artifacts lie: a local path or an fsspec URL.
         jobs: how many steps may run at once on this machine.
-        gpus: how many GPUs training needs; refused before anything runs where there are fewer.
         force: names of steps to run again although they are cached, as in ``force=[train_dpo]``.
         scheduler: URL of a ``luigid`` that several drivers share.
+        launcher: where steps run, and what they ask for; a group of its own.
     """
 
     store: str = "${oc.env:TEMPER_STORE,store}"
     jobs: int = 1
-    gpus: int = 0
     force: list[str] = field(default_factory=list)
     scheduler: str | None = None
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
 
     def __post_init__(self) -> None:
-        if self.jobs < 1 or self.gpus < 0:
-            raise ValueError(f"jobs must be at least 1 and gpus 0, got {self.jobs}, {self.gpus}")
+        if self.jobs < 1:
+            raise ValueError(f"jobs must be at least 1, got {self.jobs}")
 
 
 Choices = Mapping[str, Mapping[str, type]]
@@ -116,13 +116,13 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
             if plan_only:
                 show_plan(make_console(), make_plan(roots, Store(config.store), config.force))
             else:
-                require_gpus(config.gpus)
                 run(
                     roots,
                     config.store,
                     config.jobs,
                     force=config.force,
                     scheduler=config.scheduler,
+                    launcher=config.launcher,
                 )
         except TemperError as error:  # kept from Hydra, which would announce it twice
             failures.append(str(error))

@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,11 +150,7 @@ class Objects:
         """
         sizes = self.sizes(folder)
         local.mkdir(parents=True, exist_ok=True)
-        targets = [local / path for path in sizes]
-        with self._failures_of("copy", folder):
-            for parent in {target.parent for target in targets}:
-                parent.mkdir(parents=True, exist_ok=True)
-            self.fs.get([f"{folder}/{path}" for path in sizes], [str(path) for path in targets])
+        self.get({f"{folder}/{path}": local / path for path in sizes})
         _require_same(sizes, _local_sizes(local), str(local))
 
     def upload(self, local: Path, folder: str) -> None:
@@ -164,11 +160,20 @@ class Objects:
             OSError: also if a file came short.
         """
         sizes = _local_sizes(local)
-        with self._failures_of("copy to", folder):
-            self.fs.put(
-                [str(local / path) for path in sizes], [f"{folder}/{path}" for path in sizes]
-            )
+        self.put({f"{folder}/{path}": local / path for path in sizes})
         _require_same(sizes, self.sizes(folder), self.url_of(folder))
+
+    def get(self, files: Mapping[str, Path]) -> None:
+        """Copy objects to local files, many at a time."""
+        with self._failures_of("copy", next(iter(files), "nothing")):
+            for parent in {target.parent for target in files.values()}:
+                parent.mkdir(parents=True, exist_ok=True)
+            self.fs.get(list(files), [str(target) for target in files.values()])
+
+    def put(self, files: Mapping[str, Path]) -> None:
+        """Copy local files to objects, many at a time."""
+        with self._failures_of("copy to", next(iter(files), "nothing")):
+            self.fs.put([str(source) for source in files.values()], list(files))
 
     def _listing_of(self, folder: str, recursive: bool) -> Listing:
         with self._failures_of("list", folder), contextlib.suppress(FileNotFoundError):

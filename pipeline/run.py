@@ -9,10 +9,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pipeline.catalog import Catalog
-from pipeline.errors import TemperError
+from pipeline.errors import Stopped, TemperError
 from pipeline.lifeline import WORKER_ENVIRONMENT
 from pipeline.manifest import Manifest
-from pipeline.plan import Plan, Resolver, make_plan
+from pipeline.plan import Plan, Resolver, State, make_plan
 from pipeline.record import RunRecord
 from pipeline.step import Step, look_again
 from pipeline.store import Store
@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # workers import this module too, and show nothing
     from rich.console import Console
 
     from pipeline.board import Board
+    from pipeline.launchers.config import LauncherConfig
+    from pipeline.lifeline import Lifeline
+    from pipeline.placement import Placement
 
 PLAN_ONLY = "TEMPER_PLAN_ONLY"
 """Set by ``temper plan``: a script that calls :func:`run` ends where it would begin to work."""
@@ -34,10 +37,6 @@ class RunFailed(TemperError):
     """Some steps failed; everything that does not need them is done and in the store."""
 
 
-class Stopped(KeyboardInterrupt):
-    """The run was asked to end by SIGTERM; handled like Ctrl-C."""
-
-
 def run(
     roots: Mapping[str, Step] | Iterable[Step],
     store: str | Store = "store",
@@ -45,6 +44,7 @@ def run(
     console: "Console | None" = None,
     force: Collection[str] = (),
     scheduler: str | None = None,
+    launcher: "LauncherConfig | None" = None,
 ) -> dict[str, Manifest]:
     """Make every root and what it needs; the artifact of each root under its name.
 
@@ -58,10 +58,11 @@ def run(
         jobs: how many steps may run at once.
         force: names of steps to run again although they are cached. The artifacts they had stay.
         scheduler: URL of a ``luigid`` that several drivers share.
+        launcher: where steps run; by default on this machine.
 
     Raises:
         RunFailed: a step failed.
-        TemperError: the store cannot be used.
+        TemperError: the store cannot be used, or no launcher has what a step asks for.
     """
     from pipeline.board import make_console, show_notices, show_plan, show_results
 
@@ -83,8 +84,7 @@ def run(
         session.keep("done")
         found = session.current.manifests()
     else:
-        store.prepare()
-        _run_missing(session, jobs, scheduler)
+        _run_missing(session, jobs, scheduler, launcher)
         found = session.resolver().artifacts(planned.step for planned in session.current.steps)
     made = {name: _finished(found, step) for name, step in roots.items()}
     show_notices(session.console, found.values())
@@ -194,11 +194,12 @@ class _Session:
         self.catalog.save()
 
 
-def _run_missing(session: _Session, jobs: int, scheduler: str | None) -> None:
+def _run_missing(
+    session: _Session, jobs: int, scheduler: str | None, launcher: "LauncherConfig | None"
+) -> None:
     from pipeline.board import Board, show_plan
     from pipeline.engine import schedule  # Luigi is not needed when everything is cached
     from pipeline.execution import Executor
-    from pipeline.launchers.local import LocalLauncher
     from pipeline.lease import Leases
     from pipeline.lifeline import Lifeline
 
@@ -207,11 +208,10 @@ def _run_missing(session: _Session, jobs: int, scheduler: str | None) -> None:
     if not _RUNNING.acquire(blocking=False):
         raise TemperError("this process is in a run already; give it all the steps, or use another")
     lifeline = Lifeline()
-    launcher = LocalLauncher(lifeline, jobs)
 
     def run_round() -> "Board":
         resolver = session.resolver()
-        executor = Executor(resolver, launcher, leases, record.provenance)
+        executor = Executor(resolver, placement, leases, record.provenance)
         board = Board(session.console, session.current, resolver)
         outcome = "stopped"
         session.begin()
@@ -224,6 +224,8 @@ def _run_missing(session: _Session, jobs: int, scheduler: str | None) -> None:
         return board
 
     try:
+        placement = _placement(session, jobs, launcher, lifeline)
+        session.store.prepare()
         board = run_round()
         for _ in range(MOST_ROUNDS - 1):
             if not (session.plan_again() if board.failed else session.lacks_results()):
@@ -238,6 +240,27 @@ def _run_missing(session: _Session, jobs: int, scheduler: str | None) -> None:
         board.show_failures()
         names = ", ".join(row.name for row in board.failed)
         raise RunFailed(f"failed: {names}; what is done is kept, run again to go on")
+
+
+def _placement(
+    session: _Session, jobs: int, config: "LauncherConfig | None", lifeline: "Lifeline"
+) -> "Placement":
+    """Where every step goes that may run.
+
+    Raises:
+        TemperError: no launcher has what a step asks for.
+    """
+    from pipeline.launchers.config import LauncherConfig
+    from pipeline.launchers.registry import launcher_opener
+    from pipeline.placement import Placement, requests
+
+    config = config or LauncherConfig()
+    opener = launcher_opener(config, session.store, lifeline, jobs, session.record.name)
+    asked = requests(session.roots.values(), config.requests())
+    placement = Placement([opener(kind) for kind in config.use], asked, opener)
+    missing = (p.step for p in session.current.steps if p.state is not State.CACHED)
+    placement.require(missing)
+    return placement
 
 
 @contextlib.contextmanager

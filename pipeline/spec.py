@@ -30,6 +30,11 @@ class StepSpec:
         code: what the key says the source is, by name; ``None`` where a version stands for it.
         types: ``module:name`` of the arguments' types, whose source belongs to ``code``.
         epoch: which scratch folder; see :meth:`pipeline.store.Store.scratch_path`.
+        nodes, processes: machines, and ranks on each of them.
+        detached: the driver may end before the worker, and another go on with it: the attempt is
+            begun once, and shows that it is alive; see :mod:`pipeline.presence`.
+        grace: seconds that a worker has which is told to leave.
+        seconds: after so long it takes itself for told.
     """
 
     store: str
@@ -43,6 +48,11 @@ class StepSpec:
     code: Mapping[str, str] | None
     types: tuple[str, ...]
     epoch: int
+    nodes: int = 1
+    processes: int = 1
+    detached: bool = False
+    grace: float = 10.0
+    seconds: int | None = None
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
@@ -64,11 +74,15 @@ class Report:
 
     Attributes:
         damaged_input: position of an input whose bytes are not those that were committed.
+        preempted: it was told to leave, and goes on from its scratch in another attempt.
         code: digests of the source that ran, by name.
+        staged: there are copies of its scratch in the store.
     """
 
     error: str | None = None
     damaged_input: int | None = None
+    preempted: bool = False
+    staged: bool = False
     code: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, FileEntry] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)

@@ -23,6 +23,7 @@ The model:
         return {"rows": len(kept)}
 """
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ from pipeline.canonical import Json, hash_json, identity, portable, reference_to
 from pipeline.code import closure
 from pipeline.errors import TemperError
 from pipeline.inputs import File, forget_sources
+from pipeline.resources import NOTHING, Resources
 
 ENCODING_VERSION = 1
 """Part of every key. Raised when the meaning of a recipe's encoding changes."""
@@ -207,11 +209,16 @@ class Input:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One call of a step function: a node of the DAG. Nothing has run yet."""
+    """One call of a step function: a node of the DAG. Nothing has run yet.
+
+    Attributes:
+        resources: what it asks of the machine; see :meth:`on`.
+    """
 
     function: StepFunction
     arguments: Mapping[str, Any]
     kind: Kind = Artifact
+    resources: Resources = NOTHING
     inputs: tuple[Input, ...] = field(init=False)
     files: tuple[File, ...] = field(init=False)
     types: frozenset[type] = field(init=False)
@@ -266,6 +273,38 @@ class Step:
             raise TemperError(f"{self.name}[{part!r}]: a part is a folder's name, as in ['train']")
         kind_of_part(self.kind, part, self.name)
         return Input(self, part)
+
+    def on(
+        self,
+        *,
+        gpus: int | None = None,
+        nodes: int | None = None,
+        accelerator: str | None = None,
+        tpu: str | None = None,
+        cpus: int | None = None,
+        memory: str | None = None,
+        time: str | None = None,
+        processes: int | None = None,
+        retries: int | None = None,
+        preemptions: int | None = None,
+    ) -> "Step":
+        """This step, asking for a machine: ``train_dpo(...).on(gpus=8, nodes=2)``.
+
+        It is the same step, with the same key. What is left out stays as it was asked for before,
+        or as ``conf/launcher`` says; see :class:`pipeline.resources.Resources`.
+
+        Raises:
+            TemperError: a value is out of range or cannot be read.
+        """
+        try:
+            asked = Resources(
+                gpus, nodes, accelerator, tpu, cpus, memory, time, processes, retries, preemptions
+            ).over(self.resources)
+        except TemperError as error:
+            raise TemperError(f"{self.name}.on: {error}") from error
+        placed = copy.copy(self)
+        object.__setattr__(placed, "resources", asked)
+        return placed
 
     def at(self, url: str) -> "Step":
         """This step's output, pinned to files that exist: nothing is run to make it.
@@ -379,6 +418,13 @@ class Output(Protocol):
 
     path: Path
     scratch: Path
+
+    @property
+    def stopping(self) -> bool:
+        """True once the step is to leave this machine: save what is needed in ``scratch`` and end
+        by any exception; it goes on from there, perhaps elsewhere. A step that asks is given time
+        for it; one that never asks is ended at once. With several ranks, agree before acting."""
+        ...
 
     def progress(self, done: float, total: float | None, metrics: Metrics | None = None) -> None:
         """Tell whoever watches how far the step is; cheap enough to call for every batch."""

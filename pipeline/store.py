@@ -8,6 +8,7 @@
     attempts/<step>/<key>/<attempt>/content/  an attempt's files: the artifact's, once committed
                                     spec.json, report.json, log.txt
     scratch/<step>/<key>/                     checkpoints and finished shards; outlives attempts
+    jobs/<step>/<key>.json                    the job of an engine that makes it now
     progress/<step>/<key>.json                how far a running step is
     leases/<step>/<key>/                      who is making it now; see pipeline.lease
     accepted/<step>/<a>-<b>.json              two states of the code that give equal results
@@ -17,7 +18,8 @@
 A commit is the creation of the manifest, which only one writer can win; the manifest names the
 attempt and every file in it. An attempt that was killed, or that lost the race, is never named by
 a manifest and so can never be taken for a result. Nothing is renamed across folders: object
-stores cannot. Scratch lies on local disk; for a remote store that is a folder of this machine.
+stores cannot. Scratch lies on local disk; for a remote store that is a folder of this machine,
+of which the store keeps copies.
 """
 
 import contextlib
@@ -279,12 +281,29 @@ class Store:
                     os.replace(Path(copying) / "scratch", path)
         return path
 
-    def forget_scratch(self, step: str, key: str) -> None:
-        """Delete what only an unfinished step needed. Never fails: leftovers cost only space."""
+    def staged_scratch(self, step: str, key: str) -> str:
+        """Where a remote store keeps copies of scratch; see :mod:`pipeline.staging`."""
+        return f"{self.root}/scratch/{step}/{key}"
+
+    def forget_scratch(self, step: str, key: str, staged: bool = False) -> None:
+        """Delete what only an unfinished step needed. Never fails: leftovers cost only space.
+
+        Args:
+            staged: a remote store has copies of it.
+        """
         for folder in (self.scratch_root() / step).glob(f"{key}*"):
             shutil.rmtree(folder, ignore_errors=True)
+        for mark in (self.scratch_root() / step).glob(f".{key}*"):
+            mark.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.objects.remove(self.progress_path(step, key))
+        if staged:
+            with contextlib.suppress(OSError):
+                self.objects.remove_tree(self.staged_scratch(step, key))
+
+    def job_path(self, step: str, key: str) -> str:
+        """Which job of an engine makes a key; see :mod:`pipeline.launchers.jobs`."""
+        return f"{self.root}/jobs/{step}/{key}.json"
 
     def record_run(self, record: dict[str, Any]) -> str:
         """Write the record of one invocation; its path."""

@@ -3,21 +3,21 @@
 The worker reads the spec from the store, runs the step function, and writes its files and a
 report into the attempt's folder. It never commits: the driver does, once it has the report. So a
 worker may run on any machine that sees the store and has the code, and may die at any moment.
+
+There is one worker on each node of a step. It stages and checks inputs and scratch once for all
+ranks of the node, starts them where there are several, and passes on the request to leave. The
+first node's worker alone reports. ``docs/workers.md`` is the contract for whoever writes another.
 """
 
 import contextlib
-import importlib
-import json
 import os
 import platform
 import shutil
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
-from importlib.machinery import SourceFileLoader
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,22 +25,22 @@ import blake3
 import fsspec
 
 from pipeline.artifact import Artifact
-from pipeline.canonical import resolve_reference, restore
-from pipeline.code.modules import in_library
+from pipeline.calling import Code, WorkerOutput, call, compile_project_code, one_line
+from pipeline.canonical import resolve_reference
 from pipeline.errors import TemperError
 from pipeline.inputs import forget_sources, source_identity
+from pipeline.launchers.protocol import PREEMPTED, REFUSED
 from pipeline.lifeline import exit_with_driver
 from pipeline.manifest import FileEntry
+from pipeline.presence import beating, begin
+from pipeline.ranks import ALONE, Node, run_ranks, this_node
 from pipeline.spec import InputSpec, Report, StepSpec
-from pipeline.step import Metrics, StepFunction, look_again
+from pipeline.staging import Staging
+from pipeline.step import Metrics
+from pipeline.stopping import Stopping
 from pipeline.store import Store
-from pipeline.why import code_changes
 
 RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
-_STARTS_AFRESH = {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}
-"""Loaded by a process that started children which import the code again."""
-PROGRESS_SECONDS = 0.3
-REMOTE_PROGRESS_SECONDS = 5.0
 
 
 class DamagedInput(TemperError):
@@ -51,79 +51,107 @@ class DamagedInput(TemperError):
         self.position = position
 
 
-def main(spec_url: str) -> int:
-    """Run the attempt that a spec describes; 0 if it can be committed."""
+def main(spec_url: str, stopping: Stopping | None = None) -> int:
+    """Run the attempt that a spec describes; 0 if it can be committed.
+
+    Other statuses: 1 after an error, 75 when told to leave, 76 if the attempt is not this one's.
+    """
     exit_with_driver()
-    _compile_project_code()
+    compile_project_code()
     fs, path = fsspec.url_to_fs(spec_url)
     spec = StepSpec.from_json(fs.cat_file(path))
     store = Store(spec.store)
-    try:
-        report = run_attempt(spec, store)
-    except Exception as error:
-        traceback.print_exc()
-        damaged = error.position if isinstance(error, DamagedInput) else None
-        report = Report(_one_line(error), damaged, provenance=_provenance())
-    store.objects.replace(f"{spec.attempt}/report.json", report.to_json())
-    return 0 if report.error is None else 1
+    stopping = stopping or Stopping()
+    stopping.grace = spec.grace
+    if spec.seconds is not None:
+        stopping.ask_after(spec.seconds)
+    node = this_node()
+    if node.index > 0:
+        return _help(spec, store, stopping, node)
+    if spec.detached and not begin(store, spec.attempt):
+        print("this attempt was begun by another process, or given up", flush=True)
+        return REFUSED
+    with beating(store, spec.attempt) if spec.detached else contextlib.nullcontext():
+        try:
+            report = run_attempt(spec, store, stopping, node)
+        except Exception as error:
+            traceback.print_exc()
+            damaged = error.position if isinstance(error, DamagedInput) else None
+            report = Report(one_line(error), damaged, stopping.is_asked, provenance=_provenance())
+        store.objects.replace(f"{spec.attempt}/report.json", report.to_json())
+    if report.error is None:
+        return 0
+    return PREEMPTED if report.preempted else 1
 
 
-def run_attempt(spec: StepSpec, store: Store) -> Report:
+def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = ALONE) -> Report:
     """Run the step function on its inputs and describe what it wrote."""
-    step_function: StepFunction = resolve_reference(spec.function)
-    loaded = _load(_check_code(spec, step_function))
-    code = _check_code(spec, step_function)
+    code = Code(spec)
     with contextlib.ExitStack() as stack:
-        output = _WorkerOutput(store, spec, stack.enter_context(_content_folder(store, spec)))
-        artifacts = [
-            stack.enter_context(_local_input(store, position, entry))
-            for position, entry in enumerate(spec.inputs)
-        ]
-        arguments = {
-            name: restore(value, artifacts.__getitem__) for name, value in spec.arguments.items()
-        }
-        started_in = os.getcwd()
-        metrics = step_function.function(output, **arguments) or {}
-        os.chdir(started_in)  # what is checked below may be named relative to it
-        _check_metrics(spec.step, metrics)
+        content = stack.enter_context(_content_folder(store, spec))
+        staging, metrics = _run(spec, store, stopping, node, code, content, stack)
         _check_sources(spec)
-        if not loaded or _STARTS_AFRESH & sys.modules.keys():
-            _check_code(spec, step_function)
-        files = _describe_files(output.path)
+        code.check_again()
+        files = _describe_files(content)
         if not store.is_local:
-            store.objects.upload(output.path, f"{spec.attempt}/content")
-    return Report(files=files, metrics=metrics, provenance=_provenance(), code=code)
+            store.objects.upload(content, f"{spec.attempt}/content")
+    return Report(
+        files=files,
+        metrics=metrics,
+        provenance=_provenance(),
+        code=code.digests,
+        staged=staging is not None and staging.is_used,
+    )
 
 
-class _WorkerOutput:
-    """The ``out`` of a running step function; see :class:`pipeline.step.Output`."""
+def _help(spec: StepSpec, store: Store, stopping: Stopping, node: Node) -> int:
+    """Run the ranks of a node other than the first, which alone reports."""
+    try:
+        with contextlib.ExitStack() as stack:
+            content = stack.enter_context(_content_folder(store, spec))
+            _run(spec, store, stopping, node, Code(spec), content, stack)
+    except Exception:
+        traceback.print_exc()
+        return PREEMPTED if stopping.is_asked else 1
+    return 0
 
-    def __init__(self, store: Store, spec: StepSpec, path: Path):
-        self.path = path
-        self.scratch = store.scratch_path(spec.step, spec.key, spec.epoch)
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        self._store = store
-        self._progress_path = store.progress_path(spec.step, spec.key)
-        self._interval = PROGRESS_SECONDS if store.is_local else REMOTE_PROGRESS_SECONDS
-        self._last = 0.0
 
-    def progress(self, done: float, total: float | None, metrics: Metrics | None = None) -> None:
-        now = time.monotonic()
-        if now - self._last < self._interval and done != total:
-            return
-        self._last = now
-        # only for display: never a reason to fail
-        with contextlib.suppress(OSError, TypeError, ValueError):
-            of = None if total is None else float(total)
-            data = {"done": float(done), "total": of, "metrics": dict(metrics or {})}
-            self._store.objects.replace(self._progress_path, json.dumps(data).encode())
+def _run(
+    spec: StepSpec,
+    store: Store,
+    stopping: Stopping,
+    node: Node,
+    code: Code,
+    content: Path,
+    stack: contextlib.ExitStack,
+) -> tuple[Staging | None, Metrics]:
+    """Call the step function in this process, or in the ranks of this node."""
+    inputs = [
+        stack.enter_context(_local_input(store, position, entry))
+        for position, entry in enumerate(spec.inputs)
+    ]
+    scratch, staging = store.scratch_path(spec.step, spec.key, spec.epoch), None
+    with contextlib.ExitStack() as keeping:
+        if not store.is_local:
+            remote = store.staged_scratch(spec.step, spec.key)
+            staging = Staging(store.objects, scratch, remote, spec.epoch, node.index, spec.nodes)
+            keeping.enter_context(staging.running())
+            stopping.leave = staging.keep_at_last
+        scratch.mkdir(parents=True, exist_ok=True)
+        if spec.nodes * spec.processes == 1:
+            output = WorkerOutput(store, spec, content, scratch, stopping)
+            metrics = call(code, spec, output, inputs)
+        else:
+            metrics = run_ranks(spec, node, content, scratch, inputs, stopping)
+    stopping.heeded = True  # what is left to do fits into the grace
+    return staging, metrics
 
 
 @contextlib.contextmanager
 def _content_folder(store: Store, spec: StepSpec) -> Iterator[Path]:
     if store.is_local:
         folder = Path(spec.attempt) / "content"
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=spec.nodes > 1)
         yield folder
     else:
         with tempfile.TemporaryDirectory(prefix="temper-output-") as folder:
@@ -196,66 +224,6 @@ def _check_sources(spec: StepSpec) -> None:
             raise TemperError(f"{url} changed while the experiment ran; run it again")
 
 
-def _compile_project_code() -> None:
-    """Import project code from its source, whatever lies in ``__pycache__``.
-
-    Python takes a compiled file for current by size and time in whole seconds, which an edit may
-    leave as they were; the key is made from the source.
-    """
-    cached = SourceFileLoader.get_code
-
-    def get_code(self: SourceFileLoader, fullname: str) -> Any:
-        path = self.get_filename(fullname)
-        if in_library(path):
-            return cached(self, fullname)
-        return self.source_to_code(self.get_data(path), path)
-
-    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
-
-
-def _load(code: Iterable[str]) -> bool:
-    """Import all modules of a step's code; true if that worked.
-
-    A step often imports its machinery in its function. Once all of it is loaded, the source may be
-    edited for the next experiment while this one goes on with what it was started with.
-    """
-    try:
-        for module in {name.partition(":")[0] for name in code}:
-            importlib.import_module(module)
-    except Exception:  # it will be said when it is used, if it is
-        return False
-    return True
-
-
-def _check_code(spec: StepSpec, function: StepFunction) -> dict[str, str]:
-    """The source that runs; refuses one that is no longer what the key says it was."""
-    look_again()
-    code = dict(function.code(frozenset(map(resolve_reference, spec.types))))
-    if spec.code is not None and code != spec.code:
-        changes = ", ".join(code_changes(spec.code, code)[:3])
-        raise TemperError(
-            f"code was edited while the experiment ran ({changes}); run it again, or undo the edit "
-            "and it goes on from its scratch"
-        )
-    return code
-
-
-def _check_metrics(step: str, metrics: Any) -> None:
-    """Refuse what could not be stored or shown; it would spoil every later run."""
-    try:
-        if not isinstance(metrics, dict) or not all(isinstance(name, str) for name in metrics):
-            raise TypeError("not a dict with names")
-        json.dumps(metrics, allow_nan=False, ensure_ascii=False).encode()
-        notices = metrics.get("notices", [])
-        if not (isinstance(notices, list) and all(isinstance(n, str) for n in notices)):
-            raise TypeError("notices is not a list of strings")
-    except (TypeError, ValueError) as error:
-        raise TemperError(
-            f"step {step} returned metrics that cannot be kept ({error}): {metrics!r}; "
-            "return a dict of numbers, strings, lists and dicts"
-        ) from error
-
-
 def _provenance() -> dict[str, Any]:
     versions = {name: metadata.version(name) for name in RECORDED_PACKAGES if name in sys.modules}
     return {
@@ -266,15 +234,10 @@ def _provenance() -> dict[str, Any]:
     }
 
 
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if isinstance(error, TemperError | ValueError | FileNotFoundError) and text:
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 if __name__ == "__main__":
-    status = main(sys.argv[1])
+    listening = Stopping()
+    listening.listen()
+    status = main(sys.argv[1], listening)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # a thread that the step left behind keeps nobody waiting, and writes no more

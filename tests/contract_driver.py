@@ -18,6 +18,7 @@ from pipeline.execution import Executor
 from pipeline.launchers.local import LocalLauncher
 from pipeline.lease import Lease, Leases
 from pipeline.lifeline import Lifeline
+from pipeline.placement import Placement
 from pipeline.plan import Resolver
 
 COUNTED = 12
@@ -38,7 +39,8 @@ def make_step(url: str, journal: str, ttl: float, beat: float) -> None:
     lifeline = Lifeline()
     resolver = Resolver(Catalog(store), live=True)
     leases = Leases(store.objects, store.root, run=str(os.getpid()), ttl=ttl, beat=beat)
-    executor = Executor(resolver, LocalLauncher(lifeline), leases, {"run": str(os.getpid())})
+    placement = Placement([LocalLauncher(lifeline)])
+    executor = Executor(resolver, placement, leases, {"run": str(os.getpid())})
     made = executor.execute(roots(journal)["count"])
     print(made.provenance["run"])
 

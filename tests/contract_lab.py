@@ -28,9 +28,12 @@ from contract_model import BEFORE, FOLDER, MODULES, PARTS, Content, Identity, No
 from pipeline import File, Store, digests, look_again, worker
 from pipeline.catalog import Catalog
 from pipeline.execution import Executor, InputLost, StepFailed
+from pipeline.launchers.protocol import Ended, Task
 from pipeline.lease import Leases
 from pipeline.manifest import Manifest
+from pipeline.placement import Placement
 from pipeline.plan import Plan, Resolver, make_plan, topological
+from pipeline.resources import Resources
 from pipeline.step import Step
 from pipeline.store import Loss
 
@@ -309,13 +312,30 @@ class _Strikes:
         return due and self.crash is not None and self.crash.stage in stages
 
 
+class InThisProcess:
+    """What launchers whose workers run in this process have in common."""
+
+    kind = "here"
+    detached = False
+    grace_seconds = 1.0
+
+    def shortage(self, resources: Resources) -> str | None:
+        return None
+
+    def claims(self, resources: Resources) -> dict[str, int]:
+        return {}
+
+    def capacity(self) -> dict[str, int]:
+        return {}
+
+
 @dataclass
-class InProcessLauncher:
-    """Runs a worker in this process; satisfies ``execution.Launcher``."""
+class InProcessLauncher(InThisProcess):
+    """Runs a worker in this process."""
 
     strikes: _Strikes
 
-    def run(self, spec_url: str, log: IO[bytes], stop: Event) -> int:
+    def run(self, task: Task, log: IO[bytes], stop: Event) -> Ended:
         strikes = self.strikes
         if strikes.at(Stage.BEFORE_START):
             raise Died
@@ -325,7 +345,7 @@ class InProcessLauncher:
         get_code = SourceFileLoader.get_code  # a worker sets its own, for its process
         try:
             with contextlib.redirect_stderr(printed):
-                status = worker.main(spec_url)
+                status = worker.main(task.spec_url)
         except KeyboardInterrupt:
             raise Died from None
         finally:
@@ -334,7 +354,7 @@ class InProcessLauncher:
             log.write(printed.getvalue().encode())
         if strikes.at(Stage.AFTER_REPORT):
             raise Died
-        return status
+        return Ended(status)
 
 
 class MortalStore(Store):
@@ -539,7 +559,7 @@ class Lab:
             if plan.is_complete:
                 catalog.save()
                 return resolver
-            executor = Executor(resolver, launcher, leases, {"run": run})
+            executor = Executor(resolver, Placement([launcher]), leases, {"run": run})
             with contextlib.suppress(InputLost):
                 for step in order:
                     if resolver.artifact(step) is None:

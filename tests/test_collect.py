@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from pipeline.catalog import Catalog
 from pipeline.cli.collect import delete
 from pipeline.cli.garbage import Kind, Policy, find_garbage
 from pipeline.cli.runs import forget_run, names_of_runs, read_runs
+from pipeline.launchers.jobs import JobRecord
 from pipeline.lease import Leases
 from pipeline.manifest import Manifest
 from pipeline.run import RunFailed
@@ -216,6 +217,23 @@ def test_what_a_killed_run_left_goes_but_not_the_scratch_it_would_go_on_with(lab
     collect(lab.store, NOW)
     lines = lab.run(count=slow_count(30, lab.journal))
     assert int(lines[1].removeprefix("count ")) >= 4, "started again from the beginning"
+
+
+def test_an_attempt_whose_job_may_run_without_a_driver_stays(lab: Lab) -> None:
+    """Until its key is made, or no kept run would go on with it."""
+    killed_while_counting(lab)
+    (attempt,) = Path(lab.store.root, "attempts", "slow_count").glob("*/*")
+    key = attempt.parent.name
+    record = JobRecord("slurm", attempt.name, "a run")
+    lab.store.objects.replace(
+        lab.store.job_path("slow_count", key), json.dumps(asdict(record)).encode()
+    )
+    collect(lab.store, NOW)
+    assert attempt.exists()
+    assert JobRecord.read(lab.store, "slow_count", key) == record
+    lab.run(product=lab.product())
+    collect(lab.store, LAST)
+    assert not [name for name in files(lab.store) if "slow_count" in name]
 
 
 def test_scratch_that_no_kept_run_would_go_on_with_goes(lab: Lab) -> None:

@@ -295,7 +295,8 @@ def test_a_file_without_a_valid_row_is_an_error_that_says_so(finished: Desk) -> 
           "model.install='pip install it'"], "install it with: pip install it"),
         (["data.path=null", "data.hub=owner/name"],
          "cannot find out which commit the dataset owner/name has at revision 'main'"),
-        (["gpus=64"], "this machine has"),
+        (["launcher.steps.train_dpo.gpus=64", "dpo.beta=0.3"],
+         "train_dpo asks for gpus=64, and local has gpus="),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_clear_line_and_a_failed_exit(

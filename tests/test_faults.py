@@ -24,20 +24,23 @@ import blake3
 import fsspec
 import pytest
 from contract_driver import roots
+from contract_lab import InThisProcess
 from rich.console import Console
 from toy_steps import Times, add, journal_lines, multiply, numbers, parity
 
 from pipeline import File, Step, Store, TemperError, look_again, run, worker
 from pipeline.catalog import Catalog
 from pipeline.execution import Executor, InputLost
+from pipeline.launchers.protocol import Ended, Task
 from pipeline.lease import Leases
 from pipeline.manifest import Manifest
 from pipeline.objects import Objects
+from pipeline.placement import Placement
 from pipeline.plan import Resolver, make_plan, topological
 
 TTL, BEAT = 0.8, 0.1
 FAILING = ("read", "create", "replace", "remove", "remove_tree", "folders", "sizes", "list")
-COPYING = ("upload", "download")
+COPYING = ("upload", "download", "get", "put")
 
 
 # --- a file system that fails --------------------------------------------------------------------
@@ -118,20 +121,20 @@ def open_store(url: str, faults: Faults | None) -> Store:
 
 
 @dataclass
-class InProcess:
+class InProcess(InThisProcess):
     """A launcher whose workers run in this process, for ``seconds`` at least, unless stopped."""
 
     seconds: float = 0.0
     started: Callable[[], None] = lambda: None
 
-    def run(self, spec_url: str, log: IO[bytes], stop: Event) -> int:
+    def run(self, task: Task, log: IO[bytes], stop: Event) -> Ended:
         self.started()
         if stop.wait(self.seconds):
-            return -signal.SIGTERM
+            return Ended(-signal.SIGTERM)
         try:
-            return worker.main(spec_url)
+            return Ended(worker.main(task.spec_url))
         except OSError:
-            return 1  # the report could not be written
+            return Ended(1)  # the report could not be written
 
 
 @dataclass
@@ -158,7 +161,7 @@ class Driver:
             catalog = Catalog(self.store)
             plan = make_plan(self.roots, self.store, catalog=catalog)
             resolver = Resolver(catalog, plan.unusable, live=True)
-            executor = Executor(resolver, self.launcher, leases, {})
+            executor = Executor(resolver, Placement([self.launcher]), leases, {})
             with contextlib.suppress(InputLost):
                 for step in topological(self.roots.values()):
                     executor.execute(step)

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from job_steps import where
 from rich.console import Console
 from toy_steps import Times, add, journal_lines, multiply, numbers
 
 from pipeline import File, Store, TemperError, run
 from pipeline.catalog import Catalog
+from pipeline.launchers import devices
 
 DRIVER = """
 import sys
@@ -30,26 +32,36 @@ run([add([*products], journal), *counts], store, jobs=2, scheduler=scheduler)
 
 @pytest.fixture(scope="module")
 def luigid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    folder = tmp_path_factory.mktemp("luigid")
+    port = free_port()
+    server = start_luigid(tmp_path_factory.mktemp("luigid"), port)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def start_luigid(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    """A ``luigid`` that answers."""
+    folder.mkdir(exist_ok=True)
+    (folder / "luigi.cfg").write_text("[resources]\ngpus=2\n")
     server = subprocess.Popen(
         [
             Path(sys.executable).with_name("luigid"),
             *("--port", str(port), "--address", "127.0.0.1"),
             *("--state-path", folder / "state.pickle", "--logdir", folder),
         ],
+        env={**os.environ, "LUIGI_CONFIG_PATH": str(folder / "luigi.cfg")},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_for(url)
-        yield url
-    finally:
-        server.terminate()
-        server.wait(10)
+    _wait_for(f"http://127.0.0.1:{port}")
+    return server
 
 
 def _wait_for(url: str) -> None:
@@ -84,6 +96,52 @@ def test_drivers_of_one_luigid_do_each_step_once(luigid: str, store: Store, tmp_
     assert sorted(ran) == ["add", *["multiply"] * 4, "numbers", *["slow_count"] * 3]
     made = [len(Catalog(store).history(step)) for step in ("add", "multiply", "slow_count")]
     assert made == [1, 4, 3]
+
+
+def test_what_luigid_can_never_give_is_refused_before_anything_runs(
+    luigid: str,
+    store: Store,
+    tmp_path: Path,
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has limits for GPUs of all machines together: two."""
+    root = where(str(tmp_path / "journal")).on(cpus=1)
+    run([root], store, console=console, scheduler=luigid)  # it has no limit for processors
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    devices.present.cache_clear()
+    too_many = where(str(tmp_path / "journal"), 1).on(gpus=3)
+    with pytest.raises(TemperError, match=r"where asks for gpus=3, and the scheduler lets all"):
+        run([too_many], store, console=console, scheduler=luigid)
+    devices.present.cache_clear()
+
+
+def test_after_a_kill_of_luigid_the_steps_are_done_when_it_is_there_again(
+    store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "numbers.txt").write_text("1 2 3 4")
+    port = free_port()
+    first = start_luigid(tmp_path / "luigid", port)
+    driver = start_driver(store, tmp_path, f"http://127.0.0.1:{port}")
+    deadline = time.time() + 60
+    while "numbers" not in journal_lines(tmp_path / "journal"):
+        assert time.time() < deadline, "nothing ran"
+        time.sleep(0.05)
+    first.kill()
+    first.wait()
+    time.sleep(1)
+    again = start_luigid(tmp_path / "luigid", port)
+    try:
+        out, _ = driver.communicate(timeout=120)
+        if driver.returncode:  # it did not outlive luigid; then one restart by hand is enough
+            driver = start_driver(store, tmp_path, f"http://127.0.0.1:{port}")
+            out, _ = driver.communicate(timeout=120)
+        assert driver.returncode == 0, out.decode()
+    finally:
+        again.kill()
+        again.wait()
+    ran = [line for line in journal_lines(tmp_path / "journal") if not line.startswith("count ")]
+    assert sorted(ran) == ["add", *["multiply"] * 4, "numbers", *["slow_count"] * 3]
 
 
 def test_a_luigid_that_does_not_answer_is_one_clear_error(

@@ -2,9 +2,12 @@
 
 What goes, and when:
 
-- An *attempt* that no manifest names, when nobody holds its key's lease.
+- An *attempt* that no manifest names, when nobody holds its key's lease. One whose job an engine
+  may still run, without a driver, stays until its key is committed or no kept run left it
+  unfinished, and so does the record of the job.
 - *Scratch* of a key whose lease nobody holds, when the key is committed or no kept run left it
-  unfinished. Scratch lies on a local disk: this machine's alone is seen.
+  unfinished. Scratch lies on a local disk: this machine's alone is seen, and the copies in a remote
+  store.
 - An *artifact* that no kept run used or made: its manifests, then its marks, then its data. A key
   goes with all its generations; of a key that stays, an earlier generation that no kept run used
   or whose data is marked lost keeps its manifest and loses its data.
@@ -42,10 +45,11 @@ from pipeline.catalog import Catalog
 from pipeline.cli.activity import Attempt, Lease, attempts, holding_runs, leases
 from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.cli.runs import Run, read_runs, stamp_seconds
+from pipeline.launchers.jobs import JobRecord
 from pipeline.manifest import Manifest
 from pipeline.store import Loss, Store, parse_object_name
 
-_OF_PROGRESS = re.compile(r"([^/]+)/([0-9a-f]{32})\.json")
+_OF_KEY = re.compile(r"([^/]+)/([0-9a-f]{32})\.json")
 
 Key = tuple[str, str]
 """A step's name and a key."""
@@ -56,6 +60,8 @@ class Kind(enum.Enum):
 
     ATTEMPT = "attempts that failed or were killed"
     SCRATCH = "scratch"
+    STAGED = "copies of scratch"
+    JOB = "records of jobs"
     ARTIFACT = "artifacts that no kept run used"
     DATA = "data of artifacts made again or evicted"
     MARK = "marks without an artifact"
@@ -132,16 +138,19 @@ def find_garbage(store: Store, policy: Policy) -> Findings:
         OSError: the store cannot be read.
     """
     tries, scratch = attempts(store), _scratch(store)  # this order matters: see above
+    staged, jobs = _staged(store), _jobs(store)
     progress = store.objects.sizes(f"{store.root}/progress")
     known_leases = leases(store)
     shelves = _Shelves.read(store)
     runs = read_runs(store)
     held = frozenset((lease.step, lease.key) for lease in known_leases if lease.is_held)
     kept = policy.kept(runs, holding_runs(known_leases))
-    finder = _Finder(store, policy, shelves, held, tries, runs, kept)
+    finder = _Finder(store, policy, shelves, held, tries, jobs, runs, kept)
     garbage = [
         *finder.attempts(),
         *finder.scratch(scratch),
+        *finder.staged(staged),
+        *finder.jobs_over(),
         *finder.artifacts(),
         *finder.marks(),
         *finder.progress(progress),
@@ -228,13 +237,15 @@ class _Shelves:
 
 @dataclass(frozen=True)
 class _Finder:
-    """Judges each kind of garbage by what was listed. ``kept`` are the runs to keep of ``runs``."""
+    """Judges each kind of garbage by what was listed. ``kept`` are the runs to keep of ``runs``,
+    ``jobs`` the attempts that an engine may be running."""
 
     store: Store
     policy: Policy
     shelves: _Shelves
     held: frozenset[Key]
     tries: Sequence[Attempt]
+    jobs: Mapping[Key, str]
     runs: Sequence[Run]
     kept: Sequence[Run]
 
@@ -245,7 +256,8 @@ class _Finder:
                 attempt.step, attempt.key
             ):
                 continue
-            if self._is_old(attempt.name):
+            may_run = self.jobs.get((attempt.step, attempt.key)) == attempt.name
+            if self._is_old(attempt.name) and not (may_run and not self._is_over(attempt)):
                 folder = f"{self.store.root}/{attempt.folder}"
                 yield Garbage(
                     Kind.ATTEMPT, attempt.step, attempt.key, attempt.size, folders=[folder]
@@ -258,6 +270,25 @@ class _Finder:
                 yield Garbage(
                     Kind.SCRATCH, scratch.step, scratch.key, scratch.size, folders=[scratch.folder]
                 )
+
+    def staged(self, found: Mapping[Key, int]) -> Iterator[Garbage]:
+        for (step, key), size in found.items():
+            if (
+                self._is_free(step, key)
+                and self._is_quiet(step, key)
+                and self._is_over((step, key))
+            ):
+                folder = self.store.staged_scratch(step, key)
+                yield Garbage(Kind.STAGED, step, key, size, folders=[folder])
+
+    def jobs_over(self) -> Iterator[Garbage]:
+        for step, key in self.jobs:
+            if (
+                self._is_free(step, key)
+                and self._is_quiet(step, key)
+                and self._is_over((step, key))
+            ):
+                yield Garbage(Kind.JOB, step, key, 0, files=[self.store.job_path(step, key)])
 
     def artifacts(self) -> Iterator[Garbage]:
         """Artifacts that go, and data of generations that stay without it."""
@@ -293,7 +324,7 @@ class _Finder:
 
     def progress(self, found: Mapping[str, int]) -> Iterator[Garbage]:
         for path, size in found.items():
-            if (place := _OF_PROGRESS.fullmatch(path)) is None:
+            if (place := _OF_KEY.fullmatch(path)) is None:
                 continue
             step, key = place.groups()
             if self._is_free(step, key) and self._is_quiet(step, key):
@@ -319,7 +350,7 @@ class _Finder:
                 "(temper runs --forget RUN lets go of one)"
             )
         if not self.store.is_local:
-            notes.append("scratch of other machines lies on their disks, and is not seen from here")
+            notes.append("scratch on other machines' disks is not seen from here; its copies are")
         return notes
 
     def _artifact(self, group: Sequence[Manifest], size: int) -> Garbage:
@@ -356,11 +387,12 @@ class _Finder:
         """Whether the last attempt at a key is long ago."""
         return (step, key) not in self._last_tries or self._is_old(self._last_tries[step, key])
 
-    def _is_over(self, of: "Lease | _Scratch") -> bool:
+    def _is_over(self, of: "Lease | _Scratch | Attempt | Key") -> bool:
         """Whether a key is committed, or no kept run would go on with it."""
-        if (of.step, of.key) in self.shelves.manifests:
+        step, key = of if isinstance(of, tuple) else (of.step, of.key)
+        if (step, key) in self.shelves.manifests:
             return True
-        return not any(run.may_go_on_with(of.step, of.key) for run in self.kept)
+        return not any(run.may_go_on_with(step, key) for run in self.kept)
 
 
 @dataclass(frozen=True)
@@ -383,4 +415,25 @@ def _scratch(store: Store) -> list[_Scratch]:
             changed = max(state.st_mtime for state in states)
             key = folder.name.partition("-")[0]
             found.append(_Scratch(folder.parent.name, key, str(folder), size, changed))
+    return found
+
+
+def _staged(store: Store) -> dict[Key, int]:
+    """Bytes of the copies of scratch in a remote store, by key."""
+    found: dict[Key, int] = {}
+    if store.is_local:
+        return found
+    for path, size in store.objects.sizes(f"{store.root}/scratch").items():
+        step, key, *_ = path.split("/")
+        found[step, key] = found.get((step, key), 0) + size
+    return found
+
+
+def _jobs(store: Store) -> dict[Key, str]:
+    """The attempts that are on record as jobs of an engine, by key."""
+    found = {}
+    for path in store.objects.sizes(f"{store.root}/jobs"):
+        if place := _OF_KEY.fullmatch(path):
+            record = JobRecord.read(store, *place.groups())
+            found[place[1], place[2]] = record.attempt if record else ""
     return found

@@ -6,21 +6,26 @@ order; if the driver is killed outright, the lifeline ends the worker.
 """
 
 import contextlib
+import math
 import os
 import select
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from threading import Event
 from typing import IO
 
-from pipeline.errors import TemperError
+from pipeline.launchers import devices
+from pipeline.launchers.config import LocalConfig
+from pipeline.launchers.orderly import uninterrupted
+from pipeline.launchers.protocol import PREEMPTED, Ended, Task
 from pipeline.lifeline import ENVIRONMENT, WORKER_ENVIRONMENT, Lifeline
+from pipeline.resources import Resources
 
-STOP_SECONDS = 5.0
 POLL_SECONDS = 0.5
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -34,52 +39,103 @@ class LocalLauncher:
 
     lifeline: Lifeline
     jobs: int = 1
+    config: LocalConfig = field(default_factory=LocalConfig)
+    kind: str = "local"
+    detached: bool = False
 
-    def run(self, spec_url: str, log: IO[bytes], stop: Event) -> int:
-        """Run one worker to its end, or until ``stop`` is set; its exit status.
+    @property
+    def grace_seconds(self) -> float:
+        return self.config.grace_seconds
+
+    def shortage(self, resources: Resources) -> str | None:
+        """What this machine has, where that is not enough."""
+        if resources.num_nodes > 1:
+            return "one node"
+        if resources.tpu is not None:
+            return "no TPU"
+        if resources.num_gpus > (gpus := self._gpus()):
+            return f"gpus={gpus} on this machine"
+        if (resources.accelerator or "").lower() not in devices.models().lower():
+            return f"GPUs of the kind {devices.models() or 'unknown'}"
+        if (resources.cpus or 0) > _cores():
+            return f"cpus={_cores()} on this machine"
+        if (resources.memory_bytes or 0) > _memory():
+            return f"memory={_memory() // GIB}GiB on this machine"
+        return None
+
+    def claims(self, resources: Resources) -> Mapping[str, int]:
+        asked = {
+            "gpus": resources.num_gpus,
+            "cpus": resources.cpus or 0,
+            "memory": math.ceil((resources.memory_bytes or 0) / GIB),
+        }
+        return {name: amount for name, amount in asked.items() if amount}
+
+    def capacity(self) -> Mapping[str, int]:
+        return {"gpus": self._gpus(), "cpus": _cores(), "memory": math.ceil(_memory() / GIB)}
+
+    def run(self, task: Task, log: IO[bytes], stop: Event) -> Ended:
+        """Run one worker to its end, or until ``stop`` is set.
 
         What it prints goes to ``log``.
         """
+        with devices.taken(task.resources.num_gpus, stop.wait) as mine:
+            if mine is None:
+                return Ended(None, "stopped while it waited for a GPU")
+            return self._run(task, mine, log, stop)
+
+    def _run(self, task: Task, mine: devices.Devices, log: IO[bytes], stop: Event) -> Ended:
         process = subprocess.Popen(
             # -P: the folder we are in is not where Python looks first
-            [sys.executable, "-P", "-m", "pipeline.worker", spec_url],
+            [sys.executable, "-P", "-m", "pipeline.worker", task.spec_url],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=self._environment(),
-            pass_fds=(self.lifeline.read_end,),
+            env=self._environment(task.resources, mine),
+            pass_fds=(self.lifeline.read_end, *mine.files),
             start_new_session=True,
         )
         try:
-            while not _ended(process, POLL_SECONDS):
+            while process.returncode is None and not _ended(process, POLL_SECONDS):
                 if stop.is_set():
-                    _stop(process)
-            return process.wait()
+                    _stop(process, self.grace_seconds)
+            status = process.wait()
         except BaseException:  # stopped by a signal: take the worker along
-            _stop(process)
+            with uninterrupted():
+                _stop(process, self.grace_seconds)
             raise
         finally:
             with contextlib.suppress(ProcessLookupError):  # what the step started and left behind
                 os.killpg(process.pid, signal.SIGKILL)
+        return Ended(status, preempted=status == PREEMPTED)
 
-    def _environment(self) -> dict[str, str]:
-        threads = str(max(1, len(os.sched_getaffinity(0)) // self.jobs))
-        settings = {
-            "OMP_NUM_THREADS": threads,
+    def _gpus(self) -> int:
+        present = len(devices.present())
+        return present if self.config.gpus is None else min(self.config.gpus, present)
+
+    def _environment(self, resources: Resources, mine: devices.Devices) -> dict[str, str]:
+        cores = resources.cpus or _cores() // self.jobs
+        return {
+            "OMP_NUM_THREADS": str(max(1, cores // resources.num_processes)),
             "GOMP_SPINCOUNT": "2000",
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        }
-        # a worker imports what the driver imports, from the same places in the same order
-        path = [os.path.abspath(entry) for entry in sys.path]
-        return {
-            **settings,
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(path),
+            # a worker imports what the driver imports, from the same places in the same order
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
             ENVIRONMENT: str(self.lifeline.read_end),
             WORKER_ENVIRONMENT: "1",
+            devices.VISIBLE: ",".join(mine.names),
         }
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
@@ -96,31 +152,10 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return process.returncode is not None
 
 
-def require_gpus(wanted: int) -> None:
-    """Refuse what this machine cannot do, before anything runs.
-
-    Raises:
-        TemperError: more GPUs are asked for than there are, or than one worker can use.
-    """
-    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    if wanted > present:
-        raise TemperError(
-            f"gpus={wanted}: this machine has {present}; add --plan to see what would run, "
-            "or run it on a machine that has them"
-        )
-    if wanted > 1:
-        raise TemperError(
-            f"gpus={wanted}: a step trains on one device so far; set gpus=1 and a model that fits"
-        )
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
+def _stop(process: subprocess.Popen[bytes], grace: float) -> None:
+    for number, seconds in ((signal.SIGTERM, grace + 1), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-            process.wait(STOP_SECONDS)
-        except ProcessLookupError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
             return
-        except subprocess.TimeoutExpired:
-            continue
-        return

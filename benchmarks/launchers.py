@@ -1,0 +1,118 @@
+"""What a launcher costs: from "ready" to the step function's first line, and the driver's own time.
+
+    python benchmarks/launchers.py [local] [slurm] [ray] [--steps 200] [--jobs 8]
+
+Clusters are real and started here, on one machine, so workers share its processors with all that
+runs them. *Start* is from the moment at which a driver makes an attempt until the step function
+begins, the import of Python and Temper included; of the steps of one run, one after the other. The
+sweep is of independent steps, submitted together; the driver's processor time is that of all its
+processes, and of the clients it calls, but not of workers (which only another engine keeps apart).
+"""
+
+import argparse
+import calendar
+import contextlib
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import ray_cluster
+import slurm_cluster
+from job_dag import say_when
+from rich.console import Console
+from rich.table import Table
+
+from pipeline import run
+from pipeline.launchers.config import LauncherConfig, RayConfig, SlurmConfig
+from pipeline.manifest import Manifest
+
+STARTS = 5
+KINDS = ("local", "slurm", "ray")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds."""
+
+    starts: list[float]
+    wall: float
+    driver: float | None
+
+
+def measure(kind: str, steps: int, jobs: int) -> Cost:
+    """Run a few steps alone, and then many together."""
+    quiet = Console(file=open(os.devnull, "w"))  # noqa: SIM115
+    with tempfile.TemporaryDirectory(prefix="temper-bench-") as folder, engine(kind, folder) as use:
+        store = f"{folder}/store"
+        starts = [
+            _start(*run([say_when(-n)], store, console=quiet, launcher=use).values())
+            for n in range(1, STARTS + 1)
+        ]
+        before, began = _processor_seconds(), time.monotonic()
+        run([say_when(n) for n in range(steps)], store, jobs, quiet, launcher=use)
+        wall = time.monotonic() - began
+        driver = None if kind == "local" else _processor_seconds() - before
+    return Cost(starts, wall, driver)
+
+
+@contextlib.contextmanager
+def engine(kind: str, folder: str) -> Iterator[LauncherConfig]:
+    """An engine that runs, as a launcher is configured for it."""
+    if kind == "local":
+        yield LauncherConfig()
+    elif kind == "slurm":
+        with slurm_cluster.slurm_cluster() as cluster:
+            os.environ.update(cluster.environment)
+            yield LauncherConfig(use=["slurm"], slurm=SlurmConfig(folder=f"{folder}/slurm"))
+    else:
+        with ray_cluster.ray_cluster() as cluster:
+            yield LauncherConfig(use=["ray"], ray=RayConfig(address=cluster.address))
+
+
+def why_not(kind: str) -> str:
+    """Why an engine cannot be measured here; empty if it can."""
+    return {"slurm": slurm_cluster.why_not, "ray": ray_cluster.why_not}.get(kind, str)()
+
+
+def _start(made: Manifest) -> float:
+    """From the making of the attempt, which its name says, to the first line of the function."""
+    stamp, _, rest = made.attempt.partition("-")
+    ready = calendar.timegm(time.strptime(stamp, "%Y%m%dT%H%M%S")) + int(rest[:3]) / 1000
+    return made.metrics["began"] - ready
+
+
+def _processor_seconds() -> float:
+    used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kinds", nargs="*", default=KINDS, metavar="|".join(KINDS))
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=8)
+    asked = parser.parse_args()
+    table = Table(
+        "launcher", "start, median", "start, worst", f"{asked.steps} steps", "driver's processor",
+        "of it per step",
+    )  # fmt: skip
+    for kind in asked.kinds:
+        if reason := why_not(kind):
+            print(f"{kind}: {reason}")
+            continue
+        cost = measure(kind, asked.steps, asked.jobs)
+        driver = "–" if cost.driver is None else f"{cost.driver:.1f} s"
+        each = "–" if cost.driver is None else f"{1000 * cost.driver / asked.steps:.0f} ms"
+        table.add_row(
+            kind, f"{statistics.median(cost.starts):.2f} s", f"{max(cost.starts):.2f} s",
+            f"{cost.wall:.0f} s", driver, each,
+        )  # fmt: skip
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

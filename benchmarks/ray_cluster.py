@@ -1,0 +1,161 @@
+"""A real Ray cluster of two nodes on this machine, for tests and benchmarks.
+
+The second node says that it is the first host of a TPU pod slice. Ports, folders and the token that
+clients need are its own.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+START_SECONDS = 120.0
+
+
+@dataclass
+class RayCluster:
+    """A cluster that runs.
+
+    Attributes:
+        address: of the dashboard, which takes jobs.
+        environment: in which clients speak to it.
+    """
+
+    folder: Path
+    address: str
+    gcs: str
+    environment: Mapping[str, str]
+    nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def add_node(self, cpus: int, resources: Mapping[str, float]) -> subprocess.Popen[bytes]:
+        """Add a node with a process of its own, which can be killed."""
+        node = _start(
+            self.folder, self.environment, f"node-{len(self.nodes)}",
+            *("--address", self.gcs, "--num-cpus", str(cpus), "--num-gpus", "0"),
+            *("--resources", json.dumps(resources)),
+        )  # fmt: skip
+        self.nodes.append(node)
+        return node
+
+    def kill(self, node: subprocess.Popen[bytes]) -> None:
+        """End every process of a node at once, as a machine does that loses its power."""
+        doomed = [node.pid, *_below(node.pid)]
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        node.wait()
+
+    def count(self) -> int:
+        """How many nodes are alive."""
+        from ray.util.state import list_nodes  # pyright: ignore[reportMissingImports]
+
+        found = list_nodes(self.address, raise_on_missing_output=False)
+        return sum(node["state"] == "ALIVE" for node in found)
+
+
+def why_not() -> str:
+    """Why there can be no cluster here; empty if there can."""
+    return "" if find_spec("ray") else "Ray is not installed (pip install 'temper[ray]')"
+
+
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[RayCluster]:
+    """A head node, and one that is the first host of a TPU pod slice; 2 CPUs each."""
+    folder = Path(tempfile.mkdtemp(prefix="tr-"))  # short: Ray's sockets lie below
+    port, dashboard = _free_port(), _free_port()
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": str(folder),
+    }
+    cluster = RayCluster(folder, f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{port}", environment)
+    head = _start(
+        folder, environment, "head",
+        *("--head", "--port", str(port), "--num-cpus", "2", "--num-gpus", "0"),
+        *("--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)),
+        *("--temp-dir", str(folder / "r")),
+    )  # fmt: skip
+    try:
+        with _variables(environment):
+            _wait(cluster, 1)
+            cluster.add_node(2, {"TPU": 4, "TPU-v5p-8-head": 1})
+            _wait(cluster, 2)
+            yield cluster
+    finally:
+        for node in (*cluster.nodes, head):
+            cluster.kill(node)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(
+    folder: Path, environment: Mapping[str, str], name: str, *options: str
+) -> subprocess.Popen[bytes]:
+    with open(folder / f"{name}.out", "wb") as log:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "ray.scripts.scripts",
+                "start",
+                "--block",
+                "--node-ip-address",
+                "127.0.0.1",
+                *options,
+            ],
+            env={**os.environ, **environment},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _below(pid: int) -> list[int]:
+    """All processes that a process has started, and those that these have."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                found += [int(child), *_below(int(child))]
+    return found
+
+
+def _wait(cluster: RayCluster, nodes: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Exception):  # not there yet, in many ways
+            if cluster.count() >= nodes:
+                return
+        time.sleep(0.5)
+    logs = "".join(p.read_text(errors="replace")[-2000:] for p in cluster.folder.glob("*.out"))
+    raise TimeoutError(f"Ray did not start: {logs}")
+
+
+@contextlib.contextmanager
+def _variables(environment: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]

@@ -1,0 +1,257 @@
+"""Jobs of an engine, which outlive the driver that submitted them.
+
+A job carries the name of its attempt, chosen before it is submitted, so there is no moment at which
+it runs and cannot be found. Which attempt that is, and of which engine, is written into the store
+first:
+
+    jobs/<step>/<key>.json    {"launcher", "attempt", "run"}
+
+A driver that takes the lease of the key later looks there, and waits for the job instead of
+starting another. If the engine knows nothing of it, the driver gives the attempt up for good, so
+that a job that was on its way to the engine does not begin; or, if a worker has begun, waits until
+it ends or falls silent (:mod:`pipeline.presence`).
+
+A driver that loses its lease leaves the job alone: it belongs to who holds the lease.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from threading import Event
+from typing import IO, Any, Protocol
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
+
+from pipeline.errors import Stopped, TemperError
+from pipeline.launchers.orderly import uninterrupted
+from pipeline.launchers.protocol import Ended, Task
+from pipeline.presence import Watch, give_up
+from pipeline.resources import Resources
+from pipeline.spec import Report
+from pipeline.store import Store
+
+REPORT_SECONDS = 0.5
+"""How often a waiting driver looks for the report, which comes before the engine knows the end."""
+ENGINE_SECONDS = 120.0
+"""For so long an engine may fail to answer before the step fails."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """Which job makes a key."""
+
+    launcher: str
+    attempt: str
+    run: str
+
+    @classmethod
+    def read(cls, store: Store, step: str, key: str) -> "JobRecord | None":
+        """The record of a key, if it has one that can be read."""
+        try:
+            return cls(**json.loads(store.read(store.job_path(step, key)) or b""))
+        except (ValueError, TypeError):
+            return None
+
+
+class EngineError(Exception):
+    """The engine did not answer, or not as expected. It may later."""
+
+
+class Engine(Protocol):
+    """A client of an engine: the few things that differ between them.
+
+    Every method may raise :class:`EngineError`, and ``submit`` :class:`TemperError` where the
+    engine refuses the job.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def poll_seconds(self) -> float: ...
+    @property
+    def grace_seconds(self) -> float: ...
+
+    def shortage(self, resources: Resources) -> str | None:
+        """As :meth:`pipeline.launchers.protocol.Launcher.shortage`."""
+        ...
+
+    def submit(self, task: Task) -> str:
+        """Submit a job under the task's name; the engine's own name of it."""
+        ...
+
+    def find(self, name: str) -> str | None:
+        """The engine's own name of the job that was submitted under a name, whatever became of
+        it."""
+        ...
+
+    def ended(self, job: str) -> Ended | None:
+        """How a job ended; ``None`` while it waits or runs."""
+        ...
+
+    def output(self, name: str, job: str, start: int) -> bytes:
+        """What the workers have printed, from a position on."""
+        ...
+
+    def cancel(self, job: str) -> None:
+        """Tell a job to end, whatever state it is in."""
+        ...
+
+
+@dataclass(frozen=True)
+class JobLauncher:
+    """A launcher over an engine."""
+
+    engine: Engine
+    store: Store
+    run_name: str = ""
+    detached: bool = True
+
+    @property
+    def kind(self) -> str:
+        return self.engine.kind
+
+    @property
+    def grace_seconds(self) -> float:
+        return self.engine.grace_seconds
+
+    def shortage(self, resources: Resources) -> str | None:
+        try:
+            return self.engine.shortage(resources)
+        except EngineError as error:
+            raise TemperError(f"launcher {self.kind}: {error}") from error
+
+    def claims(self, resources: Resources) -> Mapping[str, int]:
+        return {}
+
+    def capacity(self) -> Mapping[str, int]:
+        return {}
+
+    def run(self, task: Task, log: IO[bytes], stop: Event) -> Ended:
+        """Submit the task's job, or find the one an earlier driver submitted, and wait for its
+        end. When ``stop`` is set the job is left to who holds the lease now."""
+        try:
+            job = self._submit(task) if task.is_new else self.engine.find(task.name)
+        except EngineError as error:
+            if task.is_new:
+                raise TemperError(f"launcher {self.kind}: {error}") from error
+            job = None  # what its worker shows of itself will do
+        try:
+            return self._follow(task, job, log, stop)
+        except EngineError as error:
+            raise TemperError(f"launcher {self.kind}: {error}") from error
+
+    def _submit(self, task: Task) -> str:
+        record = JobRecord(self.kind, task.name, self.run_name)
+        self.store.objects.replace(
+            self.store.job_path(task.step, task.key), json.dumps(asdict(record)).encode()
+        )
+        return self.engine.submit(task)  # once: whether it arrived is not known after an error
+
+    def _follow(self, task: Task, job: str | None, log: IO[bytes], stop: Event) -> Ended:
+        line = "submitted" if task.is_new else "submitted by an earlier driver"
+        log.write(f"[{self.kind} job {job or task.name}: {line}]\n".encode())
+        output, following = _Output(self.engine, task.name, job, log), _Following(self, task, job)
+        asked = time.monotonic()
+        try:
+            while not stop.wait(REPORT_SECONDS):
+                if self._has_result(task):
+                    return Ended(None, f"{self.kind} job {job}")
+                if time.monotonic() - asked < self.engine.poll_seconds:
+                    continue
+                output.copy()
+                if (ended := following.ended()) is not None:
+                    return ended
+                asked = time.monotonic()
+            return Ended(None, f"{self.kind} job {job} goes on for another driver")
+        except Stopped:  # this machine goes down; the job need not
+            raise
+        except KeyboardInterrupt:
+            with uninterrupted():
+                following.cancel()
+            raise
+        finally:
+            output.copy()
+
+    def _has_result(self, task: Task) -> bool:
+        """Whether the attempt has ended well. If not, the engine may know why."""
+        try:
+            data = self.store.objects.read(f"{task.folder}/report.json")
+        except OSError:  # while the store fails, the lease says how long
+            return False
+        return data is not None and Report.from_json(data).error is None
+
+
+class _Following:
+    """What is known of a job, from the engine and from its worker.
+
+    Two workers must not share scratch. So where the engine has lost sight of a job, which it also
+    says of a machine that it cannot reach, the worker's silence decides; and where nothing is heard
+    of the worker, the engine ends the job before another takes its place.
+    """
+
+    def __init__(self, launcher: JobLauncher, task: Task, job: str | None):
+        self._engine, self._store = launcher.engine, launcher.store
+        self._task, self._job = task, job
+        self._watch = Watch(self._store, task.folder)
+        self._is_silent = False
+        self._last: Ended | None = None
+        if job is None:
+            reason = f"{launcher.kind} does not know job {task.name}"
+            self._last = Ended(None, reason, preempted=True, confirmed=False)
+
+    def ended(self) -> Ended | None:
+        """How the job has ended; ``None`` while it waits or runs, or may."""
+        if self._last is None and self._job is not None:
+            self._last = _patiently(self._engine.ended, self._job)
+        self._is_silent = self._is_silent or self._watch.is_silent()
+        if self._last is None:
+            if self._is_silent:
+                self.cancel()
+            return None
+        if self._last.confirmed:
+            return _lost(self._last) if self._is_silent else self._last
+        if self._is_silent or give_up(self._store, self._task.folder):
+            return self._last
+        return None
+
+    def cancel(self) -> None:
+        if self._job is not None:
+            _patiently(self._engine.cancel, self._job)
+
+
+def _lost(ended: Ended) -> Ended:
+    """How a job ended that was cancelled because nothing was heard of it."""
+    return Ended(ended.status, f"{ended.reason}, after no sign of life", preempted=True)
+
+
+def _patiently(ask: Any, *arguments: Any) -> Any:
+    """Ask an engine, again for some time if it does not answer."""
+    retrying = Retrying(
+        retry=retry_if_exception_type(EngineError),
+        stop=stop_after_delay(ENGINE_SECONDS),
+        wait=wait_exponential(0.5, max=10),
+        reraise=True,
+    )
+    return retrying(ask, *arguments)
+
+
+@dataclass
+class _Output:
+    """Copies what the workers print into the step's log."""
+
+    engine: Engine
+    name: str
+    job: str | None
+    log: IO[bytes]
+    position: int = 0
+
+    def copy(self) -> None:
+        if self.job is None:
+            return
+        with contextlib.suppress(EngineError, OSError):  # for people; never a reason to fail
+            new = self.engine.output(self.name, self.job, self.position)
+            self.log.write(new)
+            self.log.flush()
+            self.position += len(new)

@@ -1,0 +1,216 @@
+"""Ray, through its job submission: a step is a job, whose entrypoint is the worker.
+
+A job is submitted under the attempt's name, so that any driver finds it, and Ray never starts it a
+second time. With several nodes the entrypoint is :mod:`pipeline.launchers.ray_nodes`, which starts
+a worker on each. Ray knows a TPU pod slice by a resource of its first host, ``TPU-v5p-8-head``.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import TemperError
+from pipeline.launchers.config import RayConfig
+from pipeline.launchers.jobs import EngineError
+from pipeline.launchers.protocol import PREEMPTED, Ended, Task
+from pipeline.lifeline import WORKER_ENVIRONMENT
+from pipeline.resources import Resources
+
+ANY_AMOUNT = 0.001
+"""Of a resource that only says where a job may run."""
+
+
+@dataclass(frozen=True)
+class Ray:
+    """A cluster, as it is configured; see :class:`pipeline.launchers.jobs.Engine`."""
+
+    config: RayConfig
+    kind: str = "ray"
+
+    @property
+    def poll_seconds(self) -> float:
+        return self.config.poll_seconds
+
+    @property
+    def grace_seconds(self) -> float:
+        return self.config.grace_seconds
+
+    def shortage(self, resources: Resources) -> str | None:
+        if self.config.autoscales:
+            return None
+        nodes = self._nodes()
+        if resources.tpu is not None:
+            slices = [name[4:-5] for node in nodes for name in node if name.endswith("-head")]
+            if resources.tpu not in slices:
+                return f"the TPU slices {', '.join(sorted(set(slices))) or '(none)'}"
+            wanted = {"TPU": 1.0}
+        else:
+            wanted = needs(resources)
+        fitting = [
+            n for n in nodes if all(n.get(name, 0) >= least for name, least in wanted.items())
+        ]
+        if len(fitting) >= resources.num_nodes:
+            return None
+        return f"{len(nodes)} nodes: " + "; ".join(sorted({_in_words(node) for node in nodes}))
+
+    def submit(self, task: Task) -> str:
+        """
+        Raises:
+            TemperError: Ray refuses the job.
+        """
+        python, resources = self.config.python or sys.executable, task.resources
+        if resources.num_nodes == 1:
+            command = [python, "-P", "-m", "pipeline.worker", task.spec_url]
+            asked = self._on_one_node(resources)
+        else:
+            command = [python, "-P", "-m", "pipeline.launchers.ray_nodes", task.spec_url]
+            command += [str(resources.num_nodes), resources.tpu or ""]
+            command += [f"{name}={amount}" for name, amount in needs(resources).items()]
+            asked = {"CPU": ANY_AMOUNT}
+        job = _job_of(task.name)
+        with _answering():
+            try:
+                self._client().submit_job(
+                    entrypoint=shlex.join(command),
+                    submission_id=job,
+                    runtime_env=self._runtime_environment(task),
+                    metadata={"step": task.step, "key": task.key},
+                    entrypoint_num_cpus=asked.pop("CPU"),
+                    entrypoint_num_gpus=asked.pop("GPU", None),
+                    entrypoint_memory=int(asked.pop("memory", 0)) or None,
+                    entrypoint_resources=asked or None,
+                )
+            except RuntimeError as error:
+                raise TemperError(f"{task.step}: Ray refuses the job: {_line(error)}") from error
+        return job
+
+    def find(self, name: str) -> str | None:
+        job = _job_of(name)
+        return None if self._info(job) is None else job
+
+    def ended(self, job: str) -> Ended | None:
+        info = self._info(job)
+        if info is None:
+            return Ended(None, f"ray job {job}: forgotten", preempted=True, confirmed=False)
+        status = str(info.status)
+        if status in ("PENDING", "RUNNING"):
+            return None
+        code = info.driver_exit_code
+        reason = f"ray job {job}: {status}"
+        if status == "STOPPED":
+            return Ended(None, reason, cancelled=True)
+        if code is None:  # it was not the entrypoint that ended: its node did, or Ray
+            reason += f", {_line(info.message)}"
+            return Ended(None, reason, preempted=True, confirmed=False)
+        return Ended(code, reason, preempted=code == PREEMPTED)
+
+    def output(self, name: str, job: str, start: int) -> bytes:
+        with _answering():
+            return self._client().get_job_logs(job).encode()[start:]
+
+    def cancel(self, job: str) -> None:
+        with _answering():
+            self._client().stop_job(job)
+
+    def _info(self, job: str) -> Any:
+        with _answering():
+            try:
+                return self._client().get_job_info(job)
+            except RuntimeError as error:
+                if "404" in str(error):
+                    return None
+                raise
+
+    def _on_one_node(self, resources: Resources) -> dict[str, float]:
+        if resources.tpu is None:
+            return needs(resources)
+        head = f"TPU-{resources.tpu}-head"
+        chips = [node["TPU"] for node in self._nodes() if head in node and "TPU" in node]
+        return {**needs(resources), head: 1.0, **({"TPU": min(chips)} if chips else {})}
+
+    def _runtime_environment(self, task: Task) -> dict[str, Any]:
+        environment = {
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "RAY_JOB_STOP_WAIT_TIME_S": str(int(self.config.grace_seconds) + 1),
+            WORKER_ENVIRONMENT: "1",
+        }
+        if task.resources.cpus:
+            threads = max(1, task.resources.cpus // task.resources.num_processes)
+            environment["OMP_NUM_THREADS"] = str(threads)
+        if self.config.working_dir is None:
+            path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+            return {"env_vars": {"PYTHONPATH": path, **environment, **self.config.env}}
+        return {
+            "working_dir": self.config.working_dir,
+            "env_vars": {"PYTHONPATH": ".", **environment, **self.config.env},
+        }
+
+    def _nodes(self) -> list[Mapping[str, float]]:
+        """The resources of every node that is alive."""
+        with _answering():
+            from ray.util.state import list_nodes  # pyright: ignore[reportMissingImports]
+
+            # a node that has just died is missing in parts, which is no reason to fail
+            found = list_nodes(self.config.address, raise_on_missing_output=False)
+            return [node["resources_total"] for node in found if node["state"] == "ALIVE"]
+
+    def _client(self) -> Any:
+        """A client of this process; a connection does not survive a fork."""
+        key = (os.getpid(), self.config.address)
+        if key not in _clients:
+            try:
+                from ray.job_submission import JobSubmissionClient  # pyright: ignore[reportMissingImports]
+            except ImportError as error:
+                raise TemperError("launcher ray: pip install 'temper[ray]'") from error
+            _clients[key] = JobSubmissionClient(self.config.address)
+        return _clients[key]
+
+
+_clients: dict[tuple[int, str], Any] = {}
+
+
+def needs(resources: Resources) -> dict[str, float]:
+    """What a step asks of a node, under Ray's names."""
+    asked: dict[str, float] = {"CPU": float(resources.cpus or 1)}
+    if resources.num_gpus:
+        asked["GPU"] = float(resources.num_gpus)
+    if resources.accelerator:
+        asked[f"accelerator_type:{resources.accelerator}"] = ANY_AMOUNT
+    if resources.memory_bytes:
+        asked["memory"] = float(resources.memory_bytes)
+    return asked
+
+
+def _job_of(name: str) -> str:
+    return f"temper-{name}"
+
+
+def _in_words(node: Mapping[str, float]) -> str:
+    told = {
+        name: amount if name != "memory" else amount / 2**30
+        for name, amount in node.items()
+        if not name.startswith(("node:", "object_store"))
+    }
+    return ", ".join(f"{name}={amount:g}" for name, amount in sorted(told.items()))
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Whatever goes wrong in the client as :class:`EngineError`."""
+    try:
+        yield
+    except (TemperError, EngineError):
+        raise
+    except ImportError as error:
+        raise TemperError("launcher ray: pip install 'temper[ray]'") from error
+    except Exception as error:
+        raise EngineError(f"Ray does not answer: {_line(error)}") from error
+
+
+def _line(error: object) -> str:
+    return " ".join(str(error).split())[:300]

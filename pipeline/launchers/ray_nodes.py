@@ -1,0 +1,107 @@
+"""The entrypoint of a Ray job on several nodes: a worker on each of them.
+
+``python -m pipeline.launchers.ray_nodes SPEC NODES TPU NAME=AMOUNT…``. Each worker runs under a Ray
+task of a placement group with one bundle a node. Of a TPU slice the first host is found by its
+resource, and the others by the slice's name.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import ray  # pyright: ignore[reportMissingImports]
+from ray.util.placement_group import placement_group  # pyright: ignore[reportMissingImports]
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
+
+from pipeline.launchers.protocol import PREEMPTED
+from pipeline.ranks import MASTER, NODE
+
+POLL_SECONDS = 0.5
+
+
+def main(spec: str, nodes: int, tpu: str, asked: dict[str, float]) -> int:
+    """Run the workers; the first status that is not 0, or 0."""
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    ray.init(address="auto", log_to_driver=True)
+    bundles = _bundles(nodes, tpu, asked)
+    group = placement_group(bundles, strategy="STRICT_SPREAD")
+    ray.get(group.ready())
+    hosts = [_on(group, bundles, i, _Host) for i in range(nodes)]
+    master = ray.get(hosts[0].address.remote())
+    running = [host.run.remote(spec, i, master) for i, host in enumerate(hosts)]
+    left = list(running)
+    while left:
+        done, left = ray.wait(left, timeout=POLL_SECONDS)
+        for answer in done:
+            if (status := ray.get(answer)) != 0:  # the others would wait for it
+                ray.get([host.stop.remote() for host in hosts])
+                return status
+        if told.is_set():
+            ray.get([host.stop.remote() for host in hosts])
+            statuses = ray.get(running)
+            return PREEMPTED if any(statuses) else 0
+    return 0
+
+
+class _Host:
+    """One node's worker, started in an actor there."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def address(self) -> str:
+        with socket.create_server(("", 0)) as free:
+            return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+
+    def run(self, spec: str, node: int, master: str) -> int:
+        command = [sys.executable, "-P", "-m", "pipeline.worker", spec]
+        environment = {**os.environ, NODE: str(node), MASTER: master}
+        self._process = subprocess.Popen(command, env=environment)
+        return self._process.wait()
+
+    def stop(self) -> None:
+        """Tell the worker to leave; it knows how long it may take."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+
+def _bundles(nodes: int, tpu: str, asked: dict[str, float]) -> list[dict[str, float]]:
+    if not tpu:
+        return [dict(asked) for _ in range(nodes)]
+    head = f"TPU-{tpu}-head"
+    first = next(node["Resources"] for node in ray.nodes() if head in node["Resources"])
+    names = [name for name in first if _is_slice(name, head)]
+    every = {**asked, "TPU": first["TPU"], **dict.fromkeys(names[:1], 1.0)}
+    return [{**every, head: 1.0}, *(dict(every) for _ in range(nodes - 1))]
+
+
+def _is_slice(name: str, head: str) -> bool:
+    """Whether a resource of the first host is the name of its slice, which all hosts have."""
+    known = ("node:", "accelerator_type:", "memory", "object_store", "CPU", "GPU", "TPU")
+    return name != head and not name.startswith(known)
+
+
+def _on(group: Any, bundles: list[dict[str, float]], index: int, kind: type) -> Any:
+    others = dict(bundles[index])
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+    options = {
+        "num_cpus": others.pop("CPU", 0),
+        "num_gpus": others.pop("GPU", 0),
+        "memory": others.pop("memory", None),
+        "resources": others or None,
+        "scheduling_strategy": strategy,
+        "max_concurrency": 3,  # to be told to leave while it runs
+        "max_restarts": 0,
+    }
+    return ray.remote(kind).options(**options).remote()
+
+
+if __name__ == "__main__":
+    spec, nodes, tpu, *amounts = sys.argv[1:]
+    pairs = (amount.split("=") for amount in amounts)
+    sys.exit(main(spec, int(nodes), tpu, {name: float(amount) for name, amount in pairs}))

@@ -1,0 +1,276 @@
+"""Slurm, through its own commands: ``sbatch``, ``squeue``, ``scontrol``, ``scancel``, ``sinfo``.
+
+The job is a shell script of a few lines that starts the workers with ``srun``. (``submitit`` would
+put a pickled function there, know its jobs only by number, and ask ``sacct``, which many clusters
+do not have.) The job's name is the attempt's, so that any driver finds it, and it is never requeued
+by Slurm itself: a driver sees that it was preempted, and submits another attempt.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pipeline.errors import TemperError
+from pipeline.launchers.config import SlurmConfig
+from pipeline.launchers.jobs import EngineError
+from pipeline.launchers.protocol import PREEMPTED, Ended, Task
+from pipeline.lifeline import WORKER_ENVIRONMENT
+from pipeline.resources import Resources
+
+ANSWER_SECONDS = 60.0
+UNDER_WAY = {
+    "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "STOPPED",
+    "RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SIGNALING",
+}  # fmt: skip
+TAKEN_AWAY = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "REVOKED"}
+"""States in which a job ends through no fault of the step."""
+FIRST_PORT, PORTS = 20000, 20000
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A cluster, as it is configured; see :class:`pipeline.launchers.jobs.Engine`."""
+
+    config: SlurmConfig
+    kind: str = "slurm"
+
+    @property
+    def poll_seconds(self) -> float:
+        return self.config.poll_seconds
+
+    @property
+    def grace_seconds(self) -> float:
+        return self.config.grace_seconds
+
+    def shortage(self, resources: Resources) -> str | None:
+        if resources.tpu is not None:
+            return "no TPU"
+        fitting = [group for group in self._partitions if group.has(resources)]
+        if sum(group.nodes for group in fitting) >= resources.num_nodes:
+            return None
+        offered = "; ".join(str(group) for group in self._partitions)
+        return f"in partition {offered}" if offered else "no such partition, or none by default"
+
+    def submit(self, task: Task) -> str:
+        """
+        Raises:
+            TemperError: Slurm refuses the job.
+        """
+        script = self._folder / f"{task.name}.sh"
+        script.write_text(self._script(task))
+        answer = _run(["sbatch", "--parsable", str(script)])
+        if answer.returncode:
+            raise TemperError(f"{task.step}: sbatch refuses {script}: {_last_line(answer.stderr)}")
+        return answer.stdout.strip().split(";")[0]
+
+    def find(self, name: str) -> str | None:
+        listed = _ask(["squeue", "--noheader", "--states=all", f"--name={name}", "--format=%i"])
+        return listed.split()[0] if listed.split() else None
+
+    def ended(self, job: str) -> Ended | None:
+        told = _run(["scontrol", "--oneliner", "show", "job", job])
+        if told.returncode and "Invalid job id" not in told.stderr:
+            raise EngineError(f"scontrol: {_last_line(told.stderr)}")
+        said = dict(re.findall(r"(\w+)=(\S+)", told.stdout))
+        state = said.get("JobState", "forgotten")
+        if state in UNDER_WAY:
+            return None
+        status, _, number = said.get("ExitCode", "").partition(":")
+        reason = f"slurm job {job}: {state}"
+        if said.get("Reason", "None") != "None":
+            reason += f", {said['Reason']}"
+        if state == "CANCELLED":
+            return Ended(None, reason, cancelled=True)
+        if state in TAKEN_AWAY or not status or int(status) == PREEMPTED:
+            seen = state not in ("NODE_FAIL", "BOOT_FAIL", "forgotten")
+            return Ended(None, reason, preempted=True, confirmed=seen)
+        return Ended(-int(number) if number not in ("", "0") else int(status), reason)
+
+    def output(self, name: str, job: str, start: int) -> bytes:
+        with open(self._folder / f"{name}.log", "rb") as file:
+            file.seek(start)
+            return file.read()
+
+    def cancel(self, job: str) -> None:
+        _ask(["scancel", job])  # tells the workers, and ends them after the cluster's KillWait
+
+    @cached_property
+    def _folder(self) -> Path:
+        folder = Path(self.config.folder).expanduser().absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @cached_property
+    def _partitions(self) -> "list[_Nodes]":
+        command = ["sinfo", "--noheader", "--exact", "--format=%D|%c|%m|%G|%l|%P"]
+        if self.config.partition:
+            command.append(f"--partition={self.config.partition}")
+        found = [_Nodes.parse(line) for line in _ask(command).splitlines() if line.strip()]
+        return [nodes for nodes in found if self.config.partition or nodes.is_default]
+
+    def _script(self, task: Task) -> str:
+        """The job: what it asks for, and how it starts a worker on each node."""
+        options = {
+            "job-name": task.name,
+            "comment": f"temper:{task.step}",
+            "output": str(self._folder / f"{task.name}.log"),
+            "open-mode": "append",
+            "no-requeue": None,
+            "partition": self.config.partition,
+            "account": self.config.account,
+            # to the workers, while there is time left for a checkpoint
+            "signal": f"TERM@{int(self.config.grace_seconds) + 5}",
+            **_asked(task.resources),
+            **self.config.options,
+        }
+        lines = [
+            f"#SBATCH --{name}" + ("" if value is None else f"={value}")
+            for name, value in options.items()
+            if value is not None or name == "no-requeue"
+        ]
+        python = self.config.python or sys.executable
+        worker = shlex.join([python, "-P", "-m", "pipeline.worker", task.spec_url])
+        environment = {
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            WORKER_ENVIRONMENT: "1",
+        }
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+        return _SCRIPT.format(
+            options="\n".join(lines),
+            exports="\n".join([*exports, *self.config.setup]),
+            processes=task.resources.num_processes,
+            port=FIRST_PORT,
+            ports=PORTS,
+            srun=f"srun --kill-on-bad-exit=1 --ntasks={task.resources.num_nodes}",
+            worker=worker,
+        )
+
+
+_SCRIPT = """#!/bin/bash
+{options}
+
+{exports}
+threads=$(( ${{SLURM_CPUS_ON_NODE:-1}} / {processes} ))
+export OMP_NUM_THREADS=$(( threads > 0 ? threads : 1 ))
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(scontrol --oneliner show node "$first" | grep -o 'NodeAddr=[^ ]*')
+export TEMPER_MASTER=${{address#NodeAddr=}}:$(( {port} + SLURM_JOB_ID % {ports} ))
+[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+trap '' TERM  # it is for the workers
+{srun} --ntasks-per-node=1 bash -c 'TEMPER_NODE=$SLURM_NODEID exec "$@"' worker \
+    {worker}
+"""
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """Nodes of one kind in one partition."""
+
+    nodes: int
+    cpus: int
+    memory: int
+    gpus: Mapping[str, int]
+    longest: int | None
+    partition: str
+    is_default: bool
+
+    @classmethod
+    def parse(cls, line: str) -> "_Nodes":
+        nodes, cpus, memory, gres, longest, partition = line.strip().split("|")
+        gpus: dict[str, int] = {}
+        for found in re.finditer(r"gpu:(?:([^:,()]+):)?(\d+)", gres):
+            kind = (found[1] or "").lower()
+            gpus[kind] = gpus.get(kind, 0) + int(found[2])
+        return cls(
+            nodes=int(nodes),
+            cpus=int(cpus.rstrip("+")),
+            memory=int(memory.rstrip("+")) * 2**20,
+            gpus=gpus,
+            longest=None if longest in ("infinite", "n/a") else _seconds(longest),
+            partition=partition.rstrip("*"),
+            is_default=partition.endswith("*"),
+        )
+
+    def has(self, resources: Resources) -> bool:
+        """Whether each of these nodes would do."""
+        kind = (resources.accelerator or "").lower()
+        gpus = self.gpus.get(kind, 0) if kind else sum(self.gpus.values())
+        return (
+            gpus >= resources.num_gpus
+            and self.cpus >= (resources.cpus or 0)
+            and self.memory >= (resources.memory_bytes or 0)
+            and (self.longest is None or self.longest >= (resources.seconds or 0))
+        )
+
+    def __str__(self) -> str:
+        kinds = [f"{count} {kind or 'of any kind'}" for kind, count in self.gpus.items()]
+        parts = [f"nodes={self.nodes}", f"cpus={self.cpus}", f"memory={self.memory // 2**30}GiB"]
+        parts.append(f"gpus={', '.join(kinds) or 0}")
+        if self.longest is not None:
+            parts.append(f"time={self.longest}s")
+        return f"{self.partition}: {', '.join(parts)}"
+
+
+def _asked(resources: Resources) -> dict[str, str | None]:
+    memory, seconds = resources.memory_bytes, resources.seconds
+    kind = f"{resources.accelerator.lower()}:" if resources.accelerator else ""
+    return {
+        "nodes": str(resources.num_nodes),
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(resources.cpus) if resources.cpus else None,
+        "mem": f"{-(-memory // 2**20)}M" if memory else None,
+        "gres": f"gpu:{kind}{resources.gpus}" if resources.gpus else None,
+        "time": str(-(-seconds // 60)) if seconds else None,
+    }
+
+
+def _seconds(text: str) -> int:
+    days, _, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    hours, minutes, seconds = ([0, 0, 0, *parts])[-3:]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """
+    Raises:
+        EngineError: it cannot be run, or takes too long.
+    """
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWER_SECONDS, env=_environment()
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EngineError(f"{command[0]} cannot be asked here ({error})") from error
+
+
+def _ask(command: Sequence[str]) -> str:
+    answer = _run(command)
+    if answer.returncode:
+        raise EngineError(f"{command[0]}: {_last_line(answer.stderr)}")
+    return answer.stdout
+
+
+def _environment() -> dict[str, str]:
+    """Without what a job that this driver runs in would hand on: options of its own."""
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in kept or not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))
+    }
+
+
+def _last_line(text: str) -> str:
+    with contextlib.suppress(IndexError):
+        return text.strip().splitlines()[-1]
+    return "no answer"

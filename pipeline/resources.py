@@ -1,0 +1,141 @@
+"""What a step asks of the machines it runs on: ``step(...).on(gpus=8, nodes=2, time="12h")``.
+
+None of it bears on the result, so none of it is part of a key. A step's own request comes before
+the defaults for its name in ``conf/launcher``; a field that is ``None`` asks for nothing.
+"""
+
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from pipeline.errors import TemperError
+
+MOST_PREEMPTIONS = 100
+"""How often a step goes on elsewhere after it lost its machine, unless it says otherwise."""
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True)
+class Resources:
+    """A request. All but ``nodes``, ``time``, ``retries`` and ``preemptions`` is for each node.
+
+    Args:
+        gpus: CUDA devices.
+        nodes: machines.
+        accelerator: the kind of GPU, as the engine names it: ``H100``.
+        tpu: a pod slice with all its hosts: ``v5p-8``. ``nodes`` is then the number of hosts.
+        cpus: processor cores.
+        memory: as in ``64GiB`` or ``64GB``.
+        time: for one attempt, as in ``90m``, ``12h``, ``2d`` or ``HH:MM:SS``. A step that is
+            stopped at its end goes on in another attempt.
+        processes: ranks that ``torchrun`` starts; by default one for each GPU.
+        retries: how often to try again after a failure; by default what ``@step`` says.
+        preemptions: how often to go on after the step was told to leave or its machine was lost.
+
+    Raises:
+        TemperError: a value is out of range or cannot be read.
+    """
+
+    gpus: int | None = None
+    nodes: int | None = None
+    accelerator: str | None = None
+    tpu: str | None = None
+    cpus: int | None = None
+    memory: str | None = None
+    time: str | None = None
+    processes: int | None = None
+    retries: int | None = None
+    preemptions: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise TemperError(f"{name}={value!r}: give a whole number from {least}")
+        for name in ("accelerator", "tpu"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and re.fullmatch(_NAME, value)):
+                raise TemperError(f"{name}={value!r}: give its name, as in {_EXAMPLES[name]}")
+        if self.accelerator is not None and not self.gpus:
+            raise TemperError(f"accelerator={self.accelerator!r}: say how many, as in gpus=8")
+        if self.tpu is not None and self.gpus:
+            raise TemperError(f"tpu={self.tpu!r} and gpus={self.gpus}: a step has one or the other")
+        _bytes(self.memory)  # raises where it cannot be read, and so does the next
+        _seconds(self.time)
+
+    def over(self, defaults: "Resources") -> "Resources":
+        """This request, with what it leaves open taken from ``defaults``."""
+        return replace(defaults, **self.said)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The fields that ask for something."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def num_nodes(self) -> int:
+        return self.nodes or 1
+
+    @property
+    def num_gpus(self) -> int:
+        """On each node."""
+        return self.gpus or 0
+
+    @property
+    def num_processes(self) -> int:
+        """On each node."""
+        return self.processes or max(1, self.num_gpus)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """On each node."""
+        return _bytes(self.memory)
+
+    @property
+    def seconds(self) -> int | None:
+        """The longest that one attempt may take."""
+        return _seconds(self.time)
+
+    def __str__(self) -> str:
+        """As it was asked for: ``gpus=8, nodes=2``."""
+        return ", ".join(f"{name}={value}" for name, value in self.said.items()) or "nothing"
+
+
+_LEAST = {
+    "gpus": 0, "nodes": 1, "cpus": 1, "processes": 1, "retries": 0, "preemptions": 0,
+}  # fmt: skip
+_NAME = r"[A-Za-z0-9][\w.-]*"
+_EXAMPLES = {"accelerator": "accelerator='H100'", "tpu": "tpu='v5p-8'"}
+
+
+def _bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?i?)b?", str(text).lower())
+    units = {**_UNITS, **_BINARY_UNITS}
+    if found is None or found[2] not in units or not float(found[1]):
+        raise TemperError(f"memory={text!r}: give it as in 64GiB or 64GB")
+    return int(float(found[1]) * units[found[2]])
+
+
+def _seconds(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd])", str(text).lower()):
+        seconds = int(float(found[1]) * _TIME_UNITS[found[2]])
+    elif found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", str(text)):
+        days, hours, minutes, rest = (int(part or 0) for part in found.groups())
+        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    else:
+        seconds = 0
+    if seconds <= 0:
+        raise TemperError(f"time={text!r}: give it as in 90m, 12h, 2d or HH:MM:SS")
+    return seconds
+
+
+NOTHING = Resources()
+"""What a step asks for that says nothing."""

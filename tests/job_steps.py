@@ -1,0 +1,113 @@
+"""Steps for tests of launchers: they say where they ran, take their time, and heed the request to
+leave. Each appends lines to a journal outside the store."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from pipeline import Output, step
+
+
+@step(version="1")
+def where(out: Output, journal: str, number: int = 0, seconds: float = 0.0) -> dict:
+    """Which devices it was given, and when it had them."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    began = time.time()
+    time.sleep(seconds)
+    note(journal, json.dumps([number, devices, began, time.time()]))
+    (out.path / "number.txt").write_text(str(number))
+    return {"devices": devices, "threads": os.environ.get("OMP_NUM_THREADS")}
+
+
+@step(version="1")
+def count_to(
+    out: Output, until: int, journal: str, seconds: float = 0.1, heed: bool = True
+) -> dict:
+    """Counts, and keeps in scratch where it is: every time if it does not ``heed``, and else only
+    when it is told to leave, as training with a long checkpoint interval."""
+    state = out.scratch / "count.txt"
+    reached = int(state.read_text()) if state.exists() else 0
+    note(journal, f"from {reached}")
+    for count in range(reached + 1, until + 1):
+        time.sleep(seconds)
+        if not heed or out.stopping:
+            temporary = state.with_suffix(".new")
+            temporary.write_text(str(count))
+            os.replace(temporary, state)
+        if heed and out.stopping:
+            note(journal, f"left at {count}")
+            raise RuntimeError("leaving, the count is kept")
+        note(journal, f"count {count}")
+        out.progress(count, until)
+    (out.path / "count.txt").write_text(str(until))
+    return {"until": until}
+
+
+@step(version="1")
+def always_fails(out: Output) -> dict:
+    """Fails."""
+    raise ValueError("this step always fails")
+
+
+@step(version="1")
+def leave_once(out: Output, journal: str, times: int = 1) -> dict:
+    """Is told to leave so many times, as by an engine that wants its machine back."""
+    for count in range(times):
+        if not (mark := out.scratch / f"left-{count}").exists():
+            mark.touch()
+            note(journal, "left")
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+    note(journal, "done")
+    return {}
+
+
+@step(version="1")
+def add_ranks(out: Output, journal: str, values: list, fail: str = "") -> dict:
+    """The sum of what every rank has, by an all-reduce; some rank may fail in some way."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    note(journal, f"rank {rank} of {ranks} pid {os.getpid()} node {os.environ.get('TEMPER_NODE')}")
+    out.progress(rank, ranks)
+    if fail == f"raise {rank}":
+        raise ValueError("this rank has no data")
+    if fail == f"kill {rank}":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fail == "leave":
+        _leave(out, journal, rank)
+    total = torch.tensor(values[rank::ranks], dtype=torch.float64).sum()
+    dist.all_reduce(total)
+    (out.scratch / f"rank-{rank}").write_text(str(float(total)))
+    dist.barrier()
+    if rank == 0:
+        (out.path / "total.json").write_text(json.dumps(float(total)))
+    dist.destroy_process_group()
+    return {"total": float(total), "ranks": ranks}
+
+
+def _leave(out: Output, journal: str, rank: int) -> None:
+    """Wait to be told to leave, the first time."""
+    mark = out.scratch / f"left-{rank}"
+    if mark.exists():
+        return
+    until = time.time() + 60
+    while not out.stopping and time.time() < until:
+        time.sleep(0.05)
+    mark.touch()
+    note(journal, f"rank {rank} left")
+    raise RuntimeError("leaving")
+
+
+def note(journal: str, line: str) -> None:
+    with open(journal, "a") as file:
+        file.write(line + "\n")
+
+
+def lines(journal: Path | str) -> list[str]:
+    path = Path(journal)
+    return path.read_text().splitlines() if path.exists() else []

@@ -1,0 +1,242 @@
+"""Jobs that outlive their driver, with the smallest engine there is: processes of this machine.
+
+What holds here holds for every engine, as they share all of it but the client.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from job_steps import always_fails, count_to, lines
+
+from pipeline import Step, Store, presence
+from pipeline.catalog import Catalog
+from pipeline.execution import Executor, StepFailed
+from pipeline.launchers.jobs import EngineError, JobLauncher, JobRecord
+from pipeline.launchers.protocol import REFUSED, Ended, Task
+from pipeline.lease import Lease, Leases
+from pipeline.manifest import Manifest
+from pipeline.placement import Placement
+from pipeline.plan import Resolver
+from pipeline.resources import Resources
+
+
+@dataclass
+class Processes:
+    """An engine whose jobs are processes, each known by a name."""
+
+    folder: Path
+    kind: str = "processes"
+    poll_seconds: float = 0.2
+    grace_seconds: float = 5.0
+    jobs: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    answers: bool = True
+
+    def shortage(self, resources: Resources) -> str | None:
+        return None
+
+    def submit(self, task: Task) -> str:
+        with open(self.folder / f"{task.name}.log", "wb") as log:
+            self.jobs[task.name] = start_worker(task.spec_url, log)
+        return task.name
+
+    def find(self, name: str) -> str | None:
+        if not self.answers:
+            raise EngineError("no answer")
+        return name if name in self.jobs else None
+
+    def ended(self, job: str) -> Ended | None:
+        status = self.jobs[job].poll()
+        return None if status is None else Ended(status, f"process {self.jobs[job].pid}")
+
+    def output(self, name: str, job: str, start: int) -> bytes:
+        return (self.folder / f"{name}.log").read_bytes()[start:]
+
+    def cancel(self, job: str) -> None:
+        self.jobs[job].kill()
+
+
+def start_worker(spec_url: str, log: object = None) -> subprocess.Popen[bytes]:
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "pipeline.worker", spec_url],
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"},
+        stdout=log,  # type: ignore[arg-type]
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Processes]:
+    engine = Processes(tmp_path)
+    yield engine
+    for job in engine.jobs.values():
+        job.kill()
+        job.wait()
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> str:
+    return str(tmp_path / "journal")
+
+
+def drive(store: Store, engine: Processes, step: Step, ttl: float = 10.0) -> Manifest:
+    """Make a step as a driver of its own does."""
+    store.prepare()
+    placement = Placement([JobLauncher(engine, store, "a run")])
+    leases = Leases(store.objects, store.root, "a run", ttl=ttl, beat=min(2.5, ttl / 8))
+    return Executor(Resolver(Catalog(store), live=True), placement, leases, {}).execute(step)
+
+
+def in_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.02)
+
+
+def counted(journal: str) -> list[str]:
+    return [line for line in lines(journal) if line.startswith("count")]
+
+
+def leave_a_record(store: Store, step: Step, job: str) -> Task:
+    """What a driver has written that dies in the moment in which it submits a job."""
+    store.prepare()
+
+    class Died(Exception):
+        pass
+
+    @dataclass
+    class Dying(Processes):
+        def submit(self, task: Task) -> str:
+            tasks.append(task)
+            raise Died
+
+    tasks: list[Task] = []
+    with pytest.raises(Died):
+        drive(store, Dying(Path(job)), step)
+    return tasks[0]
+
+
+def test_a_driver_that_lost_its_lease_leaves_the_job_to_the_one_that_took_over(
+    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, made, held = count_to(30, journal, 0.1, heed=False), list[Manifest](), list[Lease]()
+    watch = Lease.__init__
+
+    def note(self: Lease, *args: object) -> None:
+        watch(self, *args)  # type: ignore[arg-type]
+        held.append(self)
+
+    monkeypatch.setattr(Lease, "__init__", note)
+    first = in_thread(lambda: made.append(drive(store, engine, step)))
+    wait_until(lambda: len(counted(journal)) > 2)
+    held[0]._lose()
+    second = in_thread(lambda: made.append(drive(store, engine, step, ttl=0.8)))
+    for thread in (first, second):
+        thread.join(60)
+    assert len({manifest.attempt for manifest in made}) == 1
+    assert len(made) == 2
+    assert len(lines(journal)) == 31
+    assert len(engine.jobs) == 1
+
+
+def test_a_job_that_comes_late_does_not_begin(
+    store: Store, engine: Processes, journal: str, tmp_path: Path
+) -> None:
+    step = count_to(5, journal, 0.01)
+    late = leave_a_record(store, step, str(tmp_path))
+    record = JobRecord.read(store, "count_to", late.key)
+    assert record == JobRecord("processes", late.name, "a run")
+    made = drive(store, engine, step)
+    assert made.attempt != late.name
+    worker = start_worker(late.spec_url, subprocess.PIPE)
+    printed, _ = worker.communicate(timeout=60)
+    assert worker.returncode == REFUSED, printed
+    assert len(lines(journal)) == 6
+    assert JobRecord.read(store, "count_to", late.key) is None
+
+
+def test_a_job_that_an_engine_starts_twice_runs_once(
+    store: Store, engine: Processes, journal: str, tmp_path: Path
+) -> None:
+    task = leave_a_record(store, count_to(20, journal, 0.1), str(tmp_path))
+    engine.submit(task)
+    wait_until(lambda: counted(journal))
+    second = start_worker(task.spec_url)
+    assert second.wait(60) == REFUSED
+    made = drive(store, engine, count_to(20, journal, 0.1))
+    assert made.attempt == task.name
+    assert len(lines(journal)) == 21
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_worker_that_lives_without_its_engine_is_not_doubled(
+    store: Store, engine: Processes, journal: str, tmp_path: Path, answers: bool
+) -> None:
+    """Such as when the second driver asks another cluster, or the engine is down."""
+    step = count_to(40, journal, 0.1)
+    task = leave_a_record(store, step, str(tmp_path))
+    worker = start_worker(task.spec_url, subprocess.DEVNULL)
+    wait_until(lambda: counted(journal))
+    engine.answers = answers
+    made = drive(store, engine, step)
+    worker.wait(10)
+    assert made.attempt == task.name
+    assert len(lines(journal)) == 41
+    assert not engine.jobs
+
+
+def test_a_worker_that_dies_without_its_engine_is_followed_by_another(
+    store: Store, engine: Processes, journal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "SILENCE_SECONDS", 7.0)
+    step = count_to(40, journal, 0.1, heed=False)
+    task = leave_a_record(store, step, str(tmp_path))
+    worker = start_worker(task.spec_url, subprocess.DEVNULL)
+    wait_until(lambda: len(counted(journal)) > 3)
+    worker.kill()
+    worker.wait()
+    assert drive(store, engine, step).attempt != task.name
+    assert len(counted(journal)) <= 41
+
+
+def test_a_worker_of_which_nothing_is_heard_is_ended_and_followed_by_another(
+    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(presence, "BEAT_SECONDS", 6.0)  # for the driver: the worker beats every 5
+    step = count_to(60, journal, 0.1, heed=False)
+    made: list[Manifest] = []
+    driver = in_thread(lambda: made.append(drive(store, engine, step)))
+    wait_until(lambda: len(counted(journal)) > 2)
+    os.killpg(next(iter(engine.jobs.values())).pid, signal.SIGSTOP)
+    driver.join(90)
+    assert made
+    assert len(engine.jobs) == 2
+    assert len(counted(journal)) <= 61
+
+
+def test_what_a_worker_says_is_in_the_log(store: Store, engine: Processes) -> None:
+    with pytest.raises(StepFailed) as failed:
+        drive(store, engine, always_fails())
+    log = Path(failed.value.log).read_text()
+    assert log.startswith("[processes job ")
+    assert "this step always fails" in log
+    report = json.loads(Path(failed.value.log).with_name("report.json").read_text())
+    assert report["error"] == "this step always fails"

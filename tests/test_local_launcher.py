@@ -1,0 +1,244 @@
+"""Workers on this machine: devices, ranks, and being told to leave."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from job_steps import add_ranks, count_to, leave_once, lines, where
+from rich.console import Console
+
+from pipeline import Step, Store, run
+from pipeline.catalog import Catalog
+from pipeline.launchers import devices
+from pipeline.launchers.config import LauncherConfig, LocalConfig
+from pipeline.run import RunFailed
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> str:
+    return str(tmp_path / "journal")
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A machine with two devices, as far as ``CUDA_VISIBLE_DEVICES`` says, and none taken."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    devices.present.cache_clear()
+    yield
+    devices.present.cache_clear()
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_two_steps_never_share_a_device(store: Store, journal: str, console: Console) -> None:
+    roots: list[Step] = [where(journal, number, 0.3).on(gpus=1) for number in range(4)]
+    roots.append(where(journal, 4, 0.3).on(gpus=2, processes=1))
+    roots.append(where(journal, 5))
+    run(roots, store, jobs=6, console=console)
+    spans = [json.loads(line) for line in lines(journal)]
+    assert len(spans) == 6
+    used = [
+        (device, began, ended) for _, names, began, ended in spans for device in names.split(",")
+    ]
+    for device in ("0", "1"):
+        mine = sorted((began, ended) for name, began, ended in used if name == device)
+        assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(mine))
+    assert {number: names for number, names, *_ in spans}[4] == "0,1"
+    assert {number: names for number, names, *_ in spans}[5] == ""
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_a_device_stays_taken_while_a_worker_lives_that_its_driver_has_left(tmp_path: Path) -> None:
+    code = "import time; time.sleep(600)"
+    with devices.taken(2, lambda seconds: True) as mine:
+        assert mine is not None
+        assert len(mine.names) == 2
+        worker = subprocess.Popen([sys.executable, "-c", code], pass_fds=mine.files)
+    try:
+        with devices.taken(1, lambda seconds: True) as none:
+            assert none is None
+    finally:
+        worker.kill()
+        worker.wait()
+    with devices.taken(2, lambda seconds: True) as again:
+        assert again == mine or (again is not None and again.names == mine.names)
+
+
+def test_a_step_that_is_told_to_leave_goes_on_from_its_scratch(
+    store: Store, journal: str, console: Console
+) -> None:
+    (made,) = run([leave_once(journal, 2)], store, console=console).values()
+    assert lines(journal) == ["left", "left", "done"]
+    attempts = list(Path(store.root, "attempts", "leave_once", made.key).iterdir())
+    assert len(attempts) == 3
+
+
+def test_leaving_and_failing_are_counted_apart(
+    store: Store, journal: str, console: Console
+) -> None:
+    with pytest.raises(RunFailed):
+        run([leave_once(journal, 2).on(retries=5, preemptions=1)], store, console=console)
+    assert lines(journal) == ["left", "left"]
+
+
+def test_a_step_that_heeds_the_request_has_time_to_save_what_it_has(
+    store: Store, journal: str, console: Console
+) -> None:
+    """Here its time is over, twice."""
+    root = count_to(40, journal, 0.1).on(time="2s")
+    run([root], store, console=console)
+    left = [int(line.split()[-1]) for line in lines(journal) if line.startswith("left")]
+    went_on = [int(line.split()[-1]) for line in lines(journal) if line.startswith("from")]
+    assert went_on == [0, *left]
+    assert len(left) >= 1
+    counted = [int(line.split()[-1]) for line in lines(journal) if line.startswith("count")]
+    assert sorted({*counted, *left}) == list(range(1, 41))
+    assert len(counted) == len(set(counted))
+
+
+TWO_STEPS = """
+import sys
+from job_steps import count_to, where
+from pipeline import run
+store, journal = sys.argv[1:]
+run([count_to(600, journal, 0.1), where(journal, 1, 60.0)], store, jobs=2)
+"""
+
+
+def test_after_ctrl_c_steps_that_run_together_have_time_to_save_what_they_have(
+    store: Store, journal: str
+) -> None:
+    driver = start_driver(TWO_STEPS, store, journal)
+    wait_until(lambda: len(lines(journal)) > 3)
+    os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
+    driver.wait(60)
+    assert lines(journal)[-1].startswith("left at")
+
+
+# --- several ranks -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ranks_work_together_and_make_one_artifact(
+    store: Store, journal: str, console: Console
+) -> None:
+    config = LauncherConfig(local=LocalConfig(gpus=0))
+    root = add_ranks(journal, [1.0, 2.0, 3.0, 4.0])
+    (made,) = run([root.on(processes=2)], store, console=console, launcher=config).values()
+    assert made.metrics == {"total": 10.0, "ranks": 2}
+    assert [re.sub(r" pid.*", "", line) for line in sorted(lines(journal))] == [
+        "rank 0 of 2", "rank 1 of 2",
+    ]  # fmt: skip
+    assert len(Catalog(store).history("add_ranks")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fail", "message"),
+    [("raise 1", "rank 1: this rank has no data"), ("kill 1", "rank 1 was killed")],
+)
+def test_when_a_rank_ends_badly_the_step_fails_and_no_rank_is_left(
+    store: Store, journal: str, console: Console, fail: str, message: str
+) -> None:
+    with pytest.raises(RunFailed):
+        run([add_ranks(journal, [1.0, 2.0], fail).on(processes=2)], store, console=console)
+    assert message in console.file.getvalue()  # type: ignore[attr-defined]
+    wait_until(lambda: not alive(journal), 20)
+
+
+@pytest.mark.slow
+def test_ranks_that_are_told_to_leave_all_save_and_go_on(
+    store: Store, journal: str, console: Console
+) -> None:
+    """An engine tells only the worker, or every process of a job; here the worker, and one rank."""
+
+    def tell() -> None:
+        wait_until(lambda: len(alive(journal)) == 2)
+        time.sleep(0.5)
+        (worker,) = children(os.getpid())
+        for pid in (worker, alive(journal)[0]):
+            os.kill(pid, signal.SIGTERM)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    root = add_ranks(journal, [1.0, 2.0], "leave").on(processes=2)
+    (made,) = run([root], store, console=console).values()
+    teller.join()
+    assert made.metrics["total"] == 3.0
+    left = sorted(line for line in lines(journal) if line.endswith("left"))
+    assert left == ["rank 0 left", "rank 1 left"]
+
+
+DRIVER = """
+import sys
+from job_steps import add_ranks
+from pipeline import run
+run([add_ranks(sys.argv[2], [1.0, 2.0], "leave").on(processes=2)], sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["driver", "worker"])
+def test_after_a_kill_no_rank_is_left(store: Store, journal: str, victim: str) -> None:
+    driver = start_driver(DRIVER, store, journal)
+    wait_until(lambda: len(alive(journal)) == 2)
+    if victim == "driver":
+        driver.kill()
+    else:
+        (worker,) = children(driver.pid)
+        os.kill(worker, signal.SIGKILL)
+    driver.wait(60)
+    wait_until(lambda: not alive(journal), 20)
+
+
+def start_driver(code: str, store: Store, journal: str) -> subprocess.Popen[bytes]:
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-c", code, store.root, journal],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def children(pid: int) -> list[int]:
+    """The workers that a process has started."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        found += (thread / "children").read_text().split()
+    return [
+        int(child)
+        for child in found
+        if b"pipeline.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+
+
+def alive(journal: str) -> list[int]:
+    """The ranks that run."""
+    pids = [int(found[1]) for line in lines(journal) if (found := re.search(r"pid (\d+)", line))]
+    return [pid for pid in pids if Path(f"/proc/{pid}/stat").exists() and not _is_zombie(pid)]
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

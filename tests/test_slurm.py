@@ -1,0 +1,253 @@
+"""Steps as jobs of a real Slurm cluster of two nodes, started here."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_steps import add_ranks, count_to, lines, where
+from rich.console import Console
+
+from benchmarks.slurm_cluster import SlurmCluster, slurm_cluster, why_not
+from pipeline import Store, TemperError, run
+from pipeline.launchers.config import LauncherConfig, SlurmConfig
+from pipeline.manifest import Manifest
+from pipeline.run import RunFailed
+from pipeline.step import Step
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(why_not()), reason=f"no Slurm: {why_not()}"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with pytest.MonkeyPatch.context() as patch, slurm_cluster() as cluster:
+        for name, value in cluster.environment.items():
+            patch.setenv(name, value)
+        yield cluster
+
+
+@pytest.fixture
+def launcher(cluster: SlurmCluster, tmp_path: Path) -> LauncherConfig:
+    slurm = SlurmConfig(folder=str(tmp_path / "slurm"), poll_seconds=1.0, grace_seconds=10.0)
+    return LauncherConfig(use=["slurm"], slurm=slurm)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> str:
+    return str(tmp_path / "journal")
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.05)
+
+
+def jobs(cluster: SlurmCluster) -> list[str]:
+    return cluster.ask("squeue", "--noheader", "--format=%i %j %T").splitlines()
+
+
+def log_of(store: Store, made: Manifest) -> str:
+    return Path(store.attempt_path(made), "log.txt").read_text()
+
+
+DRIVER = """
+import sys
+from job_steps import count_to
+from pipeline import run
+from pipeline.launchers.config import LauncherConfig, SlurmConfig
+store, journal, folder = sys.argv[1:]
+config = LauncherConfig(use=["slurm"], slurm=SlurmConfig(folder=folder, poll_seconds=1.0))
+run([count_to(60, journal, 0.1, heed=False)], store, launcher=config)
+"""
+
+
+def start_driver(store: Store, journal: str, launcher: LauncherConfig) -> subprocess.Popen[bytes]:
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, store.root, journal, launcher.slurm.folder],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def counted(journal: str) -> list[str]:
+    return [line for line in lines(journal) if line.startswith("count")]
+
+
+def test_steps_run_as_jobs_and_make_what_they_make_here(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console, tmp_path: Path
+) -> None:
+    roots: list[Step] = [count_to(3, journal, 0.01), where(journal).on(gpus=1, cpus=2)]
+    counted, placed = run(roots, store, jobs=2, console=console, launcher=launcher).values()
+    assert re.match(r"\[slurm job \d+: submitted\]", log_of(store, counted))
+    assert placed.metrics["devices"] in ("0", "1")
+    assert placed.metrics["threads"] == "2"
+    here = run(roots[:1], str(tmp_path / "other"), console=console)
+    (other,) = here.values()
+    assert (other.key, other.digest) == (counted.key, counted.digest)
+    assert not list(Path(store.root, "jobs").rglob("*.json"))
+
+
+def test_ranks_on_two_nodes_work_together(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console
+) -> None:
+    root = add_ranks(journal, [1.0, 2.0, 3.0]).on(nodes=2, processes=1)
+    (made,) = run([root], store, console=console, launcher=launcher).values()
+    assert made.metrics == {"total": 6.0, "ranks": 2}
+    nodes = sorted(re.sub(r"pid \d+ ", "", line) for line in lines(journal))
+    assert nodes == ["rank 0 of 2 node 0", "rank 1 of 2 node 1"]
+
+
+def test_a_driver_that_is_started_again_waits_for_the_job_of_the_first(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console
+) -> None:
+    driver = start_driver(store, journal, launcher)
+    wait_until(lambda: len(counted(journal)) > 3)
+    driver.kill()
+    driver.communicate()
+    root = count_to(60, journal, 0.1, heed=False)
+    (made,) = run([root], store, console=console, launcher=launcher).values()
+    assert lines(journal).count("from 0") == 1
+    assert len(lines(journal)) == 61
+    assert "submitted by an earlier driver" in log_of(store, made)
+    assert made.metrics == {"until": 60}
+
+
+def test_a_job_that_ended_well_without_a_driver_is_committed_by_the_next(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: SlurmCluster
+) -> None:
+    driver = start_driver(store, journal, launcher)
+    wait_until(lambda: len(counted(journal)) > 3)
+    driver.terminate()
+    driver.communicate()
+    wait_until(lambda: not jobs(cluster))
+    root = count_to(60, journal, 0.1, heed=False)
+    (made,) = run([root], store, console=console, launcher=launcher).values()
+    assert len(lines(journal)) == 61
+    assert made.metrics == {"until": 60}
+
+
+def test_a_job_that_waits_in_the_queue_is_found_too(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: SlurmCluster
+) -> None:
+    blocker = cluster.ask(
+        "sbatch", "--parsable", "--exclusive", "-N2", "--output=/dev/null", "--wrap", "sleep 600"
+    ).strip()
+    driver = start_driver(store, journal, launcher)
+    wait_until(lambda: any("PENDING" in job for job in jobs(cluster)))
+    driver.kill()
+    driver.communicate()
+    threading.Timer(3, cluster.ask, ("scancel", blocker)).start()
+    root = count_to(60, journal, 0.1, heed=False)
+    (made,) = run([root], store, console=console, launcher=launcher).values()
+    assert len(lines(journal)) == 61
+    assert made.metrics == {"until": 60}
+
+
+def test_what_is_cancelled_by_hand_fails_and_goes_on_when_it_is_run_again(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: SlurmCluster
+) -> None:
+    def cancel() -> None:
+        wait_until(lambda: len(counted(journal)) > 3)
+        cluster.ask("scancel", jobs(cluster)[0].split()[0])
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    root = count_to(30, journal, 0.1)
+    with pytest.raises(RunFailed):
+        run([root], store, console=console, launcher=launcher)
+    canceller.join()
+    assert "was cancelled" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert not jobs(cluster)
+    (made,) = run([root], store, console=console, launcher=launcher).values()
+    assert made.metrics == {"until": 30}
+    (left,) = [line.split()[-1] for line in lines(journal) if line.startswith("left")]
+    assert f"from {left}" in lines(journal)
+
+
+def test_a_job_that_another_preempts_goes_on_from_its_scratch(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: SlurmCluster
+) -> None:
+    def preempt() -> None:
+        wait_until(lambda: len(counted(journal)) > 3)
+        cluster.ask(
+            *["sbatch", "--partition=high", "--exclusive", "-N2", "--output=/dev/null", "--wrap"],
+            "sleep 2",
+        )
+
+    other = threading.Thread(target=preempt)
+    other.start()
+    (made,) = run([count_to(30, journal, 0.1)], store, console=console, launcher=launcher).values()
+    other.join()
+    assert made.metrics == {"until": 30}
+    (left,) = [line.split()[-1] for line in lines(journal) if line.startswith("left")]
+    assert [line for line in lines(journal) if line.startswith("from")] == [
+        "from 0",
+        f"from {left}",
+    ]
+    assert len(counted(journal)) == 29
+
+
+def test_a_worker_that_is_killed_is_a_failure_that_says_so(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console
+) -> None:
+    def kill() -> None:
+        wait_until(lambda: len(counted(journal)) > 3)
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                command = (process / "cmdline").read_bytes()
+                if command.startswith(sys.executable.encode()) and store.root.encode() in command:
+                    os.kill(int(process.name), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    root = count_to(20, journal, 0.1, heed=False)
+    with pytest.raises(RunFailed):
+        run([root], store, console=console, launcher=launcher)
+    killer.join()
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"slurm job \d+: FAILED", printed)
+    run([root], store, console=console, launcher=launcher)
+    assert len(set(counted(journal))) == 20
+    assert len(counted(journal)) <= 21
+
+
+def test_ctrl_c_ends_the_job_in_order(
+    store: Store, launcher: LauncherConfig, journal: str, cluster: SlurmCluster
+) -> None:
+    driver = start_driver(store, journal, launcher)
+    wait_until(lambda: len(counted(journal)) > 3)
+    driver.send_signal(signal.SIGINT)
+    driver.communicate(timeout=60)
+    wait_until(lambda: not jobs(cluster), 30)
+    assert len(counted(journal)) < 60
+
+
+def test_what_the_cluster_does_not_have_is_refused_before_anything_runs(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console
+) -> None:
+    offered = r"slurm has in partition low: nodes=2, cpus=4, memory=7GiB, gpus=2 toy"
+    too_much: list[dict[str, Any]] = [
+        {"gpus": 3},
+        {"nodes": 3},
+        {"gpus": 1, "accelerator": "H100"},
+        {"time": "9h"},
+    ]
+    for asked in too_much:
+        with pytest.raises(TemperError, match=offered):
+            run([where(journal).on(**asked)], store, console=console, launcher=launcher)
+    assert not lines(journal)
