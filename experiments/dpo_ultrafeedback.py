@@ -17,6 +17,7 @@ from steps.export.card import ModelCard
 from steps.export_hf import export_hf
 from steps.import_model import import_model
 from steps.load_preferences import load_preferences
+from steps.measure_kl import KlConfig, measure_kl
 from steps.sources import ModelSource, PreferenceData
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_on_pairs import train_on_pairs
@@ -34,6 +35,8 @@ class Config(ExperimentConfig):
     dpo: PreferenceConfig = field(default_factory=PreferenceConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     export_dtype: Dtype = Dtype.float32
+    measure_kl: bool = False
+    kl: KlConfig = field(default_factory=KlConfig)
 
 
 def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
@@ -59,15 +62,22 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
     untouched = evaluate(test, model=base, config=cfg.evaluate)
     before = evaluate(test, model=sft, config=cfg.evaluate)
     after = evaluate(test, model=dpo, config=cfg.evaluate, baseline=before, loss=cfg.dpo.loss)
-    card = ModelCard(f"{cfg.model.name} DPO", cfg.model.name, cfg.data.name, cfg.sft, cfg.dpo)
-    export = export_hf(dpo, evaluation=after, card=card, dtype=cfg.export_dtype)
-    return {
+    card = ModelCard(
+        f"{cfg.model.name} DPO", cfg.model.name, cfg.data.name, cfg.sft, cfg.dpo, cfg.model.license
+    )
+    export = export_hf(
+        dpo, evaluation=after, card=card, dtype=cfg.export_dtype, before=before, base=base
+    )
+    results = {
         "training": dpo,
         "base model": untouched,
         "before DPO": before,
         "after DPO": after,
         "export": export,
     }
+    if cfg.measure_kl:
+        results["divergence"] = measure_kl(test, model=dpo, reference=sft, config=cfg.kl)
+    return results
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from pipeline.artifact import Artifact
 from pipeline.canonical import added_field, execution_detail
 from pipeline.errors import TemperError
 from pipeline.inputs import File, HubDataset, HubModel, packaged_file
+from pipeline.results import results
 from pipeline.run import run
 from pipeline.step import Input, Metrics, Output, Step, look_again, step
 from pipeline.store import Store
@@ -28,6 +29,7 @@ __all__ = [
     "grid",
     "look_again",
     "packaged_file",
+    "results",
     "run",
     "step",
 ]

@@ -37,6 +37,8 @@ class Artifact:
 
     Attributes:
         parts: declared by a kind: the kind of each part (folder at the top), or of every part.
+        views: declared by a kind: ``module:name`` of the function that says what there is to see of
+            such an artifact; see :mod:`pipeline.views`.
         viewer: declared by a kind: ``module:function`` that prints one row of such an artifact,
             called with the URL of its files, the row's name, that of a split or ``None``, and a
             rich console; it raises ``LookupError`` where there is no such row.
@@ -47,6 +49,7 @@ class Artifact:
     digest: str
 
     parts: ClassVar["type[Artifact] | Mapping[str, type[Artifact]] | None"] = None
+    views: ClassVar[str | None] = None
     viewer: ClassVar[str | None] = None
 
     def __truediv__(self, name: str) -> Path:

@@ -9,16 +9,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
 from pipeline.artifact import Artifact
 from pipeline.canonical import resolve_reference, restore
+from pipeline.catalog import Catalog
 from pipeline.code.modules import in_library
 from pipeline.errors import TemperError
-from pipeline.spec import StepSpec
+from pipeline.manifest import Manifest
+from pipeline.spec import InputSpec, StepSpec
 from pipeline.step import Metrics, StepFunction, look_again
 from pipeline.stopping import Stopping
 from pipeline.store import Store
@@ -60,6 +62,7 @@ def call(code: Code, spec: StepSpec, output: "WorkerOutput", inputs: Sequence[Ar
         TemperError: the metrics cannot be kept.
     """
     arguments = {name: restore(value, inputs.__getitem__) for name, value in spec.arguments.items()}
+    output.origins = dict(zip(inputs, spec.inputs, strict=True))
     started_in = os.getcwd()
     metrics = code.function.function(output, **arguments) or {}
     os.chdir(started_in)  # what is checked after this may be named relative to it
@@ -73,6 +76,8 @@ class WorkerOutput:
     def __init__(self, store: Store, spec: StepSpec, path: Path, scratch: Path, stopping: Stopping):
         self.path = path
         self.scratch = scratch
+        self.catalog = Catalog(store)
+        self.origins: Mapping[Artifact, InputSpec] = {}
         self._stopping = stopping
         self._store = store
         self._progress_path = store.progress_path(spec.step, spec.key)
@@ -82,6 +87,12 @@ class WorkerOutput:
     @property
     def stopping(self) -> bool:
         return self._stopping.asked()
+
+    def origin(self, artifact: Artifact) -> Manifest:
+        path = self.origins[artifact].content.removeprefix(f"{self._store.root}/")
+        _, step, key, attempt, *_ = path.split("/")
+        made = (m for m in self.catalog.history(step) if (m.key, m.attempt) == (key, attempt))
+        return next(made)
 
     def progress(self, done: float, total: float | None, metrics: Metrics | None = None) -> None:
         now = time.monotonic()

@@ -29,6 +29,7 @@ import difflib
 import itertools
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +39,7 @@ from typing import Any, NoReturn, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -46,6 +48,7 @@ from pipeline.board import make_console, show_error, show_plan
 from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
 from pipeline.plan import make_plan
+from pipeline.record import without_secrets
 from pipeline.run import run
 from pipeline.step import Step, look_again
 from pipeline.store import Store
@@ -60,6 +63,8 @@ _HYDRA_QUIET = (
     f"hydra.sweep.dir={tempfile.gettempdir()}/temper-multirun-{os.getuid()}",
 )
 
+_VERBOSITY = {"-q": -1, "--quiet": -1, "-v": 1, "--verbose": 1}
+
 
 @dataclass
 class ExperimentConfig:
@@ -69,15 +74,19 @@ class ExperimentConfig:
         store: where artifacts lie: a local path or an fsspec URL.
         jobs: how many steps may run at once on this machine.
         force: names of steps to run again although they are cached, as in ``force=[train_dpo]``.
+        only: names of steps to make instead of all results, as in ``only=[train_dpo@KEY]``.
         scheduler: URL of a ``luigid`` that several drivers share.
         launcher: where steps run, and what they ask for; a group of its own.
+        sinks: where else to show metrics, as in ``sinks=[wandb,tensorboard]``.
     """
 
     store: str = "${oc.env:TEMPER_STORE,store}"
     jobs: int = 1
     force: list[str] = field(default_factory=list)
+    only: list[str] = field(default_factory=list)
     scheduler: str | None = None
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    sinks: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
@@ -99,6 +108,8 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
     script = Path(build.__code__.co_filename)
     schema = next(iter(get_type_hints(build).values()))
     plan_only = "--plan" in sys.argv
+    verbosity = sum(_VERBOSITY.get(argument, 0) for argument in sys.argv[1:])
+    typed = [sys.orig_argv[0], sys.argv[0]]
     sys.argv = _hydra_arguments(sys.argv)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors reach us: we say them in one line
     _store_schema(schema, choices or {})
@@ -123,6 +134,10 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
                     force=config.force,
                     scheduler=config.scheduler,
                     launcher=config.launcher,
+                    only=config.only,
+                    sinks=config.sinks,
+                    verbosity=verbosity,
+                    again=lambda step: _command_for(typed, step),
                 )
         except TemperError as error:  # kept from Hydra, which would announce it twice
             failures.append(str(error))
@@ -148,10 +163,17 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         sys.exit(143 if isinstance(error, Stopped) else 130)
 
 
+def _command_for(typed: list[str], step: str) -> str:
+    """What to type to make one step alone, with the settings of this job."""
+    settings = [o for o in HydraConfig.get().overrides.task if not o.startswith("only=")]
+    return shlex.join([*typed, *without_secrets(settings), f"only=[{step}]"])
+
+
 def _hydra_arguments(arguments: list[str]) -> list[str]:
-    """The command line without our own flag, with Hydra's side effects off, and with flags first,
+    """The command line without our own flags, with Hydra's side effects off, and with flags first,
     because Hydra does not understand them between overrides."""
-    script, *rest = [argument for argument in arguments if argument != "--plan"]
+    ours = ("--plan", *_VERBOSITY)
+    script, *rest = [argument for argument in arguments if argument not in ours]
     overrides = [a for a in rest if not a.startswith("-") and ("=" in a or a.startswith("~"))]
     return [script, *(a for a in rest if a not in overrides), *overrides, *_HYDRA_QUIET]
 

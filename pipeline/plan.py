@@ -78,6 +78,11 @@ class Plan:
     def is_complete(self) -> bool:
         return all(planned.state is State.CACHED for planned in self.steps)
 
+    def _repr_html_(self) -> str:
+        from pipeline.notebook import plan_html
+
+        return plan_html(self)
+
 
 class Resolver:
     """Finds the artifact a step stands for.

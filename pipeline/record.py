@@ -13,8 +13,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pipeline import variants
 from pipeline.plan import Plan, PlannedStep
 from pipeline.step import Step
 from pipeline.store import Store, name_by_time
@@ -51,6 +53,12 @@ class RunRecord:
         return cls(name, now, git_state(), fingerprints, store.url)
 
     @property
+    def experiment(self) -> str:
+        """What to call what is run: the script's name."""
+        scripts = [a for a in sys.orig_argv if a.endswith(".py")]
+        return Path(scripts[0]).stem if scripts else "interactive"
+
+    @property
     def provenance(self) -> dict[str, Any]:
         """What goes into the manifest of every artifact that the run makes."""
         return {"run": self.name, **self.git}
@@ -64,6 +72,7 @@ class RunRecord:
             outcome: ``running | done | failed | stopped``.
             steps: how each step went, by fingerprint; of others the plan is all there is.
         """
+        labels = variants.names(variants.of_steps(planned.step for planned in plan.steps))
         return {
             "run": self.name,
             "started": time.strftime("%FT%TZ", time.gmtime(self.started)),
@@ -76,14 +85,19 @@ class RunRecord:
             **self.git,
             "store": shown(self.store),
             "roots": dict(self.roots),
-            "steps": [_entry(p, steps.get(p.step.fingerprint, {})) for p in plan.steps],
+            "steps": [
+                _entry(p, labels[p.step.fingerprint], steps.get(p.step.fingerprint, {}))
+                for p in plan.steps
+            ],
         }
 
 
-def _entry(planned: PlannedStep, went: Mapping[str, Any]) -> dict[str, Any]:
+def _entry(planned: PlannedStep, label: str, went: Mapping[str, Any]) -> dict[str, Any]:
     entry = {
         "step": planned.step.name,
+        "label": shown(label),
         "fingerprint": planned.step.fingerprint,
+        "inputs": list(dict.fromkeys(i.step.fingerprint for i in planned.step.inputs)),
         "plan": planned.state.value,
         "why": shown(planned.reason),
         "state": planned.state.value,
@@ -117,7 +131,7 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
     """
     kept: list[str] = []
     for before, argument in zip(("", *arguments), arguments, strict=False):
-        follows = _FLAG.fullmatch(before) and (_is_secret(before) or before.lower() == "bearer")
+        follows = _FLAG.fullmatch(before) and (is_secret(before) or before.lower() == "bearer")
         if follows and not argument.startswith("-"):
             kept.append("…")
         else:
@@ -129,18 +143,19 @@ def shown(text: str) -> str:
     """A text without users and passwords in URLs, signatures of URLs, and bearer tokens."""
     text = _USER_INFO.sub(lambda found: f"{found[1] or found[2]}…@", text)
     text = _PARAMETER.sub(
-        lambda found: f"{found[1]}{found[2]}=…" if _is_secret(found[2]) else found[0], text
+        lambda found: f"{found[1]}{found[2]}=…" if is_secret(found[2]) else found[0], text
     )
     return _BEARER.sub(r"\1…", text)
 
 
 def _up_to_secret(argument: str) -> str:
     for named in _NAMED.finditer(argument):
-        if _is_secret(named[1]):
+        if is_secret(named[1]):
             return f"{argument[: named.end()]}…"
     return argument
 
 
-def _is_secret(name: str) -> bool:
+def is_secret(name: str) -> bool:
+    """Whether what is called so is rather not shown to anybody."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     return _SECRET_NAME.search(words) is not None

@@ -4,26 +4,31 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from pipeline import variants
 from pipeline.catalog import Catalog
 from pipeline.errors import Stopped, TemperError
 from pipeline.lifeline import WORKER_ENVIRONMENT
 from pipeline.manifest import Manifest
-from pipeline.plan import Plan, Resolver, State, make_plan
+from pipeline.plan import Plan, Resolver, State, make_plan, topological
 from pipeline.record import RunRecord
+from pipeline.sinks import require_sinks
 from pipeline.step import Step, look_again
 from pipeline.store import Store
 
 if TYPE_CHECKING:  # workers import this module too, and show nothing
     from rich.console import Console
 
-    from pipeline.board import Board
+    from pipeline.engine import Observer
     from pipeline.launchers.config import LauncherConfig
     from pipeline.lifeline import Lifeline
+    from pipeline.live import Board
     from pipeline.placement import Placement
+    from pipeline.sinks.process import MirrorProcess
 
 PLAN_ONLY = "TEMPER_PLAN_ONLY"
 """Set by ``temper plan``: a script that calls :func:`run` ends where it would begin to work."""
@@ -45,6 +50,10 @@ def run(
     force: Collection[str] = (),
     scheduler: str | None = None,
     launcher: "LauncherConfig | None" = None,
+    only: Collection[str] = (),
+    verbosity: int = 0,
+    again: Callable[[str], str] | None = None,
+    sinks: Collection[str] = (),
 ) -> dict[str, Manifest]:
     """Make every root and what it needs; the artifact of each root under its name.
 
@@ -59,12 +68,16 @@ def run(
         force: names of steps to run again although they are cached. The artifacts they had stay.
         scheduler: URL of a ``luigid`` that several drivers share.
         launcher: where steps run; by default on this machine.
+        only: make these steps and what they need, and not the roots: ``STEP`` or ``STEP@KEY``.
+        verbosity: -1 for failures and places of results alone, 1 for what workers print too.
+        again: the command that runs only the step which is called so; shown where one fails.
+        sinks: where else to show metrics: ``wandb``, ``tensorboard``.
 
     Raises:
         RunFailed: a step failed.
         TemperError: the store cannot be used, or no launcher has what a step asks for.
     """
-    from pipeline.board import make_console, show_notices, show_plan, show_results
+    from pipeline.board import make_console, show_notices, show_places, show_plan, show_results
 
     roots = _named(roots)
     _check_request(roots, jobs)
@@ -73,37 +86,72 @@ def run(
         raise TemperError(
             f"store={store.url}: workers are processes and cannot see this one's memory"
         )
-    if isinstance(force, str) or not isinstance(force, Collection):
-        raise TemperError(f"force={force!r}: give names of steps as a list, as in ['train_dpo']")
+    for option, names in (("force", force), ("only", only), ("sinks", sinks)):
+        if isinstance(names, str) or not isinstance(names, Collection):
+            raise TemperError(f"{option}={names!r}: give names of steps as in ['train_dpo']")
+    require_sinks(list(sinks))
+    roots = _chosen(make_plan(roots, store), only) if only else roots
     session = _Session(roots, store, console or make_console(), force)
     session.plan()
-    show_plan(session.console, session.current)
+    if verbosity >= 0:
+        show_plan(session.console, session.current, whole=verbosity > 0)
     if PLAN_ONLY in os.environ:
         raise SystemExit(0)
     if session.current.is_complete:
         session.keep("done")
         found = session.current.manifests()
     else:
-        _run_missing(session, jobs, scheduler, launcher)
+        _run_missing(session, jobs, scheduler, launcher, verbosity, again, sinks)
         found = session.resolver().artifacts(planned.step for planned in session.current.steps)
     made = {name: _finished(found, step) for name, step in roots.items()}
+    if verbosity < 0:
+        show_places(session.console, store, made)
+        return made
     show_notices(session.console, found.values())
     show_results(session.console, store, made)
     return made
 
 
 def _named(roots: Mapping[str, Step] | Iterable[Step]) -> Mapping[str, Step]:
-    """Roots under their names; of a list, under the steps' names, numbered where these repeat."""
+    """Roots under their names; of a list, under the steps' names, with what tells them apart."""
     if isinstance(roots, Step) or not isinstance(roots, Iterable):
         raise TemperError(f"run({roots}): give the steps that are wanted as a list or a dict")
     if isinstance(roots, Mapping):
         return {str(name): root for name, root in roots.items()}
     steps: list[Step] = list(roots)
-    names = [getattr(step, "name", repr(step)) for step in steps]
+    if not all(isinstance(step, Step) for step in steps):
+        return {repr(step): step for step in steps}  # refused below
+    labels = variants.names(variants.of_steps(topological(steps)))
+    names = [f"{step.name} {labels[step.fingerprint]}".strip() for step in steps]
+    alone = Counter(step.name for step in steps)
     return {
-        name if names.count(name) == 1 else f"{name} {names[: i + 1].count(name)}": step
-        for i, (name, step) in enumerate(zip(names, steps, strict=True))
+        (step.name if alone[step.name] == 1 else name): step
+        for name, step in zip(names, steps, strict=True)
     }
+
+
+def _chosen(plan: Plan, names: Collection[str]) -> Mapping[str, Step]:
+    """The steps of a plan that are called so, by what tells them apart.
+
+    Raises:
+        TemperError: there is none of a name.
+    """
+    from pipeline.board import display_names
+
+    shown = display_names(plan)
+    chosen: dict[str, Step] = {}
+    for name in names:
+        step, _, prefix = name.partition("@")
+        found = [
+            p.step
+            for p in plan.steps
+            if p.step.name == step and (p.key or p.step.fingerprint).startswith(prefix)
+        ]
+        if not found:
+            known = ", ".join(dict.fromkeys(p.step.name for p in plan.steps))
+            raise TemperError(f"only: there is no step {name} in this experiment; it has: {known}")
+        chosen |= {shown[step.fingerprint]: step for step in found}
+    return chosen
 
 
 def _check_request(roots: Mapping[str, Step], jobs: int) -> None:
@@ -195,13 +243,21 @@ class _Session:
 
 
 def _run_missing(
-    session: _Session, jobs: int, scheduler: str | None, launcher: "LauncherConfig | None"
+    session: _Session,
+    jobs: int,
+    scheduler: str | None,
+    launcher: "LauncherConfig | None",
+    verbosity: int,
+    again: Callable[[str], str] | None,
+    sinks: Collection[str],
 ) -> None:
-    from pipeline.board import Board, show_plan
+    from pipeline.board import show_plan
     from pipeline.engine import schedule  # Luigi is not needed when everything is cached
     from pipeline.execution import Executor
     from pipeline.lease import Leases
     from pipeline.lifeline import Lifeline
+    from pipeline.live import Board
+    from pipeline.sinks.process import mirrored
 
     record = session.record
     leases = Leases(session.store.objects, session.store.root, record.name)
@@ -212,12 +268,19 @@ def _run_missing(
     def run_round() -> "Board":
         resolver = session.resolver()
         executor = Executor(resolver, placement, leases, record.provenance)
-        board = Board(session.console, session.current, resolver)
+        board = Board(session.console, session.current, resolver, verbosity)
         outcome = "stopped"
         session.begin()
         try:
-            with _sigterm_as_interrupt(), board.live():
-                schedule(session.roots.values(), executor, lifeline, jobs, board.observe, scheduler)
+            group = record.experiment
+            with (
+                mirrored(resolver, group, sinks, board.names) as mirror,
+                _sigterm_as_interrupt(),
+                board.live(),
+            ):
+                observer = _both(board, mirror)
+                schedule(session.roots.values(), executor, lifeline, jobs, observer, scheduler)
+            board.show_lines(mirror.said if mirror else ())
             outcome = "failed" if board.failed else "done"
         finally:
             session.keep(outcome, board)
@@ -230,14 +293,15 @@ def _run_missing(
         for _ in range(MOST_ROUNDS - 1):
             if not (session.plan_again() if board.failed else session.lacks_results()):
                 break
-            show_plan(session.console, session.current)
+            if verbosity >= 0:
+                show_plan(session.console, session.current)
             board = run_round()
     finally:
         lifeline.close()
         _RUNNING.release()
         look_again()  # what is built after this is to see the files as they are
     if board.failed:
-        board.show_failures()
+        board.show_failures(again)
         names = ", ".join(row.name for row in board.failed)
         raise RunFailed(f"failed: {names}; what is done is kept, run again to go on")
 
@@ -261,6 +325,18 @@ def _placement(
     missing = (p.step for p in session.current.steps if p.state is not State.CACHED)
     placement.require(missing)
     return placement
+
+
+def _both(board: "Board", mirror: "MirrorProcess | None") -> "Observer":
+    """What the scheduler tells: the board, and the sinks' process if there is one."""
+    if mirror is None:
+        return board.observe
+
+    def observe(fingerprint: str, state: str, message: str) -> None:
+        board.observe(fingerprint, state, message)
+        mirror.observe(board.rows[fingerprint].step, state)
+
+    return observe
 
 
 @contextlib.contextmanager

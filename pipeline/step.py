@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePath
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from pipeline.artifact import Artifact, Kind, annotations_of, check_kinds, kind_of_part
 from pipeline.canonical import Json, hash_json, identity, portable, reference_to, same
@@ -38,6 +38,10 @@ from pipeline.code import closure
 from pipeline.errors import TemperError
 from pipeline.inputs import File, forget_sources
 from pipeline.resources import NOTHING, Resources
+
+if TYPE_CHECKING:
+    from pipeline.catalog import Catalog
+    from pipeline.manifest import Manifest
 
 ENCODING_VERSION = 1
 """Part of every key. Raised when the meaning of a recipe's encoding changes."""
@@ -373,6 +377,11 @@ class Step:
             if name not in before or not same(value, before[name])
         }
 
+    def _repr_html_(self) -> str:
+        from pipeline.notebook import step_html
+
+        return step_html(self)
+
     def __str__(self) -> str:
         return self.name
 
@@ -414,10 +423,17 @@ class Output(Protocol):
             A ``summary.md`` among them is what the terminal shows of a result.
         scratch: a local folder that outlives a killed attempt and is empty on the first:
             checkpoints, finished shards. Deleted once the artifact is committed.
+        catalog: what the store holds, for :meth:`origin` and what lies above it.
     """
 
     path: Path
     scratch: Path
+    catalog: "Catalog"
+
+    def origin(self, artifact: Artifact) -> "Manifest":
+        """How an input was made. It is no part of the key: for what people look at, and never for
+        what other steps go on from."""
+        ...
 
     @property
     def stopping(self) -> bool:

@@ -14,7 +14,7 @@ import difflib
 import enum
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from pipeline.errors import TemperError
 from pipeline.manifest import Manifest
@@ -106,14 +106,14 @@ def comparable_metrics(manifests: Iterable[Manifest]) -> list[str]:
             name
             for manifest in manifests
             for name, value in manifest.metrics.items()
-            if _is_number(value) or _is_interval(value)
+            if is_number(value) or is_interval(value)
         )
     )
 
 
 def metric_text(value: Any) -> str:
     """A metric for people: ``0.75``, or ``0.75 (0.5 – 0.9)`` for an interval."""
-    if _is_interval(value):
+    if is_interval(value):
         return f"{value['value']:.3g} ({value['low']:.3g} – {value['high']:.3g})"
     if value is None:
         return ""
@@ -143,13 +143,13 @@ def _shared(manifests: Iterable[Manifest], names: Sequence[str]) -> dict[str, st
     return shared if others and len(shared) < len(names) else {}
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float)
 
 
-def _is_interval(value: Any) -> bool:
+def is_interval(value: Any) -> TypeGuard[Mapping[str, float]]:
     return isinstance(value, Mapping) and all(
-        _is_number(value.get(end)) for end in ("value", "low", "high")
+        is_number(value.get(end)) for end in ("value", "low", "high")
     )
 
 

@@ -50,7 +50,8 @@ def evaluate(
     baseline: Evaluation | None = None,
     loss: PreferenceLoss = Dpo(),
 ) -> Metrics:
-    """Write logps, ``answers.jsonl`` and ``metrics.json``; beside a baseline also ``summary.md``.
+    """Write logps, ``answers.jsonl`` and ``metrics.json``; beside a baseline also ``summary.md``
+    and ``calibration.jsonl``, which says how often pairs are right by how sure their margins are.
 
     Args:
         tokens: held-out pairs.
@@ -60,7 +61,8 @@ def evaluate(
         loss: what says how responses are rewarded, and what ``eval_loss`` is.
     """
     from steps.evaluation import answers as held_out
-    from steps.evaluation.preferences import preference_metrics
+    from steps.evaluation.calibration import reliability
+    from steps.evaluation.preferences import preference_metrics, reward_margins
     from steps.training.reference import run_reference
 
     records = read_rows(tokens.path)
@@ -74,6 +76,10 @@ def evaluate(
     )
     reference = out.path if baseline is None else baseline.path
     metrics = preference_metrics(records, out.path, reference, loss)
+    if baseline is not None:
+        margins = reward_margins(records, out.path, reference, loss)
+        bins = [one.to_json() for one in reliability(margins)]
+        write_json_lines(out.path / "calibration.jsonl", bins)
     answers = held_out.answer_prompts(
         records, model.path, config.sample_prompts, config.sampling, config.dtype, out.progress
     )

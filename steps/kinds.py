@@ -6,6 +6,8 @@ from pipeline import Artifact
 class Model(Artifact):
     """A Hugging Face model folder: safetensors, config, tokenizer, chat template."""
 
+    views = "steps.views:model"
+
 
 class Tokens(Artifact):
     """Rows as token ids with masks, their ledger, and the ``tokenizer.json`` that made the ids."""
@@ -16,13 +18,19 @@ class Tokens(Artifact):
 class Preferences(Artifact):
     """``SPLIT/pairs-*.parquet``: prompts with a chosen and a rejected continuation, as text."""
 
+    views = "steps.views:rows"
+
 
 class PairTokens(Tokens):
     """``tokens-00000.parquet`` and so on: preference pairs as token ids with masks."""
 
+    views = "steps.views:tokens"
+
 
 class TokenizedPreferences(Tokens):
     """:class:`PairTokens` for every split."""
+
+    views = "steps.views:tokens"
 
     parts = PairTokens
 
@@ -30,15 +38,21 @@ class TokenizedPreferences(Tokens):
 class Conversations(Artifact):
     """``conversations-*.parquet``: conversations to learn from, as text."""
 
+    views = "steps.views:rows"
+
 
 class ConversationSplits(Artifact):
     """:class:`Conversations` for every split, and ``ledger.parquet``."""
+
+    views = "steps.views:rows"
 
     parts = Conversations
 
 
 class ConversationTokens(Tokens):
     """``tokens-00000.parquet`` and so on: conversations as token ids with masks."""
+
+    views = "steps.views:tokens"
 
 
 class Texts(Artifact):
@@ -82,6 +96,8 @@ class ReferenceLogps(Artifact):
 class Evaluation(Artifact):
     """``logps-*.parquet``, ``answers.jsonl`` and ``metrics.json`` of a model on held-out pairs."""
 
+    views = "steps.views:evaluation"
+
 
 class Prompts(Artifact):
     """``prompts-*.parquet``: prompts to answer, with the right answer where it is known."""
@@ -89,6 +105,8 @@ class Prompts(Artifact):
 
 class PromptSplits(Artifact):
     """:class:`Prompts` for every split, and ``ledger.parquet``."""
+
+    views = "steps.views:rows"
 
     parts = Prompts
 
@@ -102,6 +120,12 @@ class VerifiableTask(Artifact):
 class Completions(Artifact):
     """``completions.jsonl``: what a model answered to :class:`Prompts`."""
 
+    views = "steps.views:completions"
+
 
 class Scores(Artifact):
     """``scores.jsonl``: which :class:`Completions` are right."""
+
+
+class Divergence(Artifact):
+    """``kl.jsonl``: what a model drew, with its logps by the model and by another."""

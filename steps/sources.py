@@ -192,6 +192,7 @@ class ModelSource:
             command that installs it.
         chat_template: a Jinja file to use instead of the tokenizer's own template, for base models
             that have none.
+        license: of the weights, for the card of what is made from them.
     """
 
     path: str | None = None
@@ -201,6 +202,7 @@ class ModelSource:
     file: str | None = None
     install: str | None = None
     chat_template: str | None = None
+    license: str | None = None
 
     @property
     def name(self) -> str:

@@ -11,8 +11,10 @@ from test_pipeline import Lab
 from toy_steps import fail, slow_count
 
 from pipeline import Store
-from pipeline.board import LOG_BYTES, Board, show_results
+from pipeline.board import show_results
 from pipeline.catalog import Catalog
+from pipeline.live import Board
+from pipeline.logs import TAIL_BYTES
 from pipeline.plan import Resolver, make_plan
 
 
@@ -55,7 +57,7 @@ def test_of_a_log_without_end_only_the_end_is_shown(tmp_path: Path, kind: str) -
     plan, resolver = make_plan({"broken": step}, lab.store), Resolver(Catalog(lab.store))
     board = Board(lab.console, plan, resolver)
     log = f"{lab.store.root}/log.txt"
-    data = b"first\n" + b"=" * (LOG_BYTES * 8) + b"\nlast line\n"
+    data = b"first\n" + b"=" * (TAIL_BYTES * 8) + b"\nlast line\n"
     lab.store.objects.replace(log, data)
     board.observe(step.fingerprint, "failed", f"{'m' * 100_000}\n{log}")
     board.show_failures()

@@ -187,7 +187,7 @@ def test_results_can_be_a_list(lab: Lab) -> None:  # noqa: F811
         [lab.product(), lab.product(Times(3)), lab.numbers()], lab.store, console=lab.console
     )
     assert [m.metrics for m in made.values()] == [{"largest": 6}, {"largest": 9}, {"count": 4}]
-    assert list(made) == ["multiply 1", "multiply 2", "numbers"]
+    assert list(made) == ["multiply factor=2", "multiply factor=3", "numbers"]
 
 
 def test_the_plan_says_who_is_making_a_step(lab: Lab) -> None:  # noqa: F811

@@ -14,7 +14,7 @@ from steps.data.rows import PreferenceRow
 from steps.data.tables import from_record
 from steps.evaluation.answers import check_answers, side_by_side
 from steps.evaluation.checkers import is_correct
-from steps.export.card import ModelCard, render_card
+from steps.export.card import Ancestor, ModelCard, render_card
 from steps.training.config import PreferenceConfig, TrainConfig
 from steps.training.losses.ipo import Ipo
 
@@ -114,6 +114,20 @@ def test_a_card_names_data_results_and_only_settings_that_bear_on_them() -> None
     ):
         assert part in text
     assert "checkpoint_every" not in text
+
+
+def test_a_card_says_how_the_model_was_before_what_it_is_made_from_and_its_licence() -> None:
+    card = ModelCard("Title", "base/model", "pairs.jsonl", license="apache-2.0")
+    after = {"eval_loss": 0.25, "eval_logps/accuracies": {"value": 0.9, "low": 0.8, "high": 1.0}}
+    before = {"eval_loss": 0.75, "eval_logps/accuracies": {"value": 0.5, "low": 0.4, "high": 0.6}}
+    text = render_card(card, after, before, [Ancestor("base model", "import_model", "abc123")])
+    for part in (
+        "| eval_loss | 0.75 | 0.25 |",
+        "| eval_logps/accuracies | 0.5 | 0.9 | 0.8 to 1 |",
+        "| base model | import_model | `abc123` |",
+        'license: "apache-2.0"\n',
+    ):
+        assert part in text
 
 
 HOSTILE = "a | b\n<script>x</script> `code` **bold** [link](http://x) \x1b[31mred"

@@ -7,6 +7,8 @@ Commands that delete something ask on a terminal, and want ``--yes`` elsewhere.
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,16 +16,18 @@ import typer
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
+from pipeline import logs as growing
 from pipeline.board import make_console, show_error
 from pipeline.catalog import Catalog
-from pipeline.cli import acceptance, eviction, views
-from pipeline.cli.activity import attempts, leases
+from pipeline.cli import acceptance, eviction, present, views
+from pipeline.cli.activity import Attempt, attempts, leases
 from pipeline.cli.collect import delete
 from pipeline.cli.compare import compare
 from pipeline.cli.explanation import explain_artifact
 from pipeline.cli.garbage import Policy, find_garbage
 from pipeline.cli.naming import find, require_one_key, unknown_step
 from pipeline.cli.rows import show_row
+from pipeline.cli.run_diff import diff_runs
 from pipeline.cli.runs import forget_run, names_of_runs, one_run, read_run, read_runs
 from pipeline.cli.verify import mark_damaged, verify
 from pipeline.errors import TemperError
@@ -97,7 +101,13 @@ def path(artifact: Name, store: StoreOption = "store") -> None:
 
 
 @app.command()
-def logs(artifact: Name, store: StoreOption = "store") -> None:
+def logs(
+    artifact: Name,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the attempt is over.")
+    ] = False,
+    store: StoreOption = "store",
+) -> None:
     """Print the log of the newest attempt at a step: running, failed or done."""
     opened = _open(store)
     step, _, prefix = artifact.partition("@")
@@ -108,6 +118,10 @@ def logs(artifact: Name, store: StoreOption = "store") -> None:
     if prefix:
         require_one_key(step, prefix, {attempt.key for attempt in tries})
     log = f"{opened.root}/{tries[-1].folder}/log.txt"
+    if follow:
+        lines = growing.follow(growing.GrowingLog(opened, log), _is_over(opened, tries[-1]))
+        views.show_lines(make_console(), lines)
+        return
     data = opened.read(log)
     if data is None:
         raise TemperError(f"there is no log at {opened.url_of(log)}, or not yet")
@@ -151,6 +165,27 @@ def runs(
         views.show_runs(console, read_runs(opened))
 
 
+@app.command()
+def report(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("report.html"),
+    store: StoreOption = "store",
+) -> None:
+    """Write what runs did, by default the newest, as one HTML file that needs no network."""
+    from pipeline.report import render, story_of_runs  # plots are slow to import
+
+    catalog = _catalog(store)
+    known = names_of_runs(catalog.store)
+    if not known:
+        raise TemperError(f"no run is on record in {store}; set --store or TEMPER_STORE")
+    chosen = dict.fromkeys(one_run(known, name) for name in names or known[-1:])
+    found = [read_run(catalog.store, name) for name in sorted(chosen)]
+    present.search_where_they_ran(found)
+    told = story_of_runs(found, catalog, present.import_named)
+    output.write_text(render(told, time.strftime("%F %T", time.gmtime())), "utf-8")
+    typer.echo(output)
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def plan(
     context: typer.Context,
@@ -180,8 +215,14 @@ def diff(
     new: Annotated[str, typer.Argument(metavar="B")],
     store: StoreOption = "store",
 ) -> None:
-    """What differs between two artifacts: settings, inputs, code, files, metrics."""
+    """What differs between two artifacts (settings, inputs, code, files, metrics), or between two
+    runs, by the beginnings of their names."""
     catalog = _catalog(store)
+    known = names_of_runs(catalog.store)
+    if all(any(run.startswith(name) for run in known) for name in (old, new)):
+        runs = (read_run(catalog.store, one_run(known, name)) for name in (old, new))
+        views.show_run_diff(make_console(), diff_runs(catalog, *runs))
+        return
     one, other = find(catalog, old), find(catalog, new)
     views.show_comparison(make_console(), one, other, compare(one, other))
 
@@ -305,6 +346,18 @@ def _open(url: str) -> Store:
         raise TemperError(f"there is no store at {store.url}; set --store or TEMPER_STORE")
     store.check_layout()
     return store
+
+
+def _is_over(store: Store, attempt: Attempt) -> Callable[[], bool]:
+    """Whether an attempt has ended, with a report or without one."""
+
+    def is_over() -> bool:
+        if store.read(f"{store.root}/{attempt.folder}/report.json") is not None:
+            return True
+        held = (lease for lease in leases(store) if lease.is_held)
+        return not any((lease.step, lease.key) == (attempt.step, attempt.key) for lease in held)
+
+    return is_over
 
 
 def _has_content(store: Store) -> bool:

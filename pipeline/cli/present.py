@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ from typing import Any
 
 from pipeline.artifact import Artifact, Kind
 from pipeline.canonical import Json, identity, resolve_reference
-from pipeline.cli.runs import newest_runs
+from pipeline.cli.runs import Run, newest_runs
 from pipeline.errors import TemperError
 from pipeline.lifeline import WORKER_ENVIRONMENT
 from pipeline.manifest import Manifest
@@ -69,13 +70,15 @@ def present_kind(manifest: Manifest, store: Store) -> Kind:
 
 
 def _search_where_it_ran(store: Store, step: str) -> None:
-    """Let modules be found as by the newest run that had the step: in the same place below the
-    present working directory, if its script is there, or else where it was."""
-    folders = [os.getcwd()]
-    for run in newest_runs(store):
-        if any(entry["step"] == step for entry in run.steps):
-            folders = [*run.module_folders(), *folders]
-            break
+    """Let modules be found as by the newest run that had the step."""
+    runs = (run for run in newest_runs(store) if any(e["step"] == step for e in run.steps))
+    search_where_they_ran(run for run in itertools.islice(runs, 1))
+
+
+def search_where_they_ran(runs: Iterable[Run]) -> None:
+    """Let modules be found as by these runs: in the same place below the present working
+    directory, if a run's script is there, or else where it was."""
+    folders = [*(folder for run in runs for folder in run.module_folders()), os.getcwd()]
     sys.path[:0] = [folder for folder in dict.fromkeys(folders) if folder not in sys.path]
     importlib.invalidate_caches()
 

@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pipeline.errors import TemperError
 from pipeline.store import Store
 
 READERS = 16
-_TEXTS = ("step", "key", "attempt", "state", "why", "message")
+_TEXTS = ("step", "label", "fingerprint", "key", "attempt", "state", "why", "message")
 _ETERNITY = 1e10
 FINISHED_STATES = ("done", "cached")
 
@@ -33,6 +33,8 @@ class Run:
         started: seconds since the epoch, by the clock of its machine.
         steps: name, state, key, attempt… of each; a key is ``None`` where it was not known yet.
         command: the interpreter, the script and its arguments; empty if not recorded.
+        dirty: a digest of what differed from the commit; empty if nothing did.
+        roots: the fingerprint of each result, by its name.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Run:
     host: str = ""
     pid: int = 0
     commit: str = ""
+    dirty: str = ""
+    roots: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, data: bytes, url: str) -> "Run":
@@ -65,6 +69,8 @@ class Run:
                 host=_text(record.get("host", "")),
                 pid=int(record.get("pid") or 0),
                 commit=_text(record.get("commit") or ""),
+                dirty=_text(record.get("dirty") or ""),
+                roots={_text(name): _text(f) for name, f in record.get("roots", {}).items()},
             )
         except (
             ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError

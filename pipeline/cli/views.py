@@ -18,7 +18,8 @@ from rich.highlighter import JSONHighlighter
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.board import clock, parse_progress, progress_text, visible
+from pipeline import variants
+from pipeline.board import clock, metric_text, parse_progress, progress_text, visible
 from pipeline.catalog import Catalog
 from pipeline.cli.acceptance import Candidate
 from pipeline.cli.activity import Lease
@@ -26,6 +27,7 @@ from pipeline.cli.compare import RECIPE_FIELDS, Comparison, Difference, inputs, 
 from pipeline.cli.explanation import Explanation
 from pipeline.cli.garbage import Findings, Garbage
 from pipeline.cli.naming import SHOWN_DIGITS
+from pipeline.cli.run_diff import RunDiff
 from pipeline.cli.runs import Run
 from pipeline.cli.verify import Damage
 from pipeline.manifest import Manifest
@@ -46,11 +48,14 @@ def show_line(console: Console, value: object, style: str = "") -> None:
 
 def show_artifacts(console: Console, catalog: Catalog, manifests: Iterable[Manifest]) -> None:
     """A line for each artifact, and what has become of it."""
-    table = _table("artifact", "kind", "made (UTC)", "seconds>", "files>", "size>", "")
+    manifests = list(manifests)
+    table = _table("artifact", "of", "kind", "made (UTC)", "seconds>", "files>", "size>", "")
+    labels = variants.names(variants.of_manifests(manifests))
     for manifest in manifests:
         state = state_of(catalog, manifest)
         table.add_row(
             text(manifest.name),
+            text(labels[manifest.attempt], "dim"),
             text((manifest.kind or "").rpartition(":")[2], "dim"),
             text(_when(manifest.attempt)),
             f"{manifest.seconds:.1f}",
@@ -83,8 +88,14 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def show_log(console: Console, data: bytes) -> None:
-    for line in data.decode(errors="replace").splitlines():
+    show_lines(console, data.decode(errors="replace").splitlines())
+
+
+def show_lines(console: Console, lines: Iterable[str]) -> None:
+    """Each line when it comes."""
+    for line in lines:
         console.file.write(f"{visible(line)}\n")  # whole: rich takes long over long lines
+        console.file.flush()
 
 
 def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None:
@@ -219,6 +230,45 @@ def show_comparison(console: Console, old: Manifest, new: Manifest, compared: Co
                 text(metric.name), text(metric.old or ""), text(metric.new or "", changed)
             )
         console.print(table)
+
+
+def show_run_diff(console: Console, found: RunDiff) -> None:
+    """Two runs: what differs, and what that did to the results."""
+    show_line(console, f"{found.old.name} → {found.new.name}", "bold")
+    for name, old, new in (
+        ("command", shlex.join(found.old.command), shlex.join(found.new.command)),
+        ("commit", _commit(found.old), _commit(found.new)),
+        ("host", found.old.host, found.new.host),
+    ):
+        if old != new:
+            show_line(console, f"{name}: {old} → {new}")
+    for changed in found.steps:
+        show_line(console, changed.name, "bold")
+        lines = _code_lines(changed.compared)
+        for title, differences in (
+            ("settings", changed.settings), ("data", changed.data), ("code", lines),
+        ):  # fmt: skip
+            for difference in differences:
+                show_line(console, f"  {title}: {difference}")
+    for which, names in (("first", found.only_old), ("second", found.only_new)):
+        if names:
+            show_line(console, f"only the {which} run has {', '.join(names)}")
+    if not (found.steps or found.only_old or found.only_new):
+        show_line(console, "no difference in settings, data or code")
+    if found.effects:
+        table = _table("result", "metric", "first>", "second>", "change>")
+        for effect in found.effects:
+            change = "" if effect.change is None else f"{effect.change:+.4g}"
+            cells = (metric_text(effect.old), metric_text(effect.new), change)
+            table.add_row(text(effect.result), text(effect.metric), *map(text, cells))
+        console.print(table)
+    if found.same_results:
+        many = "1 result is" if found.same_results == 1 else f"{found.same_results} results are"
+        show_line(console, f"{many} the same artifact in both", "dim")
+
+
+def _commit(run: Run) -> str:
+    return f"{run.commit[:SHOWN_DIGITS] or 'not in git'}{' with changes' if run.dirty else ''}"
 
 
 def _code_lines(compared: Comparison) -> Sequence[Difference | str]:

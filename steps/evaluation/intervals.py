@@ -1,13 +1,14 @@
 """How sure a number is: values with 95 % intervals, as metrics report them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 Interval = dict[str, float]
 """``value`` with the ``low`` and ``high`` end of its 95 % interval."""
 
+RESAMPLES = 2000
 _Z = 1.96  # of the standard normal distribution, for 95 %
 
 
@@ -27,16 +28,29 @@ def proportion(successes: int, n: int) -> Interval:
     return {"value": rate, "low": low, "high": high}
 
 
-def mean(values: Sequence[float], seed: int = 0, resamples: int = 2000) -> Interval:
-    """A mean with the 2.5th and 97.5th percentile of the means of resamples (Efron 1979).
+def mean(values: Sequence[float], seed: int = 0) -> Interval:
+    """A mean with its :func:`bootstrap` interval.
 
     Raises:
         ValueError: there are no values.
     """
-    if len(values) == 0:
-        raise ValueError("there are no values to resample")
     data = np.asarray(values, dtype=np.float64)
+    return bootstrap(len(data), lambda chosen: float(data[chosen].mean()), seed)
+
+
+def bootstrap(n: int, statistic: Callable[[np.ndarray], float], seed: int = 0) -> Interval:
+    """A statistic of n observations, with the 2.5th and 97.5th percentile of what it is on
+    resamples of them (Efron 1979).
+
+    Args:
+        statistic: called with the positions of observations, int64 [n].
+
+    Raises:
+        ValueError: there are no observations.
+    """
+    if n == 0:
+        raise ValueError("there are no values to resample")
     generator = np.random.default_rng(seed)
-    means = [generator.choice(data, len(data)).mean() for _ in range(resamples)]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return {"value": float(data.mean()), "low": float(low), "high": float(high)}
+    drawn = [statistic(generator.integers(0, n, n)) for _ in range(RESAMPLES)]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return {"value": statistic(np.arange(n)), "low": float(low), "high": float(high)}

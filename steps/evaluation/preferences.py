@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
+from steps.evaluation.calibration import calibration_error
 from steps.evaluation.intervals import Interval, mean, proportion
+from steps.evaluation.length_control import length_controlled
+from steps.evaluation.paired import paired_means, paired_shares
 from steps.training.examples import TokenGroup, read_pairs
 from steps.training.losses.base import PairLogps, PreferenceLoss, ReferenceLoss, Totals
 from steps.training.reference import read_reference
@@ -22,7 +25,12 @@ def preference_metrics(
 
     ``eval_logps/accuracies`` is the raw preference: how often the model alone gives the chosen
     response the greater probability. Where policy and reference are one, rewards that compare the
-    two are 0 by definition and have no interval.
+    two are 0 by definition and have no interval; else there is also
+
+    - ``eval_rewards/accuracies_at_equal_length``: see `length_control`;
+    - ``eval_rewards/calibration_error``: see `calibration`;
+    - ``gain/…``: what the model prefers against what the reference model does, pair by pair, each
+      with a ``p``: see `paired`.
     """
     pairs = read_pairs(records, vocabulary=2**31)
     logps = _logps(pairs, policy_logps, reference_logps)
@@ -30,12 +38,47 @@ def preference_metrics(
     margins = rewarded.chosen_rewards - rewarded.rejected_rewards
     totals = Totals(len(pairs), int(logps.chosen_tokens.sum()))
     fixed = policy_logps == reference_logps and isinstance(loss, ReferenceLoss)
-    return {
+    metrics = {
         "eval_loss": loss.shares(logps, totals).losses.sum().item(),
         "eval_rewards/accuracies": 0.0 if fixed else _share(margins > 0),
         "eval_rewards/margins": 0.0 if fixed else mean(margins.tolist()),
         "eval_logps/accuracies": _share(logps.chosen > logps.rejected),
         "pairs": len(pairs),
+    }
+    if not fixed:
+        longer = (logps.chosen_tokens - logps.rejected_tokens).numpy()
+        wins = length_controlled((margins > 0).numpy(), longer)
+        metrics["eval_rewards/accuracies_at_equal_length"] = wins
+        metrics["eval_rewards/calibration_error"] = calibration_error(margins.numpy())
+    if policy_logps != reference_logps:
+        metrics |= _gain(logps)
+    return metrics
+
+
+def reward_margins(
+    records: Sequence[Mapping[str, Any]],
+    policy_logps: Path,
+    reference_logps: Path,
+    loss: PreferenceLoss,
+) -> list[float]:
+    """Of each pair, the reward of the chosen response less that of the rejected."""
+    pairs = read_pairs(records, vocabulary=2**31)
+    rewarded = loss.per_pair(_logps(pairs, policy_logps, reference_logps))
+    return (rewarded.chosen_rewards - rewarded.rejected_rewards).tolist()
+
+
+def _gain(logps: PairLogps) -> dict[str, Any]:
+    """How much more the policy prefers the chosen responses than the reference does."""
+    assert logps.reference_chosen is not None
+    assert logps.reference_rejected is not None
+    after = (logps.chosen - logps.rejected).numpy()
+    before = (logps.reference_chosen - logps.reference_rejected).numpy()
+    accuracies, margins = paired_shares(before > 0, after > 0), paired_means(before, after)
+    return {
+        "gain/logps/accuracies": accuracies.difference,
+        "gain/logps/accuracies/p": accuracies.p,
+        "gain/logps/margins": margins.difference,
+        "gain/logps/margins/p": margins.p,
     }
 
 

@@ -1,6 +1,7 @@
 """The model card of an exported model: what it is made from, how, and how it did."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from steps.training.losses.base import Loss
 _FRONT_MATTER = """---
 library_name: transformers
 pipeline_tag: text-generation
-tags:
+{license}tags:
 - {loss}
 - temper
 ---
@@ -26,29 +27,60 @@ class ModelCard:
     data: str
     sft: TrainConfig = field(default_factory=TrainConfig)
     dpo: PreferenceConfig = field(default_factory=PreferenceConfig)
+    license: str | None = None
 
 
-def render_card(card: ModelCard, results: Mapping[str, Any]) -> str:
-    """Markdown with front matter, naming data, configuration and held-out results."""
+@dataclass(frozen=True)
+class Ancestor:
+    """What a model was made from or judged by: the step that made it, and its content's digest."""
+
+    role: str
+    step: str
+    digest: str
+
+
+def render_card(
+    card: ModelCard,
+    results: Mapping[str, Any],
+    before: Mapping[str, Any] | None = None,
+    lineage: Sequence[Ancestor] = (),
+) -> str:
+    """Markdown with front matter, naming data, configuration, lineage and held-out results.
+
+    Args:
+        before: the results of the model that preference training began from.
+    """
+    license = f"license: {json.dumps(card.license)}\n" if card.license else ""
     sections = [
-        _FRONT_MATTER.format(loss=card.dpo.loss.name),
+        _FRONT_MATTER.format(loss=card.dpo.loss.name, license=license),
         f"# {card.title}\n",
         f"`{card.base_model}`, fine-tuned on the chosen responses of `{card.data}` (SFT) and then "
         f"on its preference pairs, minimising the loss `{card.dpo.loss.name}`.\n",
         "## Results on held-out pairs\n",
-        _table(("metric", "value", "95 % interval"), _results(results)),
+        _table(("metric", "before", "after", "95 % interval"), _results(results, before or {})),
         "## Configuration\n",
         _table(("setting", "value"), [*_settings(card.sft, "sft"), *_settings(card.dpo, "dpo")]),
     ]
+    if lineage:
+        rows = ((one.role, one.step, f"`{one.digest}`") for one in lineage)
+        sections += ["## Lineage\n", _table(("what", "made by the step", "content"), rows)]
+    if card.license:
+        sections.append(f"The weights it was made from are under the licence `{card.license}`.\n")
     return "\n".join(sections)
 
 
-def _results(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def _results(results: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for name, value in results.items():
-        if isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys():
-            yield name, f"{value['value']:.4g}", f"{value['low']:.4g} to {value['high']:.4g}"
-        elif isinstance(value, int | float):
-            yield name, f"{value:.4g}", ""
+        number, interval = _number(value)
+        if number:
+            yield name, _number(before.get(name))[0], number, interval
+
+
+def _number(value: Any) -> tuple[str, str]:
+    """A metric and its interval; empty where there is none."""
+    if isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys():
+        return f"{value['value']:.4g}", f"{value['low']:.4g} to {value['high']:.4g}"
+    return (f"{value:.4g}", "") if isinstance(value, int | float) else ("", "")
 
 
 def _settings(config: Any, prefix: str) -> Iterator[tuple[str, str]]:

@@ -31,18 +31,30 @@ def sample(
     ship with is applied, and the caller's random state is left as it was. Progress counts
     completions.
     """
+    drawn = sample_ids(model, tokenizer, prompts, config, on_progress)
+    return [[_text(tokenizer, ids) for ids in completions] for completions in drawn]
+
+
+def sample_ids(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    config: SamplingConfig,
+    on_progress: OnProgress = ignore_progress,
+) -> list[list[list[int]]]:
+    """As `sample`, the tokens: up to and with the first end-of-turn token, if there is one."""
     ends = _end_tokens(model, tokenizer)
     settings = _settings(config, ends)
     queue = [ids for ids in prompts for _ in range(config.num_completions)]
-    texts: list[str] = []
+    drawn: list[list[int]] = []
     with evaluating(model), _decoding_recipe(model, settings), torch.random.fork_rng():
         torch.manual_seed(config.seed)
         for start in range(0, len(queue), config.batch_size):
             for ids in _generate(model, queue[start : start + config.batch_size], settings):
-                texts.append(_text(tokenizer, ids, ends))
-            on_progress(len(texts), len(queue), {})
+                drawn.append(_to_end(ids, ends))
+            on_progress(len(drawn), len(queue), {})
     size = config.num_completions
-    return [texts[start : start + size] for start in range(0, len(texts), size)]
+    return [drawn[start : start + size] for start in range(0, len(drawn), size)]
 
 
 def pad_left(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -100,6 +112,10 @@ def _decoding_recipe(model: PreTrainedModel, settings: GenerationConfig) -> Iter
         model.generation_config = shipped
 
 
-def _text(tokenizer: PreTrainedTokenizerBase, ids: list[int], ends: list[int]) -> str:
-    length = next((place for place, token in enumerate(ids) if token in ends), len(ids))
-    return cast(str, tokenizer.decode(ids[:length], skip_special_tokens=True))
+def _to_end(ids: list[int], ends: list[int]) -> list[int]:
+    length = next((place for place, token in enumerate(ids, start=1) if token in ends), len(ids))
+    return ids[:length]
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    return cast(str, tokenizer.decode(ids, skip_special_tokens=True))

@@ -1,0 +1,42 @@
+"""Which preference loss? The same data, the same start and one run for each of several losses.
+
+Every variant is a whole ``dpo_ultrafeedback``. What does not depend on the loss (data, tokens, SFT,
+the evaluation before; for losses that want one, the reference) is equal in all, and equal steps are
+one. Each loss has the settings it comes with, and is evaluated by itself: compare accuracies and
+answers, not values of the losses.
+
+python experiments/preference_losses.py                    dpo, ipo, simpo, orpo and cpo
+python experiments/preference_losses.py losses=[dpo,hinge] others; see steps/training/losses
+python experiments/preference_losses.py scale=smoke        does everything run?
+"""
+
+from dataclasses import dataclass, field, replace
+
+from dpo_ultrafeedback import Config as OneLoss
+from dpo_ultrafeedback import dpo_ultrafeedback
+
+from pipeline import Step, TemperError
+from pipeline.experiment import main
+from steps.training.choices import ADAPTERS, PAIR_LOSSES
+
+
+@dataclass
+class Config(OneLoss):
+    losses: list[str] = field(default_factory=lambda: ["dpo", "ipo", "simpo", "orpo", "cpo"])
+
+
+def preference_losses(cfg: Config) -> dict[str, Step]:
+    """The evaluation before preference training, and that after it with each loss."""
+    if unknown := [name for name in cfg.losses if name not in PAIR_LOSSES]:
+        raise TemperError(
+            f"losses: there is no loss {', '.join(unknown)}; there are {', '.join(PAIR_LOSSES)}"
+        )
+    results = {"before": dpo_ultrafeedback(cfg)["before DPO"]}
+    for name in cfg.losses:
+        variant = replace(cfg, dpo=replace(cfg.dpo, loss=PAIR_LOSSES[name]()))
+        results[name] = dpo_ultrafeedback(variant)["after DPO"]
+    return results
+
+
+if __name__ == "__main__":
+    main(preference_losses, {"dpo.loss": PAIR_LOSSES, "dpo.lora": ADAPTERS, "sft.lora": ADAPTERS})

@@ -1,0 +1,137 @@
+"""What differs between two runs: step by step in settings, data and code, and in the results.
+
+Steps of the two are taken for one another by the result that they are, else by name, and by place
+where both runs have as many steps of a name. A step that differs only because its inputs do is not
+told of: what differs above it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.canonical import Json
+from pipeline.catalog import Catalog
+from pipeline.cli.compare import Comparison, Difference, compare
+from pipeline.cli.runs import Run
+from pipeline.manifest import Manifest
+from pipeline.report.story import Story, Told, story_of_runs
+from pipeline.sweep import comparable_metrics, is_interval, is_number
+
+
+@dataclass(frozen=True)
+class ChangedStep:
+    """A step that is not the same in both runs, beyond what its inputs are."""
+
+    name: str
+    compared: Comparison
+
+    @property
+    def data(self) -> list[Difference]:
+        """Source files whose content differs."""
+        return [d for d in self.compared.settings if d.name.endswith("content")]
+
+    @property
+    def settings(self) -> list[Difference]:
+        return [d for d in self.compared.settings if not d.name.endswith("content")]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A metric of one result in both runs; ``change`` is the difference, if both are numbers."""
+
+    result: str
+    metric: str
+    old: Any
+    new: Any
+
+    @property
+    def change(self) -> float | None:
+        old, new = (v["value"] if is_interval(v) else v for v in (self.old, self.new))
+        return new - old if is_number(old) and is_number(new) else None
+
+
+@dataclass(frozen=True)
+class RunDiff:
+    """
+    Attributes:
+        only_old: names of steps that only the first run has; ``only_new``: the second.
+    """
+
+    old: Run
+    new: Run
+    steps: Sequence[ChangedStep]
+    only_old: Sequence[str]
+    only_new: Sequence[str]
+    effects: Sequence[Effect]
+    same_results: int
+
+
+def diff_runs(catalog: Catalog, old: Run, new: Run) -> RunDiff:
+    """Compare two runs.
+
+    Raises:
+        TemperError: the store cannot be read.
+    """
+    stories = [story_of_runs([run], catalog, with_views=False) for run in (old, new)]
+    pairs, only_old, only_new = _paired(*stories)
+    changed = [
+        ChangedStep(two.name, compared)
+        for one, two in pairs
+        if one.manifest and two.manifest and one.manifest.key != two.manifest.key
+        for compared in [compare(one.manifest, two.manifest)]
+        if compared.settings or compared.code
+    ]
+    named = [
+        (name, told, stories[1].results[name])
+        for name, told in stories[0].results.items()
+        if name in stories[1].results
+    ]
+    effects = [e for name, one, two in named for e in _effects(name, one.manifest, two.manifest)]
+    same = sum(one.id == two.id for _, one, two in named)
+    return RunDiff(old, new, changed, only_old, only_new, effects, same)
+
+
+def _paired(old: Story, new: Story) -> tuple[list[tuple[Told, Told]], list[str], list[str]]:
+    pairs: dict[str, Told] = {}  # id of an old step: the new one
+    taken: set[str] = set()
+
+    def pair(one: Told, two: Told) -> None:
+        if one.id not in pairs and two.id not in taken and one.step == two.step:
+            pairs[one.id] = two
+            taken.add(two.id)
+
+    present = {told.id: told for told in new.steps}
+    for told in old.steps:
+        if told.id in present:
+            pair(told, present[told.id])
+    for name, told in old.results.items():
+        if name in new.results:
+            pair(told, new.results[name])
+    left = _by_step([told for told in new.steps if told.id not in taken])
+    for step, ones in _by_step([told for told in old.steps if told.id not in pairs]).items():
+        others = left.get(step, [])
+        for one, two in zip(ones, others, strict=True) if len(ones) == len(others) else ():
+            pair(one, two)
+    return (
+        [(told, pairs[told.id]) for told in old.steps if told.id in pairs],
+        [told.name for told in old.steps if told.id not in pairs],
+        [told.name for told in new.steps if told.id not in taken],
+    )
+
+
+def _by_step(steps: Sequence[Told]) -> Mapping[str, list[Told]]:
+    groups: dict[str, list[Told]] = {}
+    for told in steps:
+        groups.setdefault(told.step, []).append(told)
+    return groups
+
+
+def _effects(name: str, old: Manifest | None, new: Manifest | None) -> list[Effect]:
+    """The metrics of a result that are not the same in both runs."""
+    if old is None or new is None:
+        return []
+    metrics: dict[str, tuple[Json, Json]] = {
+        metric: (old.metrics.get(metric), new.metrics.get(metric))
+        for metric in comparable_metrics([old, new])
+    }
+    return [Effect(name, metric, *both) for metric, both in metrics.items() if both[0] != both[1]]

@@ -1,0 +1,88 @@
+"""Other places to watch metrics: Weights & Biases, TensorBoard.
+
+A sink is a *view*: the truth is the ``metrics.jsonl`` of an artifact and the metrics in its
+manifest, and any view can be made again from these. A process of its own (:mod:`.mirror`) reads
+them as they grow and hands them on, with the steps that are in the file: so a run that is killed
+and goes on has one unbroken history, and nothing that goes wrong with a sink stops a run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.canonical import resolve_reference
+from pipeline.errors import TemperError
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One step of a run, as a sink is told of it.
+
+    Attributes:
+        group: the experiment.
+        name: for people; ``step`` with what tells it apart.
+        config: settings by path, secrets left out, and the key and where the store is.
+        folder: where a sink may keep files.
+    """
+
+    group: str
+    step: str
+    name: str
+    key: str
+    config: Mapping[str, Any]
+    folder: Path
+
+
+class View(Protocol):
+    """One step in one sink."""
+
+    def log(self, at: int, values: Mapping[str, float]) -> None:
+        """Numbers of one training step; ``at`` only grows. One that is there already is left."""
+        ...
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """The step is done, and these are its metrics."""
+        ...
+
+
+class Sink(Protocol):
+    def open(self, watched: Watched) -> View: ...
+
+    def notice(self) -> str:
+        """Where to look, in a line."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A sink by what makes it, and the package it needs, which is that of an extra."""
+
+    made_by: str
+    package: str
+
+
+SINKS = {
+    "wandb": Kind("pipeline.sinks.weights_and_biases:WandbSink", "wandb"),
+    "tensorboard": Kind("pipeline.sinks.tensorboard_files:TensorboardSink", "tensorboard"),
+}
+
+
+def require_sinks(names: list[str]) -> None:
+    """
+    Raises:
+        TemperError: there is no such sink, or its package is not installed.
+    """
+    for name in names:
+        if name not in SINKS:
+            raise TemperError(f"sinks: there is no sink {name!r}; there are {', '.join(SINKS)}")
+        if find_spec(SINKS[name].package) is None:
+            raise TemperError(
+                f"sinks: {name} needs the package {SINKS[name].package}, which is not installed: "
+                f"pip install 'temper[{name}]'"
+            )
+
+
+def open_sink(name: str) -> Sink:
+    return resolve_reference(SINKS[name].made_by)()

@@ -1,0 +1,80 @@
+"""Metrics as runs of Weights & Biases: one a step, grouped by experiment.
+
+Without a key in the environment or in ``~/.netrc`` a run is kept on this machine, for ``wandb
+sync``; ``WANDB_MODE``, ``WANDB_PROJECT`` and ``WANDB_ENTITY`` are respected. The run's id follows
+from the step and its key. So a step that was killed goes on in the same run: W&B's server says how
+far that is, and a run that is offline is written anew from the first step, in place of what the
+killed process left.
+"""
+
+import netrc
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.sinks import Watched
+
+_HOST = "api.wandb.ai"
+
+
+class WandbSink:
+    def __init__(self) -> None:
+        self.mode = os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
+        self.folder = Path(".")
+
+    def open(self, watched: Watched) -> "WandbView":
+        import wandb
+
+        folder = Path(os.environ.get("WANDB_DIR") or watched.folder)
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        id = f"{watched.step}-{watched.key[:16]}"[-64:]
+        if self.mode == "offline":
+            for left in (folder / "wandb").glob(f"offline-run-*-{id}"):
+                shutil.rmtree(left, ignore_errors=True)
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or "temper",
+            group=watched.group,
+            job_type=watched.step,
+            name=watched.name,
+            id=id,
+            resume=None if self.mode == "offline" else "allow",
+            config=dict(watched.config),
+            dir=str(folder),
+            mode=self.mode,  # type: ignore[arg-type]
+            reinit="create_new",
+            settings=wandb.Settings(
+                silent=True, console="off", disable_git=True, disable_code=True, save_code=False,
+                x_disable_stats=True, x_disable_meta=True, init_timeout=30,
+            ),
+        )  # fmt: skip
+        return WandbView(run)
+
+    def notice(self) -> str:
+        if self.mode == "offline":
+            return f"kept in {self.folder / 'wandb'}; to send it: wandb sync {self.folder}/wandb/*"
+        return f"sent ({self.mode})"
+
+
+class WandbView:
+    def __init__(self, run: Any):
+        self.run = run
+
+    def log(self, at: int, values: Mapping[str, float]) -> None:
+        if at >= self.run.starting_step:
+            self.run.log(dict(values), step=at)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self.run.summary.update(dict(summary))
+        self.run.finish(exit_code=0)
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        return netrc.netrc().authenticators(_HOST) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

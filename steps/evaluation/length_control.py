@@ -1,0 +1,58 @@
+"""Wins that are not owed to length: a model may come to prefer what is merely longer.
+
+As in length-controlled AlpacaEval (Dubois et al. 2024), a logistic regression says how the chance
+to win depends on the difference in length; the controlled rate is what it says for none.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from steps.evaluation.intervals import Interval, bootstrap
+
+_RIDGE = 0.01
+"""Keeps the fit finite where every pair is won, or length alone tells who wins."""
+_STEPS, _CLOSE, _LONGEST = 30, 1e-6, 2.0
+
+
+def length_controlled(
+    wins: Sequence[bool] | np.ndarray,
+    length_differences: Sequence[float] | np.ndarray,
+    seed: int = 0,
+) -> Interval:
+    """The chance to win at equal lengths, with a bootstrap interval.
+
+    Args:
+        length_differences: of each pair, the length of the one that should win less the other's.
+
+    Raises:
+        ValueError: there are no pairs, or not as many of both.
+    """
+    won = np.asarray(wins, dtype=np.float64)
+    apart = np.asarray(length_differences, dtype=np.float64)
+    if len(won) == 0 or len(won) != len(apart):
+        raise ValueError(f"{len(won)} wins and {len(apart)} length differences are no pairs")
+    scaled = apart / (apart.std() or 1.0)
+    return bootstrap(len(won), lambda chosen: _rate(won[chosen], scaled[chosen]), seed)
+
+
+def _rate(won: np.ndarray, scaled: np.ndarray) -> float:
+    """The chance to win at no difference, by logistic regression: Newton's method."""
+    start = slope = 0.0
+    for _ in range(_STEPS):
+        chance = 1 / (1 + np.exp(-(start + slope * scaled)))
+        weight, off = chance * (1 - chance), won - chance
+        down = float(off.sum()) - _RIDGE * start
+        across = float((off * scaled).sum()) - _RIDGE * slope
+        a = float(weight.sum()) + _RIDGE
+        b = float((weight * scaled).sum())
+        c = float((weight * scaled**2).sum()) + _RIDGE
+        determinant = a * c - b * b
+        ahead = (c * down - b * across) / determinant
+        aside = (a * across - b * down) / determinant
+        start += max(-_LONGEST, min(_LONGEST, ahead))
+        slope += max(-_LONGEST, min(_LONGEST, aside))
+        if max(abs(ahead), abs(aside)) < _CLOSE:
+            break
+    return 1 / (1 + math.exp(-start))

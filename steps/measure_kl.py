@@ -1,0 +1,69 @@
+"""``measure_kl``: how far a model has moved from another, on what it writes itself."""
+
+from dataclasses import dataclass, field
+
+from pipeline import Metrics, Output, step
+from steps.data.jsonl import write_json_lines
+from steps.data.parquet import read_rows
+from steps.generation.config import SamplingConfig
+from steps.kinds import Divergence, Model, PairTokens
+from steps.training.config import Attention, Dtype
+
+
+@dataclass(frozen=True)
+class KlConfig:
+    """How much is drawn. The temperature is 1: anything else would draw from another model.
+
+    Args:
+        prompts: how many held-out prompts are answered.
+        sampling: ``num_completions`` answers each, cut at ``max_new_tokens``.
+    """
+
+    prompts: int = 32
+    sampling: SamplingConfig = field(
+        default_factory=lambda: SamplingConfig(64, temperature=1.0, num_completions=4)
+    )
+    dtype: Dtype = Dtype.float32
+    tokens_per_forward: int = 1024
+    attention: Attention = Attention.auto
+
+    def __post_init__(self) -> None:
+        if self.prompts < 1:
+            raise ValueError(f"prompts must be at least 1, got {self.prompts}")
+        if self.sampling.temperature != 1.0:
+            raise ValueError(f"sampling.temperature must be 1, got {self.sampling.temperature}")
+
+
+@step(makes=Divergence)
+def measure_kl(
+    out: Output,
+    tokens: PairTokens,
+    model: Model,
+    reference: Model,
+    config: KlConfig = KlConfig(),
+) -> Metrics:
+    """Write ``kl.jsonl``, what was drawn with its logps by both, and return KL(model‖reference) of
+    whole responses and a token, in nats, with 95 % intervals.
+
+    Responses that are cut at ``max_new_tokens`` count as far as they go: it is the divergence over
+    the first so many tokens.
+    """
+    from steps.evaluation.divergence import kl_per_token, sampled_kl
+    from steps.evaluation.own_samples import score_own_samples
+
+    drawn = score_own_samples(
+        read_rows(tokens.path), model.path, reference.path, config, out.progress
+    )
+    write_json_lines(out.path / "kl.jsonl", drawn)
+    by_prompt: dict[str, list[tuple[float, int]]] = {}
+    for one in drawn:
+        ratio = one["logp"] - one["reference_logp"]
+        by_prompt.setdefault(one["row"], []).append((ratio, one["tokens"]))
+    ratios = [[ratio for ratio, _ in samples] for samples in by_prompt.values()]
+    counts = [[count for _, count in samples] for samples in by_prompt.values()]
+    return {
+        "kl": sampled_kl(ratios),
+        "kl_per_token": kl_per_token(ratios, counts),
+        "prompts": len(by_prompt),
+        "responses": len(drawn),
+    }

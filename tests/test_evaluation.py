@@ -1,0 +1,117 @@
+"""Figures of an evaluation against what they must be by construction."""
+
+import numpy as np
+import pytest
+
+from steps.evaluation.calibration import calibration_error, reliability
+from steps.evaluation.divergence import kl_per_token, sampled_kl
+from steps.evaluation.intervals import bootstrap, mean
+from steps.evaluation.length_control import length_controlled
+from steps.evaluation.paired import paired_means, paired_shares
+
+N = 2000
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def test_a_bootstrap_interval_holds_the_truth_about_as_often_as_it_says(
+    random: np.random.Generator,
+) -> None:
+    intervals = [mean(random.normal(3.0, 2.0, 60).tolist(), seed) for seed in range(60)]
+    held = sum(one["low"] <= 3.0 <= one["high"] for one in intervals)
+    assert 51 <= held <= 60
+
+
+def test_a_bootstrap_is_repeatable_and_refuses_nothing_to_resample() -> None:
+    values = [0.1, 0.5, 0.9, 0.2]
+    assert mean(values) == mean(values)
+    assert mean(values)["value"] == np.mean(values)
+    with pytest.raises(ValueError, match="no values"):
+        bootstrap(0, lambda chosen: 0.0)
+
+
+def test_margins_that_mean_what_they_say_are_calibrated(random: np.random.Generator) -> None:
+    size = random.exponential(1.5, N)
+    right = random.random(N) < 1 / (1 + np.exp(-size))
+    margins = np.where(right, size, -size)
+    error = calibration_error(margins)
+    assert error["value"] < 0.03
+    assert sum(one.pairs for one in reliability(margins)) == N
+    assert all(one.low <= one.predicted <= one.high for one in reliability(margins)[2:8])
+
+
+def test_margins_that_are_too_sure_are_not_calibrated(random: np.random.Generator) -> None:
+    margins = np.where(random.random(N) < 0.7, 8.0, -8.0)
+    error = calibration_error(margins)
+    assert error["value"] == pytest.approx(0.3, abs=0.02)
+    assert error["low"] <= error["value"] <= error["high"]
+    (only,) = reliability(margins)
+    assert only.predicted == pytest.approx(1.0, abs=1e-3)
+    assert only.observed == pytest.approx(0.7, abs=0.02)
+
+
+def test_wins_that_are_owed_to_length_are_not_counted(random: np.random.Generator) -> None:
+    longer = random.normal(40.0, 20.0, N)  # the chosen responses are longer
+    wins = random.random(N) < 1 / (1 + np.exp(-longer / 20))
+    assert wins.mean() > 0.8
+    assert length_controlled(wins, longer)["value"] == pytest.approx(0.5, abs=0.08)
+
+
+def test_wins_that_have_nothing_to_do_with_length_are_all_counted(
+    random: np.random.Generator,
+) -> None:
+    wins = random.random(N) < 0.75
+    found = length_controlled(wins, random.normal(40.0, 20.0, N))
+    assert found["low"] < 0.75 < found["high"]
+    assert found["high"] - found["low"] < 0.2
+
+
+@pytest.mark.parametrize("lengths", [[0, 0, 0, 0], [5, -3, 2, 9]])
+def test_a_fit_stays_finite_where_every_pair_is_won(lengths: list[int]) -> None:
+    found = length_controlled([True] * 4, lengths)
+    assert 0.8 < found["value"] <= 1.0
+    assert np.isfinite(list(found.values())).all()
+
+
+def test_pairs_show_a_difference_that_two_means_side_by_side_hide(
+    random: np.random.Generator,
+) -> None:
+    hard = random.normal(0.0, 5.0, 80)
+    one, other = hard + random.normal(0, 0.3, 80), hard + 0.3 + random.normal(0, 0.3, 80)
+    first, second = mean(one.tolist()), mean(other.tolist())
+    assert first["high"] > second["low"]
+    found = paired_means(one, other)
+    assert found.p < 0.001
+    assert found.difference["low"] < 0.3 < found.difference["high"]
+
+
+def test_p_values_of_models_that_are_the_same_are_uniform(random: np.random.Generator) -> None:
+    ps = [paired_means(random.normal(size=20), random.normal(size=20)).p for _ in range(40)]
+    assert 0 <= sum(p < 0.1 for p in ps) <= 9
+    assert max(ps) > 0.5
+    assert paired_means([1.0, 2.0], [1.0, 2.0]).p == 1.0
+
+
+def test_a_share_is_compared_by_the_pairs_on_which_two_models_disagree() -> None:
+    one = [True] * 50 + [False] * 12
+    other = [True] * 50 + [True] * 10 + [False] * 2
+    found = paired_shares(one, other)
+    assert found.p == pytest.approx(2 * 0.5**10)  # ten gained, none lost: exact, two-sided
+    assert found.difference["value"] == pytest.approx(10 / 62)
+    assert paired_shares(one, one).p == 1.0
+    with pytest.raises(ValueError, match="are no pairs"):
+        paired_shares([True], [True, False])
+
+
+def test_sampled_kl_is_the_divergence_of_known_distributions(random: np.random.Generator) -> None:
+    policy, reference = np.array([0.7, 0.2, 0.1]), np.array([0.3, 0.3, 0.4])
+    truth = float((policy * np.log(policy / reference)).sum())
+    drawn = random.choice(3, size=(200, 8), p=policy)
+    ratios = np.log(policy / reference)[drawn]
+    found = sampled_kl(ratios)
+    assert found["low"] < truth < found["high"]
+    each = kl_per_token(ratios.tolist(), np.full((200, 8), 4).tolist())
+    assert each["value"] == pytest.approx(found["value"] / 4)

@@ -1,0 +1,223 @@
+"""What a person at a terminal sees of a run while it works, when it fails, and how to go on."""
+
+import io
+import json
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from report_steps import explode, measure, prepare, prepare_again
+from rich.console import Console
+from test_pipeline import Lab, start_driver, wait_for
+from toy_steps import journal_lines, slow_count
+from typer.testing import CliRunner
+
+from pipeline import Store, TemperError, run
+from pipeline.catalog import Catalog
+from pipeline.cli import app
+from pipeline.live import Board, Pace
+from pipeline.logs import GrowingLog, follow
+from pipeline.plan import Resolver, make_plan
+from pipeline.run import RunFailed
+
+SCRIPT = """
+from dataclasses import dataclass, field
+from pathlib import Path
+from pipeline import Output, Step, step
+from pipeline.experiment import ExperimentConfig, main
+
+@dataclass
+class Config(ExperimentConfig):
+    betas: list[float] = field(default_factory=lambda: [0.1, 0.5])
+    broken: float = 0.5
+
+@step
+def sure(out: Output) -> dict:
+    print("sure of it")
+    return {"x": 1}
+
+@step
+def learn(out: Output, data: object, beta: float, broken: float) -> dict:
+    print(f"learning with {beta}")
+    if beta == broken:
+        raise ValueError("it diverged; lower the rate")
+    return {"x": beta}
+
+def toy(cfg: Config) -> dict[str, Step]:
+    data = sure()
+    return {f"beta {b}": learn(data, b, cfg.broken) for b in cfg.betas}
+
+if __name__ == "__main__":
+    main(toy)
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "toy.yaml").write_text("defaults:\n  - schema\n  - _self_\n")
+    (tmp_path / "toy.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def call(desk: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "toy.py", f"store={desk}/store", *arguments]
+    return subprocess.run(command, cwd=desk, capture_output=True, text=True)
+
+
+def test_a_failure_ends_with_the_log_and_the_command_that_runs_that_step_alone(desk: Path) -> None:
+    failed = call(desk)
+    assert failed.returncode == 1
+    end = failed.stdout[failed.stdout.index("✗") :]
+    assert "learn (beta 0.5): it diverged; lower the rate" in end
+    assert "learning with 0.5" in end
+    log = next(line for line in end.splitlines() if "whole log: " in line).split(": ", 1)[1]
+    assert "ValueError: it diverged" in Path(log).read_text()
+    again = next(line for line in end.splitlines() if "only this step, again: " in line)
+    command = shlex.split(again.split(": ", 1)[1])
+    alone = subprocess.run(command, cwd=desk, capture_output=True, text=True)
+    assert alone.returncode == 1
+    assert "1 to run, 1 cached" in alone.stdout
+    assert "learn (" not in alone.stdout  # there is no other
+
+
+def test_only_makes_the_steps_that_are_named_and_what_they_need(desk: Path) -> None:
+    first = call(desk, "only=[sure]")
+    assert first.returncode == 0
+    assert "1 to run" in first.stdout
+    assert "learn" not in first.stdout
+    unknown = call(desk, "only=[teach]")
+    assert "only: there is no step teach in this experiment; it has: sure, learn" in unknown.stderr
+
+
+def test_quiet_says_where_results_lie_and_what_failed_and_nothing_else(desk: Path) -> None:
+    done = call(desk, "broken=9", "-q")
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()] == ["beta 0.1", "beta 0.5"]
+    assert all(Path(line.split("  ")[-1]).is_dir() for line in done.stdout.splitlines())
+    failed = call(desk, "-q")
+    assert failed.stdout.lstrip().startswith("✗ learn (beta 0.5)")
+
+
+def test_verbose_shows_what_workers_print(desk: Path) -> None:
+    done = call(desk, "broken=9", "--verbose")
+    assert "sure | sure of it" in done.stdout
+    assert "learn (beta 0.5) | learning with 0.5" in done.stdout
+    assert "sure of it" not in call(desk, "broken=8").stdout
+
+
+def test_steps_of_one_name_are_told_apart_by_what_differs(store: Store, console: Console) -> None:
+    data = prepare()
+    run(
+        {f"of {beta}": prepare_again(measure(data, beta=beta)) for beta in (0.1, 0.5)},
+        store,
+        console=console,
+    )
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for name in ("measure (beta=0.5)", "prepare_again (of 0.1)", "prepare_again (of 0.5)"):
+        assert name in shown
+    assert "prepare " in shown
+    labels = [entry.get("label") for entry in store.runs()[-1]["steps"]]
+    assert labels == ["", "beta=0.1", "beta=0.1", "beta=0.5", "beta=0.5"]
+
+
+def test_a_pace_is_of_the_recent_past_and_begins_anew_with_an_attempt() -> None:
+    pace = Pace()
+    pace.note(10, now=0.0)
+    assert pace.text(100) == ""
+    for second in range(1, 200):
+        pace.note(10 + second * 0.25, now=float(second))
+    assert pace.text(100) == "4.0s each, 2m41s left"
+    for second in range(200, 300):
+        pace.note(60 + second * 4, now=float(second))
+    assert pace.text(None) == "4/s"
+    pace.note(0, now=300.0)
+    assert pace.per_second is None
+
+
+def test_a_dag_larger_than_the_window_is_told_in_short(store: Store, tmp_path: Path) -> None:
+    board = many(store, tmp_path, 200, height=20)
+    steps = list(board.rows.values())
+    for row in steps[:50]:
+        row.state = "done"
+    board.observe(steps[60].step.fingerprint, "running", "")
+    board.observe(steps[70].step.fingerprint, "failed", "it broke\n")
+    board.console.print(board.renderable())
+    lines = board.console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) <= 20
+    assert any("until=60" in line and "running" in line and "local" in line for line in lines)
+    assert any("until=70" in line and "it broke" in line for line in lines)
+    assert "50 done, 1 failed, 1 running, 148 waiting" in lines[-1]
+
+
+def many(store: Store, tmp_path: Path, count: int, height: int = 50) -> Board:
+    """The board of a run of many steps, in a terminal of so many lines."""
+    store.prepare()
+    journal = str(tmp_path / "journal")
+    plan = make_plan({f"until={i}": slow_count(i, journal) for i in range(count)}, store)
+    console = Console(
+        file=io.StringIO(), force_terminal=True, width=120, height=height, color_system=None
+    )
+    return Board(console, plan, Resolver(Catalog(store)))
+
+
+@pytest.mark.slow
+def test_the_live_view_of_200_steps_costs_little(store: Store, tmp_path: Path) -> None:
+    board = many(store, tmp_path, 200)
+    rows = list(board.rows.values())
+    for row in rows[2:6]:
+        board.observe(row.step.fingerprint, "running", "")
+        progress = {"done": 3, "total": 8, "metrics": {"loss": 0.5, "rate": 0.1}}
+        path = store.progress_path(row.step.name, row.key)
+        store.objects.replace(path, json.dumps(progress).encode())
+    with board.live():
+        time.sleep(1)  # what is done once
+        before, began = time.process_time(), time.monotonic()
+        time.sleep(8)
+        share = (time.process_time() - before) / (time.monotonic() - began)
+    assert "3/8" in board.console.file.getvalue()  # type: ignore[attr-defined]
+    assert share < 0.05, f"{share:.1%} of a core"
+
+
+def test_a_log_is_followed_line_by_line_until_its_end(store: Store, tmp_path: Path) -> None:
+    store.prepare()
+    path = Path(store.root) / "log.txt"
+    over = threading.Event()
+    seen: list[str] = []
+    lines = follow(GrowingLog(store, str(path)), over.is_set)
+    reader = threading.Thread(target=lambda: seen.extend(lines))
+    reader.start()
+    with open(path, "ab", buffering=0) as file:
+        file.write(b"one\ntw")
+        time.sleep(0.5)
+        file.write("o\nthrée".encode())
+    over.set()
+    reader.join(5)
+    assert seen == ["one", "two", "thrée"]
+
+
+def test_the_log_of_a_step_is_followed_from_the_shell_until_it_ends(
+    store: Store, tmp_path: Path, console: Console
+) -> None:
+    lab = Lab(tmp_path, store, console)
+    driver = start_driver(lab)
+    wait_for(lab, "count 2")
+    result = CliRunner().invoke(app, ["logs", "slow_count", "-f", "--store", store.url])
+    assert result.exit_code == 0
+    assert "count 30" in journal_lines(lab.journal)
+    assert driver.wait(20) == 0
+
+
+def test_the_log_of_a_failed_step_is_over_at_once(store: Store, console: Console) -> None:
+    with pytest.raises(RunFailed):
+        run({"bad": explode(prepare(), "too bad")}, store, console=console)
+    result = CliRunner().invoke(app, ["logs", "explode", "-f", "--store", store.url])
+    assert result.output.splitlines()[-1] == "ValueError: too bad"
+
+
+def test_only_must_be_a_list(store: Store) -> None:
+    with pytest.raises(TemperError, match="only='prepare'"):
+        run({"data": prepare()}, store, only="prepare")
