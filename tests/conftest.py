@@ -2,6 +2,7 @@
 real servers, workers real processes."""
 
 import io
+import os
 import secrets
 import threading
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,10 @@ from rich.console import Console
 
 from benchmarks.gcs import gcs_server
 from pipeline import Store
+
+# Tests run side by side: more threads than cores would mostly wait for each other. torch reads this
+# when it is imported, here and in processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

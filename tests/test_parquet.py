@@ -22,6 +22,7 @@ def stored_pair(row: str, content: str = "Q") -> dict[str, Any]:
         "template_kwargs": None,
         "score_chosen": 1.5,
         "score_rejected": None,
+        "weight": None,
     }
 
 

@@ -1,6 +1,7 @@
 """What a user's records become: rows, and a named reason for each record that is none."""
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any, get_args
@@ -149,6 +150,16 @@ def test_names_of_fields_can_be_given() -> None:
     assert named.parse(record, "1").score_chosen == 2.0
     with pytest.raises(MalformedRow, match="no rejected: worse is missing"):
         named.parse({**record, "worse": None}, "1")
+
+
+def test_a_weight_is_read_where_its_field_is_named() -> None:
+    weighted = PreferenceFormat(weight="weight")
+
+    assert weighted.parse({**BOTH, "weight": 2}, "1").weight == 2.0
+    assert PAIR.parse({**BOTH, "weight": 2}, "1").weight is None
+    for wrong in (None, -1, "2", math.inf):
+        with pytest.raises(MalformedRow, match="weight not a number: weight is"):
+            weighted.parse({**BOTH, "weight": wrong}, "1")
 
 
 def test_everything_before_the_first_difference_is_the_prompt() -> None:

@@ -47,7 +47,7 @@ def pair(number: int) -> PreferenceRow:
     rejected = "no" if number % 10 else "<|im_end|>"  # every tenth spells out an end of turn
     answer = "yes " * (1 + number % 7)
     sides = (assistant(answer),), (assistant(rejected),)
-    return PreferenceRow(f"r{number}", history, *sides, score_chosen=float(number))
+    return PreferenceRow(f"r{number}", history, *sides, score_chosen=float(number), weight=2.5)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,7 @@ def test_the_columns_are_those_agreed_on(pairs: Path, tokenizer: Path, tmp_path:
     assert first["row"] == "r1"
     assert first["score_chosen"] == 1.0
     assert first["score_rejected"] is None
+    assert first["weight"] == 2.5
     assert first["chosen"][0]["content"] == "yes yes "
     full = [first["prompt_ids"] + first[f"{side}_ids"] for side in ("chosen", "rejected")]
     assert full[0][: first["shared_prefix"]] == full[1][: first["shared_prefix"]]

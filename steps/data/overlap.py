@@ -29,7 +29,7 @@ SHORTEST = 4
 _HAN_AND_KANA = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_HAN_AND_KANA}]|[^\W{_HAN_AND_KANA}]+")
 _THAI_TO_KHMER = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
-_NOT_CONTENT = frozenset({"row", "score_chosen", "score_rejected", "template_kwargs"})
+_NOT_CONTENT = frozenset({"row", "score_chosen", "score_rejected", "weight", "template_kwargs"})
 
 
 def content_key(row: Row) -> bytes:

@@ -27,6 +27,7 @@ Reason = Literal[
     "not valid Unicode",  # text that cannot be written as UTF-8: a lone surrogate
     "label not a boolean",
     "score not a number",
+    "weight not a number",  # or below 0, or missing in a field that was named
     "answer not a string",
     "tools not a list of objects",
     "template arguments not an object",

@@ -34,7 +34,8 @@ Tools = tuple[dict[str, Any], ...]
 class PreferenceRow:
     """Two continuations of one prompt, `chosen` the preferred one; both end in the assistant.
 
-    The prompt is what they share, up to the first assistant message in which they differ.
+    The prompt is what they share, up to the first assistant message in which they differ. A row of
+    weight 2 counts in training as if it were there twice; none means 1.
     """
 
     row: str
@@ -45,6 +46,7 @@ class PreferenceRow:
     template_kwargs: Mapping[str, Any] | None = None
     score_chosen: float | None = None
     score_rejected: float | None = None
+    weight: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,10 @@ class PromptRow:
 
 @dataclass(frozen=True)
 class UnpairedRow:
-    """One completion of a prompt and whether it is a good one; it ends in the assistant."""
+    """One completion of a prompt and whether it is a good one; it ends in the assistant.
+
+    `weight` is as in `PreferenceRow`.
+    """
 
     row: str
     prompt: Messages
@@ -78,6 +83,7 @@ class UnpairedRow:
     label: bool
     tools: Tools | None = None
     template_kwargs: Mapping[str, Any] | None = None
+    weight: float | None = None
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ MESSAGES = pa.list_(
 
 ROW = _required("row", pa.string())
 SCORES = (pa.field("score_chosen", pa.float64()), pa.field("score_rejected", pa.float64()))
+WEIGHT = pa.field("weight", pa.float64())
+"""How many rows a row counts for; null: one."""
 FOR_TEMPLATE = (pa.field("tools", pa.string()), pa.field("template_kwargs", pa.string()))
 """What a chat template is given besides the messages."""
 
@@ -59,6 +61,7 @@ PAIRS = pa.schema(
         _required("rejected", MESSAGES),
         *FOR_TEMPLATE,
         *SCORES,
+        WEIGHT,
     ]
 )
 CONVERSATIONS = pa.schema([ROW, _required("messages", MESSAGES), *FOR_TEMPLATE])
@@ -72,6 +75,7 @@ UNPAIRED = pa.schema(
         _required("completion", MESSAGES),
         _required("label", pa.bool_()),
         *FOR_TEMPLATE,
+        WEIGHT,
     ]
 )
 TEXTS = pa.schema([ROW, _required("text", pa.string())])

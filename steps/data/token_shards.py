@@ -190,7 +190,15 @@ _KINDS: Mapping[RowKind, _Rows[Any, Any]] = {
         PAIR_TOKENS,
         _with_template(tokenize_pairs),
         _pair_lines,
-        ("score_chosen", "score_rejected", "prompt", "chosen", "rejected", *_FOR_TEMPLATE),
+        (
+            "score_chosen",
+            "score_rejected",
+            "weight",
+            "prompt",
+            "chosen",
+            "rejected",
+            *_FOR_TEMPLATE,
+        ),
     ),
     "conversations": _Rows(
         ConversationRow,
@@ -203,7 +211,7 @@ _KINDS: Mapping[RowKind, _Rows[Any, Any]] = {
         COMPLETION_TOKENS,
         _with_template(tokenize_completions),
         _completion_lines,
-        ("label", "prompt", "completion", *_FOR_TEMPLATE),
+        ("label", "weight", "prompt", "completion", *_FOR_TEMPLATE),
     ),
     "texts": _Rows(TextRow, CONVERSATION_TOKENS, _open_for_texts, _text_lines),
 }

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from steps.data.tables import FOR_TEMPLATE, MESSAGES, ROW, SCORES
+from steps.data.tables import FOR_TEMPLATE, MESSAGES, ROW, SCORES, WEIGHT
 
 
 def _required(name: str, kind: pa.DataType) -> pa.Field:
@@ -33,6 +33,7 @@ PAIR_TOKENS = pa.schema(
         *_lengths("prompt", "chosen", "rejected"),
         _required("shared_prefix", pa.int32()),
         *SCORES,
+        WEIGHT,
         _required("prompt", MESSAGES),
         _required("chosen", MESSAGES),
         _required("rejected", MESSAGES),
@@ -65,6 +66,7 @@ COMPLETION_TOKENS = pa.schema(
         _required("completion_mask", _MASK),
         *_lengths("prompt", "completion"),
         _required("label", pa.bool_()),
+        WEIGHT,
         _required("prompt", MESSAGES),
         _required("completion", MESSAGES),
         *FOR_TEMPLATE,

@@ -167,7 +167,15 @@ def _print_record(
     console.print()
 
 
-_FACTS = ("pair_id", "completion_id", "label", "shared_prefix", "score_chosen", "score_rejected")
+_FACTS = (
+    "pair_id",
+    "completion_id",
+    "label",
+    "shared_prefix",
+    "score_chosen",
+    "score_rejected",
+    "weight",
+)
 
 
 def _facts(record: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from steps.data.formats.turns import (
     score,
     template_kwargs,
     tools,
+    weight,
     with_system,
 )
 from steps.data.reasons import MalformedRow, Reason
@@ -34,7 +35,8 @@ from steps.data.rows import Messages, PreferenceRow
 class PreferenceFormat:
     """Names of fields; `system_field` holds a system prompt, `system` is given to all without one.
 
-    Only `chosen` and `rejected` must be there.
+    Only `chosen` and `rejected` must be there, and `weight` where it is named: nothing is taken for
+    a weight by its name alone.
     """
 
     prompt: str = "prompt"
@@ -44,6 +46,7 @@ class PreferenceFormat:
     score_rejected: str = "score_rejected"
     tools: str = "tools"
     template_kwargs: str = "chat_template_kwargs"
+    weight: str | None = None
     system_field: str | None = "system"
     system: str | None = None
 
@@ -84,6 +87,7 @@ class PreferenceFormat:
             template_kwargs=template_kwargs(record, self.template_kwargs),
             score_chosen=score(record, self.score_chosen),
             score_rejected=score(record, self.score_rejected),
+            weight=weight(record, self.weight),
         )
 
 

@@ -122,19 +122,33 @@ def text(value: Any, field: str, reason: Reason = "content not a string") -> str
 
 def score(record: Mapping[str, Any], field: str) -> float | None:
     """A number that may be absent."""
-    value = record.get(field)
+    return _number(record.get(field), field, "score not a number")
+
+
+def weight(record: Mapping[str, Any], field: str | None) -> float | None:
+    """How many rows a row counts for, a number from 0; `None` where there is no such field."""
+    if field is None:
+        return None
+    value = _number(record.get(field), field, "weight not a number")
+    if value is None or value < 0:
+        said = "missing" if value is None else f"{value}, which is below 0"
+        raise MalformedRow("weight not a number", f"{field} is {said}")
+    return value
+
+
+def _number(value: Any, field: str, reason: Reason) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MalformedRow("score not a number", f"{field} is {show(value)}")
+        raise MalformedRow(reason, f"{field} is {show(value)}")
     try:
         number = float(value)
     except OverflowError:
-        raise MalformedRow("score not a number", f"{field} is out of range") from None
+        raise MalformedRow(reason, f"{field} is out of range") from None
     if math.isnan(number):  # how tables written from data frames spell a missing number
         return None
     if math.isinf(number):
-        raise MalformedRow("score not a number", f"{field} is infinite")
+        raise MalformedRow(reason, f"{field} is infinite")
     return number
 
 

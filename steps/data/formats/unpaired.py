@@ -12,6 +12,7 @@ from steps.data.formats.turns import (
     show,
     template_kwargs,
     tools,
+    weight,
     with_system,
 )
 from steps.data.reasons import MalformedRow
@@ -20,13 +21,17 @@ from steps.data.rows import UnpairedRow
 
 @dataclass(frozen=True)
 class UnpairedFormat:
-    """`prompt` and `completion` are strings or messages; `label` is true for a good completion."""
+    """`prompt` and `completion` are strings or messages; `label` is true for a good completion.
+
+    `weight` must be there where it is named.
+    """
 
     prompt: str = "prompt"
     completion: str = "completion"
     label: str = "label"
     tools: str = "tools"
     template_kwargs: str = "chat_template_kwargs"
+    weight: str | None = None
     system_field: str | None = "system"
     system: str | None = None
 
@@ -55,6 +60,7 @@ class UnpairedFormat:
             _label(record.get(self.label), self.label),
             tools(record, self.tools),
             template_kwargs(record, self.template_kwargs),
+            weight(record, self.weight),
         )
 
 
