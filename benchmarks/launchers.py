@@ -1,6 +1,6 @@
 """What a launcher costs: from "ready" to the step function's first line, and the driver's own time.
 
-    python benchmarks/launchers.py [local] [slurm] [ray] [--steps 200] [--jobs 8]
+    python -m benchmarks.launchers [local] [slurm] [ray] [--steps 200] [--jobs 8]
 
 Clusters are real and started here, on one machine, so workers share its processors with all that
 runs them. *Start* is from the moment at which a driver makes an attempt until the step function
@@ -20,12 +20,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import ray_cluster
-import slurm_cluster
-from job_dag import say_when
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import ray_cluster, slurm_cluster
+from benchmarks.job_dag import say_when
 from pipeline import run
 from pipeline.launchers.config import LauncherConfig, RayConfig, SlurmConfig
 from pipeline.manifest import Manifest

@@ -19,8 +19,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+from benchmarks.daemons import ending_with_us
 
 START_SECONDS = 120.0
+_TOKEN = secrets.token_hex(32)
+"""What clients show; of all clusters of a process, as Ray's client reads it once a process."""
 
 
 @dataclass
@@ -60,8 +65,8 @@ class RayCluster:
         """How many nodes are alive."""
         from ray.util.state import list_nodes  # pyright: ignore[reportMissingImports]
 
-        found = list_nodes(self.address, raise_on_missing_output=False)
-        return sum(node["state"] == "ALIVE" for node in found)
+        found: list[Any] = list_nodes(self.address, raise_on_missing_output=False)
+        return sum(node.state == "ALIVE" for node in found)
 
 
 def why_not() -> str:
@@ -76,7 +81,7 @@ def ray_cluster() -> Iterator[RayCluster]:
     port, dashboard = _free_port(), _free_port()
     environment = {
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_AUTH_TOKEN": _TOKEN,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": str(folder),
     }
@@ -103,17 +108,10 @@ def _start(
     folder: Path, environment: Mapping[str, str], name: str, *options: str
 ) -> subprocess.Popen[bytes]:
     with open(folder / f"{name}.out", "wb") as log:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options]
+        command += ["--node-ip-address", "127.0.0.1"]
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "ray.scripts.scripts",
-                "start",
-                "--block",
-                "--node-ip-address",
-                "127.0.0.1",
-                *options,
-            ],
+            ending_with_us(command) if name == "head" else command,  # the nodes end with the head
             env={**os.environ, **environment},
             stdout=log,
             stderr=subprocess.STDOUT,

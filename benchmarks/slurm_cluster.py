@@ -15,9 +15,11 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.daemons import ending_with_us
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 START_SECONDS = 60.0
@@ -50,6 +52,11 @@ def why_not() -> str:
         return f"{', '.join(missing)} not installed (apt-get install slurm-wlm munge)"
     if os.getuid() != 0:
         return "slurmd must be started by root"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _make_null_device(Path(folder) / "device")
+    except OSError as error:
+        return f"the nodes' GPUs would be device files, which cannot be made ({error})"
     return ""
 
 
@@ -68,7 +75,7 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
             log = open(folder / f"{command[0]}-{len(processes)}.out", "wb")  # noqa: SIM115
             processes.append(
                 subprocess.Popen(
-                    [str(_find(command[0])), *command[1:]],
+                    ending_with_us([str(_find(command[0])), *command[1:]]),
                     env={**os.environ, **environment},
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -107,11 +114,10 @@ def _configure(folder: Path) -> None:
     devices.mkdir()
     for node in NODES:
         for number in range(2):
-            device = devices / f"{node}-{number}"  # another /dev/null
-            os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+            _make_null_device(devices / f"{node}-{number}")
     (folder / "gres.conf").write_text(
         "".join(
-            f"NodeName={n} Name=gpu Type=toy File={devices}/{n}-[0-1] Flags=nvidia_gpu_env\n"
+            f"NodeName={n} Name=gpu Type=Toy File={devices}/{n}-[0-1] Flags=nvidia_gpu_env\n"
             for n in NODES
         )
     )
@@ -119,7 +125,7 @@ def _configure(folder: Path) -> None:
     ports = {node: _free_port() for node in NODES}
     nodes = "".join(
         f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[node]} CPUs=4 "
-        "RealMemory=8000 Gres=gpu:toy:2 State=UNKNOWN\n"
+        "RealMemory=8000 Gres=gpu:Toy:2 State=UNKNOWN\n"
         for node in NODES
     )
     (folder / "slurm.conf").write_text(
@@ -162,6 +168,10 @@ PartitionName=high Nodes=ALL MaxTime=2:00:00 PriorityTier=2 PreemptMode=OFF Stat
     )
 
 
+def _make_null_device(path: Path) -> None:
+    os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+
+
 def _find(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
 
@@ -176,7 +186,7 @@ def _idle(cluster: SlurmCluster) -> int:
     return 0
 
 
-def _wait(condition, what: str, folder: Path) -> None:
+def _wait(condition: Callable[[], object], what: str, folder: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not condition():
         if time.monotonic() > deadline:

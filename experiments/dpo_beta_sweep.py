@@ -16,6 +16,7 @@ from dpo_ultrafeedback import dpo_ultrafeedback
 from pipeline import Step
 from pipeline.experiment import main
 from pipeline.sweep import grid
+from steps.report import report
 from steps.training.choices import ADAPTERS, PAIR_LOSSES
 
 
@@ -25,10 +26,11 @@ class Config(OneBeta):
 
 
 def dpo_beta_sweep(cfg: Config) -> dict[str, Step]:
-    """The evaluation before DPO, and that after DPO with each beta."""
+    """The evaluation before DPO, that after DPO with each beta, and a page that plots them."""
     results = {"before DPO": dpo_ultrafeedback(cfg)["before DPO"]}
     for name, variant in grid(cfg, {"dpo.loss.beta": cfg.betas}).items():
         results[name] = dpo_ultrafeedback(variant)["after DPO"]
+    results["comparison"] = report(dict(results), title="DPO at several betas")
     return results
 
 

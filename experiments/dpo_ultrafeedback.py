@@ -9,13 +9,14 @@ python experiments/dpo_ultrafeedback.py scale=full --plan   UltraFeedback and Ll
 
 from dataclasses import dataclass, field
 
-from pipeline import Step
+from pipeline import File, Step
 from pipeline.experiment import ExperimentConfig, main
 from steps.data.tokenizing import TokenizeConfig
 from steps.evaluate import EvaluateConfig, evaluate
 from steps.export.card import ModelCard
 from steps.export_hf import export_hf
 from steps.import_model import import_model
+from steps.lm_eval import HarnessConfig, lm_eval
 from steps.load_preferences import load_preferences
 from steps.measure_kl import KlConfig, measure_kl
 from steps.sources import ModelSource, PreferenceData
@@ -37,21 +38,28 @@ class Config(ExperimentConfig):
     export_dtype: Dtype = Dtype.float32
     measure_kl: bool = False
     kl: KlConfig = field(default_factory=KlConfig)
+    lm_eval_tasks: str | None = None
+    lm_eval: HarnessConfig = field(default_factory=HarnessConfig)
+
+
+def load_pairs(data: PreferenceData) -> Step:
+    """The rows that a config names, read and split."""
+    return load_preferences(
+        data.train_source(),
+        data.test_source(),
+        test_fraction=data.test_fraction,
+        max_train=data.max_train,
+        max_test=data.max_test,
+        format=data.choice(),
+        deduplicate=data.deduplicate,
+        max_dropped=data.max_dropped,
+    )
 
 
 def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
     """Prepare → tokenise → SFT → reference logps → DPO → evaluate before and after, export."""
     base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.sft.dtype)
-    pairs = load_preferences(
-        cfg.data.train_source(),
-        cfg.data.test_source(),
-        test_fraction=cfg.data.test_fraction,
-        max_train=cfg.data.max_train,
-        max_test=cfg.data.max_test,
-        format=cfg.data.choice(),
-        deduplicate=cfg.data.deduplicate,
-        max_dropped=cfg.data.max_dropped,
-    )
+    pairs = load_pairs(cfg.data)
     tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)
     train, test = tokens["train"], tokens["test"]
 
@@ -77,6 +85,10 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
     }
     if cfg.measure_kl:
         results["divergence"] = measure_kl(test, model=dpo, reference=sft, config=cfg.kl)
+    if cfg.lm_eval_tasks:
+        folder = File(cfg.lm_eval_tasks)
+        results["tasks before DPO"] = lm_eval(folder, model=sft, config=cfg.lm_eval)
+        results["tasks after DPO"] = lm_eval(folder, model=dpo, config=cfg.lm_eval)
     return results
 
 

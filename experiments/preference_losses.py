@@ -17,6 +17,7 @@ from dpo_ultrafeedback import dpo_ultrafeedback
 
 from pipeline import Step, TemperError
 from pipeline.experiment import main
+from steps.report import report
 from steps.training.choices import ADAPTERS, PAIR_LOSSES
 
 
@@ -26,7 +27,8 @@ class Config(OneLoss):
 
 
 def preference_losses(cfg: Config) -> dict[str, Step]:
-    """The evaluation before preference training, and that after it with each loss."""
+    """The evaluation before preference training, that after it with each loss, and a page that
+    plots them."""
     if unknown := [name for name in cfg.losses if name not in PAIR_LOSSES]:
         raise TemperError(
             f"losses: there is no loss {', '.join(unknown)}; there are {', '.join(PAIR_LOSSES)}"
@@ -35,6 +37,7 @@ def preference_losses(cfg: Config) -> dict[str, Step]:
     for name in cfg.losses:
         variant = replace(cfg, dpo=replace(cfg.dpo, loss=PAIR_LOSSES[name]()))
         results[name] = dpo_ultrafeedback(variant)["after DPO"]
+    results["comparison"] = report(dict(results), title="Preference losses")
     return results
 
 

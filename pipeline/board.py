@@ -24,6 +24,8 @@ from pipeline.store import Store
 from pipeline.sweep import comparable_metrics, compare, metric_text
 
 LONGEST_LINE = 500
+LONGEST_NAME = 80
+LONGEST_SUMMARY = 6000
 MOST_METRICS = 40
 """Of one step; ``temper show`` prints all."""
 LONGEST_PLAN = 60
@@ -54,7 +56,8 @@ def show_plan(console: Console, plan: Plan, whole: bool = False) -> None:
             continue
         style = "dim" if planned.state is State.CACHED else "cyan"
         label = Text(_LABELS[planned.state], style)
-        table.add_row(Text(names[planned.step.fingerprint]), label, Text(planned.reason, "dim"))
+        why = Text(visible(planned.reason), "dim")
+        table.add_row(_named(names[planned.step.fingerprint]), label, why)
     for name, count in folded.items():
         table.add_row(Text(f"{name} × {count}"), Text("cached", "dim"), "")
     console.print(table)
@@ -93,14 +96,17 @@ def show_notices(console: Console, manifests: Iterable[Manifest]) -> None:
     """What steps want a person to know of their result, such as rows that were dropped."""
     for manifest in manifests:
         for notice in manifest.metrics.get("notices", ()):
-            console.print(f"[yellow]![/] {manifest.step}: {escape(notice)}", soft_wrap=True)
+            line = escape(visible(str(notice)))
+            console.print(f"[yellow]![/] {manifest.step}: {line}", soft_wrap=True)
 
 
 def show_places(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:
-    """Where the files of each result lie."""
-    width = max(map(len, results), default=0)
+    """Where the files of each result lie; of a single file, where it is."""
+    shown = {name: _named(name).plain for name in results}
+    width = max(map(len, shown.values()), default=0)
     for name, manifest in results.items():
-        line = f"{name:{width}}  {store.url_of(store.content_path(manifest))}"
+        only = f"/{next(iter(manifest.files))}" if len(manifest.files) == 1 else ""
+        line = f"{shown[name]:{width}}  {store.url_of(store.content_path(manifest))}{visible(only)}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -113,8 +119,8 @@ def show_results(console: Console, store: Store, results: Mapping[str, Manifest]
     }
     for name, summary in summaries.items():
         if len(summaries) > 1:
-            console.print(Text(name, "bold"))
-        console.print(Markdown(summary.decode(errors="replace")))
+            console.print(_named(name, "bold"))
+        console.print(_markdown(summary.decode(errors="replace")))
     by_step: dict[str, dict[str, Manifest]] = {}
     for name, manifest in results.items():
         by_step.setdefault(manifest.step, {})[name] = manifest
@@ -127,6 +133,22 @@ def show_results(console: Console, store: Store, results: Mapping[str, Manifest]
     show_places(console, store, results)
 
 
+def _markdown(text: str) -> Markdown:
+    """Markdown in which HTML and links are text, without what would command the terminal."""
+    from markdown_it import MarkdownIt
+
+    lines = "\n".join(map(visible, cut(text, LONGEST_SUMMARY).splitlines()))
+    shown = Markdown(lines)
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    shown.parsed = parser.disable(["link", "image", "autolink", "reference"]).parse(lines)
+    return shown
+
+
+def _named(name: str, style: str = "") -> Text:
+    """What somebody has called something, on one line and not without end."""
+    return Text(visible(cut(name, LONGEST_NAME)), style)
+
+
 def _results_table(
     console: Console, group: Mapping[str, Manifest], metrics: Sequence[str]
 ) -> Table:
@@ -135,10 +157,10 @@ def _results_table(
     table = Table(title=step, title_justify="left", header_style="bold", title_style="bold")
     table.add_column("")
     for name in group:
-        table.add_column(Text(name), justify="right")
+        table.add_column(_named(name), justify="right")
     for metric in metrics:
         cells = [metric_text(manifest.metrics.get(metric)) for manifest in group.values()]
-        table.add_row(Text(metric), *cells)
+        table.add_row(_named(metric), *cells)
     unlimited = console.options.update_width(sys.maxsize)
     fits = console.measure(table, options=unlimited).maximum <= console.width
     if fits:
@@ -169,8 +191,8 @@ def progress_text(progress: Mapping[str, Any], pace: str = "") -> str:
     return cut("  ".join(parts + [f"{name} {_number(value)}" for name, value in metrics]))
 
 
-def cut(text: str) -> str:
-    return text if len(text) <= LONGEST_LINE else f"{text[: LONGEST_LINE - 1]}…"
+def cut(text: str, longest: int = LONGEST_LINE) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def visible(text: str) -> str:

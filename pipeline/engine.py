@@ -11,6 +11,7 @@ import os
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import luigi
@@ -31,6 +32,8 @@ Observer = Callable[[str, str, str], None]
 
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 10.0
+RETRY_SECONDS, RETRIES = 5, 24
+"""How a ``luigid`` is asked again that does not answer: it may have been started anew."""
 ORDERLY_SECONDS = 5.0
 """Besides the grace of a worker, to end it in order."""
 
@@ -81,7 +84,13 @@ class StepTask(luigi.Task):
 
 
 def _task(step: Step, store: str) -> StepTask:
-    return StepTask(fingerprint=step.fingerprint, store=store)
+    return _kind(step.name)(fingerprint=step.fingerprint, store=store)
+
+
+@cache
+def _kind(step: str) -> type[StepTask]:
+    """A class for each step name, under which the page of a ``luigid`` shows its tasks."""
+    return type(step, (StepTask,), {"__module__": __name__})
 
 
 def schedule(
@@ -128,6 +137,11 @@ def schedule(
             if scheduler is None or failed or all(map(executor.resolver.artifact, steps.values())):
                 return
             time.sleep(POLL_SECONDS)  # what is left, others are running: luigid sends us home
+    except luigi.RPCError as error:
+        raise TemperError(
+            f"the scheduler at {scheduler} does not answer any more; what is done is kept: start "
+            f"luigid again, or leave out scheduler=, and run again ({error})"
+        ) from error
     except KeyboardInterrupt:  # Luigi has told its processes, and does not wait for them
         with uninterrupted():
             await_children(executor.placement.grace_seconds + ORDERLY_SECONDS)
@@ -179,6 +193,8 @@ class _Factory:
 
     def create_remote_scheduler(self, url: str) -> RemoteScheduler:
         scheduler = _ObservedRemoteScheduler(url)
+        # in Luigi's configuration they would count for every run of this process
+        scheduler._rpc_retry_wait, scheduler._rpc_retry_attempts = RETRY_SECONDS, RETRIES
         scheduler.observer = self.observer
         return scheduler
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -18,7 +19,7 @@ from pipeline.canonical import Json, reference_to
 from pipeline.errors import TemperError
 from pipeline.inputs import source_identity
 from pipeline.launchers.jobs import JobRecord
-from pipeline.launchers.protocol import Ended, Launcher, Task
+from pipeline.launchers.protocol import PREEMPTED, Ended, Launcher, Task
 from pipeline.lease import Lease, Leases
 from pipeline.manifest import InputEntry, Manifest, files_digest
 from pipeline.placement import Place, Placement
@@ -110,9 +111,7 @@ class Executor:
     def _make(self, work: _Work) -> Manifest:
         """One attempt, and as many more as the step declares when it fails or is preempted."""
         self._require_data(work.inputs)
-        if (left := self._left(work)) is not None:
-            with contextlib.suppress(Preempted):
-                return self._attempt(work, left)
+        left = self._left(work)
         asked = work.place.resources
         retries = work.step.function.retries if asked.retries is None else asked.retries
         preemptions = MOST_PREEMPTIONS if asked.preemptions is None else asked.preemptions
@@ -127,6 +126,10 @@ class Executor:
         )
         for attempt in retrying:
             with attempt:
+                if left is not None:
+                    task, left = left, None
+                    with contextlib.suppress(Preempted):  # another driver's count
+                        return self._attempt(work, task)
                 return self._attempt(work, self._begin(work))
         raise AssertionError("the last failure is raised")
 
@@ -166,11 +169,12 @@ class Executor:
         # Asked before there is anything to commit: whoever takes over while this driver sleeps
         # commits this same generation, and the first of the two wins.
         earlier = self.resolver.catalog.look(task.step, task.key)
+        launcher = work.place.launcher if task.is_new else self._launcher_of(work)
         started = time.time()
-        report = self._launch(work, task)
+        report = self._launch(work, task, launcher)
         if not work.lease.confirm():
             raise LeaseLost
-        if began := begun(store, task.folder) if work.place.launcher.detached else None:
+        if began := begun(store, task.folder) if launcher.detached else None:
             started = min(began["time"], time.time())  # it may have waited long for its machine
         committed = store.commit(
             Manifest(
@@ -186,7 +190,11 @@ class Executor:
                 files=report.files,
                 metrics=report.metrics,
                 seconds=round(time.time() - started, 3),
-                provenance={**self.provenance, **report.provenance},
+                provenance={
+                    **self.provenance,
+                    **report.provenance,
+                    "launcher": launcher.kind,
+                },
                 code=report.code,
                 kind=reference_to(work.step.kind),
                 generation=0 if earlier is None else earlier.generation + 1,
@@ -235,10 +243,9 @@ class Executor:
             seconds=place.resources.seconds,
         )
 
-    def _launch(self, work: _Work, task: Task) -> Report:
+    def _launch(self, work: _Work, task: Task, launcher: Launcher) -> Report:
         """Run an attempt's workers; their report."""
         store, lost = self.resolver.store, work.lease.lost
-        launcher = work.place.launcher if task.is_new else self._launcher_of(work)
         ended = Ended(None)
         if task.is_new or self._report(task) is None:
             with self._log(task) as file:
@@ -277,17 +284,16 @@ class Executor:
 
     def _fail(self, work: _Work, task: Task, ended: Ended, report: Report | None) -> NoReturn:
         self._discard_content(task)
-        said = report.error if report is not None else None
-        message = _death(ended) if ended.cancelled or said is None else said
         if report is not None and report.damaged_input is not None:
             self.resolver.store.mark(work.inputs[report.damaged_input][1], Loss.DAMAGED)
-            raise InputLost(message)
-        told_to_leave = ended.preempted or (report is not None and report.preempted)
-        kind = Preempted if told_to_leave and not ended.cancelled else StepFailed
+            raise InputLost(str(report.error))
+        others = [self._report(task, node) for node in range(1, work.place.resources.num_nodes)]
+        kind, message = _verdict(ended, [report, *others])
         raise kind(task.step, message, f"{task.folder}/log.txt")
 
-    def _report(self, task: Task) -> Report | None:
-        data = self.resolver.store.read(f"{task.folder}/report.json")
+    def _report(self, task: Task, node: int = 0) -> Report | None:
+        name = f"report-{node}.json" if node else "report.json"
+        data = self.resolver.store.read(f"{task.folder}/{name}")
         return None if data is None else Report.from_json(data)
 
     @contextlib.contextmanager
@@ -360,6 +366,34 @@ def _sleep_unless(lost: Event) -> Callable[[float], None]:
     return sleep
 
 
+def _verdict(ended: Ended, reports: Sequence[Report | None]) -> tuple[type[StepFailed], str]:
+    """Whether an attempt failed, or only lost its machine; and what is to be said.
+
+    When one of several nodes fails, the engine tells the others to leave: so an error counts for
+    more than having left. When machines are taken away, ranks that are still there fail for want of
+    the others: so it counts for more than an error that the engine took them.
+    """
+    several = len(reports) > 1
+    there = [(node, report) for node, report in enumerate(reports) if report is not None]
+    errors = [
+        f"node {node}: {report.error}" if several else str(report.error)
+        for node, report in there
+        if report.error is not None and not report.preempted
+    ]
+    left = [str(report.error) for _, report in there if report.preempted]
+    by_engine = ended.preempted and ended.status != PREEMPTED
+    if ended.cancelled:
+        return StepFailed, _death(ended)
+    if by_engine and (ended.confirmed or several or not errors):
+        return Preempted, _death(ended)
+    if errors:
+        return StepFailed, "; ".join(errors)
+    one_was_killed = several and ended.status not in (None, PREEMPTED)
+    if (left or ended.preempted) and not one_was_killed:
+        return Preempted, "; ".join(left) or _death(ended)
+    return StepFailed, _death(ended)
+
+
 def _death(ended: Ended) -> str:
     where = f" ({ended.reason})" if ended.reason else ""
     if ended.cancelled:
@@ -368,6 +402,13 @@ def _death(ended: Ended) -> str:
         return f"the worker was told to leave, or lost its machine{where}"
     if ended.status is None:
         return f"the worker left no report{where}"
-    if ended.status < 0:
-        return f"the worker was killed by signal {-ended.status} (9 is often: out of memory){where}"
+    if (number := _signal(ended.status)) is not None:
+        return f"the worker was killed by signal {number} (9 is often: out of memory){where}"
     return f"the worker ended with status {ended.status} and left no report{where}"
+
+
+def _signal(status: int) -> int | None:
+    """The signal that ended a process; of one below a shell, the shell's status says it."""
+    if status < 0:
+        return -status
+    return status - 128 if 128 < status < 128 + signal.NSIG else None

@@ -182,7 +182,20 @@ def _to_dataclass(cfg: DictConfig) -> Any:
     try:
         return OmegaConf.to_object(cfg)
     except ValueError as error:  # a config dataclass refused its values
-        raise TemperError(f"invalid configuration: {error}") from error
+        where = _refused_at(cfg)
+        raise TemperError(f"invalid configuration{where and f' in {where}'}: {error}") from error
+
+
+def _refused_at(cfg: DictConfig, prefix: str = "") -> str:
+    """The dotted name of the innermost part of a config that is no valid object by itself."""
+    for key in cfg:
+        node, name = cfg._get_node(key), f"{prefix}{key}"
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            try:
+                OmegaConf.to_object(node)
+            except ValueError:
+                return _refused_at(node, f"{name}.") or name
+    return ""
 
 
 def _conf_folder(script: Path) -> Path:
@@ -245,6 +258,9 @@ def _config_error(error: Exception, schema: type) -> str:
     if option := re.search(r"Could not find '(.+)/(.+)'", lines[0]):
         known = ", ".join(re.findall(r"^\t(\S+)$", str(error), re.MULTILINE))
         return f"unknown choice {option[1]}={option[2]}; known: {known}"
+    if typed := re.search(r"override ([\w.]+)=(\S*); Invalid type assigned", "; ".join(lines)):
+        group = typed[1].replace(".", "/")
+        return f"{typed[1]} is not a value but a choice, with settings: {group}={typed[2]}"
     unknown = re.search(r"Could not override '([^']+)'", lines[0])
     key = unknown[1].split("@")[0] if unknown else ""
     known = list(_dotted_keys(OmegaConf.structured(schema)))

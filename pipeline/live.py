@@ -100,6 +100,7 @@ class Row:
     looked: float = 0.0
     printed: float = 0.0
     growing: GrowingLog | None = None
+    log_is_told: bool = False
 
 
 class Board:
@@ -107,7 +108,7 @@ class Board:
 
     Args:
         verbosity: ``QUIET`` shows failures alone; ``VERBOSE`` also what workers print.
-        place: in a word, where a step runs.
+        place: where a step runs, in few words.
     """
 
     def __init__(
@@ -147,6 +148,8 @@ class Board:
 
     def _outcome(self, row: Row) -> dict[str, Any]:
         outcome: dict[str, Any] = {"state": row.state, "seconds": round(row.seconds, 3)}
+        if row.started:
+            outcome["place"] = row.place
         if row.message:
             outcome["message"] = row.message
         # what cannot be read, the run has said
@@ -289,7 +292,7 @@ class Board:
         for row in list(self.rows.values()):
             if row.state == "running" and not self.live_in_terminal:
                 self._print_progress(row)
-            if self.verbosity >= VERBOSE and (row.state == "running" or row.growing):
+            if self.verbosity >= VERBOSE and row.started and not row.log_is_told:
                 self._print_log(row)
 
     def _print_progress(self, row: Row) -> None:
@@ -302,23 +305,27 @@ class Board:
             self._print(f"{row.name}: {progress_text(progress, row.pace.text(progress['total']))}")
 
     def _print_event(self, row: Row) -> None:
-        seconds = f" in {clock(row.seconds)}" if row.state == "done" else ""
+        at = {"done": f" in {clock(row.seconds)}", "running": f" ({row.place})"}.get(row.state, "")
         message = f": {row.message}" if row.message else ""
-        self._print(f"{row.name}: {row.state}{seconds}{message}")
+        self._print(f"{row.name}: {row.state}{at}{message}")
 
     def _print_log(self, row: Row) -> None:
-        """What the worker has printed since the last look."""
-        store = self.resolver.store
+        """What the worker has printed since the last look, and those of earlier tries."""
+        store, over = self.resolver.store, row.state != "running"
         with contextlib.suppress(OSError, TemperError):
-            if row.growing is None and (path := newest_log(store, row.step.name, self._key(row))):
-                row.growing = GrowingLog(store, path)
-            if row.growing is None:
-                return
-            over = row.state != "running"
-            for line in row.growing.rest() if over else row.growing.new_lines():
-                self._print(f"{row.name} | {cut(visible(line))}")
-            if over:
+            path = newest_log(store, row.step.name, self._key(row), since=self._stamp)
+            if row.growing and path != row.growing.path:  # another try has begun
+                self._print_lines(row, row.growing.rest())
                 row.growing = None
+            if path and row.growing is None:
+                row.growing = GrowingLog(store, path)
+            if row.growing:
+                self._print_lines(row, row.growing.rest() if over else row.growing.new_lines())
+        row.log_is_told = over
+
+    def _print_lines(self, row: Row, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._print(f"{row.name} | {cut(visible(line))}")
 
     def _print(self, line: str) -> None:
         elapsed = clock(time.time() - self.started)
@@ -344,8 +351,8 @@ class Board:
             self.console.print(f"\n[bold red]✗ {escape(row.name)}[/]: {escape(row.message)}")
             if row.log:
                 lines = tail(self.resolver.store, row.log)
-                told = "\n".join(visible(cut(line)) for line in lines)
-                self.console.print(Padding(Text(told, "dim"), (0, 0, 0, 4)))
+                told = Text("\n".join(visible(cut(line)) for line in lines), "dim")
+                self.console.print(Padding(told, (0, 0, 0, 4), expand=False))
                 self._point_to("whole log", self.resolver.store.url_of(row.log))
             if again is not None and row.key:
                 self._point_to("only this step, again", again(f"{row.step.name}@{row.key[:8]}"))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from pipeline.store import Store
 
-TAIL_LINES = 12
+TAIL_LINES = 20
 TAIL_BYTES = 64 * 2**10
 """Of a log, only so much of its end is read."""
 POLL_SECONDS = 0.3
@@ -60,12 +60,18 @@ def follow(log: GrowingLog, is_over: Callable[[], bool]) -> Iterator[str]:
     yield from log.rest()
 
 
-def newest_log(store: Store, step: str, key: str) -> str | None:
-    """Path of the log of the newest attempt at a key, if there is an attempt."""
+def newest_log(store: Store, step: str, key: str, since: str = "") -> str | None:
+    """Path of the log of the newest attempt at a key, if there is one.
+
+    Args:
+        since: pass over an attempt that began before this stamp and has ended.
+    """
     folder = f"{store.root}/attempts/{step}/{key}"
     with contextlib.suppress(OSError):
         if names := sorted(store.objects.folders(folder)):
-            return f"{folder}/{names[-1]}/log.txt"
+            newest = f"{folder}/{names[-1]}"
+            if names[-1] >= since or store.read(f"{newest}/report.json") is None:
+                return f"{newest}/log.txt"
     return None
 
 

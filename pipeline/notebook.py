@@ -45,7 +45,11 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
 
 
 def _row(tag: str, texts: Sequence[str]) -> Markup:
-    cells = Markup("").join(_CELL.format(tag=Markup(tag), text=escape(text)) for text in texts)
+    from pipeline.report.page import clean
+
+    cells = Markup("").join(
+        _CELL.format(tag=Markup(tag), text=escape(clean(text))) for text in texts
+    )
     return Markup("<tr>{}</tr>").format(cells)
 
 

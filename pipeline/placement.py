@@ -38,24 +38,36 @@ class Placement:
         self.launchers = tuple(launchers)
         self._requests = dict(requests or {})
         self._open = open_launcher
+        self._places: dict[str, Place] = {}
 
     def place(self, step: Step) -> Place:
-        """Where a step runs.
+        """Where a step runs: the same place for the whole run, whatever becomes of its machines.
 
         Raises:
             TemperError: no launcher has what it asks for.
         """
+        if (known := self._places.get(step.fingerprint)) is not None:
+            return known
         asked = self._requests.get(step.fingerprint, step.resources)
         offered = []
         for launcher in self.launchers:
             shortage = launcher.shortage(asked)
             if shortage is None:
-                return Place(launcher, asked)
+                return self._places.setdefault(step.fingerprint, Place(launcher, asked))
             offered.append(f"{launcher.kind} has {shortage}")
         raise TemperError(
             f"{step.name} asks for {asked}, and {'; '.join(offered)}; ask for less, or choose "
             "another launcher= (add --plan to see what would run)"
         )
+
+    def told(self, step: Step) -> str:
+        """The same in few words: ``slurm, gpus=8``; empty if no launcher could run it."""
+        try:
+            place = self.place(step)
+        except TemperError:  # it is cached, or it will be said when it is to run
+            return ""
+        asked = place.resources
+        return place.launcher.kind if asked == NOTHING else f"{place.launcher.kind}, {asked}"
 
     def require(self, steps: Iterable[Step]) -> None:
         """Refuse steps that no launcher can run.

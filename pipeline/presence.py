@@ -5,7 +5,8 @@
 
 An attempt is begun at most once: the worker creates ``begun.json`` before it does anything else,
 and a driver that no longer believes in a job creates it in the worker's place. So a job that an
-engine starts late, or a second time, finds that its time is over and touches nothing.
+engine starts late, or a second time, finds that its time is over and touches nothing. On several
+nodes the first begins, and the others see that it was the first of the same job.
 """
 
 import contextlib
@@ -21,14 +22,27 @@ from typing import Any
 from pipeline.store import Store
 
 BEAT_SECONDS = 5.0
+JOIN_SECONDS = 0.5
 SILENCE_SECONDS = 60.0
 """After so long without a beat a worker is taken for dead, whatever the engine says."""
 
 
-def begin(store: Store, attempt: str) -> bool:
-    """Begin an attempt as its worker. False if it was begun or given up."""
-    who = {"host": platform.node(), "pid": os.getpid(), "time": time.time()}
+def begin(store: Store, attempt: str, master: str = "") -> bool:
+    """Begin an attempt as its worker. False if it was begun or given up.
+
+    Args:
+        master: where the first of several nodes is reached, which no other job has the same.
+    """
+    who = {"host": platform.node(), "pid": os.getpid(), "master": master, "time": time.time()}
     return _claim(store, attempt, who)
+
+
+def join(store: Store, attempt: str, master: str) -> bool:
+    """Wait, on another node, until the first has begun. False if that was of another job, or the
+    attempt was given up."""
+    while (who := begun(store, attempt)) is None:
+        time.sleep(JOIN_SECONDS)
+    return who.get("master") == master
 
 
 def give_up(store: Store, attempt: str) -> bool:

@@ -107,13 +107,15 @@ def _torchrun(spec: StepSpec, node: Node, call: Path, stopping: Stopping) -> int
         where += ["--master-addr", host, "--master-port", port]
     command = [sys.executable, "-m", "torch.distributed.run", *where]
     command += ["--nproc-per-node", str(spec.processes), "--max-restarts", "0"]
+    grace = str(int(spec.grace))
     process = subprocess.Popen(
         ["sh", "-c", 'trap "" TERM; exec "$@"', "sh", *command, "-m", "pipeline.rank", str(call)],
         env={
             **os.environ,
             "PYTHONSAFEPATH": "1",  # as the worker: the folder we are in is not looked at first
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGUSR1",
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(spec.grace)),
+            # what it passes on, and how long it waits then; by newer versions read as options
+            **dict.fromkeys(("TORCHELASTIC_SIGNALS_TO_HANDLE", "PET_SIGNALS_TO_HANDLE"), "SIGUSR1"),
+            **dict.fromkeys(("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "PET_SHUTDOWN_TIMEOUT"), grace),
         },
         pass_fds=_devices(),
     )

@@ -268,7 +268,7 @@ def _run_missing(
     def run_round() -> "Board":
         resolver = session.resolver()
         executor = Executor(resolver, placement, leases, record.provenance)
-        board = Board(session.console, session.current, resolver, verbosity)
+        board = Board(session.console, session.current, resolver, verbosity, placement.told)
         outcome = "stopped"
         session.begin()
         try:

@@ -39,6 +39,10 @@ class Stopping:
     def is_asked(self) -> bool:
         return self._asked.is_set()
 
+    def is_asked_within(self, seconds: float) -> bool:
+        """Whether it is told to leave at the latest so many seconds from now."""
+        return self._asked.wait(seconds)
+
     def asked(self) -> bool:
         """For the step: true once it is to leave."""
         self.heeded = True

@@ -80,6 +80,11 @@ def compare(results: Mapping[str, Manifest], metrics: Sequence[str] | None = Non
     from rich.table import Table
     from rich.text import Text
 
+    from pipeline.board import LONGEST_NAME, cut, visible
+
+    def named(name: str) -> str:
+        return visible(cut(name, LONGEST_NAME))
+
     known = comparable_metrics(results.values())
     for name in metrics or ():
         if name not in known:
@@ -90,11 +95,16 @@ def compare(results: Mapping[str, Manifest], metrics: Sequence[str] | None = Non
     table = Table(title=", ".join(steps), title_style="bold", title_justify="left")
     table.add_column("", no_wrap=True)
     for name in columns:
-        table.add_column(Text(name.replace("/", "/\n")), justify="right", overflow="fold")
+        heading = Text(named(name).replace("/", "/\n"))
+        table.add_column(heading, justify="right", overflow="fold")
     for name, manifest in results.items():
-        table.add_row(Text(name), *(metric_text(manifest.metrics.get(c)) for c in columns))
+        table.add_row(
+            Text(visible(cut(name, LONGEST_NAME))),
+            *(metric_text(manifest.metrics.get(c)) for c in columns),
+        )
     if shared:
-        table.caption = Text(f"the same for all: {', '.join(map(' '.join, shared.items()))}")
+        alike = ", ".join(f"{named(name)} {value}" for name, value in shared.items())
+        table.caption = Text(f"the same for all: {alike}")
         table.caption_justify = "left"
     return table
 

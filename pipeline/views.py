@@ -60,11 +60,16 @@ class Curves:
 
 @dataclass(frozen=True)
 class Text:
-    """One text that answers one prompt; equal rows of several artifacts are shown side by side."""
+    """One text that answers one prompt; equal rows of several artifacts are shown side by side.
+
+    Attributes:
+        remark: what is to be said of the answer, such as which rules it keeps.
+    """
 
     row: str
     prompt: str
     answer: str
+    remark: str = ""
 
 
 @dataclass(frozen=True)

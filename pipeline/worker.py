@@ -6,7 +6,8 @@ worker may run on any machine that sees the store and has the code, and may die 
 
 There is one worker on each node of a step. It stages and checks inputs and scratch once for all
 ranks of the node, starts them where there are several, and passes on the request to leave. The
-first node's worker alone reports. ``docs/workers.md`` is the contract for whoever writes another.
+first node's worker reports; the others report only what made them fail. ``docs/workers.md`` is the
+contract for whoever writes another.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from pipeline.inputs import forget_sources, source_identity
 from pipeline.launchers.protocol import PREEMPTED, REFUSED
 from pipeline.lifeline import exit_with_driver
 from pipeline.manifest import FileEntry
-from pipeline.presence import beating, begin
+from pipeline.presence import beating, begin, join
 from pipeline.ranks import ALONE, Node, run_ranks, this_node
 from pipeline.spec import InputSpec, Report, StepSpec
 from pipeline.staging import Staging
@@ -40,6 +41,8 @@ from pipeline.step import Metrics
 from pipeline.stopping import Stopping
 from pipeline.store import Store
 
+PEERS_SECONDS = 5.0
+"""In which all nodes of a step learn that they are to leave."""
 RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
 
 
@@ -66,18 +69,20 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
     if spec.seconds is not None:
         stopping.ask_after(spec.seconds)
     node = this_node()
-    if node.index > 0:
-        return _help(spec, store, stopping, node)
-    if spec.detached and not begin(store, spec.attempt):
+    claim = begin if node.index == 0 else join
+    if spec.detached and not claim(store, spec.attempt, node.master):
         print("this attempt was begun by another process, or given up", flush=True)
         return REFUSED
+    if node.index > 0:
+        return _help(spec, store, stopping, node)
     with beating(store, spec.attempt) if spec.detached else contextlib.nullcontext():
         try:
             report = run_attempt(spec, store, stopping, node)
         except Exception as error:
             traceback.print_exc()
             damaged = error.position if isinstance(error, DamagedInput) else None
-            report = Report(one_line(error), damaged, stopping.is_asked, provenance=_provenance())
+            told = _is_told_to_leave(spec, stopping)
+            report = Report(one_line(error), damaged, told, provenance=_provenance())
         store.objects.replace(f"{spec.attempt}/report.json", report.to_json())
     if report.error is None:
         return 0
@@ -105,15 +110,25 @@ def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = A
 
 
 def _help(spec: StepSpec, store: Store, stopping: Stopping, node: Node) -> int:
-    """Run the ranks of a node other than the first, which alone reports."""
+    """Run the ranks of a node other than the first, which reports unless this one fails."""
     try:
         with contextlib.ExitStack() as stack:
             content = stack.enter_context(_content_folder(store, spec))
             _run(spec, store, stopping, node, Code(spec), content, stack)
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
-        return PREEMPTED if stopping.is_asked else 1
+        if _is_told_to_leave(spec, stopping):
+            return PREEMPTED
+        report = Report(one_line(error), provenance=_provenance())
+        store.objects.replace(f"{spec.attempt}/report-{node.index}.json", report.to_json())
+        return 1
     return 0
+
+
+def _is_told_to_leave(spec: StepSpec, stopping: Stopping) -> bool:
+    """Whether that is why a step has failed. On several nodes, the others may have been told a
+    moment ago, and have left this one alone."""
+    return stopping.is_asked_within(PEERS_SECONDS if spec.nodes > 1 else 0.0)
 
 
 def _run(

@@ -9,6 +9,7 @@ from steps.data.parquet import read_rows
 from steps.evaluation.checkers import compile_checks
 from steps.generation.config import SamplingConfig
 from steps.kinds import Evaluation, Model, PairTokens
+from steps.training.checks import set_choice
 from steps.training.config import Attention, Dtype, ReferenceConfig
 from steps.training.losses.base import PreferenceLoss
 from steps.training.losses.dpo import Dpo
@@ -31,6 +32,8 @@ class EvaluateConfig:
     checks: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        set_choice(self, "dtype", Dtype)
+        set_choice(self, "attention", Attention)
         if self.sample_prompts < 0:
             raise ValueError(f"sample_prompts must not be negative, got {self.sample_prompts}")
         self.scoring()  # refuses what it cannot use
@@ -63,30 +66,44 @@ def evaluate(
     from steps.evaluation import answers as held_out
     from steps.evaluation.calibration import reliability
     from steps.evaluation.preferences import preference_metrics, reward_margins
+    from steps.training.ranks import together
     from steps.training.reference import run_reference
 
     records = read_rows(tokens.path)
-    run_reference(
-        model.path,
-        records,
-        config.scoring(),
-        output=out.path,
-        scratch=out.scratch,
-        on_progress=out.progress,
-    )
+    with together() as ranks:
+        run_reference(
+            model.path,
+            records,
+            config.scoring(),
+            output=out.path,
+            scratch=out.scratch,
+            on_progress=out.progress,
+            stopping=lambda: out.stopping,
+            ranks=ranks,
+        )
+        answers = held_out.answer_prompts(
+            records,
+            model.path,
+            config.sample_prompts,
+            config.sampling,
+            config.dtype,
+            out.progress,
+            ranks,
+        )
+    if not ranks.is_first:
+        return {}
     reference = out.path if baseline is None else baseline.path
     metrics = preference_metrics(records, out.path, reference, loss)
     if baseline is not None:
         margins = reward_margins(records, out.path, reference, loss)
         bins = [one.to_json() for one in reliability(margins)]
         write_json_lines(out.path / "calibration.jsonl", bins)
-    answers = held_out.answer_prompts(
-        records, model.path, config.sample_prompts, config.sampling, config.dtype, out.progress
-    )
+    answers = held_out.judge(answers, config.checks)
     write_json_lines(out.path / "answers.jsonl", answers)
     if baseline is not None and answers:
         before = read_json_lines(baseline / "answers.jsonl")
         (out.path / "summary.md").write_text(held_out.side_by_side(before, answers), "utf-8")
+        metrics |= held_out.compare_answers(before, answers, config.checks)
     metrics |= held_out.check_answers(answers, config.checks)
     (out.path / "metrics.json").write_text(json.dumps(metrics, indent=1), "utf-8")
     return metrics

@@ -129,3 +129,9 @@ class Scores(Artifact):
 
 class Divergence(Artifact):
     """``kl.jsonl``: what a model drew, with its logps by the model and by another."""
+
+
+class Benchmark(Artifact):
+    """``answers.jsonl`` and ``results.json``: a model on tasks of an evaluation harness."""
+
+    views = "steps.views:benchmark"

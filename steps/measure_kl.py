@@ -7,6 +7,7 @@ from steps.data.jsonl import write_json_lines
 from steps.data.parquet import read_rows
 from steps.generation.config import SamplingConfig
 from steps.kinds import Divergence, Model, PairTokens
+from steps.training.checks import require_count, set_choice
 from steps.training.config import Attention, Dtype
 
 
@@ -28,8 +29,9 @@ class KlConfig:
     attention: Attention = Attention.auto
 
     def __post_init__(self) -> None:
-        if self.prompts < 1:
-            raise ValueError(f"prompts must be at least 1, got {self.prompts}")
+        set_choice(self, "dtype", Dtype)
+        set_choice(self, "attention", Attention)
+        require_count(self, "prompts", "tokens_per_forward")
         if self.sampling.temperature != 1.0:
             raise ValueError(f"sampling.temperature must be 1, got {self.sampling.temperature}")
 
@@ -50,10 +52,14 @@ def measure_kl(
     """
     from steps.evaluation.divergence import kl_per_token, sampled_kl
     from steps.evaluation.own_samples import score_own_samples
+    from steps.training.ranks import together
 
-    drawn = score_own_samples(
-        read_rows(tokens.path), model.path, reference.path, config, out.progress
-    )
+    with together() as ranks:
+        drawn = score_own_samples(
+            read_rows(tokens.path), model.path, reference.path, config, out.progress, ranks
+        )
+    if not ranks.is_first:
+        return {}
     write_json_lines(out.path / "kl.jsonl", drawn)
     by_prompt: dict[str, list[tuple[float, int]]] = {}
     for one in drawn:

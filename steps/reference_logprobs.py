@@ -18,13 +18,17 @@ def reference_logprobs(
     Finished shards are kept in scratch, so an interrupted computation goes on from the shard it
     was at. Dropout is off.
     """
+    from steps.training.ranks import together
     from steps.training.reference import run_reference
 
-    return run_reference(
-        model.path,
-        iter_rows(tokens.path),
-        config,
-        output=out.path,
-        scratch=out.scratch,
-        on_progress=out.progress,
-    )
+    with together() as ranks:
+        return run_reference(
+            model.path,
+            iter_rows(tokens.path),
+            config,
+            output=out.path,
+            scratch=out.scratch,
+            on_progress=out.progress,
+            stopping=lambda: out.stopping,
+            ranks=ranks,
+        )

@@ -33,6 +33,7 @@ def sample_completions(
     from steps.data.tokenizing import tokenization, tokenize_prompts
     from steps.generation.sampling import sample
     from steps.training.models import load_model
+    from steps.training.ranks import together
 
     rows = [from_record(PromptRow, record) for record in read_rows(prompts.path)]
     tokenizer = load_tokenizer(model.path)
@@ -47,9 +48,12 @@ def sample_completions(
             tally.add(Entry("", "", row.row, "kept"))
     if not asked:
         raise TemperError(f"no prompt of {prompts.step} is left: {tally.worst_reasons()}")
-    texts = sample(
-        load_model(model.path, dtype), tokenizer, [ids for _, ids in asked], config, out.progress
-    )
+    prompt_ids = [ids for _, ids in asked]
+    with together() as ranks:
+        loaded = load_model(model.path, dtype)
+        texts = sample(loaded, tokenizer, prompt_ids, config, out.progress, ranks)
+    if not ranks.is_first:
+        return {}
     completed = (
         {**vars(row), "completions": completions}
         for (row, _), completions in zip(asked, texts, strict=True)

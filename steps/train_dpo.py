@@ -26,18 +26,18 @@ def train_dpo(
         held_out: other pairs, to evaluate on during training; with their own reference.
     """
     from steps.training.dpo import run_dpo
-    from steps.training.metrics import first_and_final
+    from steps.training.ranks import together
 
-    summary = run_dpo(
-        policy.path,
-        iter_rows(tokens.path),
-        reference.path,
-        config,
-        output=out.path,
-        scratch=out.scratch,
-        on_progress=out.progress,
-        held_out=with_reference(held_out, held_out_reference),
-    )
-    title = f"{config.loss.name}, first and last step"
-    (out.path / "summary.md").write_text(first_and_final(title, summary))
-    return summary
+    with together() as ranks:
+        return run_dpo(
+            policy.path,
+            iter_rows(tokens.path),
+            reference.path,
+            config,
+            output=out.path,
+            scratch=out.scratch,
+            on_progress=out.progress,
+            held_out=with_reference(held_out, held_out_reference),
+            stopping=lambda: out.stopping,
+            ranks=ranks,
+        )

@@ -20,18 +20,18 @@ def train_reference_free(
         policy: the model to start from.
         held_out: other pairs, to evaluate on during training.
     """
-    from steps.training.metrics import first_and_final
+    from steps.training.ranks import together
     from steps.training.reference_free import run_reference_free
 
-    summary = run_reference_free(
-        policy.path,
-        iter_rows(tokens.path),
-        config,
-        output=out.path,
-        scratch=out.scratch,
-        on_progress=out.progress,
-        held_out=None if held_out is None else iter_rows(held_out.path),
-    )
-    title = f"{config.loss.name}, first and last step"
-    (out.path / "summary.md").write_text(first_and_final(title, summary))
-    return summary
+    with together() as ranks:
+        return run_reference_free(
+            policy.path,
+            iter_rows(tokens.path),
+            config,
+            output=out.path,
+            scratch=out.scratch,
+            on_progress=out.progress,
+            held_out=None if held_out is None else iter_rows(held_out.path),
+            stopping=lambda: out.stopping,
+            ranks=ranks,
+        )

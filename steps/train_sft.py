@@ -24,17 +24,21 @@ def train_sft(
         init: the model to start from.
         held_out: others, to evaluate on during training.
     """
+    from steps.training.ranks import together
     from steps.training.sft import run_sft
 
-    return run_sft(
-        init.path,
-        _demonstrations(tokens),
-        config,
-        output=out.path,
-        scratch=out.scratch,
-        on_progress=out.progress,
-        held_out=None if held_out is None else _demonstrations(held_out),
-    )
+    with together() as ranks:
+        return run_sft(
+            init.path,
+            _demonstrations(tokens),
+            config,
+            output=out.path,
+            scratch=out.scratch,
+            on_progress=out.progress,
+            held_out=None if held_out is None else _demonstrations(held_out),
+            stopping=lambda: out.stopping,
+            ranks=ranks,
+        )
 
 
 def _demonstrations(tokens: Artifact) -> Iterator[Mapping[str, Any]]:

@@ -2,8 +2,9 @@
 
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from typing import Any
 
 from pipeline.views import Curves, Histogram, Made, Table, Text, Texts, View, curves, summary
 
@@ -19,6 +20,7 @@ TRAINING_CURVES = (
 MOST_TEXTS = 40
 MOST_TOKEN_FILES = 8
 CALIBRATION = "calibration.jsonl"
+_TOGETHER = "\N{NO-BREAK SPACE}"
 
 
 def model(made: Made) -> Iterator[View]:
@@ -32,13 +34,26 @@ def evaluation(made: Made) -> Iterator[View]:
     answers = made.records("answers.jsonl")[:MOST_TEXTS]
     if answers:
         rows = [
-            Text(str(a.get("row")), str(a.get("prompt")), str(a.get("answer"))) for a in answers
+            Text(str(a.get("row")), str(a.get("prompt")), str(a.get("answer")), _passed(a))
+            for a in answers
         ]
         yield Texts("Held-out prompts", rows)
     if bins := made.records(CALIBRATION):
         points = {"share of pairs it gets right": [(b["predicted"], b["observed"]) for b in bins]}
         yield Curves("Calibration of the implicit reward", "predicted probability", points,
                      diagonal=True, section="Results")  # fmt: skip
+
+
+def benchmark(made: Made) -> Iterator[View]:
+    """The first questions of each task, as the model saw them, with its answers."""
+    tasks: dict[str, list[Text]] = {}
+    for record in made.records("answers.jsonl"):
+        row = str(record.get("row"))
+        texts = tasks.setdefault(row.rpartition(":")[0], [])
+        if len(texts) < MOST_TEXTS:
+            texts.append(Text(row, str(record.get("prompt")), str(record.get("answer"))))
+    for task, texts in tasks.items():
+        yield Texts(task, texts)
 
 
 def completions(made: Made) -> Iterator[View]:
@@ -61,6 +76,13 @@ def tokens(made: Made) -> Iterator[View]:
     """What became of every row, and how long the sequences are."""
     yield from _ledger(made)
     yield from _lengths(made)
+
+
+def _passed(answer: Mapping[str, Any]) -> str:
+    """Which checks an answer passes, and which not."""
+    checks = answer.get("checks")
+    marks = checks.items() if isinstance(checks, Mapping) else ()
+    return "  ".join(f"{'✓' if passed else '✗'}{_TOGETHER}{name}" for name, passed in marks)
 
 
 def _ledger(made: Made) -> Iterator[View]:

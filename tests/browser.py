@@ -55,3 +55,34 @@ def opened(browser: Any, file: Path, width: int = 1200, theme: str = "light") ->
     seen.page.goto(file.as_uri())
     yield seen
     context.close()
+
+
+def grave_faults(page: Any) -> list[tuple[str, str]]:
+    """What axe-core finds that keeps people out, with everything unfolded: rule and element."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    page.locator(".dag a").first.focus()
+    found = axe.Axe().run(page).response["violations"]
+    return [
+        (fault["id"], fault["nodes"][0]["html"][:200])
+        for fault in found
+        if fault["impact"] in ("serious", "critical")
+    ]
+
+
+def numbers_of(page: Any, step: str) -> dict[tuple[str, str], list[float]]:
+    """Every number that a report's table of results of a step holds, with all its digits: by
+    result and metric, its value and, where it has one, the ends of its interval."""
+    read = """table => {
+        const names = [...table.querySelectorAll('thead th')].slice(1).map(h => h.innerText);
+        return [...table.querySelectorAll('tbody tr')].flatMap(row =>
+            [...row.querySelectorAll('td')].map((cell, i) => [
+                row.querySelector('th').innerText, names[i],
+                [...cell.querySelectorAll('data')].map(d => Number(d.value))]));
+    }"""
+    table = page.locator("table.results", has=page.locator(f"caption:text-is('{step}')"))
+    wide = table.locator("thead th").first.inner_text() == "result"
+    cells = table.evaluate(read)
+    return {
+        (row, column) if wide else (column, row): found for row, column, found in cells if found
+    }

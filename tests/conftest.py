@@ -4,6 +4,7 @@ real servers, workers real processes."""
 import io
 import os
 import secrets
+import signal
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +21,13 @@ from pipeline import Store
 # Tests run side by side: more threads than cores would mostly wait for each other. torch reads this
 # when it is imported, here and in processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach what the tests start: a shell ignores it in what runs in the background, and
+    all processes inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """Steps for tests of launchers: they say where they ran, take their time, and heed the request to
 leave. Each appends lines to a journal outside the store."""
 
+import contextlib
 import json
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipeline import Output, step
@@ -65,21 +67,15 @@ def leave_once(out: Output, journal: str, times: int = 1) -> dict:
 
 
 @step(version="1")
-def add_ranks(out: Output, journal: str, values: list, fail: str = "") -> dict:
-    """The sum of what every rank has, by an all-reduce; some rank may fail in some way."""
+def add_ranks(out: Output, journal: str, values: list) -> dict:
+    """The sum of what every rank has, by an all-reduce."""
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    note(journal, f"rank {rank} of {ranks} pid {os.getpid()} node {os.environ.get('TEMPER_NODE')}")
+    note(journal, f"rank {rank} of {ranks} node {os.environ.get('TEMPER_NODE')}")
     out.progress(rank, ranks)
-    if fail == f"raise {rank}":
-        raise ValueError("this rank has no data")
-    if fail == f"kill {rank}":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fail == "leave":
-        _leave(out, journal, rank)
     total = torch.tensor(values[rank::ranks], dtype=torch.float64).sum()
     dist.all_reduce(total)
     (out.scratch / f"rank-{rank}").write_text(str(float(total)))
@@ -90,17 +86,49 @@ def add_ranks(out: Output, journal: str, values: list, fail: str = "") -> dict:
     return {"total": float(total), "ranks": ranks}
 
 
-def _leave(out: Output, journal: str, rank: int) -> None:
-    """Wait to be told to leave, the first time."""
-    mark = out.scratch / f"left-{rank}"
-    if mark.exists():
-        return
+@step(version="1")
+def gang(out: Output, journal: str, first: str = "") -> dict:
+    """Ranks that begin together; the first time, some may fail or all wait to be told to leave.
+
+    They need no process group for that, and start faster without.
+    """
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    note(journal, f"rank {rank} pid {os.getpid()}")
+    while len({line.split()[1] for line in lines(journal)}) < ranks:
+        time.sleep(0.05)
+    if first == f"raise {rank}":
+        raise ValueError("this rank has no data")
+    if first == f"kill {rank}":
+        os.kill(os.getpid(), signal.SIGKILL)
+    mark = out.scratch / f"was-here-{rank}"
+    if first and not mark.exists():
+        mark.touch()
+        _wait_to_be_told(out, journal, rank)
+    return {"ranks": ranks}
+
+
+def _wait_to_be_told(out: Output, journal: str, rank: int) -> None:
     until = time.time() + 60
     while not out.stopping and time.time() < until:
         time.sleep(0.05)
-    mark.touch()
     note(journal, f"rank {rank} left")
     raise RuntimeError("leaving")
+
+
+@contextlib.contextmanager
+def at_most(seconds: int, explain: Callable[[], str]) -> Iterator[None]:
+    """End a test that hangs, with a reason."""
+
+    def over(*_: object) -> None:
+        raise TimeoutError(f"after {seconds} s: {explain()}")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def note(journal: str, line: str) -> None:

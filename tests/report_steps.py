@@ -29,7 +29,10 @@ class Experiment(Artifact):
 def look(made: Made) -> Iterator[View]:
     yield from curves(made, ["loss"])
     yield from summary(made)
-    rows = [Text(r["row"], r["prompt"], r["answer"]) for r in made.records("answers.jsonl")]
+    rows = [
+        Text(r["row"], r["prompt"], r["answer"], r.get("remark", ""))
+        for r in made.records("answers.jsonl")
+    ]
     yield Texts("Questions", rows)
     yield Table("Ledger", ["outcome", "rows"], [["kept", 7], ["dropped", 2]])
     yield Histogram("Lengths", "tokens", {"prompt": {1: 2, 5: 7}, "none": {}})
@@ -68,7 +71,8 @@ def hostile(out: Output, data: Artifact, config: dict, note: str = "") -> dict:
     (out.path / "metrics.jsonl").write_text("\n".join(map(json.dumps, log)))
     (out.path / "summary.md").write_text("\n\n".join(HOSTILE.values()), "utf-8")
     answers = [
-        {"row": name, "prompt": text, "answer": f"{text} \ud83d"} for name, text in HOSTILE.items()
+        {"row": name, "prompt": text, "answer": f"{text} \ud83d", "remark": f"{text} \ud83d"}
+        for name, text in HOSTILE.items()
     ]
     (out.path / "answers.jsonl").write_text("\n".join(map(json.dumps, answers)))
     return {text: at for at, text in enumerate(HOSTILE.values())}

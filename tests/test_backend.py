@@ -136,7 +136,7 @@ def test_a_checkpoint_holds_the_state_as_of_its_call(folder: Path, tmp_path: Pat
     expected = trained.logps(batch).result().sequences
     stepped.set()
     saved.result()
-    trained.load_checkpoint(tmp_path / "state").result()
+    trained.load_checkpoint([tmp_path / "state"]).result()
     assert trained.weight_version == 1
     step()
     assert torch.equal(trained.logps(batch).result().sequences, expected)

@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +46,26 @@ def test_a_running_step_keeps_its_name_state_and_time_beside_long_progress(
     assert "0.0s" in line
     assert "3/8" in line
     assert "loss 0.5" in line
+
+
+def test_a_running_step_shows_its_bar_its_pace_what_is_left_and_its_last_metrics(
+    store: Store, tmp_path: Path
+) -> None:
+    store.prepare()
+    step = slow_count(100, str(tmp_path / "journal"))
+    plan, resolver = make_plan({"count": step}, store), Resolver(Catalog(store))
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    board = Board(console, plan, resolver, place=lambda step: "slurm, gpus=8")
+    board.observe(step.fingerprint, "running", "")
+    (row,) = board.rows.values()
+    row.pace.note(10, now=time.monotonic() - 20)
+    progress = {"done": 50, "total": 100, "metrics": {"loss": 0.25}}
+    path = store.progress_path(step.name, row.key)
+    store.objects.replace(path, json.dumps(progress).encode())
+    console.print(board.renderable())
+    shown = printed(console)
+    assert "slurm, gpus=8" in shown
+    assert re.search(r"━+ +50/100  (2|1\.\d+)/s, 2\d\.\ds left  loss 0\.25", shown), shown
 
 
 def printed(console: Console) -> str:

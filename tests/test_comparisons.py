@@ -46,6 +46,20 @@ def test_a_step_that_differs_only_by_its_inputs_is_not_told_of(
     assert "prepare_again" not in shown
 
 
+def test_of_very_many_differences_some_are_told_and_the_command_for_the_rest(
+    store: Store, console: Console
+) -> None:
+    for value in (1, 2):
+        config = {f"setting_{i:02d}": value for i in range(30)}
+        run({"x": hostile(prepare(), config)}, store, console=console)
+    shown = temper(store, "diff", *names_of_runs(store))
+    assert shown.count("settings: config.setting_") == 8
+    (rest,) = [line for line in shown.splitlines() if "settings: and 22 more: " in line]
+    command = rest.partition("more: ")[2].split()
+    assert command[:2] == ["temper", "diff"]
+    assert "setting_29: 1 → 2" in temper(store, *command[1:])
+
+
 def test_a_run_compared_with_itself_again_has_no_difference(store: Store, console: Console) -> None:
     for _ in range(2):
         run({"data": prepare()}, store, console=console)
@@ -112,6 +126,7 @@ def test_a_step_and_a_plan_have_a_picture_in_a_notebook_with_everything_escaped(
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown
     assert "<td" in shown
+    assert not {"\x1b", "\u202e", "\u2066", "\x07"} & set(shown)
     assert "data" in shown
     plan = make_plan({HOSTILE["html"]: step, "x": hostile(prepare(), {})}, store)
     drawn = plan._repr_html_()

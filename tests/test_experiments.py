@@ -4,24 +4,32 @@ The preference experiment runs here on a tiny random model with a byte-level tok
 its steps are real and take seconds; the demo's own model is exercised by ``.ci/run``.
 """
 
+import contextlib
 import json
 import math
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from browser import chromium, grave_faults, numbers_of, opened
+from typer.testing import CliRunner
 
+from benchmarks import ray_cluster, slurm_cluster
 from pipeline import Store
 from pipeline.catalog import Catalog
+from pipeline.cli import app
 from pipeline.manifest import Manifest
+from pipeline.views import Made
 
 TEMPLATE = (
     "{%- for m in messages -%}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{%- endfor -%}"
@@ -280,7 +288,8 @@ def test_a_file_without_a_valid_row_is_an_error_that_says_so(finished: Desk) -> 
     [
         (["dpo.loss.betta=1"], "unknown config key 'dpo.loss.betta'; did you mean dpo.loss.beta"),
         (["dpo.loss.beta=much"], "dpo.loss.beta=much"),
-        (["dpo.loss.beta=-1"], "beta must be above 0, got -1"),
+        (["dpo.loss.beta=-1"], "invalid configuration in dpo.loss: beta must be above 0, got -1"),
+        (["dpo.loss=simpo"], "a choice, with settings: dpo/loss=simpo"),
         (["dpo/loss=ipo", "dpo.loss.label_smoothing=0.1"],
          "unknown config key 'dpo.loss.label_smoothing'"),
         (["dpo/loss=sft"], "unknown choice dpo/loss=sft; known: apo_down, apo_zero, combined"),
@@ -295,7 +304,7 @@ def test_a_file_without_a_valid_row_is_an_error_that_says_so(finished: Desk) -> 
           "model.install='pip install it'"], "install it with: pip install it"),
         (["data.path=null", "data.hub=owner/name"],
          "cannot find out which commit the dataset owner/name has at revision 'main'"),
-        (["launcher.steps.train_dpo.gpus=64", "dpo.beta=0.3"],
+        (["launcher.steps.train_dpo.gpus=64", "dpo.loss.beta=0.3"],
          "train_dpo asks for gpus=64, and local has gpus="),
     ],
 )  # fmt: skip
@@ -378,5 +387,163 @@ def test_the_preference_signal_transfers_and_shuffled_labels_do_not(
         assert name in shown
     sft, dpo, shuffled = (m.metrics["exact_match"] for m in desk.made("score_completions"))
     assert dpo["low"] > sft["high"]
-    assert shuffled["value"] < sft["high"]
     assert shuffled["high"] < dpo["low"]
+    # training on as it is may do a little, in either direction
+    assert abs(shuffled["value"] - sft["value"]) < 0.5 * (dpo["value"] - sft["value"])
+
+
+# --- on other engines ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def engine(kind: str, folder: Path) -> Iterator[list[str]]:
+    """An engine that runs, as settings of an experiment."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        if kind == "slurm":
+            slurm = stack.enter_context(slurm_cluster.slurm_cluster())
+            environment, settings = slurm.environment, [f"launcher.slurm.folder={folder}/slurm"]
+        else:
+            ray = stack.enter_context(ray_cluster.ray_cluster())
+            environment, settings = ray.environment, [f"launcher.ray.address={ray.address}"]
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield [f"launcher={kind}", f"launcher.{kind}.poll_seconds=1", *settings]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["slurm", "ray"])
+def test_an_engine_and_a_bucket_change_no_key_and_no_digest(
+    finished: Desk, gcs_bucket: str, kind: str, tmp_path: Path
+) -> None:
+    if reason := {"slurm": slurm_cluster, "ray": ray_cluster}[kind].why_not():
+        pytest.skip(f"no {kind}: {reason}")
+    store = Store(f"{gcs_bucket}/{kind}-{secrets.token_hex(4)}")
+    with engine(kind, tmp_path) as settings:
+        finished.run(*settings, f"store={store.url}")
+    made = everything(store)
+    here = {m.key: m.digest for m in everything(finished.store)}  # of other tests, too
+    assert {m.key: m.digest for m in made} == {m.key: here.get(m.key) for m in made}
+    assert len(made) == 10
+    for manifest in made:
+        log = store.read(f"{store.attempt_path(manifest)}/log.txt")
+        assert log is not None
+        assert log.startswith(f"[{kind} job".encode())
+    again = finished.run(f"store={store.url}")
+    assert "all 10 steps are cached: nothing to run" in again.stdout
+
+
+def everything(store: Store) -> list[Manifest]:
+    folder = f"{store.root}/manifests"
+    names = {path.split("/")[0] for path in store.objects.sizes(folder)}
+    return [manifest for name in names for manifest in Catalog(store).history(name)]
+
+
+# --- looked at: losses side by side, divergence, KTO, reports ------------------------------------
+
+SECTIONS = (
+    "results", "steps", "curves", "samples", "data", "configuration", "provenance",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def looked_at(finished: Desk) -> Desk:
+    """The same start, gone on with in three more experiments."""
+    replace(finished, script="preference_losses").run("losses=[dpo,simpo]")
+    kl = ("kl.prompts=3", "kl.sampling.num_completions=2", "kl.sampling.max_new_tokens=8")
+    finished.run("measure_kl=true", *kl)
+    replace(finished, script="kto_ultrafeedback").run()
+    return finished
+
+
+@pytest.mark.slow
+def test_losses_are_evaluated_side_by_side_from_one_start(looked_at: Desk) -> None:
+    assert len(looked_at.made("train_sft")) == 1
+    assert len(looked_at.made("train_dpo")) == len(looked_at.made("train_reference_free")) == 1
+    compared = [made for made in looked_at.made("evaluate") if "gain/logps/margins" in made.metrics]
+    compared = compared[:2]  # before and base model have nothing to be compared with
+    for made in compared:
+        assert 0 < made.metrics["gain/logps/margins/p"] <= 1
+        for name in ("accuracies_at_equal_length", "calibration_error"):
+            found = made.metrics[f"eval_rewards/{name}"]
+            assert 0 <= found["low"] <= found["high"] <= 1
+
+
+@pytest.mark.slow
+def test_kto_learns_from_pairs_taken_apart_or_from_feedback_of_ones_own(looked_at: Desk) -> None:
+    assert len(looked_at.made("train_sft")) == 1  # the same start as that of every loss over pairs
+    pairs = looked_at.made("load_preferences")[0].metrics
+    taken_apart = {split: 2 * pairs[split] for split in ("train", "test")}
+    assert looked_at.made("unpair")[0].metrics == taken_apart
+    (made,) = looked_at.made("train_kto")
+    first, *_, last = Made(made, looked_at.store).records("metrics.jsonl")
+    assert first["loss"] == 0.5  # policy and reference are one: weight/2
+    assert {first[f"rewards/{side}"] for side in ("chosen", "rejected")} == {0.0}
+    assert last["step"] == 4  # as many as DPO takes
+    assert looked_at.made("evaluate")[-1].metrics["eval_rewards/margins"]["value"] > 0
+
+    thumbs = looked_at.folder / "thumbs.jsonl"
+    thumbs.write_text('{"prompt": "Good?", "completion": "Yes.", "label": true}\n')
+    plan = replace(looked_at, script="kto_ultrafeedback").plan(f"feedback={thumbs}")
+    assert "load_unpaired" in plan
+    assert "unpair" not in plan
+    assert "train_sft" not in plan
+
+
+@pytest.mark.slow
+def test_the_divergence_is_of_what_the_model_draws_itself(looked_at: Desk) -> None:
+    (made,) = looked_at.made("measure_kl")
+    assert made.metrics["prompts"] == 3
+    assert made.metrics["responses"] == 6
+    kl = made.metrics["kl"]
+    assert kl["low"] <= kl["value"] <= kl["high"]
+    assert abs(made.metrics["kl_per_token"]["value"]) < 10
+
+
+@pytest.mark.slow
+def test_the_card_says_how_it_was_before_and_what_it_is_made_from(looked_at: Desk) -> None:
+    card = (looked_at.content("export_hf") / "README.md").read_text()
+    assert "| metric | before | after | 95 % interval |" in card
+    assert "| base model | import_model |" in card
+
+
+@pytest.mark.slow
+def test_the_report_of_a_real_sweep_and_of_real_experiments(
+    looked_at: Desk, tmp_path: Path
+) -> None:
+    with chromium() as browser:
+        for record in looked_at.store.runs()[-3:]:
+            file = tmp_path / f"{record['run']}.html"
+            arguments = ["report", record["run"], "-o", str(file), "--store", looked_at.store.url]
+            result = CliRunner().invoke(app, arguments)
+            assert result.exit_code == 0, result.exception
+            assert result.output.strip() == str(file)
+            for width, theme in ((1200, "light"), (400, "dark")):
+                with opened(browser, file, width, theme) as seen:
+                    assert (seen.asked, seen.said) == ([file.as_uri()], [])
+                    for section in SECTIONS:
+                        assert seen.page.locator(f"#{section}").is_visible()
+                    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+                    assert grave_faults(seen.page) == []
+                    titles = seen.page.locator("h3").all_inner_texts()
+                    for title in ("What became of the rows", "Lengths in tokens", "Calibration"):
+                        assert any(title in shown for shown in titles)
+                    expected = numbers_in_manifests(looked_at, record)
+                    shown = numbers_of(seen.page, "evaluate")
+                    assert shown.items() <= expected.items()
+                    assert len({name for name, _ in shown}) > 1
+
+
+def numbers_in_manifests(
+    looked_at: Desk, record: Mapping[str, Any]
+) -> dict[tuple[str, str], list[float]]:
+    """Every number of each evaluation that a run made or found, by result and metric."""
+    made = {manifest.attempt: manifest for manifest in looked_at.made("evaluate")}
+    attempts = {entry["fingerprint"]: entry["attempt"] for entry in record["steps"]}
+    found = {}
+    for name, fingerprint in record["roots"].items():
+        if (manifest := made.get(attempts[fingerprint])) is not None:
+            for metric, value in manifest.metrics.items():
+                ends = ("value", "low", "high")
+                numbers = [value[end] for end in ends] if isinstance(value, dict) else [value]
+                found[name, metric] = numbers
+    return found

@@ -6,11 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import demonstration_records, folder_bytes, model_folder, pair_records
+import torch
+from tiny_models import (
+    VOCABULARY,
+    demonstration_records,
+    folder_bytes,
+    llama,
+    model_folder,
+    pair_records,
+)
 
+from steps.training.attention import use_packed_attention
+from steps.training.backends.torch_backend import TorchBackend
 from steps.training.config import DpoConfig, OptimizerConfig, ReferenceConfig, Schedule, TrainConfig
 from steps.training.dpo import run_dpo
-from steps.training.held_out import best_step, has_stopped
+from steps.training.examples import read_demonstrations
+from steps.training.held_out import best_step, evaluate, has_stopped
+from steps.training.models import load_model
+from steps.training.objectives import sft_objective
 from steps.training.reference import run_reference
 from steps.training.sft import run_sft
 
@@ -123,9 +136,16 @@ def test_best_and_over_follow_from_the_log(
     log = [{"step": i + 1, "eval_loss": value} for i, value in enumerate(values)]
     assert best_step(log, config) == best
     assert has_stopped(log, config) is stopped
-    rising = TrainConfig(eval_every_steps=1, keep_best="eval_rewards/margins")
-    log = [{"step": i + 1, "eval_rewards/margins": -value} for i, value in enumerate(values)]
-    assert best_step(log, rising) == best
+    for metric, sign in {
+        "eval_nll_loss": 1,
+        "eval_loss/dpo": 1,
+        "eval_kl": 1,
+        "eval_rewards/margins": -1,
+        "eval_logps/chosen": -1,
+    }.items():
+        config = TrainConfig(eval_every_steps=1, keep_best=metric)
+        log = [{"step": i + 1, metric: sign * value} for i, value in enumerate(values)]
+        assert best_step(log, config) == best, metric
 
 
 def test_evaluation_without_examples_or_of_an_unknown_name_is_refused(
@@ -167,3 +187,16 @@ def test_a_resumed_run_that_lost_its_best_says_so(init: Path, tmp_path: Path) ->
     os.truncate(best / "weights.safetensors", 10)
     with pytest.raises(ValueError, match="is damaged"):
         run_sft(init, demonstration_records(8), config, **options)
+
+
+def test_a_held_out_loss_that_is_not_finite_is_an_error_that_names_the_row(
+    tmp_path: Path,
+) -> None:
+    model = load_model(model_folder(tmp_path, lambda: llama(tied=False)))
+    with torch.no_grad():  # only one held-out example has this token
+        model.get_parameter("model.embed_tokens.weight")[0] = torch.nan
+    use_packed_attention(model)
+    records = [{"row": f"r:{i}", "prompt_ids": [i, 5], "response_ids": [4, 5]} for i in range(3)]
+    backend = TorchBackend(model, tokens_per_forward=1)
+    with pytest.raises(FloatingPointError, match=r"held-out \['r:0'\] is not finite"):
+        evaluate(backend, sft_objective(read_demonstrations(records, VOCABULARY)), TrainConfig())

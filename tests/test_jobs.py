@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from pipeline.lease import Lease, Leases
 from pipeline.manifest import Manifest
 from pipeline.placement import Placement
 from pipeline.plan import Resolver
-from pipeline.resources import Resources
+from pipeline.resources import NOTHING, Resources
 
 
 @dataclass
@@ -53,9 +53,9 @@ class Processes:
             raise EngineError("no answer")
         return name if name in self.jobs else None
 
-    def ended(self, job: str) -> Ended | None:
+    def state(self, job: str) -> Ended | str:
         status = self.jobs[job].poll()
-        return None if status is None else Ended(status, f"process {self.jobs[job].pid}")
+        return "RUNNING" if status is None else Ended(status, f"process {self.jobs[job].pid}")
 
     def output(self, name: str, job: str, start: int) -> bytes:
         return (self.folder / f"{name}.log").read_bytes()[start:]
@@ -64,11 +64,13 @@ class Processes:
         self.jobs[job].kill()
 
 
-def start_worker(spec_url: str, log: object = None) -> subprocess.Popen[bytes]:
+def start_worker(
+    spec_url: str, log: object = None, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "pipeline.worker", spec_url],
-        env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **(environment or {})},
         stdout=log,  # type: ignore[arg-type]
         stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -89,10 +91,13 @@ def journal(tmp_path: Path) -> str:
     return str(tmp_path / "journal")
 
 
-def drive(store: Store, engine: Processes, step: Step, ttl: float = 10.0) -> Manifest:
+def drive(
+    store: Store, engine: Processes, step: Step, ttl: float = 10.0, asked: Resources = NOTHING
+) -> Manifest:
     """Make a step as a driver of its own does."""
     store.prepare()
-    placement = Placement([JobLauncher(engine, store, "a run")])
+    launcher = JobLauncher(engine, store, "a run")
+    placement = Placement([launcher], {step.fingerprint: asked})
     leases = Leases(store.objects, store.root, "a run", ttl=ttl, beat=min(2.5, ttl / 8))
     return Executor(Resolver(Catalog(store), live=True), placement, leases, {}).execute(step)
 
@@ -165,9 +170,11 @@ def test_a_job_that_comes_late_does_not_begin(
     assert record == JobRecord("processes", late.name, "a run")
     made = drive(store, engine, step)
     assert made.attempt != late.name
-    worker = start_worker(late.spec_url, subprocess.PIPE)
-    printed, _ = worker.communicate(timeout=60)
-    assert worker.returncode == REFUSED, printed
+    for node in ("0", "1"):
+        environment = {"TEMPER_NODE": node, "TEMPER_MASTER": "first:20001"}
+        worker = start_worker(late.spec_url, subprocess.PIPE, environment)
+        printed, _ = worker.communicate(timeout=60)
+        assert worker.returncode == REFUSED, printed
     assert len(lines(journal)) == 6
     assert JobRecord.read(store, "count_to", late.key) is None
 
@@ -230,6 +237,73 @@ def test_a_worker_of_which_nothing_is_heard_is_ended_and_followed_by_another(
     assert made
     assert len(engine.jobs) == 2
     assert len(counted(journal)) <= 61
+
+
+@dataclass
+class Absent(Processes):
+    """An engine that does not answer at first: the request was lost, or only the answer."""
+
+    arrives: bool = False
+    submissions: int = 0
+
+    def submit(self, task: Task) -> str:
+        self.submissions += 1
+        if self.submissions > 1:
+            return super().submit(task)
+        if self.arrives:
+            super().submit(task)
+        raise EngineError("no answer")
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_an_engine_that_does_not_answer_gets_no_job_twice(
+    store: Store, journal: str, tmp_path: Path, arrives: bool
+) -> None:
+    engine = Absent(tmp_path, arrives=arrives)
+    made = drive(store, engine, count_to(5, journal, 0.01))
+    assert made.metrics == {"until": 5}
+    assert len(lines(journal)) == 6
+    assert engine.submissions == (1 if arrives else 2)
+
+
+@dataclass
+class Requeueing(Processes):
+    """An engine that starts a job anew behind everybody's back, and then speaks of that one."""
+
+    again: subprocess.Popen[bytes] | None = None
+
+    def state(self, job: str) -> Ended | str:
+        if self.again is None and (self.folder / "journal").exists():
+            self.again = start_worker(self.spec_url, subprocess.DEVNULL)
+        if self.again is None:
+            return "RUNNING"
+        return Ended(self.again.wait(60), "requeued")
+
+    def submit(self, task: Task) -> str:
+        self.spec_url = task.spec_url
+        return super().submit(task)
+
+
+def test_a_job_that_its_engine_starts_anew_does_not_end_the_one_that_runs(
+    store: Store, journal: str, tmp_path: Path
+) -> None:
+    engine = Requeueing(tmp_path)
+    drive(store, engine, count_to(40, journal, 0.1))
+    assert engine.again is not None
+    assert engine.again.returncode == REFUSED
+    assert len(engine.jobs) == 1
+    assert len(lines(journal)) == 41
+
+
+def test_a_failure_of_an_earlier_drivers_job_counts_as_the_first_try(
+    store: Store, engine: Processes, tmp_path: Path
+) -> None:
+    task = leave_a_record(store, always_fails(), str(tmp_path))
+    engine.submit(task)
+    with pytest.raises(StepFailed, match="this step always fails"):
+        drive(store, engine, always_fails(), asked=Resources(retries=1))
+    attempts = Path(store.root, "attempts", "always_fails", task.key)
+    assert len(list(attempts.iterdir())) == 2
 
 
 def test_what_a_worker_says_is_in_the_log(store: Store, engine: Processes) -> None:

@@ -427,7 +427,8 @@ def test_released_leases_are_not_held_and_cost_no_request(tmp_path) -> None:
 
 
 def test_holders_are_named_for_people(store_url: str) -> None:
-    leases = _leases(store_url, "20261101T000000-abcdef")
+    run = "20261101T000000-abcdef"
+    leases = Leases(*open_objects(store_url), run, ttl=240.0, beat=60.0)  # no beat meanwhile
     assert leases.holders(STEP) == {}
     with leases.held(STEP, KEY, lambda: False), leases.held("prepare", "other", lambda: False):
         holder = leases.holders(STEP)[KEY]

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from job_steps import add_ranks, count_to, leave_once, lines, where
+from job_steps import add_ranks, count_to, gang, leave_once, lines, where
 from rich.console import Console
 
-from pipeline import Step, Store, run
+from pipeline import Step, Store, TemperError, run
 from pipeline.catalog import Catalog
 from pipeline.launchers import devices
 from pipeline.launchers.config import LauncherConfig, LocalConfig
@@ -29,14 +29,10 @@ def journal(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def two_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def two_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine with two devices, as far as ``CUDA_VISIBLE_DEVICES`` says, and none taken."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    devices.present.cache_clear()
-    yield
-    devices.present.cache_clear()
+    monkeypatch.setattr(devices, "FOLDER", tmp_path / "temper-devices")
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
@@ -79,6 +75,48 @@ def test_a_device_stays_taken_while_a_worker_lives_that_its_driver_has_left(tmp_
         worker.wait()
     with devices.taken(2, lambda seconds: True) as again:
         assert again == mine or (again is not None and again.names == mine.names)
+
+
+SMI = """#!/bin/sh
+echo "0, GPU-aaaa, NVIDIA A100-SXM4-40GB"
+echo "1, GPU-bbbb, NVIDIA H100 80GB HBM3"
+"""
+
+
+@pytest.fixture
+def two_kinds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, two_devices: None) -> Iterator[None]:
+    """A driver of NVIDIA's, as far as ``nvidia-smi`` says."""
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    devices._described.cache_clear()
+    yield
+    devices._described.cache_clear()
+
+
+@pytest.mark.usefixtures("two_kinds")
+@pytest.mark.parametrize("names", ["1", "GPU-bbbb", "GPU-b,0"])
+def test_a_device_has_one_lock_whatever_a_driver_calls_it(
+    monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    with devices.taken(1, lambda seconds: True, "h100") as first:
+        assert first is not None
+        assert first.names == ("1",)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+        with devices.taken(1, lambda seconds: True, "H100") as second:
+            assert second is None
+    with devices.taken(1, lambda seconds: True, "H100") as second:
+        assert second is not None
+        assert second.names == (names.split(",")[0],)
+
+
+@pytest.mark.usefixtures("two_kinds")
+def test_a_kind_of_device_that_is_not_here_is_refused(
+    store: Store, journal: str, console: Console
+) -> None:
+    for asked in ({"gpus": 1, "accelerator": "H200"}, {"gpus": 2, "accelerator": "H100"}):
+        with pytest.raises(TemperError, match=r"GPUs of the kind NVIDIA A100.*, NVIDIA H100"):
+            run([where(journal).on(**asked)], store, console=console)
 
 
 def test_a_step_that_is_told_to_leave_goes_on_from_its_scratch(
@@ -143,9 +181,7 @@ def test_ranks_work_together_and_make_one_artifact(
     root = add_ranks(journal, [1.0, 2.0, 3.0, 4.0])
     (made,) = run([root.on(processes=2)], store, console=console, launcher=config).values()
     assert made.metrics == {"total": 10.0, "ranks": 2}
-    assert [re.sub(r" pid.*", "", line) for line in sorted(lines(journal))] == [
-        "rank 0 of 2", "rank 1 of 2",
-    ]  # fmt: skip
+    assert sorted(lines(journal)) == ["rank 0 of 2 node None", "rank 1 of 2 node None"]
     assert len(Catalog(store).history("add_ranks")) == 1
 
 
@@ -158,7 +194,7 @@ def test_when_a_rank_ends_badly_the_step_fails_and_no_rank_is_left(
     store: Store, journal: str, console: Console, fail: str, message: str
 ) -> None:
     with pytest.raises(RunFailed):
-        run([add_ranks(journal, [1.0, 2.0], fail).on(processes=2)], store, console=console)
+        run([gang(journal, fail).on(processes=2)], store, console=console)
     assert message in console.file.getvalue()  # type: ignore[attr-defined]
     wait_until(lambda: not alive(journal), 20)
 
@@ -167,30 +203,28 @@ def test_when_a_rank_ends_badly_the_step_fails_and_no_rank_is_left(
 def test_ranks_that_are_told_to_leave_all_save_and_go_on(
     store: Store, journal: str, console: Console
 ) -> None:
-    """An engine tells only the worker, or every process of a job; here the worker, and one rank."""
+    """Here only the worker is told; Slurm tells every process of a job."""
 
     def tell() -> None:
         wait_until(lambda: len(alive(journal)) == 2)
-        time.sleep(0.5)
         (worker,) = children(os.getpid())
-        for pid in (worker, alive(journal)[0]):
-            os.kill(pid, signal.SIGTERM)
+        os.kill(worker, signal.SIGTERM)
 
     teller = threading.Thread(target=tell)
     teller.start()
-    root = add_ranks(journal, [1.0, 2.0], "leave").on(processes=2)
+    root = gang(journal, "leave").on(processes=2)
     (made,) = run([root], store, console=console).values()
     teller.join()
-    assert made.metrics["total"] == 3.0
+    assert made.metrics == {"ranks": 2}
     left = sorted(line for line in lines(journal) if line.endswith("left"))
     assert left == ["rank 0 left", "rank 1 left"]
 
 
 DRIVER = """
 import sys
-from job_steps import add_ranks
+from job_steps import gang
 from pipeline import run
-run([add_ranks(sys.argv[2], [1.0, 2.0], "leave").on(processes=2)], sys.argv[1])
+run([gang(sys.argv[2], "leave").on(processes=2)], sys.argv[1])
 """
 
 

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file
-from tiny_models import demonstration_records, folder_bytes, model_folder, pair_records
+from tiny_models import (
+    demonstration_records,
+    folder_bytes,
+    llama,
+    model_folder,
+    pair_records,
+)
 from transformers import AutoModelForCausalLM
 
 from steps.training.config import (
@@ -142,6 +149,37 @@ def test_adapters_follow_from_the_seed_and_leave_the_generator_alone(policy: Pat
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_of_a_matrix_that_is_head_and_embeddings_is_refused(
+    policy: Path, tmp_path: Path, target: str
+) -> None:
+    """Merged it would change both, and the model saved would not be the one that was trained."""
+    lora = LoraConfig(target_modules=["q_proj", target])
+    with pytest.raises(ValueError, match=f"target_modules names {target}, .* are one matrix"):
+        add_adapter(load_model(policy), lora, seed=0)
+    untied = model_folder(tmp_path / "untied", lambda: llama(tied=False))
+    model = load_model(untied)
+    add_adapter(model, lora, seed=0)
+    assert any(target in name for name, p in model.named_parameters() if p.requires_grad)
+
+
 def test_modules_that_the_model_lacks_are_named(policy: Path) -> None:
     with pytest.raises(ValueError, match="W_pack"):
         add_adapter(load_model(policy), LoraConfig(target_modules=["W_pack"]), seed=0)
+
+
+def test_peft_loads_the_adapter_beside_the_base(policy: Path, tmp_path: Path) -> None:
+    config = TrainConfig(batch_size=6, epochs=3, optimizer=FAST, lora=LORA)
+    records = demonstration_records(6)
+    for name in ("m", "n"):
+        run_sft(policy, records, config, output=tmp_path / name, scratch=tmp_path / f"{name}-s")
+    assert folder_bytes(tmp_path / "m/adapter") == folder_bytes(tmp_path / "n/adapter")
+    assert str(tmp_path) not in (tmp_path / "m/adapter/adapter_config.json").read_text()
+    base = AutoModelForCausalLM.from_pretrained(policy)
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        untrained = base(tokens).logits
+        adapted = PeftModel.from_pretrained(base, tmp_path / "m/adapter")(tokens).logits
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "m")(tokens).logits
+    torch.testing.assert_close(adapted, merged, rtol=1e-4, atol=1e-4)
+    assert (merged - untrained).abs().max() > 0.1

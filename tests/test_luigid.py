@@ -1,5 +1,7 @@
 """Several drivers that share the work through a real ``luigid``."""
 
+import itertools
+import json
 import os
 import socket
 import subprocess
@@ -10,13 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job_steps import where
+from job_steps import lines, where
 from rich.console import Console
 from toy_steps import Times, add, journal_lines, multiply, numbers
 
 from pipeline import File, Store, TemperError, run
 from pipeline.catalog import Catalog
-from pipeline.launchers import devices
 
 DRIVER = """
 import sys
@@ -49,7 +50,7 @@ def free_port() -> int:
 def start_luigid(folder: Path, port: int) -> subprocess.Popen[bytes]:
     """A ``luigid`` that answers."""
     folder.mkdir(exist_ok=True)
-    (folder / "luigi.cfg").write_text("[resources]\ngpus=2\n")
+    (folder / "luigi.cfg").write_text("[resources]\ngpus=2\nmemory=2\n")
     server = subprocess.Popen(
         [
             Path(sys.executable).with_name("luigid"),
@@ -75,10 +76,9 @@ def _wait_for(url: str) -> None:
     raise TimeoutError(f"luigid did not start at {url}")
 
 
-def start_driver(store: Store, folder: Path, luigid: str) -> subprocess.Popen[bytes]:
-    arguments = [store.root, str(folder / "journal"), str(folder / "numbers.txt"), luigid]
+def start_driver(code: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, *arguments],
+        [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -88,7 +88,8 @@ def start_driver(store: Store, folder: Path, luigid: str) -> subprocess.Popen[by
 
 def test_drivers_of_one_luigid_do_each_step_once(luigid: str, store: Store, tmp_path: Path) -> None:
     (tmp_path / "numbers.txt").write_text("1 2 3 4")
-    drivers = [start_driver(store, tmp_path, luigid) for _ in range(2)]
+    arguments = (store.root, tmp_path / "journal", tmp_path / "numbers.txt", luigid)
+    drivers = [start_driver(DRIVER, *arguments) for _ in range(2)]
     for driver in drivers:
         out, _ = driver.communicate(timeout=90)
         assert driver.returncode == 0, out.decode()
@@ -96,6 +97,38 @@ def test_drivers_of_one_luigid_do_each_step_once(luigid: str, store: Store, tmp_
     assert sorted(ran) == ["add", *["multiply"] * 4, "numbers", *["slow_count"] * 3]
     made = [len(Catalog(store).history(step)) for step in ("add", "multiply", "slow_count")]
     assert made == [1, 4, 3]
+
+
+LIMITED = """
+import sys
+from job_steps import lines, where
+from pipeline import run
+store, journal, first, scheduler = sys.argv[1:]
+steps = [where(journal, int(first) + n, 0.5).on(memory="1.5GiB") for n in range(2)]
+run(steps, store, jobs=2, scheduler=scheduler)
+"""
+
+
+def test_limits_hold_over_all_drivers_and_the_page_shows_the_names_of_steps(
+    luigid: str, tmp_path: Path
+) -> None:
+    """Each driver has a store of its own; two steps at once would be more memory than there is."""
+    journal = str(tmp_path / "journal")
+    drivers = [
+        start_driver(LIMITED, tmp_path / f"store-{n}", journal, str(10 * n), luigid)
+        for n in range(2)
+    ]
+    for driver in drivers:
+        out, _ = driver.communicate(timeout=90)
+        assert driver.returncode == 0, out.decode()
+    spans = sorted(json.loads(line)[2:] for line in lines(journal))
+    assert len(spans) == 4
+    assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))
+    with urllib.request.urlopen(
+        f"{luigid}/api/task_list?data=%7B%22status%22:%22DONE%22%7D"
+    ) as page:
+        shown = json.load(page)["response"].values()
+    assert [task["name"] for task in shown if "store-1" in task["params"]["store"]] == ["where"] * 2
 
 
 def test_what_luigid_can_never_give_is_refused_before_anything_runs(
@@ -109,11 +142,9 @@ def test_what_luigid_can_never_give_is_refused_before_anything_runs(
     root = where(str(tmp_path / "journal")).on(cpus=1)
     run([root], store, console=console, scheduler=luigid)  # it has no limit for processors
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    devices.present.cache_clear()
     too_many = where(str(tmp_path / "journal"), 1).on(gpus=3)
     with pytest.raises(TemperError, match=r"where asks for gpus=3, and the scheduler lets all"):
         run([too_many], store, console=console, scheduler=luigid)
-    devices.present.cache_clear()
 
 
 def test_after_a_kill_of_luigid_the_steps_are_done_when_it_is_there_again(
@@ -122,7 +153,8 @@ def test_after_a_kill_of_luigid_the_steps_are_done_when_it_is_there_again(
     (tmp_path / "numbers.txt").write_text("1 2 3 4")
     port = free_port()
     first = start_luigid(tmp_path / "luigid", port)
-    driver = start_driver(store, tmp_path, f"http://127.0.0.1:{port}")
+    arguments = (store.root, tmp_path / "journal", tmp_path / "numbers.txt")
+    driver = start_driver(DRIVER, *arguments, f"http://127.0.0.1:{port}")
     deadline = time.time() + 60
     while "numbers" not in journal_lines(tmp_path / "journal"):
         assert time.time() < deadline, "nothing ran"
@@ -134,7 +166,7 @@ def test_after_a_kill_of_luigid_the_steps_are_done_when_it_is_there_again(
     try:
         out, _ = driver.communicate(timeout=120)
         if driver.returncode:  # it did not outlive luigid; then one restart by hand is enough
-            driver = start_driver(store, tmp_path, f"http://127.0.0.1:{port}")
+            driver = start_driver(DRIVER, *arguments, f"http://127.0.0.1:{port}")
             out, _ = driver.communicate(timeout=120)
         assert driver.returncode == 0, out.decode()
     finally:

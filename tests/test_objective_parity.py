@@ -240,6 +240,52 @@ def test_one_two_four_or_eight_forwards_give_the_same_step(
         assert (parts - whole).norm() <= 1e-6 * whole.norm()
 
 
+def each_its_own(family: str) -> tuple[Objective, Tensor | None, Tensor]:
+    """An objective in which no two examples have anything in common; what the policy gives to its
+    baseline groups, if it has such; and how much a batch of each example alone is divided by."""
+    count, sides = 6, 2 if family == "pairs" else 1
+    groups = [
+        TokenGroup(
+            f"{i}",
+            f"{i}",
+            (3,),
+            tuple(TokenResponse((4,) * (i + side + 1)) for side in range(sides)),
+            label=i % 2 == 0,
+            weight=1.0 + i,
+        )
+        for i in range(count)
+    ]
+    reference, baseline = -torch.arange(2.0 * count).double().view(count, 2), None
+    one = torch.ones(count, dtype=torch.float64)
+    match family:
+        case "pairs":
+            return preference_objective(groups, Ipo(0.3), reference), None, one
+        case "sft":
+            return sft_objective(groups), None, one * torch.arange(1, count + 1)
+        case _:
+            baseline = torch.arange(count).double() ** 2 - 50
+            kto = unpaired_objective(groups, Kto(0.4), reference[:, 0], groups, baseline)
+            return kto, baseline + 0.5, one
+
+
+@pytest.mark.parametrize("family", ["pairs", "sft", "kto"])
+def test_an_example_keeps_what_is_its_own_in_any_batch_and_any_forward(family: str) -> None:
+    """Its weight, its reference, its label and its lengths."""
+    objective, baseline, divisors = each_its_own(family)
+    logps = torch.linspace(-9, -1, 12, dtype=torch.float64).view(6, 2)
+    logps = logps if family == "pairs" else logps[:, :1]
+
+    def losses(batch: list[int], members: list[int]) -> Tensor:
+        of_baseline = None if baseline is None else baseline[batch]
+        loss = objective.batch_loss(batch, of_baseline)
+        chosen = [batch[member] for member in members]
+        return loss(logps[chosen], torch.tensor(members))[0] * divisors[batch].sum()
+
+    alone = torch.cat([losses([i], [0]) for i in range(6)])
+    assert len(set(alone.tolist())) == 6
+    torch.testing.assert_close(losses([5, 1, 3], [2, 0]), alone[[3, 5]])
+
+
 def test_the_order_of_a_batch_changes_neither_loss_nor_gradient(folder: Path) -> None:
     groups = pairs()
     reference = reference_logps(len(groups))

@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from steps.evaluate import EvaluateConfig
+from steps.measure_kl import KlConfig
 from steps.training.batches import batch_indices, steps_per_epoch, total_steps
-from steps.training.config import OptimizerConfig, Schedule, TrainConfig
+from steps.training.config import (
+    Attention,
+    Dtype,
+    OptimizerConfig,
+    ReferenceConfig,
+    Schedule,
+    TrainConfig,
+)
 from steps.training.optimization import Updater, build_optimizer, clip_gradients, learning_rate
 
 
@@ -161,8 +170,33 @@ def test_a_run_is_as_long_as_its_epochs_and_no_longer_than_max_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"epochs": 0}, {"batch_size": 0}, {"max_steps": 0}, {"seed": -1}]
+    "settings",
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"batch_size": 2.5},
+        {"max_steps": 0},
+        {"max_steps": 1.5},
+        {"seed": -1},
+        {"dtype": "float16"},
+        {"attention": "flash"},
+        {"keep_best": "loss", "eval_every_steps": 1},
+    ],
+    ids=str,
 )
 def test_settings_without_a_meaning_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(settings))):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} must"):
         TrainConfig(**settings)
+
+
+def test_a_choice_may_be_named_by_its_value() -> None:
+    """A string that stayed one would not be `Attention.padded`, and would be packed."""
+    named: dict[str, Any] = {"dtype": "bfloat16", "attention": "padded"}
+    meant: dict[str, Any] = {"dtype": Dtype.bfloat16, "attention": Attention.padded}
+    for config in (TrainConfig, ReferenceConfig, EvaluateConfig, KlConfig):
+        assert config(**named) == config(**meant)
+        assert isinstance(config(**named).attention, Attention)
+    schedule: Any = "cosine"
+    assert OptimizerConfig(schedule=schedule).schedule is Schedule.cosine
+    with pytest.raises(ValueError, match="schedule must be one of constant, linear, cosine, wsd"):
+        OptimizerConfig(schedule=schedule + "s")

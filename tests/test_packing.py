@@ -9,6 +9,7 @@ from tiny_models import VOCABULARY, pair_records
 from steps.training.examples import (
     TokenGroup,
     TokenResponse,
+    chosen_as_demonstration,
     read_demonstrations,
     read_pairs,
     read_unpaired,
@@ -173,6 +174,20 @@ def test_an_unpaired_row_keeps_its_label(label: bool) -> None:
     assert (one.label, one.weight) == (label, 1.0)
     with pytest.raises(ValueError, match="row 'data:0' has no label"):
         read_unpaired([record], 4)
+    with pytest.raises(ValueError, match=f"label is '{label}'; it must be true or false"):
+        read_unpaired([record | {"label": str(label)}], 4)
+
+
+def test_a_pair_s_weight_is_that_of_its_chosen_response_as_a_demonstration() -> None:
+    record = pair_records(1)[0]
+    for name in ("prompt", "chosen"):
+        record[f"{name}_mask"] = [name == "chosen"] * len(record[f"{name}_ids"])
+    for weight in (None, 0.5):
+        (one,) = read_demonstrations(
+            [chosen_as_demonstration(record | {"weight": weight})], VOCABULARY
+        )
+        assert one.weight == (weight or 1.0)
+        assert one.responses == (TokenResponse(tuple(record["chosen_ids"])),)
 
 
 def test_demonstrations_have_the_same_id_exactly_if_they_are_the_same() -> None:
@@ -198,6 +213,7 @@ def test_demonstrations_have_the_same_id_exactly_if_they_are_the_same() -> None:
         ({"chosen_ids": None}, "row 'data:1' has no chosen_ids"),
         ({"weight": float("nan")}, "row 'data:1': weight is nan"),
         ({"weight": -1}, "row 'data:1': weight is -1"),
+        ({"weight": "heavy"}, "row 'data:1': weight is 'heavy'"),
     ],
 )
 def test_a_record_that_cannot_be_scored_is_refused_by_name(change: dict, message: str) -> None:

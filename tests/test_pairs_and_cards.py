@@ -5,18 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from markdown_it import MarkdownIt
 from rich.console import Console
 
 from pipeline import Artifact, TemperError
 from steps.build_pairs import PairConfig, build_pairs
-from steps.data.parquet import read_rows
-from steps.data.rows import PreferenceRow
-from steps.data.tables import from_record
-from steps.evaluation.answers import check_answers, side_by_side
+from steps.data.parquet import read_rows, write_rows
+from steps.data.rows import Message, PreferenceRow, UnpairedRow
+from steps.data.tables import PAIRS, from_record, to_record
+from steps.evaluation.answers import check_answers, compare_answers, judge, side_by_side
 from steps.evaluation.checkers import is_correct
 from steps.export.card import Ancestor, ModelCard, render_card
+from steps.kinds import Preferences
 from steps.training.config import PreferenceConfig, TrainConfig
 from steps.training.losses.ipo import Ipo
+from steps.unpair import unpair
 
 
 class Folder:
@@ -95,6 +99,35 @@ def test_a_pair_keeps_the_tools_and_template_arguments_of_its_prompt(tmp_path: P
     assert pair.template_kwargs == {"enable_thinking": False}
 
 
+def test_pairs_taken_apart_keep_all_that_goes_with_a_response(tmp_path: Path) -> None:
+    def said(text: str) -> tuple[Message]:
+        return (Message(role="assistant", content=text),)
+
+    pairs = [
+        PreferenceRow(
+            f"q{i}", (Message(role="user", content=f"{i}?"),), said(f"good {i}"), said(f"bad {i}"),
+            tools=({"name": "add"},), template_kwargs={"k": i}, weight=0.5 + i,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    source = tmp_path / "train" / "pairs-00000.parquet"
+    write_rows(source, PAIRS, map(to_record, pairs))
+    out = Folder(tmp_path / "out")
+
+    metrics = unpair.function(out, Preferences(tmp_path, "load_preferences", ""))
+
+    assert metrics == {"train": 6}
+    rows = [from_record(UnpairedRow, record) for record in read_rows(out.path / "train")]
+    assert [row.row for row in rows] == [
+        f"q{i}/{s}" for s in ("chosen", "rejected") for i in range(3)
+    ]
+    assert [row.label for row in rows] == [True] * 3 + [False] * 3
+    assert [row.completion[0]["content"] for row in rows][::3] == ["good 0", "bad 0"]
+    assert [row.weight for row in rows] == [0.5, 1.5, 2.5] * 2
+    assert rows[-1].template_kwargs == {"k": 2}
+    assert rows[-1].tools == ({"name": "add"},)
+
+
 def test_completions_that_are_all_right_or_all_wrong_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(TemperError, match=r"none of 2 prompts has both .* higher temperature"):
         pairs_of(tmp_path, [("1", ["1", "1"]), ("2", ["3"])], PairConfig())
@@ -124,7 +157,7 @@ def test_a_card_says_how_the_model_was_before_what_it_is_made_from_and_its_licen
     for part in (
         "| eval_loss | 0.75 | 0.25 |",
         "| eval_logps/accuracies | 0.5 | 0.9 | 0.8 to 1 |",
-        "| base model | import_model | `abc123` |",
+        "| base model | import_model | abc123 |",
         'license: "apache-2.0"\n',
     ):
         assert part in text
@@ -144,6 +177,35 @@ def test_answers_are_shown_as_text_whatever_they_hold(console: Console) -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in shown
     assert "<script>" in shown
+
+
+def test_a_card_shows_names_as_text_whatever_they_hold() -> None:
+    hostile = f"{HOSTILE} ![i](javascript:x) `"
+    card = ModelCard(hostile, hostile, hostile, license=hostile)
+    text = render_card(card, {hostile: 1.0}, lineage=[Ancestor(hostile, hostile, hostile)])
+    _, front, body = text.split("---\n", 2)
+    assert yaml.safe_load(front)["license"] == hostile
+    parser = MarkdownIt("commonmark").enable("table")
+    shown = parser.parse(body)
+    inline = [part for token in shown for part in token.children or ()]
+    assert {part.type for part in inline} <= {"text", "code_inline", "text_special"}
+    assert not [token for token in shown if token.type == "html_block"]
+    assert "\x1b" not in body
+
+
+def test_answers_are_compared_by_the_prompts_on_which_a_check_changes() -> None:
+    def answers(texts: str) -> list[dict[str, Any]]:
+        return [{"row": str(i), "prompt": f"p{i}", "answer": t} for i, t in enumerate(texts)]
+
+    checks = {"is a": "^a$"}
+    before, after = judge(answers("bbbbbba"), checks), judge(answers("aaaaaab"), checks)
+    assert [answer["checks"]["is a"] for answer in after] == [True] * 6 + [False]
+    found = compare_answers(before, after, checks)
+    assert found["gain/answers/is a"]["value"] == pytest.approx(5 / 7)
+    assert found["gain/answers/is a/p"] == pytest.approx(2 * (1 + 7) / 2**7)  # 6 gained, 1 lost
+    assert "| p0 | b | a | 0 → 1 of 1 |" in side_by_side(before, after)
+    with pytest.raises(ValueError, match="answered other prompts"):
+        compare_answers(before, after[1:], checks)
 
 
 def test_checks_are_shares_of_the_answers_with_intervals() -> None:

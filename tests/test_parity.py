@@ -2,7 +2,8 @@
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import oracle
 import pytest
 import torch
 from families import FAMILIES
-from tiny_models import VOCABULARY, llama, model_folder
+from tiny_models import VOCABULARY, gpt2, llama, model_folder
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     JambaConfig,
@@ -25,12 +28,12 @@ from transformers import (
     StableLmForCausalLM,
 )
 
-from steps.training import attention
+from steps.training import attention, parity
 from steps.training.attention import attends_packed
 from steps.training.config import Attention, Dtype
 from steps.training.examples import TokenGroup, TokenResponse
 from steps.training.models import load_model
-from steps.training.packing import make_pack
+from steps.training.packing import Pack, make_pack
 from steps.training.parity import check_packing
 from steps.training.scoring import forward_backward, sequence_logps, token_logps
 
@@ -105,7 +108,12 @@ def rotation_that_depends_on_length() -> PreTrainedModel:
     return Phi3ForCausalLM(config)
 
 
+def attention_of_its_own() -> PreTrainedModel:
+    return BloomForCausalLM(BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=2, n_head=4))
+
+
 UNPACKABLE = {
+    "own attention": (attention_of_its_own, "BloomForCausalLM has an attention that cannot"),
     "mamba": (mamba, "packed, MambaForCausalLM differs: logps are off by up to"),
     "jamba": (jamba, "packed, JambaForCausalLM differs"),
     "attention sinks": (attention_sinks, "cannot honour s_aux"),
@@ -222,8 +230,37 @@ def test_a_mistake_in_the_attention_is_found(
     assert check_packing(model, groups()).attention is Attention.padded
 
 
+def test_a_group_that_sees_its_neighbour_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one group alone nothing could be seen."""
+
+    def leaking(groups: Sequence[TokenGroup]) -> Pack:
+        pack = make_pack(groups)
+        segments = [
+            s._replace(prefix_start=0, prefix_stop=4)
+            if s.start and s.prefix_start == s.prefix_stop
+            else s
+            for s in pack.segments
+        ]
+        return replace(pack, segments=tuple(segments))
+
+    monkeypatch.setattr(parity, "make_pack", leaking)
+    model = load_model(model_folder(tmp_path))
+    assert check_packing(model, groups()).attention is Attention.padded
+
+
 def test_a_model_of_nothing_but_nan_is_left_to_whoever_scores_with_it(tmp_path: Path) -> None:
     model = load_model(model_folder(tmp_path))
     with torch.no_grad():
         model.get_parameter("model.norm.weight").fill_(torch.nan)
     assert check_packing(model, groups()).attention is Attention.packed
+
+
+def test_more_tokens_than_a_model_has_positions_for_are_refused_by_row(tmp_path: Path) -> None:
+    model = load_model(model_folder(tmp_path, gpt2))
+    fits = TokenGroup("fits", "a", (3,) * 60, (TokenResponse((4,) * 5),))
+    long = TokenGroup("long", "b", (3,) * 60, (TokenResponse((4,) * 6),))
+    assert check_packing(model, [fits]).attention is Attention.packed
+    with pytest.raises(ValueError, match="row 'long' has 65 tokens to read, but GPT2LMHeadModel"):
+        check_packing(model, [fits, long])

@@ -8,10 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tiny_models import model_folder, pair_records
+from tiny_models import model_folder, pair_records, token_files
 
 from pipeline import Artifact, Step, TemperError, adopt
-from steps.data.parquet import write_rows
 from steps.data.token_tables import COMPLETION_TOKENS, PAIR_TOKENS
 from steps.kinds import Model, PairTokens, UnpairedTokens
 from steps.reference_logprobs import reference_logprobs
@@ -159,6 +158,7 @@ class Folder:
         self.path, self.scratch = path, path.with_name(f"{path.name}-scratch")
         for folder in (self.path, self.scratch):
             folder.mkdir()
+        self.stopping = False
 
     def progress(self, done: float, total: float | None, metrics: Any = None) -> None: ...
 
@@ -171,16 +171,7 @@ def artifact(path: Path) -> Any:
 
 
 def written(folder: Path, schema: pa.Schema, records: list[dict[str, Any]]) -> Any:
-    """Token files as the tokenising steps write them, all of every response scored."""
-    for record in records:
-        for name in [name for name in record if name.endswith("_ids")]:
-            record[name.replace("_ids", "_mask")] = [name != "prompt_ids"] * len(record[name])
-        record |= {name: None for name in schema.names if name not in record}
-        for field in schema:
-            if record[field.name] is None and not field.nullable:
-                record[field.name] = [] if pa.types.is_list(field.type) else 0
-    write_rows(folder / "tokens-00000.parquet", schema, records)
-    return artifact(folder)
+    return artifact(token_files(folder, schema, records))
 
 
 def unpaired_records() -> list[dict[str, Any]]:

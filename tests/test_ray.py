@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_steps import add_ranks, count_to, lines, where
+from job_steps import at_most, count_to, gang, lines, where
 from rich.console import Console
 
 from benchmarks.ray_cluster import RayCluster, ray_cluster, why_not
-from pipeline import Store, TemperError, run
+from pipeline import Store, TemperError, presence, run
 from pipeline.launchers.config import LauncherConfig, RayConfig
 from pipeline.manifest import Manifest
 from pipeline.run import RunFailed
@@ -29,6 +29,15 @@ pytestmark = [
 def cluster() -> Iterator[RayCluster]:
     with ray_cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(autouse=True)
+def not_for_ever(cluster: RayCluster) -> Iterator[None]:
+    def explain() -> str:
+        return f"{cluster.count()} nodes, {[str(job) for job in client(cluster).list_jobs()]}"
+
+    with at_most(300, explain):
+        yield
 
 
 @pytest.fixture
@@ -61,6 +70,13 @@ def client(cluster: RayCluster) -> Any:
     from ray.job_submission import JobSubmissionClient  # pyright: ignore[reportMissingImports]
 
     return JobSubmissionClient(cluster.address)
+
+
+def stop_job(cluster: RayCluster, when: Callable[[], object]) -> None:
+    """Stop the job that runs."""
+    wait_until(when)
+    (job,) = [job for job in client(cluster).list_jobs() if str(job.status) == "RUNNING"]
+    client(cluster).stop_job(job.submission_id)
 
 
 DRIVER = """
@@ -96,12 +112,44 @@ def test_a_step_that_asks_for_a_tpu_slice_goes_to_its_first_host(
         run([where(journal, 1).on(gpus=1)], store, console=console, launcher=launcher)
 
 
-def test_ranks_on_two_nodes_work_together(
-    store: Store, launcher: LauncherConfig, journal: str, console: Console
+def test_ranks_on_two_nodes_that_are_stopped_by_hand_all_save_and_go_on(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: RayCluster
 ) -> None:
-    root = add_ranks(journal, [1.0, 2.0, 3.0]).on(nodes=2, processes=1)
+    stopper = threading.Thread(target=stop_job, args=(cluster, lambda: len(lines(journal)) == 2))
+    stopper.start()
+    root = gang(journal, "leave").on(nodes=2)
+    with pytest.raises(RunFailed):
+        run([root], store, console=console, launcher=launcher)
+    stopper.join()
+    assert sorted(line for line in lines(journal) if "left" in line) == [
+        "rank 0 left",
+        "rank 1 left",
+    ]
     (made,) = run([root], store, console=console, launcher=launcher).values()
-    assert made.metrics == {"total": 6.0, "ranks": 2}
+    assert made.metrics == {"ranks": 2}
+
+
+def test_ranks_on_two_nodes_of_which_one_is_killed_go_on(
+    store: Store,
+    launcher: LauncherConfig,
+    journal: str,
+    console: Console,
+    cluster: RayCluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(presence, "SILENCE_SECONDS", 12.0)
+
+    def kill() -> None:
+        wait_until(lambda: len(lines(journal)) == 2)
+        cluster.kill(cluster.nodes.pop(0))
+        cluster.add_node(2, {"TPU": 4, "TPU-v5p-8-head": 1})
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    root = gang(journal, "leave").on(nodes=2)
+    (made,) = run([root], store, console=console, launcher=launcher).values()
+    killer.join()
+    assert made.metrics == {"ranks": 2}
 
 
 def test_a_driver_that_is_started_again_waits_for_the_job_of_the_first(
@@ -124,12 +172,7 @@ def test_a_driver_that_is_started_again_waits_for_the_job_of_the_first(
 def test_what_is_stopped_by_hand_fails_and_goes_on_when_it_is_run_again(
     store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: RayCluster
 ) -> None:
-    def stop() -> None:
-        wait_until(lambda: len(counted(journal)) > 3)
-        (job,) = [job for job in client(cluster).list_jobs() if str(job.status) == "RUNNING"]
-        client(cluster).stop_job(job.submission_id)
-
-    stopper = threading.Thread(target=stop)
+    stopper = threading.Thread(target=stop_job, args=(cluster, lambda: len(counted(journal)) > 3))
     stopper.start()
     root = count_to(30, journal, 0.1)
     with pytest.raises(RunFailed):
@@ -142,8 +185,14 @@ def test_what_is_stopped_by_hand_fails_and_goes_on_when_it_is_run_again(
 
 
 def test_after_the_kill_of_a_node_the_step_goes_on_elsewhere(
-    store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: RayCluster
+    store: Store,
+    launcher: LauncherConfig,
+    journal: str,
+    console: Console,
+    cluster: RayCluster,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(presence, "SILENCE_SECONDS", 12.0)
     doomed = cluster.add_node(1, {"TPU-v6e-4-head": 1, "TPU": 4})
     wait_until(lambda: cluster.count() == 3)
 

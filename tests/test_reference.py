@@ -22,6 +22,7 @@ from steps.training.config import (
 from steps.training.dpo import run_dpo
 from steps.training.examples import read_pairs, read_unpaired
 from steps.training.kto import run_kto
+from steps.training.leaving import Left
 from steps.training.mismatched import mismatched
 from steps.training.models import load_model
 from steps.training.packing import make_pack
@@ -117,6 +118,24 @@ def test_an_interrupted_computation_keeps_its_finished_shards(model: Path, tmp_p
     assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "whole/out")
 
 
+def test_a_computation_that_is_told_to_leave_goes_on_after_its_shards(
+    model: Path, tmp_path: Path
+) -> None:
+    records, asked = pair_records(7), []
+
+    def stopping() -> bool:
+        asked.append(None)
+        return len(asked) == 2
+
+    with pytest.raises(Left, match="after 4 of 7"):
+        compute(model, records, tmp_path, stopping=stopping)
+    finished = modified(tmp_path)
+    assert sorted(finished) == ["logps-00000.parquet", "logps-00001.parquet"]
+    compute(model, records, tmp_path, stopping=lambda: len(asked) < 2)
+    assert finished.items() <= modified(tmp_path).items()
+    assert read_reference(tmp_path / "out").of(read_pairs(records, VOCABULARY)).shape == (7, 2)
+
+
 def test_a_torn_shard_is_computed_again(model: Path, tmp_path: Path) -> None:
     records = pair_records(4)
     compute(model, records, tmp_path)
@@ -128,6 +147,27 @@ def test_a_torn_shard_is_computed_again(model: Path, tmp_path: Path) -> None:
     after = modified(tmp_path)
     assert after["logps-00000.parquet"] == before["logps-00000.parquet"]
     assert after["logps-00001.parquet"] != before["logps-00001.parquet"]
+
+
+def test_a_flipped_bit_in_a_logp_is_found(model: Path, tmp_path: Path) -> None:
+    records = pair_records(4)
+    compute(model, records, tmp_path)
+    whole = folder_bytes(tmp_path / "out")
+    for folder in (tmp_path / "out", tmp_path / "scratch/shards"):
+        flip_a_bit(folder / "logps-00001.parquet", column="logps.list.element")
+    with pytest.raises(ValueError, match=r"logps-00001\.parquet is damaged .*compute it again"):
+        read_reference(tmp_path / "out")
+    compute(model, records, tmp_path)
+    assert folder_bytes(tmp_path / "out") == whole
+
+
+def flip_a_bit(file: Path, column: str) -> None:
+    """Of the last of the values that a column has, which stand before the pages that name them."""
+    group = pq.read_metadata(file).row_group(0)
+    columns = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
+    content = bytearray(file.read_bytes())
+    content[columns[column].data_page_offset - 5] ^= 1
+    file.write_bytes(content)
 
 
 def test_a_shard_of_other_pairs_is_not_used(model: Path, tmp_path: Path) -> None:
@@ -249,3 +289,25 @@ def test_logps_that_are_not_finite_name_the_pair(model: Path, tmp_path: Path) ->
     records = pair_records(1)
     with pytest.raises(FloatingPointError, match=rf"{records[0]['pair_id']} \(row 'data:0'\)"):
         compute(tmp_path / "broken", records, tmp_path)
+
+
+def test_held_out_rewards_need_the_reference_that_training_has(model: Path, tmp_path: Path) -> None:
+    records, held_out = pair_records(4), pair_records(4, seed=1)
+    compute(model, records, tmp_path / "own")
+    compute(model, held_out, tmp_path / "held out")
+    compute(model_folder(tmp_path / "stranger", seed=5), held_out, tmp_path / "strange")
+
+    def evaluated(work: Path) -> None:
+        run_dpo(
+            model,
+            records,
+            tmp_path / "own/out",
+            DpoConfig(max_steps=1, eval_every_steps=1),
+            output=work / "model",
+            scratch=work / "scratch",
+            held_out=(held_out, work / "out"),
+        )
+
+    evaluated(tmp_path / "held out")
+    with pytest.raises(ValueError, match=r"strange/out and in .*own/out are of two models"):
+        evaluated(tmp_path / "strange")

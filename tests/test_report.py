@@ -1,23 +1,26 @@
 """The report as its reader meets it: opened in a real browser, in both themes, on a phone."""
 
-import json
 import os
 import re
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import chromium, opened
-from report_steps import HOSTILE, explode, hostile, measure, prepare
+from browser import chromium, grave_faults, numbers_of, opened
+from report_steps import HOSTILE, explode, hostile, measure, prepare, prepare_again
 from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline import Store, run
 from pipeline.catalog import Catalog
 from pipeline.cli import app
+from pipeline.cli.present import import_named
 from pipeline.cli.runs import names_of_runs, read_runs
+from pipeline.lifeline import WORKER_ENVIRONMENT
 from pipeline.report import render, story_of_runs
 from pipeline.report.page import clean, markdown
 from pipeline.run import RunFailed
@@ -89,13 +92,8 @@ def test_a_report_loads_nothing_says_no_error_and_fits_its_window(
 def test_axe_finds_no_serious_fault(
     browser: Any, pages: dict[str, Path], name: str, width: int, theme: str
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     with opened(browser, pages[name], width, theme) as seen:
-        seen.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-        seen.page.locator(".dag a").first.focus()
-        found = axe.Axe().run(seen.page).response["violations"]
-        grave = [f for f in found if f["impact"] in ("serious", "critical")]
-        assert not grave, json.dumps([(f["id"], f["nodes"][0]["html"][:200]) for f in grave])
+        assert grave_faults(seen.page) == []
 
 
 def test_every_section_is_there_and_linked(browser: Any, pages: dict[str, Path]) -> None:
@@ -110,22 +108,12 @@ def test_numbers_are_those_of_the_manifests(
 ) -> None:
     expected = {}
     for made in Catalog(store).history("measure"):
-        accuracy = made.metrics["accuracy"]
-        ends = [accuracy["value"], accuracy["low"], accuracy["high"]]
-        beta = made.recipe["arguments"]["beta"]  # type: ignore[call-overload,index]
-        expected[f"beta={beta}"] = [[made.metrics["loss"]], ends]
+        arguments: Any = made.recipe
+        name, accuracy = f"beta={arguments['arguments']['beta']}", made.metrics["accuracy"]
+        expected[name, "loss"] = [made.metrics["loss"]]
+        expected[name, "accuracy"] = [accuracy["value"], accuracy["low"], accuracy["high"]]
     with opened(browser, pages["sweep"]) as seen:
-        table = seen.page.locator("table.results").first
-        names = table.locator("thead th").all_inner_texts()[1:]
-        rows = table.locator("tbody tr")
-        shown = {
-            name: [
-                [json.loads(d.get_attribute("value")) for d in cell.locator("data").all()]
-                for cell in (rows.nth(i).locator("td").nth(column) for i in range(2))
-            ]
-            for column, name in enumerate(names)
-        }
-    assert shown == expected
+        assert numbers_of(seen.page, "measure") == expected
 
 
 def test_a_sweep_shows_each_metric_over_the_setting_that_differs(
@@ -189,11 +177,43 @@ def test_what_anybody_wrote_is_shown_as_text(browser: Any, pages: dict[str, Path
         assert HOSTILE["script"] in answers.locator("blockquote").first.inner_text()
 
 
+def test_results_that_no_setting_tells_apart_are_drawn_side_by_side(
+    browser: Any, tmp_path: Path, console: Console
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    results = {"one": measure(prepare(3)), "two": prepare_again(prepare(4)), "three": prepare(5)}
+    run({**results, "four": prepare(6)}, store, console=console)
+    story = story_of_runs(read_runs(store), Catalog(store))
+    (tmp_path / "page.html").write_text(render(replace(story, parameters={})), "utf-8")
+    with opened(browser, tmp_path / "page.html") as seen:
+        assert seen.page.locator("#sweep").count() == 0
+        (title,) = seen.page.locator("#results h3").all_inner_texts()
+        assert title == "Side by side: prepare"
+        ticks = seen.page.locator("#results figure svg text").all_text_contents()
+        assert {"three", "four"} <= set(ticks)
+
+
 def test_a_failed_step_is_told_first_and_what_it_said(browser: Any, pages: dict[str, Path]) -> None:
     with opened(browser, pages["hostile"]) as seen:
         assert HOSTILE["html"] in seen.page.locator("#results p").first.inner_text()
         assert seen.page.locator(".dag a.failed").count() == 1
         assert "failed" in seen.page.locator("header").inner_text()
+
+
+def test_kinds_are_imported_by_many_threads_and_output_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for i in range(24):
+        (tmp_path / f"talkative_{i}.py").write_text(
+            f"import time\nprint('I am imported')\ntime.sleep({i % 5} / 100)\nvalue = {i}\n"
+        )
+    before = sys.stdout
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(import_named, (f"talkative_{i}:value" for i in range(24))))
+    assert found == list(range(24))
+    assert sys.stdout is before
+    assert WORKER_ENVIRONMENT not in os.environ
 
 
 def test_two_runs_that_share_a_step_tell_of_it_once(browser: Any, pages: dict[str, Path]) -> None:
@@ -206,7 +226,7 @@ def test_the_report_step_tells_of_its_inputs_and_all_they_were_made_from(
     browser: Any, store: Store
 ) -> None:
     (made,) = Catalog(store).history("report")
-    assert made.metrics == {"steps": 4, "results": 3}
+    assert list(made.files) == ["report.html"]
     with opened(browser, Path(store.content_path(made)) / "report.html") as seen:
         assert seen.said == []
         assert seen.page.locator("h1").inner_text() == "All betas"

@@ -1,5 +1,6 @@
 """What steps ask of machines, and what becomes of it before anything runs."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,11 @@ def test_an_unknown_launcher_is_one_clear_error(store: Store, console: Console) 
         TemperError, match=r"launcher.use=pbs: there is no such launcher; use local"
     ):
         run([where("journal")], store, console=console, launcher=LauncherConfig(use=["pbs"]))
+
+
+def test_a_launcher_whose_client_is_not_installed_says_what_to_install(
+    store: Store, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(TemperError, match=r"launcher ray: pip install 'temper\[ray\]'"):
+        run([where("journal")], store, console=console, launcher=LauncherConfig(use=["ray"]))

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import VOCABULARY, model_folder
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny_models import SPECIAL, VOCABULARY, model_folder, word_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from steps.data.jsonl import read_json_lines
@@ -23,12 +22,6 @@ from steps.kinds import Model, Prompts
 from steps.sample_completions import sample_completions
 from steps.training.models import load_model
 
-TEMPLATE = (
-    "{% for tool in tools or [] %}<tool> {{ tool.name }} {% endfor %}{{ style or '' }}"
-    "{% for message in messages %}<{{ message.role }}> {{ message.content }} <end> {% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-SPECIAL = ["<user>", "<assistant>", "<end>", "<tool>"]
 PROMPTS = [
     Chat(({"role": "user", "content": content},))
     for content in ("w5", "w9 w8 w7 w6", "w1 w2", "w3")
@@ -37,15 +30,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    words = SPECIAL + [f"w{i}" for i in range(VOCABULARY - len(SPECIAL))]
-    core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="w0"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token="<end>",
-        additional_special_tokens=SPECIAL,
-        chat_template=TEMPLATE,
-    )
+    return word_tokenizer()
 
 
 @pytest.fixture(scope="module")

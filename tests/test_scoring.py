@@ -255,7 +255,7 @@ def test_scoring_ignores_dropout_and_leaves_every_mode_as_it_was(tmp_path: Path)
     dropped = {forward_backward(model, pack, loss).losses.sum().item() for _ in range(3)}
     assert len(dropped) == 3
     layers = list(model.modules())
-    layers[3].eval()
+    model.model.layers[0].eval()
     modes = [layer.training for layer in layers]
     assert torch.equal(token_logps(model, pack), expected)
     assert [layer.training for layer in layers] == modes

@@ -1,49 +1,72 @@
 """Two ranks with sharded parameters do what one device does."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from tiny_models import VOCABULARY, model_folder, pair_records
+from rank_processes import run_ranks
+from tiny_models import VOCABULARY, model_folder, pair_records, uneven
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from steps.training.attention import use_packed_attention
-from steps.training.backends.torch_backend import TorchBackend
-from steps.training.config import Dtype, OptimizerConfig
+from steps.training.backends.build import build_backend
+from steps.training.config import Attention, Dtype, LoraConfig, OptimizerConfig
 from steps.training.examples import read_pairs
+from steps.training.lora import add_adapter
 from steps.training.losses.dpo import Dpo
-from steps.training.models import load_model
+from steps.training.models import checkpoint_activations, load_model
 from steps.training.objectives import preference_objective
+from steps.training.parity import check_packing
+from steps.training.pieces import whole
+from steps.training.ranks import ALONE, Ranks, together
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, max_grad_norm=0.5)
 PAIRS = 7
 
 
-def steps(backend: TorchBackend, checkpoint: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Case:
+    """How a model is run."""
+
+    dtype: Dtype = Dtype.float32
+    budget: int = 64
+    attention: Attention = Attention.packed
+    lora: bool = False
+    recompute: bool = False
+    masters: bool = True
+
+
+def steps(folder: Path, case: Case, ranks: Ranks, checkpoint: Path) -> dict[str, Any]:
     """Two updates with a checkpoint between them, then back to it and the second again."""
     groups = read_pairs(pair_records(PAIRS), VOCABULARY)
+    model = load_model(folder, case.dtype, on_host=True)
+    if case.lora:
+        add_adapter(model, LoraConfig(r=4, alpha=8.0), seed=0)
+    if case.recompute:
+        checkpoint_activations(model)
+    backend = build_backend(model, case.budget, ranks, OPTIMIZER, case.masters)
+    packing = backend.examine(lambda model: check_packing(model, groups, case.attention))
+    assert packing.attention is case.attention
     reference = torch.linspace(-30, -10, 2 * PAIRS, dtype=torch.float64).view(PAIRS, 2)
     objective = preference_objective(groups, Dpo(beta=0.5, nll_weight=0.3), reference)
     batch, loss = backend.prepare(groups), objective.batch_loss(range(PAIRS), None)
     before = backend.logps(batch).result()
     first = backend.forward_backward(batch, loss)
     first.result()
-    parameters = [p for p in backend._model.parameters() if p.grad is not None]
-    gradient = torch.cat([whole(p.grad).flatten() for p in parameters if p.grad is not None])
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    gradient = torch.cat([whole(gradient).float().flatten() for gradient in gradients])
     first_norm = backend.optim_step(1e-2)
-    backend.save_checkpoint(checkpoint).result()
+    file = checkpoint.with_name(f"{checkpoint.name}-{ranks.index}")
+    backend.save_checkpoint(file).result()
+    files = [Path(name) for name in ranks.gather(str(file))]
     second, second_norm = backend.forward_backward(batch, loss), backend.optim_step(1e-2)
-    weights = backend.get_weights().result()
-    if dist.is_initialized():
-        dist.barrier()
-    backend.load_checkpoint(checkpoint).result()
+    weights = ranks.gather(listed(backend.get_weights().result()))[0]
+    backend.load_checkpoint(files).result()
     backend.forward_backward(batch, loss)
     backend.optim_step(1e-2).result()
-    again = backend.get_weights().result()
+    again = ranks.gather(listed(backend.get_weights().result()))[0]
+    backend.close()
     return {
         "packs": len(batch.packs),
         "gradient": gradient,
@@ -52,28 +75,41 @@ def steps(backend: TorchBackend, checkpoint: Path) -> dict[str, Any]:
         "losses": torch.stack([first.result().losses, second.result().losses]),
         "margins": second.result().metrics["rewards/margins"],
         "norms": torch.tensor([first_norm.result(), second_norm.result()]),
-        "weights": torch.cat([weights[name].flatten() for name in sorted(weights)]),
-        "same again": all(torch.equal(weights[name], again[name]) for name in weights),
+        "weights": torch.cat([torch.tensor(weights[name]) for name in sorted(weights)]),
+        "same again": weights == again,
         "version": backend.weight_version,
     }
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.float()
+def listed(weights: dict[str, Tensor]) -> dict[str, list[float]]:
+    return {name: tensor.flatten().tolist() for name, tensor in weights.items()}
 
 
-def run_rank(rank: int, folder: Path, dtype: Dtype, budget: int, work: Path) -> None:
-    from steps.training.backends.sharded_backend import ShardedBackend
+CASES = {
+    "float32": Case(),
+    "one pack": Case(budget=10**6),  # the second rank has none of its own
+    "padded": Case(attention=Attention.padded),
+    "lora": Case(lora=True, recompute=True),
+    "bfloat16": Case(Dtype.bfloat16),
+    "bfloat16 lora": Case(Dtype.bfloat16, lora=True),
+    "bfloat16 without masters": Case(Dtype.bfloat16, masters=False),
+}
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{work}/rendezvous", rank=rank, world_size=2)
-    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
-    model = load_model(folder, dtype)
-    use_packed_attention(model)
-    backend = ShardedBackend(model, budget, mesh, OPTIMIZER)
-    torch.save(steps(backend, work / "state"), work / f"rank-{rank}")
-    backend.close()
-    dist.destroy_process_group()
+
+def run_cases(folder: Path, work: Path) -> None:
+    with together() as ranks:
+        for name, case in CASES.items():
+            result = steps(folder, case, ranks, work / name)
+            torch.save(result, work / f"{name} of rank {ranks.index}")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Where the results of two ranks are, and the model."""
+    work = tmp_path_factory.mktemp("ranks")
+    folder = model_folder(work / "model", uneven)
+    assert run_ranks(run_cases, folder, work) == [0, 0]
+    return work, folder
 
 
 def largest_difference(one: dict[str, Any], other: dict[str, Any], name: str) -> float:
@@ -81,30 +117,20 @@ def largest_difference(one: dict[str, Any], other: dict[str, Any], name: str) ->
     return ((one[name] - other[name]).abs().max() / other[name].abs().max()).item()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "budget", "tolerance"),
-    [
-        (Dtype.float32, 64, 1e-6),
-        (Dtype.float32, 10**6, 1e-6),  # one pack: the second rank has none of its own
-        (Dtype.bfloat16, 64, 5e-2),
-    ],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_two_ranks_give_the_losses_gradients_and_weights_of_one(
-    tmp_path: Path, dtype: Dtype, budget: int, tolerance: float
+    two_ranks: tuple[Path, Path], tmp_path: Path, name: str
 ) -> None:
-    folder = model_folder(tmp_path / "model")
-    model = load_model(folder, dtype)
-    use_packed_attention(model)
-    alone = steps(TorchBackend(model, budget, OPTIMIZER), tmp_path / "alone")
-    mp.spawn(run_rank, (folder, dtype, budget, tmp_path), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]
-    ranks = [torch.load(tmp_path / f"rank-{rank}") for rank in range(2)]
-    assert ranks[0]["packs"] == ranks[1]["packs"] == -(-alone["packs"] // 2)
+    work, folder = two_ranks
+    case, tolerance = CASES[name], 5e-2 if CASES[name].dtype is Dtype.bfloat16 else 1e-6
+    alone = steps(folder, case, ALONE, tmp_path / "alone")
+    ranks = [torch.load(work / f"{name} of rank {rank}") for rank in range(2)]
+    assert ranks[0]["packs"] == ranks[1]["packs"]
     for result in ranks:
         assert result["same again"]
         assert result["version"] == alone["version"] == 2
-        for name in ("gradient", "tokens", "sequences", "losses", "margins", "norms"):
-            assert largest_difference(result, alone, name) <= tolerance
+        for value in ("gradient", "tokens", "sequences", "losses", "margins", "norms"):
+            assert largest_difference(result, alone, value) <= tolerance, value
         # Adam divides by the gradient's own size, so what rounding is left of a tiny one grows.
         assert largest_difference(result, alone, "weights") <= 10 * tolerance
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])

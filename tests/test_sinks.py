@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_steps import explode, prepare, train
+from report_steps import HOSTILE, explode, hostile, prepare, train
 from rich.console import Console
 
 from pipeline import Store, TemperError, run
 from pipeline.catalog import Catalog
 from pipeline.run import RunFailed
+from pipeline.sinks import Watched, weights_and_biases
 from pipeline.views import Made
 
 TESTS = Path(__file__).parent
@@ -61,10 +62,12 @@ def log_of(store: Store) -> list[dict[str, Any]]:
     return Made(made, store).records("metrics.jsonl")
 
 
-def wandb_run(store: Store) -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:
-    """The one run that is kept offline: its header, history and summary."""
+def wandb_run(
+    store: Store, step: str = "train"
+) -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:
+    """The one run of a step that is kept offline: its header, history and summary."""
     pb: Any = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    (file,) = (Path(store.root) / "sinks/wandb").glob("offline-run-*/*.wandb")
+    (file,) = (Path(store.root) / "sinks/wandb").glob(f"offline-run-*-{step}-*/*.wandb")
     header, history, summary = None, [], {}
     for data in wandb_records(file.read_bytes()):
         record = pb.Record()
@@ -133,6 +136,28 @@ def test_an_offline_wandb_run_is_the_metrics_file_also_after_a_kill(store: Store
     assert "wandb sync" in output
 
 
+@pytest.mark.slow
+def test_a_key_without_a_network_leaves_everything_on_this_machine(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody answers there
+    monkeypatch.setattr(weights_and_biases, "INIT_SECONDS", 3.0)
+    sink = weights_and_biases.WandbSink()
+    assert sink.mode == "online"
+    for key in ("a" * 32, "b" * 32):
+        watched = Watched("experiment", "train", "train", key, {}, Path(store.root) / "sinks")
+        view = sink.open(watched)
+        view.log(1, {"loss": 0.5})
+        view.end({"final": 0.5})
+    assert sink.notice().startswith("not online (")
+    assert "wandb sync" in sink.notice()
+    kept = list((Path(store.root) / "sinks/wandb").glob("offline-run-*-train-*/*.wandb"))
+    assert len(kept) == 2
+    wait_until(lambda: all(b"final" in file.read_bytes() for file in kept))
+
+
 def list_mirrors(store: Store) -> list[Path]:
     """Processes that hand on what is in a store."""
     found = []
@@ -144,6 +169,27 @@ def list_mirrors(store: Store) -> list[Path]:
         if b"pipeline.sinks.mirror" in words and store.url.encode() in words:
             found.append(path)
     return found
+
+
+def test_hostile_names_reach_every_sink_as_text(store: Store, console: Console) -> None:
+    for package in ("wandb", "tensorboard"):
+        pytest.importorskip(package)
+    half = "\ud83d half"
+    made = run(
+        {HOSTILE["html"]: hostile(prepare(), {half: half, **HOSTILE}, note=half)},
+        store,
+        console=console,
+        sinks=["wandb", "tensorboard"],
+    )
+    header, history, summary = wandb_run(store, "hostile")
+    assert [row["_step"] for row in history] == [0, 1, 2]
+    assert {HOSTILE["html"], HOSTILE["ansi"]} <= history[0].keys()
+    assert summary[HOSTILE["script"]] == made[HOSTILE["html"]].metrics[HOSTILE["script"]]
+    config = {item.key: json.loads(item.value_json) for item in header.config.update}
+    assert config["note"] == "? half"
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "Error" not in shown
+    assert "wandb sync" in shown
 
 
 def test_tensorboard_shows_the_metrics_file(store: Store, console: Console) -> None:

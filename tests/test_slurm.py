@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_steps import add_ranks, count_to, lines, where
+from job_steps import add_ranks, at_most, count_to, gang, lines, where
 from rich.console import Console
 
 from benchmarks.slurm_cluster import SlurmCluster, slurm_cluster, why_not
-from pipeline import Store, TemperError, run
+from pipeline import Store, TemperError, presence, run
 from pipeline.launchers.config import LauncherConfig, SlurmConfig
 from pipeline.manifest import Manifest
 from pipeline.run import RunFailed
@@ -35,6 +35,12 @@ def cluster() -> Iterator[SlurmCluster]:
         for name, value in cluster.environment.items():
             patch.setenv(name, value)
         yield cluster
+
+
+@pytest.fixture(autouse=True)
+def not_for_ever(cluster: SlurmCluster) -> Iterator[None]:
+    with at_most(240, lambda: f"jobs: {jobs(cluster)}, nodes: {cluster.ask('sinfo', '-N')}"):
+        yield
 
 
 @pytest.fixture
@@ -63,6 +69,24 @@ def log_of(store: Store, made: Manifest) -> str:
     return Path(store.attempt_path(made), "log.txt").read_text()
 
 
+def preempt(cluster: SlurmCluster, when: Callable[[], object]) -> None:
+    """Take both nodes away for a moment."""
+    wait_until(when)
+    job = ["sbatch", "--partition=high", "--exclusive", "-N2", "--output=/dev/null", "--wrap"]
+    cluster.ask(*job, "sleep 2")
+
+
+SHARING = """
+import sys
+from pipeline import File, run
+from pipeline.launchers.config import LauncherConfig, SlurmConfig
+from toy_steps import Times, add, multiply, numbers
+store, journal, folder, source, *factors = sys.argv[1:]
+config = LauncherConfig(use=["slurm"], slurm=SlurmConfig(folder=folder, poll_seconds=1.0))
+values = numbers(File(source), journal)["train"]
+products = [multiply(values, Times(int(factor)), journal) for factor in factors]
+run([add(products, journal)], store, jobs=4, launcher=config)
+"""
 DRIVER = """
 import sys
 from job_steps import count_to
@@ -74,10 +98,10 @@ run([count_to(60, journal, 0.1, heed=False)], store, launcher=config)
 """
 
 
-def start_driver(store: Store, journal: str, launcher: LauncherConfig) -> subprocess.Popen[bytes]:
+def start_driver(code: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, store.root, journal, launcher.slurm.folder],
+        [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": paths},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -91,7 +115,10 @@ def counted(journal: str) -> list[str]:
 def test_steps_run_as_jobs_and_make_what_they_make_here(
     store: Store, launcher: LauncherConfig, journal: str, console: Console, tmp_path: Path
 ) -> None:
-    roots: list[Step] = [count_to(3, journal, 0.01), where(journal).on(gpus=1, cpus=2)]
+    roots: list[Step] = [
+        count_to(3, journal, 0.01),
+        where(journal).on(gpus=1, accelerator="toy", cpus=2),
+    ]
     counted, placed = run(roots, store, jobs=2, console=console, launcher=launcher).values()
     assert re.match(r"\[slurm job \d+: submitted\]", log_of(store, counted))
     assert placed.metrics["devices"] in ("0", "1")
@@ -108,14 +135,39 @@ def test_ranks_on_two_nodes_work_together(
     root = add_ranks(journal, [1.0, 2.0, 3.0]).on(nodes=2, processes=1)
     (made,) = run([root], store, console=console, launcher=launcher).values()
     assert made.metrics == {"total": 6.0, "ranks": 2}
-    nodes = sorted(re.sub(r"pid \d+ ", "", line) for line in lines(journal))
-    assert nodes == ["rank 0 of 2 node 0", "rank 1 of 2 node 1"]
+    assert sorted(lines(journal)) == ["rank 0 of 2 node 0", "rank 1 of 2 node 1"]
+
+
+def test_a_rank_that_fails_on_another_node_fails_the_step_at_once(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console
+) -> None:
+    """Slurm tells the other node to leave, which is not to be taken for a preemption."""
+    with pytest.raises(RunFailed):
+        run([gang(journal, "raise 1").on(nodes=2)], store, console=console, launcher=launcher)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "node 1: rank 1: this rank has no data" in printed
+    assert sorted(line[:6] for line in lines(journal)) == ["rank 0", "rank 0", "rank 1"]
+
+
+def test_ranks_on_two_nodes_that_are_preempted_all_save_and_go_on(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: SlurmCluster
+) -> None:
+    other = threading.Thread(target=preempt, args=(cluster, lambda: len(lines(journal)) == 2))
+    other.start()
+    root = gang(journal, "leave").on(nodes=2)
+    (made,) = run([root], store, console=console, launcher=launcher).values()
+    other.join()
+    assert made.metrics == {"ranks": 2}
+    assert sorted(line for line in lines(journal) if "left" in line) == [
+        "rank 0 left",
+        "rank 1 left",
+    ]
 
 
 def test_a_driver_that_is_started_again_waits_for_the_job_of_the_first(
     store: Store, launcher: LauncherConfig, journal: str, console: Console
 ) -> None:
-    driver = start_driver(store, journal, launcher)
+    driver = start_driver(DRIVER, store.root, journal, launcher.slurm.folder)
     wait_until(lambda: len(counted(journal)) > 3)
     driver.kill()
     driver.communicate()
@@ -130,7 +182,7 @@ def test_a_driver_that_is_started_again_waits_for_the_job_of_the_first(
 def test_a_job_that_ended_well_without_a_driver_is_committed_by_the_next(
     store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: SlurmCluster
 ) -> None:
-    driver = start_driver(store, journal, launcher)
+    driver = start_driver(DRIVER, store.root, journal, launcher.slurm.folder)
     wait_until(lambda: len(counted(journal)) > 3)
     driver.terminate()
     driver.communicate()
@@ -147,7 +199,7 @@ def test_a_job_that_waits_in_the_queue_is_found_too(
     blocker = cluster.ask(
         "sbatch", "--parsable", "--exclusive", "-N2", "--output=/dev/null", "--wrap", "sleep 600"
     ).strip()
-    driver = start_driver(store, journal, launcher)
+    driver = start_driver(DRIVER, store.root, journal, launcher.slurm.folder)
     wait_until(lambda: any("PENDING" in job for job in jobs(cluster)))
     driver.kill()
     driver.communicate()
@@ -156,6 +208,44 @@ def test_a_job_that_waits_in_the_queue_is_found_too(
     (made,) = run([root], store, console=console, launcher=launcher).values()
     assert len(lines(journal)) == 61
     assert made.metrics == {"until": 60}
+
+
+def test_experiments_that_share_steps_submit_each_once(
+    store: Store, launcher: LauncherConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "numbers.txt").write_text("1 2 3 4")
+    shared = (store.root, tmp_path / "journal", launcher.slurm.folder, tmp_path / "numbers.txt")
+    drivers = [start_driver(SHARING, *shared, "2", other) for other in ("3", "4")]
+    for driver in drivers:
+        out, _ = driver.communicate(timeout=120)
+        assert driver.returncode == 0, out.decode()
+    ran = sorted(lines(tmp_path / "journal"))
+    assert ran == ["add", "add", "multiply", "multiply", "multiply", "numbers"]
+    assert len(list(Path(launcher.slurm.folder).glob("*.sh"))) == 6
+
+
+def test_after_the_loss_of_a_node_the_step_goes_on_elsewhere(
+    store: Store,
+    launcher: LauncherConfig,
+    journal: str,
+    console: Console,
+    cluster: SlurmCluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(presence, "SILENCE_SECONDS", 8.0)
+
+    def lose() -> None:
+        wait_until(lambda: len(counted(journal)) > 3)
+        node = cluster.ask("squeue", "--noheader", "--format=%N").strip()  # it comes back by itself
+        cluster.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+
+    loser = threading.Thread(target=lose)
+    loser.start()
+    root = count_to(40, journal, 0.1, heed=False)
+    (made,) = run([root], store, console=console, launcher=launcher).values()
+    loser.join()
+    assert made.metrics == {"until": 40}
+    assert len(counted(journal)) <= 41
 
 
 def test_what_is_cancelled_by_hand_fails_and_goes_on_when_it_is_run_again(
@@ -182,14 +272,7 @@ def test_what_is_cancelled_by_hand_fails_and_goes_on_when_it_is_run_again(
 def test_a_job_that_another_preempts_goes_on_from_its_scratch(
     store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: SlurmCluster
 ) -> None:
-    def preempt() -> None:
-        wait_until(lambda: len(counted(journal)) > 3)
-        cluster.ask(
-            *["sbatch", "--partition=high", "--exclusive", "-N2", "--output=/dev/null", "--wrap"],
-            "sleep 2",
-        )
-
-    other = threading.Thread(target=preempt)
+    other = threading.Thread(target=preempt, args=(cluster, lambda: len(counted(journal)) > 3))
     other.start()
     (made,) = run([count_to(30, journal, 0.1)], store, console=console, launcher=launcher).values()
     other.join()
@@ -226,21 +309,25 @@ def test_a_worker_that_is_killed_is_a_failure_that_says_so(
     assert len(counted(journal)) <= 21
 
 
-def test_ctrl_c_ends_the_job_in_order(
-    store: Store, launcher: LauncherConfig, journal: str, cluster: SlurmCluster
+def test_ctrl_c_ends_the_job_in_order_and_the_next_run_goes_on_at_once(
+    store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: SlurmCluster
 ) -> None:
-    driver = start_driver(store, journal, launcher)
+    driver = start_driver(DRIVER, store.root, journal, launcher.slurm.folder)
     wait_until(lambda: len(counted(journal)) > 3)
     driver.send_signal(signal.SIGINT)
     driver.communicate(timeout=60)
-    wait_until(lambda: not jobs(cluster), 30)
-    assert len(counted(journal)) < 60
+    before = len(counted(journal))
+    root = count_to(60, journal, 0.1, heed=False)
+    run([root], store, console=console, launcher=launcher)
+    assert before < 60
+    assert len(counted(journal)) <= 61
+    assert not jobs(cluster)
 
 
 def test_what_the_cluster_does_not_have_is_refused_before_anything_runs(
     store: Store, launcher: LauncherConfig, journal: str, console: Console
 ) -> None:
-    offered = r"slurm has in partition low: nodes=2, cpus=4, memory=7GiB, gpus=2 toy"
+    offered = r"slurm has in partition low: nodes=2, cpus=4, memory=7GiB, gpus=2 Toy"
     too_much: list[dict[str, Any]] = [
         {"gpus": 3},
         {"nodes": 3},

@@ -212,7 +212,8 @@ def test_the_beta_sweep_plans_one_run_of_dpo_a_beta_and_all_else_once(
     for shared in ("load_preferences", "import_model", "tokenize_preferences", "train_sft",
                    "reference_logprobs"):  # fmt: skip
         assert names.count(shared) == 1
-    assert len(names) == 12
+    assert names.count("report") == 1
+    assert len(names) == 13
     assert {"evaluate (before DPO)", "evaluate (beta=0.02)", "evaluate (beta=0.5)"} <= set(plan)
 
 

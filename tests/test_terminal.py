@@ -1,7 +1,6 @@
 """What a person at a terminal sees of a run while it works, when it fails, and how to go on."""
 
 import io
-import json
 import shlex
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from report_steps import explode, measure, prepare, prepare_again
+from report_steps import HOSTILE, explode, hostile, measure, prepare, prepare_again
 from rich.console import Console
 from test_pipeline import Lab, start_driver, wait_for
 from toy_steps import journal_lines, slow_count
@@ -19,10 +18,12 @@ from typer.testing import CliRunner
 from pipeline import Store, TemperError, run
 from pipeline.catalog import Catalog
 from pipeline.cli import app
-from pipeline.live import Board, Pace
+from pipeline.cli.runs import names_of_runs
+from pipeline.live import NORMAL, VERBOSE, Board, Pace
 from pipeline.logs import GrowingLog, follow
 from pipeline.plan import Resolver, make_plan
 from pipeline.run import RunFailed
+from pipeline.store import name_by_time
 
 SCRIPT = """
 from dataclasses import dataclass, field
@@ -102,11 +103,40 @@ def test_quiet_says_where_results_lie_and_what_failed_and_nothing_else(desk: Pat
     assert failed.stdout.lstrip().startswith("✗ learn (beta 0.5)")
 
 
-def test_verbose_shows_what_workers_print(desk: Path) -> None:
-    done = call(desk, "broken=9", "--verbose")
+def test_verbose_shows_what_workers_print_and_lines_say_where_they_run(desk: Path) -> None:
+    done = call(desk, "betas=[0.1]", "broken=9", "--verbose", "+launcher.steps.learn.cpus=1")
+    assert "sure: running (local)" in done.stdout
     assert "sure | sure of it" in done.stdout
-    assert "learn (beta 0.5) | learning with 0.5" in done.stdout
-    assert "sure of it" not in call(desk, "broken=8").stdout
+    assert "learn: running (local, cpus=1)" in done.stdout
+    assert "learn | learning with 0.1" in done.stdout
+    assert done.stdout.count("sure of it") == 1
+
+
+def test_verbose_shows_every_try_of_a_step_however_short_and_nothing_of_earlier_runs(
+    store: Store, tmp_path: Path
+) -> None:
+    board = many(store, tmp_path, 1, height=20, verbosity=VERBOSE)
+    (row,) = board.rows.values()
+    attempts = Path(store.root) / "attempts" / row.step.name / row.key
+
+    def attempt(seconds: float, said: str) -> None:
+        folder = attempts / name_by_time(board.started + seconds)
+        folder.mkdir(parents=True)
+        (folder / "log.txt").write_text(said)
+        (folder / "report.json").write_text("{}")
+
+    attempt(-9, "long ago")
+    with board.live():
+        board.observe(row.step.fingerprint, "running", "")
+        time.sleep(1.2)
+        attempt(1, "first try")
+        time.sleep(1.2)
+        attempt(3, "second try\nwithout an end")
+        board.observe(row.step.fingerprint, "failed", "it broke\n")
+    shown = board.console.file.getvalue()  # type: ignore[attr-defined]
+    assert "long ago" not in shown
+    for line in ("first try", "second try", "without an end"):
+        assert shown.count(f"slow_count | {line}") == 1
 
 
 def test_steps_of_one_name_are_told_apart_by_what_differs(store: Store, console: Console) -> None:
@@ -153,7 +183,9 @@ def test_a_dag_larger_than_the_window_is_told_in_short(store: Store, tmp_path: P
     assert "50 done, 1 failed, 1 running, 148 waiting" in lines[-1]
 
 
-def many(store: Store, tmp_path: Path, count: int, height: int = 50) -> Board:
+def many(
+    store: Store, tmp_path: Path, count: int, height: int = 50, verbosity: int = NORMAL
+) -> Board:
     """The board of a run of many steps, in a terminal of so many lines."""
     store.prepare()
     journal = str(tmp_path / "journal")
@@ -161,25 +193,7 @@ def many(store: Store, tmp_path: Path, count: int, height: int = 50) -> Board:
     console = Console(
         file=io.StringIO(), force_terminal=True, width=120, height=height, color_system=None
     )
-    return Board(console, plan, Resolver(Catalog(store)))
-
-
-@pytest.mark.slow
-def test_the_live_view_of_200_steps_costs_little(store: Store, tmp_path: Path) -> None:
-    board = many(store, tmp_path, 200)
-    rows = list(board.rows.values())
-    for row in rows[2:6]:
-        board.observe(row.step.fingerprint, "running", "")
-        progress = {"done": 3, "total": 8, "metrics": {"loss": 0.5, "rate": 0.1}}
-        path = store.progress_path(row.step.name, row.key)
-        store.objects.replace(path, json.dumps(progress).encode())
-    with board.live():
-        time.sleep(1)  # what is done once
-        before, began = time.process_time(), time.monotonic()
-        time.sleep(8)
-        share = (time.process_time() - before) / (time.monotonic() - began)
-    assert "3/8" in board.console.file.getvalue()  # type: ignore[attr-defined]
-    assert share < 0.05, f"{share:.1%} of a core"
+    return Board(console, plan, Resolver(Catalog(store)), verbosity)
 
 
 def test_a_log_is_followed_line_by_line_until_its_end(store: Store, tmp_path: Path) -> None:
@@ -216,6 +230,39 @@ def test_the_log_of_a_failed_step_is_over_at_once(store: Store, console: Console
         run({"bad": explode(prepare(), "too bad")}, store, console=console)
     result = CliRunner().invoke(app, ["logs", "explode", "-f", "--store", store.url])
     assert result.output.splitlines()[-1] == "ValueError: too bad"
+
+
+def test_what_anybody_wrote_is_text_in_the_terminal(store: Store) -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    half = "\ud83d half"
+    with pytest.raises(RunFailed):
+        run(
+            {
+                HOSTILE["html"]: hostile(prepare(), {half: half, **HOSTILE}, note=half),
+                f"{HOSTILE['ansi']}{half}": explode(prepare(), "".join(HOSTILE.values()) + half),
+            },
+            store,
+            console=console,
+        )
+    again = {HOSTILE["html"]: hostile(prepare(), {half: half, **HOSTILE}, note=half)}
+    run(again, store, console=console)  # cached, so that results are shown
+    shown = printed(console)
+    names = names_of_runs(store)
+    for arguments in (["runs", names[0]], ["show", "hostile"], ["list"], ["diff", *names],
+                      ["explain", "hostile"], ["logs", "explode"]):  # fmt: skip
+        result = CliRunner().invoke(app, [*arguments, "--store", store.url])
+        assert result.exit_code == 0, (arguments, result.exception)
+        shown += result.output
+    for raw in ("\x1b[31m", "\x1b]", "\x07", "\u202e", "\u2066"):
+        assert raw not in shown, ascii(raw)
+    assert HOSTILE["html"] in shown
+    assert "<script>document.title='owned'</script>" in shown
+    assert "[l](javascript:x)" in shown
+    assert len(shown) < 400_000
+
+
+def printed(console: Console) -> str:
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_only_must_be_a_list(store: Store) -> None:

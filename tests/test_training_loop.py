@@ -18,7 +18,7 @@ from tiny_models import (
     model_folder,
     pair_records,
 )
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
 from steps.training.attention import use_packed_attention
 from steps.training.backends.torch_backend import TorchBackend
@@ -154,6 +154,38 @@ def test_the_logged_rate_is_the_one_the_update_uses(policy: Path, tmp_path: Path
     torch.testing.assert_close(moved, torch.full_like(moved, rate), rtol=1e-2, atol=0)
 
 
+def test_what_a_person_should_know_of_a_run_is_in_its_summary(tmp_path: Path) -> None:
+    """The engine shows it at the end of a run; a warning is in the log of the step alone."""
+    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)
+    rows = demonstration_records(4)
+    for steps, told in ((3, []), (2, ["never reaches 0.001: the run has 2"])):
+        work = tmp_path / f"{steps}"
+        config = TrainConfig(batch_size=2, epochs=9, max_steps=steps, optimizer=optimizer)
+        init = model_folder(work / "init")
+        summary = run_sft(init, rows, config, output=work / "out", scratch=work / "s")
+        notices = summary.get("notices", [])
+        assert len(notices) == len(told)
+        assert all(text in notice for text, notice in zip(told, notices, strict=True))
+    config = TrainConfig(max_steps=1)
+    strange = model_folder(
+        tmp_path / "bloom",
+        lambda: BloomForCausalLM(
+            BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=1, n_head=4)
+        ),
+    )
+    trained = run_sft(strange, rows, config, output=tmp_path / "o", scratch=tmp_path / "s")
+    scored = run_reference(
+        strange,
+        pair_records(2),
+        ReferenceConfig(),
+        output=tmp_path / "r",
+        scratch=tmp_path / "rs",
+    )
+    for summary in (trained, scored):
+        (notice,) = summary["notices"]
+        assert "each response is read alone, not packed" in notice
+
+
 def test_max_steps_is_obeyed(policy: Path, tmp_path: Path) -> None:
     config = TrainConfig(batch_size=2, epochs=3, max_steps=4)
     run_sft(policy, demonstration_records(6), config, output=tmp_path, scratch=tmp_path / "s")
@@ -271,6 +303,17 @@ def test_dropout_acts_in_sft_and_not_in_dpo(tmp_path: Path) -> None:
     assert losses[0] != losses[1]  # same weights, same examples
 
 
+def test_every_step_drops_out_something_else(tmp_path: Path) -> None:
+    policy = model_folder(tmp_path / "policy", lambda: llama(dropout=0.3))
+    still = OptimizerConfig(learning_rate=1e-30)  # too little to move any weight
+    for seed in (0, 1):
+        out = tmp_path / f"{seed}"
+        config = TrainConfig(epochs=3, seed=seed, optimizer=still)
+        run_sft(policy, demonstration_records(1), config, output=out, scratch=out / "s")
+    losses = [step["loss"] for seed in (0, 1) for step in read_log(tmp_path / f"{seed}")]
+    assert len(set(losses)) == 6
+
+
 def test_a_loss_that_is_not_finite_names_the_step_and_the_rows(
     policy: Path, tmp_path: Path
 ) -> None:
@@ -282,6 +325,15 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_rows(
     with pytest.raises(
         FloatingPointError, match=r"step 2: the loss of \['data:\d+'\] is not finite"
     ):
+        run_sft(policy, demonstration_records(8), config, output=tmp_path, scratch=tmp_path / "s")
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_weights_that_the_last_update_made_infinite_are_not_saved(
+    policy: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig(batch_size=4, max_steps=1, optimizer=OptimizerConfig(learning_rate=1e39))
+    with pytest.raises(FloatingPointError, match=r"model\.\S+ has values that are not finite"):
         run_sft(policy, demonstration_records(8), config, output=tmp_path, scratch=tmp_path / "s")
     assert not (tmp_path / "model.safetensors").exists()
 

@@ -4,8 +4,11 @@ import hashlib
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -16,10 +19,13 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
 )
 
+from steps.data.parquet import write_rows
+
 VOCABULARY = 64  # more than the 50 likeliest tokens that `generate` keeps by default
-_SIZES = {
+_SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -33,9 +39,15 @@ _SIZES = {
 }
 
 
-def llama(dropout: float = 0.0, tied: bool = True) -> PreTrainedModel:
-    config = LlamaConfig(**_SIZES, attention_dropout=dropout, tie_word_embeddings=tied)
+def llama(dropout: float = 0.0, tied: bool = True, intermediate: int = 32) -> PreTrainedModel:
+    sizes: dict[str, Any] = {**_SIZES, "intermediate_size": intermediate}
+    config = LlamaConfig(**sizes, attention_dropout=dropout, tie_word_embeddings=tied)
     return LlamaForCausalLM(config)
+
+
+def uneven() -> PreTrainedModel:
+    """Of some matrices, two ranks cannot have equally many rows."""
+    return llama(intermediate=31)
 
 
 def gpt2() -> PreTrainedModel:
@@ -114,6 +126,40 @@ def demonstration_records(count: int, seed: int = 0) -> list[dict]:
         {"row": f"data:{i}", "prompt_ids": _ids(draw, 2), "response_ids": _ids(draw, 1)}
         for i in range(count)
     ]
+
+
+def token_files(folder: Path, schema: pa.Schema, records: list[dict[str, Any]]) -> Path:
+    """Token files as the tokenising steps write them, all of every response scored."""
+    for record in records:
+        for name in [name for name in record if name.endswith("_ids")]:
+            record[name.replace("_ids", "_mask")] = [name != "prompt_ids"] * len(record[name])
+        record |= {name: None for name in schema.names if name not in record}
+        for field in schema:
+            if record[field.name] is None and not field.nullable:
+                record[field.name] = [] if pa.types.is_list(field.type) else 0
+    write_rows(folder / "tokens-00000.parquet", schema, records)
+    return folder
+
+
+SPECIAL = ["<user>", "<assistant>", "<end>", "<tool>"]
+_TEMPLATE = (
+    "{% for tool in tools or [] %}<tool> {{ tool.name }} {% endfor %}{{ style or '' }}"
+    "{% for message in messages %}<{{ message.role }}> {{ message.content }} <end> {% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """Words `w0`, `w1` and so on, and a chat template."""
+    words = SPECIAL + [f"w{i}" for i in range(VOCABULARY - len(SPECIAL))]
+    core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="w0"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token="<end>",
+        additional_special_tokens=SPECIAL,
+        chat_template=_TEMPLATE,
+    )
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:

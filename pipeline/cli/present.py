@@ -12,6 +12,7 @@ import io
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ from pipeline.lifeline import WORKER_ENVIRONMENT
 from pipeline.manifest import Manifest
 from pipeline.step import StepFunction
 from pipeline.store import Store
+
+_IMPORTING = threading.RLock()
+"""Where output goes, and what modules are told, is the whole process's: one thread at a time."""
 
 
 class NotImportable(TemperError):
@@ -145,16 +149,17 @@ def import_named(reference: str) -> Any:
     Raises:
         NotImportable: as it says.
     """
-    before = os.environ.get(WORKER_ENVIRONMENT)
-    os.environ[WORKER_ENVIRONMENT] = "1"
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return resolve_reference(reference)
-    except (Exception, SystemExit) as error:  # importing runs other people's code
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise NotImportable(f"{reference} cannot be imported ({reason})") from error
-    finally:
-        if before is None:
-            del os.environ[WORKER_ENVIRONMENT]
-        else:
-            os.environ[WORKER_ENVIRONMENT] = before
+    with _IMPORTING:
+        before = os.environ.get(WORKER_ENVIRONMENT)
+        os.environ[WORKER_ENVIRONMENT] = "1"
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                return resolve_reference(reference)
+        except (Exception, SystemExit) as error:  # importing runs other people's code
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise NotImportable(f"{reference} cannot be imported ({reason})") from error
+        finally:
+            if before is None:
+                del os.environ[WORKER_ENVIRONMENT]
+            else:
+                os.environ[WORKER_ENVIRONMENT] = before

@@ -20,10 +20,15 @@ from pipeline.sweep import comparable_metrics, is_interval, is_number
 
 @dataclass(frozen=True)
 class ChangedStep:
-    """A step that is not the same in both runs, beyond what its inputs are."""
+    """A step that is not the same in both runs, beyond what its inputs are.
+
+    Attributes:
+        command: shows all of it.
+    """
 
     name: str
     compared: Comparison
+    command: str
 
     @property
     def data(self) -> list[Difference]:
@@ -75,7 +80,7 @@ def diff_runs(catalog: Catalog, old: Run, new: Run) -> RunDiff:
     stories = [story_of_runs([run], catalog, with_views=False) for run in (old, new)]
     pairs, only_old, only_new = _paired(*stories)
     changed = [
-        ChangedStep(two.name, compared)
+        ChangedStep(two.name, compared, f"temper diff {one.manifest.name} {two.manifest.name}")
         for one, two in pairs
         if one.manifest and two.manifest and one.manifest.key != two.manifest.key
         for compared in [compare(one.manifest, two.manifest)]

@@ -20,7 +20,9 @@ from pipeline.errors import TemperError
 from pipeline.store import Store
 
 READERS = 16
-_TEXTS = ("step", "label", "fingerprint", "key", "attempt", "state", "why", "message")
+_TEXTS = (
+    "step", "label", "fingerprint", "key", "attempt", "state", "why", "message", "place",
+)  # fmt: skip
 _ETERNITY = 1e10
 FINISHED_STATES = ("done", "cached")
 

@@ -33,6 +33,8 @@ from pipeline.cli.verify import Damage
 from pipeline.manifest import Manifest
 from pipeline.store import Store
 
+MOST_DIFFERENCES = 8
+"""Of one kind and step, told of two runs; two artifacts are told in full."""
 _STATE_STYLES = {"done": "green", "cached": "dim", "failed": "bold red", "killed": "bold red"}
 _STATE_STYLES |= {"damaged": "bold red", "evicted": "yellow", "superseded": "dim"}
 
@@ -153,7 +155,7 @@ def show_run(console: Console, run: Run) -> None:
     ):
         if value:
             show_line(console, f"{name:8} {value}")
-    table = _table("step", "state", "key", "took>", "why")
+    table = _table("step", "state", "key", "took>", "on", "why")
     for entry in run.steps:
         state = str(entry.get("state", ""))
         table.add_row(
@@ -161,6 +163,7 @@ def show_run(console: Console, run: Run) -> None:
             text(state, _STATE_STYLES.get(state, "")),
             text(str(entry.get("key") or "")[:SHOWN_DIGITS]),
             clock(entry["seconds"]) if entry.get("seconds") else "",
+            text(str(entry.get("place") or "")),
             text(entry.get("message") or entry.get("why") or "", "dim"),
         )
     console.print(table)
@@ -248,8 +251,10 @@ def show_run_diff(console: Console, found: RunDiff) -> None:
         for title, differences in (
             ("settings", changed.settings), ("data", changed.data), ("code", lines),
         ):  # fmt: skip
-            for difference in differences:
+            for difference in differences[:MOST_DIFFERENCES]:
                 show_line(console, f"  {title}: {difference}")
+            if (more := len(differences) - MOST_DIFFERENCES) > 0:
+                show_line(console, f"  {title}: and {more} more: {changed.command}", "dim")
     for which, names in (("first", found.only_old), ("second", found.only_new)):
         if names:
             show_line(console, f"only the {which} run has {', '.join(names)}")

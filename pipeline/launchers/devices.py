@@ -2,20 +2,25 @@
 
 A device is taken by an exclusive lock on a file of its own. The worker inherits the open file, so
 the lock lasts as long as anything of the worker lives, whatever becomes of the driver, and the
-kernel lets go of it then. Several drivers on one machine share the same files.
+kernel lets go of it then. All drivers of a machine share the same files, which are named by the
+devices' identifiers: an index means one device to one driver and another to the next, if each has
+some of them only.
 """
 
 import contextlib
 import fcntl
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+BY_BUS = "PCI_BUS_ID"
+"""The order in which ``nvidia-smi`` counts, and workers are told to."""
+FOLDER = Path("/tmp/temper-devices")
+"""Of the locks. Not where ``TMPDIR`` says, which is another place for another driver."""
 POLL_SECONDS = 0.5
 
 
@@ -32,51 +37,72 @@ class Devices:
     files: tuple[int, ...] = ()
 
 
-@cache
-def present() -> tuple[str, ...]:
+def present(kind: str | None = None) -> tuple[str, ...]:
     """The devices that this process may use, by index or, where that is how
-    ``CUDA_VISIBLE_DEVICES`` names them, by identifier."""
+    ``CUDA_VISIBLE_DEVICES`` names them, by identifier.
+
+    Args:
+        kind: those alone whose model has this in its name.
+    """
     if VISIBLE in os.environ:
         names = [name.strip() for name in os.environ[VISIBLE].split(",")]
-        return tuple(name for name in names if name and name != "-1")
-    found = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    return tuple(map(str, range(found)))
+        names = [name for name in names if name and name != "-1"]
+    else:
+        found = len(list(Path("/dev").glob("nvidia[0-9]*")))
+        names = list(map(str, range(found and (len(_described()) or found))))
+    if kind is None:
+        return tuple(names)
+    return tuple(name for name in names if kind.lower() in _description(name)[1].lower())
+
+
+def models() -> str:
+    """What kinds of device there are, as the driver names them; empty if it cannot be asked."""
+    return ", ".join(sorted({model for _, _, model in _described()}))
 
 
 @cache
-def models() -> str:
-    """What kinds of device there are, as the driver names them; empty if it cannot be asked."""
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+def _described() -> tuple[tuple[str, str, str], ...]:
+    """Index, identifier and model of each device; nothing if the driver cannot be asked."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return ", ".join(sorted(set(answer.stdout.split("\n")) - {""}))
+        return ()
+    fields = (line.split(", ", 2) for line in answer.stdout.splitlines())
+    return tuple((row[0], row[1], row[2]) for row in fields if len(row) == 3)
+
+
+def _description(name: str) -> tuple[str, str]:
+    """Identifier and model of a device that is named by its index, or by how its identifier
+    begins."""
+    for index, identifier, model in _described():
+        if name == index or (not name.isdecimal() and identifier.startswith(name)):
+            return identifier, model
+    return name, ""
 
 
 @contextlib.contextmanager
 def taken(
-    count: int, wait: Callable[[float], bool], folder: Path | None = None
+    count: int, wait: Callable[[float], bool], kind: str | None = None
 ) -> Iterator[Devices | None]:
     """Take so many devices, as soon as they are free; all at once, so that two who wait for several
     never wait for each other.
 
     Args:
         wait: waits so many seconds; true to give up, which yields ``None``.
-        folder: of the lock files; the same for all who share the devices.
+        kind: as in :func:`present`.
     """
     if not count:
         yield Devices()
         return
-    folder = folder or Path(tempfile.gettempdir()) / "temper-devices"
-    folder.mkdir(parents=True, exist_ok=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(PermissionError):  # another user's, who has done it
-        folder.chmod(0o1777)
+        FOLDER.chmod(0o1777)
     while True:
         with contextlib.ExitStack() as locks:
             free: dict[str, int] = {}
-            for name in present():
-                if len(free) < count and (file := _lock(folder / _file_name(name))) is not None:
+            for name in present(kind):
+                if len(free) < count and (file := _lock(name)) is not None:
                     free[name] = file
                     locks.callback(os.close, file)
             if len(free) == count:
@@ -87,8 +113,9 @@ def taken(
             return
 
 
-def _lock(path: Path) -> int | None:
-    """An open file with its lock, or ``None`` if another has it."""
+def _lock(name: str) -> int | None:
+    """An open file with a device's lock, or ``None`` if another has it."""
+    path = FOLDER / "".join(c if c.isalnum() else "_" for c in _description(name)[0])
     try:
         file = os.open(path, os.O_RDWR)  # without O_CREAT, which Linux refuses on another user's
     except FileNotFoundError:
@@ -100,7 +127,3 @@ def _lock(path: Path) -> int | None:
         os.close(file)
         return None
     return file
-
-
-def _file_name(device: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in device)

@@ -4,7 +4,7 @@ A job carries the name of its attempt, chosen before it is submitted, so there i
 it runs and cannot be found. Which attempt that is, and of which engine, is written into the store
 first:
 
-    jobs/<step>/<key>.json    {"launcher", "attempt", "run"}
+    jobs/<step>/<key>.json    {"launcher", "attempt", "run", "withdrawn"}
 
 A driver that takes the lease of the key later looks there, and waits for the job instead of
 starting another. If the engine knows nothing of it, the driver gives the attempt up for good, so
@@ -18,7 +18,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from threading import Event
 from typing import IO, Any, Protocol
 
@@ -26,25 +26,28 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 
 from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.orderly import uninterrupted
-from pipeline.launchers.protocol import Ended, Task
+from pipeline.launchers.protocol import REFUSED, Ended, Task
 from pipeline.presence import Watch, give_up
 from pipeline.resources import Resources
 from pipeline.spec import Report
 from pipeline.store import Store
 
-REPORT_SECONDS = 0.5
+REPORT_SECONDS, REMOTE_REPORT_SECONDS = 0.5, 2.0
 """How often a waiting driver looks for the report, which comes before the engine knows the end."""
 ENGINE_SECONDS = 120.0
 """For so long an engine may fail to answer before the step fails."""
+OUTPUT_SHARE = 0.05
+"""Of the time, at most, goes into fetching what workers print: engines send all of it each time."""
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """Which job makes a key."""
+    """Which job makes a key. ``withdrawn`` is one that its own driver has told to leave."""
 
     launcher: str
     attempt: str
     run: str
+    withdrawn: bool = False
 
     @classmethod
     def read(cls, store: Store, step: str, key: str) -> "JobRecord | None":
@@ -86,8 +89,8 @@ class Engine(Protocol):
         it."""
         ...
 
-    def ended(self, job: str) -> Ended | None:
-        """How a job ended; ``None`` while it waits or runs."""
+    def state(self, job: str) -> Ended | str:
+        """How a job ended; in the engine's words what it does, while it waits or runs."""
         ...
 
     def output(self, name: str, job: str, start: int) -> bytes:
@@ -131,31 +134,46 @@ class JobLauncher:
     def run(self, task: Task, log: IO[bytes], stop: Event) -> Ended:
         """Submit the task's job, or find the one an earlier driver submitted, and wait for its
         end. When ``stop`` is set the job is left to who holds the lease now."""
+        record = None if task.is_new else JobRecord.read(self.store, task.step, task.key)
         try:
-            job = self._submit(task) if task.is_new else self.engine.find(task.name)
-        except EngineError as error:
-            if task.is_new:
-                raise TemperError(f"launcher {self.kind}: {error}") from error
-            job = None  # what its worker shows of itself will do
-        try:
-            return self._follow(task, job, log, stop)
+            job = self._submit(task) if task.is_new else self._find(task)
+            ended = self._follow(task, job, log, stop)
         except EngineError as error:
             raise TemperError(f"launcher {self.kind}: {error}") from error
+        if ended.cancelled and record is not None and record.withdrawn:
+            return replace(ended, cancelled=False, preempted=True)
+        return ended
 
-    def _submit(self, task: Task) -> str:
-        record = JobRecord(self.kind, task.name, self.run_name)
-        self.store.objects.replace(
-            self.store.job_path(task.step, task.key), json.dumps(asdict(record)).encode()
-        )
-        return self.engine.submit(task)  # once: whether it arrived is not known after an error
+    def _find(self, task: Task) -> str | None:
+        """The job of an earlier driver. If it is not to be found, what its worker shows of itself
+        must do."""
+        with contextlib.suppress(EngineError):
+            return self.engine.find(task.name)
+
+    def _submit(self, task: Task) -> str | None:
+        """Submit a job, once; ``None`` if it did not arrive."""
+        self._note(task)
+        try:
+            return self.engine.submit(task)
+        except EngineError:  # which says nothing of whether it arrived
+            return _patiently(self.engine.find, task.name)
+
+    def _note(self, task: Task, withdrawn: bool = False) -> None:
+        record = JobRecord(self.kind, task.name, self.run_name, withdrawn)
+        path = self.store.job_path(task.step, task.key)
+        self.store.objects.replace(path, json.dumps(asdict(record)).encode())
 
     def _follow(self, task: Task, job: str | None, log: IO[bytes], stop: Event) -> Ended:
-        line = "submitted" if task.is_new else "submitted by an earlier driver"
+        line = "submitted" if job or not task.is_new else "no answer to its submission"
+        if not task.is_new:
+            line += " by an earlier driver"
         log.write(f"[{self.kind} job {job or task.name}: {line}]\n".encode())
-        output, following = _Output(self.engine, task.name, job, log), _Following(self, task, job)
+        output = _Output(self.engine, task.name, job, log)
+        following = _Following(self, task, job, log)
+        every = REPORT_SECONDS if self.store.is_local else REMOTE_REPORT_SECONDS
         asked = time.monotonic()
         try:
-            while not stop.wait(REPORT_SECONDS):
+            while not stop.wait(min(every, self.engine.poll_seconds)):
                 if self._has_result(task):
                     return Ended(None, f"{self.kind} job {job}")
                 if time.monotonic() - asked < self.engine.poll_seconds:
@@ -169,10 +187,12 @@ class JobLauncher:
             raise
         except KeyboardInterrupt:
             with uninterrupted():
+                with contextlib.suppress(OSError):
+                    self._note(task, withdrawn=True)
                 following.cancel()
             raise
         finally:
-            output.copy()
+            output.copy(at_last=True)
 
     def _has_result(self, task: Task) -> bool:
         """Whether the attempt has ended well. If not, the engine may know why."""
@@ -191,9 +211,10 @@ class _Following:
     of the worker, the engine ends the job before another takes its place.
     """
 
-    def __init__(self, launcher: JobLauncher, task: Task, job: str | None):
+    def __init__(self, launcher: JobLauncher, task: Task, job: str | None, log: IO[bytes]):
         self._engine, self._store = launcher.engine, launcher.store
-        self._task, self._job = task, job
+        self._task, self._job, self._log = task, job, log
+        self._state = ""
         self._watch = Watch(self._store, task.folder)
         self._is_silent = False
         self._last: Ended | None = None
@@ -204,7 +225,7 @@ class _Following:
     def ended(self) -> Ended | None:
         """How the job has ended; ``None`` while it waits or runs, or may."""
         if self._last is None and self._job is not None:
-            self._last = _patiently(self._engine.ended, self._job)
+            self._last = self._look(self._job)
         self._is_silent = self._is_silent or self._watch.is_silent()
         if self._last is None:
             if self._is_silent:
@@ -219,6 +240,19 @@ class _Following:
     def cancel(self) -> None:
         if self._job is not None:
             _patiently(self._engine.cancel, self._job)
+
+    def _look(self, job: str) -> Ended | None:
+        state = _patiently(self._engine.state, job)
+        if isinstance(state, Ended):
+            if state.status != REFUSED:
+                return state
+            # the engine had started the job before, and that worker may live
+            return replace(state, status=None, preempted=True, confirmed=False)
+        if state != self._state:
+            self._log.write(f"[{self._engine.kind} job {job}: {state}]\n".encode())
+            self._log.flush()
+            self._state = state
+        return None
 
 
 def _lost(ended: Ended) -> Ended:
@@ -246,12 +280,16 @@ class _Output:
     job: str | None
     log: IO[bytes]
     position: int = 0
+    not_before: float = 0.0
 
-    def copy(self) -> None:
-        if self.job is None:
+    def copy(self, at_last: bool = False) -> None:
+        began = time.monotonic()
+        if self.job is None or (began < self.not_before and not at_last):
             return
         with contextlib.suppress(EngineError, OSError):  # for people; never a reason to fail
             new = self.engine.output(self.name, self.job, self.position)
             self.log.write(new)
             self.log.flush()
             self.position += len(new)
+        now = time.monotonic()
+        self.not_before = now + (now - began) / OUTPUT_SHARE

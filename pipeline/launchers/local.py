@@ -55,7 +55,7 @@ class LocalLauncher:
             return "no TPU"
         if resources.num_gpus > (gpus := self._gpus()):
             return f"gpus={gpus} on this machine"
-        if (resources.accelerator or "").lower() not in devices.models().lower():
+        if resources.num_gpus > len(devices.present(resources.accelerator)):
             return f"GPUs of the kind {devices.models() or 'unknown'}"
         if (resources.cpus or 0) > _cores():
             return f"cpus={_cores()} on this machine"
@@ -79,7 +79,8 @@ class LocalLauncher:
 
         What it prints goes to ``log``.
         """
-        with devices.taken(task.resources.num_gpus, stop.wait) as mine:
+        asked = task.resources
+        with devices.taken(asked.num_gpus, stop.wait, asked.accelerator) as mine:
             if mine is None:
                 return Ended(None, "stopped while it waited for a GPU")
             return self._run(task, mine, log, stop)
@@ -121,6 +122,7 @@ class LocalLauncher:
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            devices.ORDER: devices.BY_BUS,
             **os.environ,
             # a worker imports what the driver imports, from the same places in the same order
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),

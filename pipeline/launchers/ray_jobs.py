@@ -20,6 +20,8 @@ from pipeline.launchers.protocol import PREEMPTED, Ended, Task
 from pipeline.lifeline import WORKER_ENVIRONMENT
 from pipeline.resources import Resources
 
+LOST = 77
+"""Exit status of a job on several nodes that lost one of them."""
 ANY_AMOUNT = 0.001
 """Of a resource that only says where a job may run."""
 
@@ -92,13 +94,13 @@ class Ray:
         job = _job_of(name)
         return None if self._info(job) is None else job
 
-    def ended(self, job: str) -> Ended | None:
+    def state(self, job: str) -> Ended | str:
         info = self._info(job)
         if info is None:
             return Ended(None, f"ray job {job}: forgotten", preempted=True, confirmed=False)
         status = str(info.status)
         if status in ("PENDING", "RUNNING"):
-            return None
+            return status
         code = info.driver_exit_code
         reason = f"ray job {job}: {status}"
         if status == "STOPPED":
@@ -106,6 +108,8 @@ class Ray:
         if code is None:  # it was not the entrypoint that ended: its node did, or Ray
             reason += f", {_line(info.message)}"
             return Ended(None, reason, preempted=True, confirmed=False)
+        if code == LOST:
+            return Ended(None, f"{reason}, it lost a node", preempted=True, confirmed=False)
         return Ended(code, reason, preempted=code == PREEMPTED)
 
     def output(self, name: str, job: str, start: int) -> bytes:
@@ -156,8 +160,8 @@ class Ray:
             from ray.util.state import list_nodes  # pyright: ignore[reportMissingImports]
 
             # a node that has just died is missing in parts, which is no reason to fail
-            found = list_nodes(self.config.address, raise_on_missing_output=False)
-            return [node["resources_total"] for node in found if node["state"] == "ALIVE"]
+            found: list[Any] = list_nodes(self.config.address, raise_on_missing_output=False)
+            return [node.resources_total for node in found if node.state == "ALIVE"]
 
     def _client(self) -> Any:
         """A client of this process; a connection does not survive a fork."""

@@ -14,10 +14,13 @@ import threading
 from typing import Any
 
 import ray  # pyright: ignore[reportMissingImports]
+from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
 from ray.util.placement_group import placement_group  # pyright: ignore[reportMissingImports]
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
 from pipeline.launchers.protocol import PREEMPTED
+from pipeline.launchers.ray_jobs import LOST
+from pipeline.lifeline import ENVIRONMENT, Lifeline
 from pipeline.ranks import MASTER, NODE
 
 POLL_SECONDS = 0.5
@@ -25,13 +28,28 @@ POLL_SECONDS = 0.5
 
 def main(spec: str, nodes: int, tpu: str, asked: dict[str, float]) -> int:
     """Run the workers; the first status that is not 0, or 0."""
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())
     ray.init(address="auto", log_to_driver=True)
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())  # after Ray's own handler, in its place
     bundles = _bundles(nodes, tpu, asked)
     group = placement_group(bundles, strategy="STRICT_SPREAD")
-    ray.get(group.ready())
+    ready = group.ready()
+    while not ray.wait([ready], timeout=POLL_SECONDS)[0]:
+        if told.is_set():
+            return PREEMPTED
     hosts = [_on(group, bundles, i, _Host) for i in range(nodes)]
+    try:
+        return _run(hosts, spec, told)
+    except RayActorError as error:
+        print(f"a node was lost: {error}", flush=True)
+        return LOST
+
+
+def _run(hosts: list[Any], spec: str, told: threading.Event) -> int:
+    """
+    Raises:
+        RayActorError: a host was lost; the workers of the others end with this process.
+    """
     master = ray.get(hosts[0].address.remote())
     running = [host.run.remote(spec, i, master) for i, host in enumerate(hosts)]
     left = list(running)
@@ -39,33 +57,43 @@ def main(spec: str, nodes: int, tpu: str, asked: dict[str, float]) -> int:
         done, left = ray.wait(left, timeout=POLL_SECONDS)
         for answer in done:
             if (status := ray.get(answer)) != 0:  # the others would wait for it
-                ray.get([host.stop.remote() for host in hosts])
+                _stop(hosts, running)
                 return status
         if told.is_set():
-            ray.get([host.stop.remote() for host in hosts])
-            statuses = ray.get(running)
-            return PREEMPTED if any(statuses) else 0
+            return PREEMPTED if any(_stop(hosts, running)) else 0
     return 0
 
 
+def _stop(hosts: list[Any], running: list[Any]) -> list[int]:
+    """Tell all workers to leave, which know how long they may take; their statuses."""
+    ray.get([host.stop.remote() for host in hosts])
+    return ray.get(running)
+
+
 class _Host:
-    """One node's worker, started in an actor there."""
+    """One node's worker, started in an actor there; it ends with the actor, however that ends."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline = Lifeline()
 
     def address(self) -> str:
         with socket.create_server(("", 0)) as free:
             return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
 
     def run(self, spec: str, node: int, master: str) -> int:
+        """The worker's status, as a shell says it."""
         command = [sys.executable, "-P", "-m", "pipeline.worker", spec]
-        environment = {**os.environ, NODE: str(node), MASTER: master}
-        self._process = subprocess.Popen(command, env=environment)
-        return self._process.wait()
+        lifeline = self._lifeline.read_end
+        environment = {**os.environ, NODE: str(node), MASTER: master, ENVIRONMENT: str(lifeline)}
+        self._process = subprocess.Popen(
+            command, env=environment, pass_fds=(lifeline,), start_new_session=True
+        )
+        status = self._process.wait()
+        return status if status >= 0 else 128 - status
 
     def stop(self) -> None:
-        """Tell the worker to leave; it knows how long it may take."""
+        """Tell the worker to leave."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ UNDER_WAY = {
 }  # fmt: skip
 TAKEN_AWAY = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "REVOKED"}
 """States in which a job ends through no fault of the step."""
+NO_ANSWER = re.compile("timed out|unable to contact|communication|standby|zero bytes", re.I)
+"""Said by ``sbatch`` when the controller is away or too busy, and not of the job."""
 FIRST_PORT, PORTS = 20000, 20000
 
 
@@ -67,31 +70,37 @@ class Slurm:
         script.write_text(self._script(task))
         answer = _run(["sbatch", "--parsable", str(script)])
         if answer.returncode:
-            raise TemperError(f"{task.step}: sbatch refuses {script}: {_last_line(answer.stderr)}")
+            said = _last_line(answer.stderr)
+            if NO_ANSWER.search(said):
+                raise EngineError(f"sbatch: {said}")
+            raise TemperError(f"{task.step}: sbatch refuses {script}: {said}")
         return answer.stdout.strip().split(";")[0]
 
     def find(self, name: str) -> str | None:
         listed = _ask(["squeue", "--noheader", "--states=all", f"--name={name}", "--format=%i"])
         return listed.split()[0] if listed.split() else None
 
-    def ended(self, job: str) -> Ended | None:
+    def state(self, job: str) -> Ended | str:
         told = _run(["scontrol", "--oneliner", "show", "job", job])
         if told.returncode and "Invalid job id" not in told.stderr:
             raise EngineError(f"scontrol: {_last_line(told.stderr)}")
         said = dict(re.findall(r"(\w+)=(\S+)", told.stdout))
         state = said.get("JobState", "forgotten")
+        why = said.get("Reason", "None")
+        words = state if why == "None" else f"{state}, {why}"
         if state in UNDER_WAY:
-            return None
+            return words
         status, _, number = said.get("ExitCode", "").partition(":")
-        reason = f"slurm job {job}: {state}"
-        if said.get("Reason", "None") != "None":
-            reason += f", {said['Reason']}"
+        reason = f"slurm job {job}: {words}"
         if state == "CANCELLED":
             return Ended(None, reason, cancelled=True)
-        if state in TAKEN_AWAY or not status or int(status) == PREEMPTED:
+        if state in TAKEN_AWAY or not status:
             seen = state not in ("NODE_FAIL", "BOOT_FAIL", "forgotten")
             return Ended(None, reason, preempted=True, confirmed=seen)
-        return Ended(-int(number) if number not in ("", "0") else int(status), reason)
+        if state == "OUT_OF_MEMORY":  # Slurm makes a signal of it that there is not
+            return Ended(-signal.SIGKILL, reason)
+        code = -int(number) if number not in ("", "0") else int(status)
+        return Ended(code, reason, preempted=code == PREEMPTED)
 
     def output(self, name: str, job: str, start: int) -> bytes:
         with open(self._folder / f"{name}.log", "rb") as file:
@@ -115,6 +124,11 @@ class Slurm:
         found = [_Nodes.parse(line) for line in _ask(command).splitlines() if line.strip()]
         return [nodes for nodes in found if self.config.partition or nodes.is_default]
 
+    def _spelled(self, kind: str | None) -> str | None:
+        """A kind of GPU as the cluster writes it."""
+        known = {name.lower(): name for nodes in self._partitions for name in nodes.gpus}
+        return known.get(kind.lower(), kind) if kind else None
+
     def _script(self, task: Task) -> str:
         """The job: what it asks for, and how it starts a worker on each node."""
         options = {
@@ -127,7 +141,7 @@ class Slurm:
             "account": self.config.account,
             # to the workers, while there is time left for a checkpoint
             "signal": f"TERM@{int(self.config.grace_seconds) + 5}",
-            **_asked(task.resources),
+            **_asked(task.resources, self._spelled(task.resources.accelerator)),
             **self.config.options,
         }
         lines = [
@@ -188,7 +202,7 @@ class _Nodes:
         nodes, cpus, memory, gres, longest, partition = line.strip().split("|")
         gpus: dict[str, int] = {}
         for found in re.finditer(r"gpu:(?:([^:,()]+):)?(\d+)", gres):
-            kind = (found[1] or "").lower()
+            kind = found[1] or ""
             gpus[kind] = gpus.get(kind, 0) + int(found[2])
         return cls(
             nodes=int(nodes),
@@ -203,7 +217,7 @@ class _Nodes:
     def has(self, resources: Resources) -> bool:
         """Whether each of these nodes would do."""
         kind = (resources.accelerator or "").lower()
-        gpus = self.gpus.get(kind, 0) if kind else sum(self.gpus.values())
+        gpus = sum(n for name, n in self.gpus.items() if not kind or name.lower() == kind)
         return (
             gpus >= resources.num_gpus
             and self.cpus >= (resources.cpus or 0)
@@ -220,9 +234,9 @@ class _Nodes:
         return f"{self.partition}: {', '.join(parts)}"
 
 
-def _asked(resources: Resources) -> dict[str, str | None]:
+def _asked(resources: Resources, accelerator: str | None) -> dict[str, str | None]:
     memory, seconds = resources.memory_bytes, resources.seconds
-    kind = f"{resources.accelerator.lower()}:" if resources.accelerator else ""
+    kind = f"{accelerator}:" if accelerator else ""
     return {
         "nodes": str(resources.num_nodes),
         "ntasks-per-node": "1",

@@ -77,11 +77,13 @@ def estimates(
     places: Mapping[float, str],
     logarithmic: bool = False,
     levels: Sequence[float] = (),
+    joined: bool = True,
 ) -> str:
     """Points with intervals over a setting, joined where each has a place of its own.
 
     Args:
         places: what to write on the axis, and where.
+        joined: false where what lies between two places means nothing.
         levels: of results without the setting, as horizontal lines.
     """
 
@@ -95,7 +97,7 @@ def estimates(
                 yerr=[[max(0.0, e.value - e.low) if e.low is not None else 0.0 for e in ordered],
                       [max(0.0, e.high - e.value) if e.high is not None else 0.0 for e in ordered]],
                 color=_colour(index), marker="o", markersize=4, capsize=2.5, elinewidth=1.1,
-                linestyle=_dash(index) if alone else "none",
+                linestyle=_dash(index) if alone and joined else "none",
             )  # fmt: skip
         for level in levels:
             axes.axhline(level, color=_INK, linewidth=0.9, linestyle="--")
@@ -115,9 +117,10 @@ def bars(counts: Mapping[int, int], most_bars: int = 24) -> str:
     def draw(axes: "Axes") -> None:
         low, high = min(counts), max(counts)
         span = max(1, -(-(high - low + 1) // most_bars))
-        edges = list(range(low, high + span + 1, span))
+        edges = [edge - 0.5 for edge in range(low, high + span + 1, span)]
         axes.hist(list(counts), bins=edges, weights=list(counts.values()), color=_colour(0),
                   rwidth=0.92)  # fmt: skip
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
 
     return _drawn(draw)

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pipeline.record import shown
 from pipeline.report import figures, graph
 from pipeline.report.story import Story, Told, told_with
 from pipeline.sweep import comparable_metrics, is_interval, is_number
-from pipeline.views import Curves, Histogram, Note, Points, Table, Texts
+from pipeline.views import Curves, Histogram, Note, Points, Table, Text, Texts
 
 LONGEST_TEXT = 6000
 MOST_SAMPLES = 12
@@ -71,6 +72,7 @@ def render(story: Story, made_at: str = "") -> str:
         box=graph.BOX,
         groups=list(_result_groups(story)),
         effects=list(_effects(story)),
+        beside=list(_side_by_side(story)),
         curves=[_drawn_curves(group) for group in _curve_groups(story, "Curves")],
         more_results=[_drawn_curves(group) for group in _curve_groups(story, "Results")],
         samples=list(_samples(story)),
@@ -123,10 +125,15 @@ def markdown(text: str) -> str:
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):
             token.tag = "h4"
-    return parser.renderer.render(tokens, parser.options, {}).replace("<table>", _TABLE)
+    return (
+        parser.renderer.render(tokens, parser.options, {})
+        .replace("<table>", _TABLE)
+        .replace("<pre>", _PRE)
+    )
 
 
 _TABLE = '<table class="plain">'
+_PRE = '<pre tabindex="0">'  # it may scroll, so the keyboard must reach it
 
 
 def number(value: Any) -> str:
@@ -284,11 +291,51 @@ class Effect:
 def _effects(story: Story) -> Iterator[Effect]:
     """Small multiples: for every setting in which results differ, each metric that does too."""
     for group in _result_groups(story):
-        once = {story.results[name].id: name for name in reversed(group.names)}
-        for setting, values in story.parameters.items():
-            varied = {name: values[name] for name in reversed(once.values()) if name in values}
-            if len(set(map(str, varied.values()))) > 1:
-                yield _effect(story, group, setting, varied)
+        for setting, varied in _varied(story, group):
+            yield _effect(story, group, setting, varied)
+
+
+def _once(story: Story, group: Group) -> list[str]:
+    """The names of a group's results, one for each, in their order."""
+    return list({story.results[name].id: name for name in reversed(group.names)}.values())[::-1]
+
+
+def _varied(story: Story, group: Group) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every setting in which results of a group differ, with its values by result."""
+    for setting, values in story.parameters.items():
+        varied = {name: values[name] for name in _once(story, group) if name in values}
+        if len(set(map(str, varied.values()))) > 1:
+            yield setting, varied
+
+
+def _side_by_side(story: Story) -> Iterator[tuple[str, Sequence[Panel]]]:
+    """Each metric of results that no setting tells apart, such as those of several losses."""
+    for group in _result_groups(story):
+        names = _once(story, group)
+        if len(names) > 1 and not any(_varied(story, group)):
+            yield group.step, list(_beside(group, names))
+
+
+def _beside(group: Group, names: Sequence[str]) -> Iterator[Panel]:
+    places = {float(at): fold(name, 12) for at, name in enumerate(names)}
+    for metric in islice(_shared_by(group, names), MOST_PANELS):
+        cells = {at: group.cells[metric][name] for at, name in enumerate(names)}
+        drawn = [
+            figures.Estimate(float(at), cell.value, cell.low, cell.high)
+            for at, cell in cells.items()
+            if cell.value is not None
+        ]
+        described = ", ".join(f"{n}: {number(group.cells[metric][n].value)}" for n in names)
+        svg = figures.estimates([drawn], places, joined=False)
+        yield Panel(metric, svg, f"{metric} of each result: {described}")
+
+
+def _shared_by(group: Group, names: Sequence[str]) -> Iterator[str]:
+    """The metrics that several of these results have, and not all alike."""
+    for metric, cells in group.cells.items():
+        known = sum(cells[name].value is not None for name in names)
+        if known > 1 and _differs(cells, names):
+            yield metric
 
 
 def _effect(story: Story, group: Group, setting: str, varied: Mapping[str, Any]) -> Effect:
@@ -301,7 +348,8 @@ def _effect(story: Story, group: Group, setting: str, varied: Mapping[str, Any])
     series = _series(story, setting, varied)
     levels = [name for name in group.names if name not in story.parameters[setting]]
     panels = []
-    for metric in group.metrics[:MOST_PANELS]:
+    telling = (m for m in group.metrics if _differs(group.cells[m], varied))
+    for metric in islice(telling, MOST_PANELS):
         cells = group.cells[metric]
         drawn = [
             [
@@ -319,6 +367,11 @@ def _effect(story: Story, group: Group, setting: str, varied: Mapping[str, Any])
     legend = [(name, figures.colour(i)) for i, name in enumerate(series)] if len(series) > 1 else []
     axis = f"{setting} (logarithmic)" if logarithmic else setting
     return Effect(setting, axis, panels, legend, levels)
+
+
+def _differs(cells: Mapping[str, Cell], names: Iterable[str]) -> bool:
+    """Whether a metric is not the same for all of these results."""
+    return len({(cells[n].value, cells[n].low, cells[n].high) for n in names}) > 1
 
 
 def _series(story: Story, setting: str, varied: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -402,16 +455,16 @@ def _first_and_last(points: Points) -> tuple[float, float, int]:
 class Sample:
     row: str
     prompt: str
-    answers: Sequence[tuple[str, str]]
+    answers: Sequence[tuple[str, Text]]
 
 
 def _samples(story: Story) -> Iterator[tuple[str, Sequence[Sample], Sequence[Sample]]]:
     """Texts of one title, all artifacts' answers to a prompt together: the first, and the rest."""
-    groups: dict[str, dict[tuple[str, str], list[tuple[str, str]]]] = {}
+    groups: dict[str, dict[tuple[str, str], list[tuple[str, Text]]]] = {}
     for told, view in told_with(story.steps, Texts):
         for text in view.rows:
             rows = groups.setdefault(view.title, {})
-            answer = (told.label or told.step, text.answer)
+            answer = (told.label or told.step, text)
             rows.setdefault((text.row, text.prompt), []).append(answer)
     for title, rows in groups.items():
         samples = [Sample(row, prompt, answers) for (row, prompt), answers in rows.items()]

@@ -31,6 +31,7 @@ class Told:
         label: what tells it apart from others of its name.
         manifest: what it made; ``None`` if it made nothing, or that has been collected.
         inputs: ids of the steps whose outputs it was given.
+        place: where it ran: the launcher, and what it asked for.
         lost: whether its data is gone, and nothing of it can be shown.
     """
 
@@ -41,6 +42,7 @@ class Told:
     label: str = ""
     message: str = ""
     key: str = ""
+    place: str = ""
     manifest: Manifest | None = None
     inputs: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -177,6 +179,7 @@ def _told(entry: Mapping[str, Any], ids: Mapping[str, str], catalog: Catalog) ->
         label=str(entry.get("label") or ""),
         message=str(entry.get("message") or ""),
         key=entry.get("key") or "",
+        place=str(entry.get("place") or ""),
         inputs=inputs,
     )
 
@@ -191,6 +194,7 @@ def _of_manifest(
         seconds=made.seconds,
         message=str(entry.get("message") or ""),
         key=made.key,
+        place=str(entry.get("place") or made.provenance.get("launcher") or ""),
         manifest=made,
         inputs=inputs,
         lost=catalog.loss(made) is not None,

@@ -31,7 +31,7 @@ class _Open:
     """A step that runs, in every sink, and how far it has been handed on."""
 
     views: Mapping[str, View]
-    logged: int = 0
+    logged: int = -1
 
 
 @dataclass
@@ -47,12 +47,12 @@ class Mirror:
 
     def begin(self, step: str, name: str, key: str, settings: Mapping[str, Json]) -> None:
         config = {
-            **{path: _value(path, value) for path, value in settings.items()},
+            **{encodable(path): _value(path, value) for path, value in settings.items()},
             "temper/key": key,
             "temper/step": step,
             "temper/store": shown(self.store.url),
         }
-        watched = Watched(self.group, step, name, key, config, self.folder)
+        watched = Watched(self.group, step, encodable(name), key, config, self.folder)
         views = {kind: self._try(kind, sink.open, watched) for kind, sink in self.sinks.items()}
         self._open[step, key] = _Open({kind: v for kind, v in views.items() if v is not None})
 
@@ -77,7 +77,8 @@ class Mirror:
             if not isinstance(at, int) or at <= opened.logged:
                 continue
             opened.logged = at
-            values = {n: float(v) for n, v in record.items() if n != "step" and is_number(v)}
+            numbers = {n: v for n, v in record.items() if n != "step" and is_number(v)}
+            values = {encodable(name): float(value) for name, value in numbers.items()}
             for kind, view in opened.views.items():
                 self._try(kind, view.log, at, values)
 
@@ -100,7 +101,7 @@ class Mirror:
     def say(self, line: str) -> None:
         if line not in self._said:
             self._said.add(line)
-            print(shown(line), flush=True)
+            print(encodable(shown(line)), flush=True)
 
 
 def main(url: str, group: str, names: list[str]) -> None:
@@ -152,7 +153,12 @@ def _records(path: Path) -> list[dict[str, Any]]:
 def _value(path: str, value: Any) -> Any:
     if is_secret(path):
         return "…"
-    return shown(value) if isinstance(value, str) else value
+    return encodable(shown(value)) if isinstance(value, str) else value
+
+
+def encodable(text: str) -> str:
+    """A text without halves of surrogate pairs, which nobody can send or write."""
+    return text.encode(errors="replace").decode()
 
 
 def _numbers(made: Manifest) -> dict[str, Any]:
@@ -160,10 +166,11 @@ def _numbers(made: Manifest) -> dict[str, Any]:
     found: dict[str, Any] = {"seconds": made.seconds}
     for name, value in made.metrics.items():
         if is_interval(value):
+            name = encodable(name)
             found |= {name: value["value"], f"{name}.low": value["low"],
                       f"{name}.high": value["high"]}  # fmt: skip
         elif is_number(value):
-            found[name] = value
+            found[encodable(name)] = value
     return found
 
 

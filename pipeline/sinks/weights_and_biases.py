@@ -1,10 +1,10 @@
 """Metrics as runs of Weights & Biases: one a step, grouped by experiment.
 
-Without a key in the environment or in ``~/.netrc`` a run is kept on this machine, for ``wandb
-sync``; ``WANDB_MODE``, ``WANDB_PROJECT`` and ``WANDB_ENTITY`` are respected. The run's id follows
-from the step and its key. So a step that was killed goes on in the same run: W&B's server says how
-far that is, and a run that is offline is written anew from the first step, in place of what the
-killed process left.
+Without a key in the environment or in ``~/.netrc``, or where the server does not answer, a run is
+kept on this machine, for ``wandb sync``; ``WANDB_MODE``, ``WANDB_PROJECT`` and ``WANDB_ENTITY`` are
+respected. The run's id follows from the step and its key. So a step that was killed goes on in the
+same run: W&B's server says how far that is, and a run that is offline is written anew from the
+first step, in place of what the killed process left.
 """
 
 import netrc
@@ -17,14 +17,29 @@ from typing import Any
 from pipeline.sinks import Watched
 
 _HOST = "api.wandb.ai"
+INIT_SECONDS = 15.0
+"""For which the server may take to answer, before runs are kept on this machine."""
 
 
 class WandbSink:
     def __init__(self) -> None:
         self.mode = os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
         self.folder = Path(".")
+        self.refused = ""
 
     def open(self, watched: Watched) -> "WandbView":
+        import wandb
+
+        try:
+            return self._open(watched)
+        except Exception as error:  # the server's, the network's, a key that is none
+            if self.mode == "offline":
+                raise
+            self.mode, self.refused = "offline", " ".join(str(error).split())[:200]
+            wandb.teardown()  # it would keep the run's id for itself
+            return self._open(watched)
+
+    def _open(self, watched: Watched) -> "WandbView":
         import wandb
 
         folder = Path(os.environ.get("WANDB_DIR") or watched.folder)
@@ -47,14 +62,16 @@ class WandbSink:
             reinit="create_new",
             settings=wandb.Settings(
                 silent=True, console="off", disable_git=True, disable_code=True, save_code=False,
-                x_disable_stats=True, x_disable_meta=True, init_timeout=30,
+                x_disable_stats=True, x_disable_meta=True, init_timeout=INIT_SECONDS,
             ),
         )  # fmt: skip
         return WandbView(run)
 
     def notice(self) -> str:
         if self.mode == "offline":
-            return f"kept in {self.folder / 'wandb'}; to send it: wandb sync {self.folder}/wandb/*"
+            why = f"not online ({self.refused}); " if self.refused else ""
+            folder = self.folder / "wandb"
+            return f"{why}kept in {folder}; to send it: wandb sync {folder}/*"
         return f"sent ({self.mode})"
 
 
@@ -64,7 +81,8 @@ class WandbView:
 
     def log(self, at: int, values: Mapping[str, float]) -> None:
         if at >= self.run.starting_step:
-            self.run.log(dict(values), step=at)
+            # at once: a row left for the end would be put over the summary
+            self.run.log(dict(values), step=at, commit=True)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         self.run.summary.update(dict(summary))

@@ -34,8 +34,8 @@ Tools = tuple[dict[str, Any], ...]
 class PreferenceRow:
     """Two continuations of one prompt, `chosen` the preferred one; both end in the assistant.
 
-    The prompt is what they share, up to the first assistant message in which they differ. A row of
-    weight 2 counts in training as if it were there twice; none means 1.
+    The prompt is what they share, up to the first assistant message in which they differ. The loss
+    of a row is multiplied by its weight in training; none means 1.
     """
 
     row: str

@@ -12,19 +12,22 @@ from steps.data.rendering import Chat, load_tokenizer
 from steps.data.rows import PreferenceRow
 from steps.data.tables import from_record
 from steps.data.tokenizing import tokenization, tokenize_prompts
-from steps.evaluation.checkers import count_matches
+from steps.evaluation.checkers import compile_checks, count_matches
 from steps.evaluation.intervals import Interval, proportion
+from steps.evaluation.paired import paired_shares
 from steps.generation.config import SamplingConfig
 from steps.generation.sampling import sample
+from steps.markdown import as_text
 from steps.training.config import Dtype
 from steps.training.metrics import OnProgress
 from steps.training.models import load_model
+from steps.training.ranks import ALONE, Ranks
 
 ANSWERS_SHOWN = 6
-_MARKUP = "\\`*_{}[]<>()#+!|~"
 
-Answer = dict[str, str]
-"""``row``, ``prompt`` (its last message) and ``answer``."""
+Answer = dict[str, Any]
+"""``row``, ``prompt`` (its last message) and ``answer``; once it is judged, ``checks``: by the name
+of each, whether it passes."""
 
 
 def answer_prompts(
@@ -34,8 +37,10 @@ def answer_prompts(
     sampling: SamplingConfig,
     dtype: Dtype,
     on_progress: OnProgress,
+    ranks: Ranks = ALONE,
 ) -> list[Answer]:
-    """The model's answers to the first ``count`` different prompts of ``records``, pair tokens.
+    """The model's answers to the first ``count`` different prompts of ``records``, pair tokens;
+    several ranks share them, and each gets all.
 
     Raises:
         ValueError: the model's chat template refuses a prompt.
@@ -46,9 +51,9 @@ def answer_prompts(
     if not asked:
         return []
     tokenizer = load_tokenizer(model)
-    texts = sample(
-        load_model(model, dtype), tokenizer, _prompt_ids(tokenizer, asked), sampling, on_progress
-    )
+    prompt_ids = _prompt_ids(tokenizer, asked)
+    loaded = load_model(model, dtype)
+    texts = sample(loaded, tokenizer, prompt_ids, sampling, on_progress, ranks)
     return [
         {"row": row.row, "prompt": row.prompt[-1]["content"], "answer": completions[0]}
         for row, completions in zip(asked, texts, strict=True)
@@ -66,6 +71,17 @@ def _prompt_ids(
     return [ids for ids in encoded if not isinstance(ids, MalformedRow)]
 
 
+def judge(answers: Sequence[Answer], checks: Mapping[str, str]) -> list[Answer]:
+    """The answers, each with the named regular expressions that are found in it and those that are
+    not."""
+    patterns = compile_checks(checks)
+
+    def passed(answer: Answer) -> dict[str, bool]:
+        return {n: pattern.search(answer["answer"]) is not None for n, pattern in patterns.items()}
+
+    return [{**answer, "checks": passed(answer)} for answer in answers]
+
+
 def check_answers(
     answers: Sequence[Answer], checks: Mapping[str, str]
 ) -> dict[str, Interval | int]:
@@ -77,24 +93,51 @@ def check_answers(
     return {**shares, "answers": len(answers)}
 
 
-def side_by_side(before: Sequence[Answer], after: Sequence[Answer]) -> str:
-    """The first held-out prompts with both answers, as a Markdown table.
+def compare_answers(
+    before: Sequence[Answer], after: Sequence[Answer], checks: Mapping[str, str]
+) -> dict[str, Any]:
+    """How much more often each check passes than before, prompt by prompt, with its ``p``.
 
     Raises:
         ValueError: the two sets of answers are not to the same prompts.
     """
-    if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
-        raise ValueError("the baseline answered other prompts; evaluate both with one config")
-    lines = ["### Held-out prompts, before and after DPO", "", "| prompt | before | after |"]
-    lines.append("|---|---|---|")
+    _require_same_prompts(before, after)
+    found: dict[str, Any] = {}
+    for name, pattern in compile_checks(checks).items():
+        one, other = (
+            [pattern.search(answer["answer"]) is not None for answer in answers]
+            for answers in (before, after)
+        )
+        gain = paired_shares(one, other)
+        found |= {f"gain/answers/{name}": gain.difference, f"gain/answers/{name}/p": gain.p}
+    return found
+
+
+def side_by_side(before: Sequence[Answer], after: Sequence[Answer]) -> str:
+    """The first held-out prompts with both answers, as a Markdown table, and how many checks each
+    passes where answers have been judged.
+
+    Raises:
+        ValueError: the two sets of answers are not to the same prompts.
+    """
+    _require_same_prompts(before, after)
+    judged = all(answer.get("checks") for answer in (*before, *after))
+    headings = ["prompt", "before", "after", *(["checks passed"] if judged else [])]
+    rule = "|---" * len(headings) + "|"
+    lines = ["### Held-out prompts, before and after", "", _line(headings), rule]
     for earlier, later in list(zip(before, after, strict=True))[:ANSWERS_SHOWN]:
-        cells = (later["prompt"], earlier["answer"], later["answer"])
-        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
+        cells = [as_text(text) for text in (later["prompt"], earlier["answer"], later["answer"])]
+        if judged:
+            first, last = (sum(answer["checks"].values()) for answer in (earlier, later))
+            cells.append(f"{first} → {last} of {len(later['checks'])}")
+        lines.append(_line(cells))
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
-    """One line of visible characters, with what could end the cell or be markup escaped."""
-    flat = " ".join(text.split())
-    visible = (c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in flat)
-    return "".join(f"\\{c}" if c in _MARKUP else c for c in visible)
+def _require_same_prompts(before: Sequence[Answer], after: Sequence[Answer]) -> None:
+    if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
+        raise ValueError("the baseline answered other prompts; evaluate both with one config")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

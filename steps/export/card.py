@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from steps.markdown import as_code, as_text
 from steps.training.config import PreferenceConfig, TrainConfig
 from steps.training.losses.base import Loss
 
@@ -53,8 +54,9 @@ def render_card(
     license = f"license: {json.dumps(card.license)}\n" if card.license else ""
     sections = [
         _FRONT_MATTER.format(loss=card.dpo.loss.name, license=license),
-        f"# {card.title}\n",
-        f"`{card.base_model}`, fine-tuned on the chosen responses of `{card.data}` (SFT) and then "
+        f"# {as_text(card.title)}\n",
+        f"{as_code(card.base_model)}, fine-tuned on the chosen responses of {as_code(card.data)} "
+        "(SFT) and then "
         f"on its preference pairs, minimising the loss `{card.dpo.loss.name}`.\n",
         "## Results on held-out pairs\n",
         _table(("metric", "before", "after", "95 % interval"), _results(results, before or {})),
@@ -62,10 +64,11 @@ def render_card(
         _table(("setting", "value"), [*_settings(card.sft, "sft"), *_settings(card.dpo, "dpo")]),
     ]
     if lineage:
-        rows = ((one.role, one.step, f"`{one.digest}`") for one in lineage)
+        rows = ((one.role, one.step, one.digest) for one in lineage)
         sections += ["## Lineage\n", _table(("what", "made by the step", "content"), rows)]
     if card.license:
-        sections.append(f"The weights it was made from are under the licence `{card.license}`.\n")
+        under = as_code(card.license)
+        sections.append(f"The weights it was made from are under the licence {under}.\n")
     return "\n".join(sections)
 
 
@@ -96,5 +99,6 @@ def _settings(config: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [headings, tuple("---" for _ in headings), *rows]
+    escaped = (tuple(map(as_text, row)) for row in rows)
+    lines = [headings, tuple("---" for _ in headings), *escaped]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)

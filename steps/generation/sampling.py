@@ -1,9 +1,15 @@
-"""Completions of prompts, through transformers' own `generate`."""
+"""Completions of prompts, through transformers' own `generate`.
+
+Prompts are taken in batches, each of which has random numbers of its own. So it does not matter who
+draws which: several ranks, each with the whole model on its device, take turns.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from itertools import zip_longest
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -15,6 +21,9 @@ from transformers import (
 from steps.generation.config import SamplingConfig
 from steps.training.metrics import OnProgress, ignore_progress
 from steps.training.models import evaluating
+from steps.training.ranks import ALONE, Ranks
+
+Item = TypeVar("Item")
 
 
 def sample(
@@ -23,15 +32,16 @@ def sample(
     prompts: Sequence[Sequence[int]],
     config: SamplingConfig,
     on_progress: OnProgress = ignore_progress,
+    ranks: Ranks = ALONE,
 ) -> list[list[str]]:
     """`config.num_completions` texts for each prompt (token ids), in the order of `prompts`.
 
     A text ends before the first end-of-turn token and holds no special tokens. What is drawn
     follows from the seed, the prompts and the config; nothing of the decoding recipe a model may
     ship with is applied, and the caller's random state is left as it was. Progress counts
-    completions.
+    completions. Ranks share the batches, and each gets all texts.
     """
-    drawn = sample_ids(model, tokenizer, prompts, config, on_progress)
+    drawn = sample_ids(model, tokenizer, prompts, config, on_progress, ranks)
     return [[_text(tokenizer, ids) for ids in completions] for completions in drawn]
 
 
@@ -41,20 +51,23 @@ def sample_ids(
     prompts: Sequence[Sequence[int]],
     config: SamplingConfig,
     on_progress: OnProgress = ignore_progress,
+    ranks: Ranks = ALONE,
 ) -> list[list[list[int]]]:
     """As `sample`, the tokens: up to and with the first end-of-turn token, if there is one."""
     ends = _end_tokens(model, tokenizer)
     settings = _settings(config, ends)
     queue = [ids for ids in prompts for _ in range(config.num_completions)]
-    drawn: list[list[int]] = []
+    batches = _slices(queue, config.batch_size)
+    own: list[list[list[int]]] = []
     with evaluating(model), _decoding_recipe(model, settings), torch.random.fork_rng():
-        torch.manual_seed(config.seed)
-        for start in range(0, len(queue), config.batch_size):
-            for ids in _generate(model, queue[start : start + config.batch_size], settings):
-                drawn.append(_to_end(ids, ends))
-            on_progress(len(drawn), len(queue), {})
-    size = config.num_completions
-    return [drawn[start : start + size] for start in range(0, len(drawn), size)]
+        for number in range(ranks.index, len(batches), ranks.count):
+            torch.manual_seed(_seed(config.seed, number))
+            own.append([_to_end(ids, ends) for ids in _generate(model, batches[number], settings)])
+            done = (number + ranks.count) * config.batch_size
+            on_progress(min(done, len(queue)), len(queue), {})
+    turns = zip_longest(*ranks.gather(own), fillvalue=[])
+    drawn = [ids for turn in turns for batch in turn for ids in batch]
+    return _slices(drawn, config.num_completions)
 
 
 def pad_left(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -110,6 +123,14 @@ def _decoding_recipe(model: PreTrainedModel, settings: GenerationConfig) -> Iter
         yield
     finally:
         model.generation_config = shipped
+
+
+def _slices(items: list[Item], size: int) -> list[list[Item]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _seed(seed: int, batch: int) -> int:
+    return int(np.random.SeedSequence([seed, batch]).generate_state(1, np.uint64)[0])
 
 
 def _to_end(ids: list[int], ends: list[int]) -> list[int]:

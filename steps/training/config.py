@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from steps.training.checks import require
+from steps.training.checks import require, require_count, set_choice
 from steps.training.losses.base import (
     PreferenceLoss,
     ReferenceFreeLoss,
@@ -74,6 +74,7 @@ class OptimizerConfig:
     max_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
+        set_choice(self, "schedule", Schedule)
         rate, beta1, beta2 = self.learning_rate, self.adam_beta1, self.adam_beta2
         require(0 < rate < math.inf, "learning_rate must be above 0", rate)
         require(0 <= beta1 < 1, "adam_beta1 must be in [0, 1)", beta1)
@@ -81,7 +82,7 @@ class OptimizerConfig:
         require(0 < self.adam_epsilon < 1, "adam_epsilon must be in (0, 1)", self.adam_epsilon)
         decay = self.weight_decay
         require(0 <= decay < math.inf, "weight_decay must not be negative", decay)
-        require(self.warmup_steps >= 0, "warmup_steps must not be negative", self.warmup_steps)
+        require_count(self, "warmup_steps", least=0)
         fraction = self.decay_fraction
         require(0 < fraction <= 1, "decay_fraction must be in (0, 1]", fraction)
         if self.max_grad_norm is not None:
@@ -102,7 +103,7 @@ class LoraConfig:
     target_modules: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        require(self.r >= 1, "r must be at least 1", self.r)
+        require_count(self, "r")
         require(0 < self.alpha < math.inf, "alpha must be above 0", self.alpha)
         require(0 <= self.dropout < 1, "dropout must be in [0, 1)", self.dropout)
 
@@ -120,7 +121,9 @@ class ReferenceConfig:
     groups_per_shard: int = field(default=256, metadata={"identity": False})
 
     def __post_init__(self) -> None:
-        _require_at_least_one(self, "tokens_per_forward", "groups_per_shard")
+        set_choice(self, "dtype", Dtype)
+        set_choice(self, "attention", Attention)
+        require_count(self, "tokens_per_forward", "groups_per_shard")
 
 
 @dataclass(frozen=True)
@@ -161,16 +164,21 @@ class TrainConfig:
     keep_last: int = field(default=1, metadata={"identity": False})
 
     def __post_init__(self) -> None:
+        set_choice(self, "dtype", Dtype)
+        set_choice(self, "attention", Attention)
         require(
             0 < self.epochs <= 1e6, "epochs must be above 0, and a million at most", self.epochs
         )
-        require(self.seed >= 0, "seed must not be negative", self.seed)
-        _require_at_least_one(self, "batch_size", "tokens_per_forward", "keep_last")
-        _require_at_least_one(self, "max_steps", "eval_every_steps", "early_stop_patience")
-        for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
-            interval = getattr(self, name)
-            if interval is not None:
-                require(interval > 0, f"{name} must be above 0 or null", interval)
+        require_count(self, "seed", least=0)
+        require_count(self, "batch_size", "tokens_per_forward", "keep_last")
+        require_count(self, "max_steps", "eval_every_steps", "early_stop_patience", or_null=True)
+        require_count(self, "checkpoint_every_steps", or_null=True)
+        seconds = self.checkpoint_every_seconds
+        if seconds is not None:
+            require(seconds > 0, "checkpoint_every_seconds must be above 0 or null", seconds)
+        if self.keep_best is not None:
+            named = self.keep_best.startswith("eval_")
+            require(named, "keep_best must be of an evaluation, as in eval_loss", self.keep_best)
         for name in ("keep_best", "early_stop_patience"):
             value = getattr(self, name)
             if self.eval_every_steps is None:
@@ -237,10 +245,3 @@ def by_family(config: PreferenceConfig) -> DpoConfig | ReferenceFreeConfig:
     if isinstance(config.loss, ReferenceLoss):
         return DpoConfig(**settings)
     return ReferenceFreeConfig(**settings)
-
-
-def _require_at_least_one(config: Any, *names: str) -> None:
-    """A count is at least 1, or null where it may be."""
-    for name in names:
-        value = getattr(config, name)
-        require(value is None or value >= 1, f"{name} must be at least 1", value)

@@ -126,9 +126,11 @@ def read_demonstrations(records: Iterable[Mapping[str, Any]], vocabulary: int) -
 
 
 def chosen_as_demonstration(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of pair tokens as one to imitate: the prompt and the chosen side, with masks."""
+    """A record of pair tokens as one to imitate: the prompt and the chosen side, with masks, and
+    the weight that the pair has."""
     return {
         "row": record["row"],
+        "weight": record.get("weight"),
         "input_ids": [*record["prompt_ids"], *record["chosen_ids"]],
         "mask": [*record["prompt_mask"], *record["chosen_mask"]],
     }
@@ -149,7 +151,7 @@ def _read(
             for side in sides
         )
         group_id = str(_field(record, id_field, row))
-        label = bool(_field(record, "label", row)) if sides == ("completion",) else None
+        label = _label(record, row) if sides == ("completion",) else None
         groups.append(TokenGroup(row, group_id, prompt, responses, label, _weight(record, row)))
     return _not_empty(groups)
 
@@ -173,12 +175,20 @@ def _without_first(response: TokenResponse) -> TokenResponse:
     return replace(response, scored=(False, *response.scored_flags[1:]))
 
 
+def _label(record: Mapping[str, Any], row: str) -> bool:
+    label = _field(record, "label", row)
+    if not isinstance(label, bool):  # the text "false" would be true
+        raise ValueError(f"row {row!r}: label is {label!r}; it must be true or false")
+    return label
+
+
 def _weight(record: Mapping[str, Any], row: str) -> float:
-    given = record.get("weight")
-    weight = 1.0 if given is None else float(given)
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"row {row!r}: weight is {weight}; it must be finite and not below 0")
-    return weight
+    weight = record.get("weight")
+    if weight is None:
+        return 1.0
+    if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        raise ValueError(f"row {row!r}: weight is {weight!r}; it must be finite and not below 0")
+    return float(weight)
 
 
 def _digest(prompt: tuple[int, ...], response: TokenResponse) -> str:

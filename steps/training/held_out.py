@@ -4,6 +4,7 @@ What is best, and whether training is over, are functions of the log, so a resum
 the uninterrupted one did.
 """
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -15,13 +16,16 @@ from steps.training.metrics import StepMetrics, sum_shares
 from steps.training.objectives import Objective
 
 _DEFAULT_METRIC = "eval_loss"
+_FALLS = re.compile(r"eval_(\w*loss(/.*)?|kl)$")
 
 
 @torch.no_grad()
 def evaluate(backend: Backend, objective: Objective, config: TrainConfig) -> StepMetrics:
     """The objective over all of its examples as one batch, each name with the prefix `eval_`.
 
-    Raises ValueError, naming what there is, if `config.keep_best` is not among it.
+    Raises ValueError, naming what there is, if `config.keep_best` is not among it, and
+    FloatingPointError naming examples whose loss is not finite: nothing is better or worse than
+    that, so it would stay the best there ever was.
     """
     logps = _logps(backend, objective.groups, config.batch_size)
     baseline = None
@@ -30,6 +34,8 @@ def evaluate(backend: Backend, objective: Objective, config: TrainConfig) -> Ste
     everything = range(len(objective.groups))
     loss = objective.batch_loss(everything, baseline)
     losses, metrics = loss(logps.view(len(everything), -1), torch.tensor(everything))
+    if off := [objective.groups[i].row for i in (~losses.isfinite()).nonzero()[:, 0].tolist()]:
+        raise FloatingPointError(f"the loss of the held-out {off[:8]} is not finite")
     evaluated = sum_shares({"loss": losses, **metrics})
     result: StepMetrics = {f"eval_{name}": value for name, value in evaluated.items()}
     if _metric(config) not in result:
@@ -40,7 +46,7 @@ def evaluate(backend: Backend, objective: Objective, config: TrainConfig) -> Ste
 def best_step(log: Sequence[StepMetrics], config: TrainConfig) -> int | None:
     """The step (1-based) whose weights `config.keep_best` wants kept; of equals, the first.
 
-    A metric that ends in `loss` is best when lowest, any other when highest.
+    What is named a loss, or a divergence (`kl`), is best when lowest, any other when highest.
     """
     return None if config.keep_best is None else _best(log, _metric(config))
 
@@ -55,7 +61,7 @@ def has_stopped(log: Sequence[StepMetrics], config: TrainConfig) -> bool:
 
 
 def _best(log: Sequence[StepMetrics], metric: str) -> int | None:
-    sign = -1 if metric.endswith("loss") else 1
+    sign = -1 if _FALLS.match(metric) else 1
     values = {int(record["step"]): sign * record[metric] for record in log if metric in record}
     return max(values, key=lambda step: values[step], default=None)
 

@@ -6,7 +6,8 @@ the step, so the gradient is that of the batch however a backend cuts it into fo
 
 Every step is a function of the weights, the optimiser's state and its own number: the examples, the
 rate and the dropout noise all follow from (seed, step). That is what makes a resumed run end with
-the bits of an uninterrupted one. What is best so far, and when to stop, follow from the log.
+the bits of an uninterrupted one. What is best so far, and when to stop, follow from the log. What
+depends on a clock or a signal (when to save, whether to leave) ranks agree on after every step.
 """
 
 import time
@@ -23,9 +24,11 @@ from steps.training.batches import batch_indices, steps_per_epoch, total_steps
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig
 from steps.training.held_out import best_step, evaluate, has_stopped
+from steps.training.leaving import Left, Stopping, never
 from steps.training.metrics import OnProgress, StepMetrics, ignore_progress, sum_shares
 from steps.training.objectives import Objective
 from steps.training.optimization import learning_rate
+from steps.training.ranks import ALONE, Ranks
 
 Result = TypeVar("Result")
 
@@ -38,6 +41,8 @@ def train(
     on_progress: OnProgress = ignore_progress,
     held_out: Objective | None = None,
     at_start: Callable[[], None] | None = None,
+    stopping: Stopping = never,
+    ranks: Ranks = ALONE,
 ) -> list[StepMetrics]:
     """Trains `backend`, from the latest checkpoint if there is one; returns all steps' log.
 
@@ -48,13 +53,15 @@ def train(
 
     The backend ends with the weights of the last step, or of the best one (`config.keep_best`).
     `at_start` is called before the first step, and not on resuming. Raises FloatingPointError,
-    naming the step, if a loss or a gradient is not finite.
+    naming the step, if a loss or a gradient is not finite, and Left, with a checkpoint of the step
+    just done, once `stopping` says so on any of `ranks`.
     """
     log = checkpoints.restore(backend)
     if not log and at_start is not None:
         at_start()
     with checkpoints:
-        _steps(_Stepper(backend, objective, config), log, checkpoints, on_progress, held_out)
+        stepper = _Stepper(backend, objective, config)
+        _steps(stepper, log, checkpoints, on_progress, held_out, stopping, ranks)
         best = best_step(log, config)
         if best is not None and best != len(log):
             backend.load_weights(checkpoints.best_weights(best)).result()
@@ -67,6 +74,8 @@ def _steps(
     checkpoints: Checkpoints,
     on_progress: OnProgress,
     held_out: Objective | None,
+    stopping: Stopping,
+    ranks: Ranks,
 ) -> None:
     """Adds to `log` until the last step, or the one after which training stops early."""
     backend, config = stepper.backend, stepper.config
@@ -82,11 +91,16 @@ def _steps(
         best = best_step(log, config)
         if best == done:
             checkpoints.save_best(done, backend)
+        since = done - saved_step, time.monotonic() - saved_at
+        leaving, due = ranks.any(stopping(), _is_due(config, *since))
         # The last state becomes the model folder; a checkpoint of it would only be thrown away.
-        if done < stepper.steps and _is_due(config, done - saved_step, time.monotonic() - saved_at):
+        if done < stepper.steps and (due or leaving):
             checkpoints.save(done, backend, log, best)
             saved_at, saved_step = time.monotonic(), done
         on_progress(done, stepper.steps, {**metrics, **usage})
+        if done < stepper.steps and leaving:
+            checkpoints.wait()
+            raise Left(f"left after step {done} of {stepper.steps}, of which there is a checkpoint")
 
 
 @dataclass(frozen=True)
@@ -154,8 +168,8 @@ def _finite(future: Future[Result], step: int) -> Result:
         return future.result()
     except FloatingPointError as error:
         raise FloatingPointError(
-            f"step {step + 1}: {error}. Lower the learning rate, or look at these rows if it is "
-            "the first step; no weights were changed by this step."
+            f"step {step + 1}: {error}. Lower the learning rate; if it is the first step, look at "
+            "the rows, and at the weights that it starts from. This step has changed none of them."
         ) from error
 
 

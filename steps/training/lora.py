@@ -3,11 +3,17 @@
 An adapter starts as a product with a zero factor, so the adapted model is the base to the last bit.
 Preferences therefore need no second model: the reference is the base without an adapter, and its
 logps are those that `run_reference` computes from the folder that the policy starts from.
+
+What is trained is kept in two ways: added to the base's weights, as a model like any other; and by
+itself, as `peft` loads it beside a base.
 """
 
-from typing import TYPE_CHECKING, cast
+from copy import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from steps.training.config import LoraConfig
@@ -20,7 +26,8 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, seed: int) -> "PeftM
     """Puts adapters beside the linear layers of `model`, in place, and freezes everything else.
 
     Without `target_modules` all linear layers but the head get one. Raises ValueError naming
-    modules that the model does not have.
+    modules that the model does not have, or a head and embeddings that are one matrix: merged, an
+    adapter of either would change both, and what is saved would not be what was trained.
     """
     import peft
 
@@ -35,7 +42,22 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, seed: int) -> "PeftM
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         adapted = peft.get_peft_model(model, described, autocast_adapter_dtype=False)
+    _require_untied(model)
     return cast("PeftModel", adapted)
+
+
+def _require_untied(model: PreTrainedModel) -> None:
+    """Refuses adapters on a matrix that the head and the embeddings share."""
+    ends: tuple[Any, ...] = (model.get_input_embeddings(), model.get_output_embeddings())
+    if ends[1] is None or ends[0].weight is not ends[1].weight:
+        return
+    adapted = {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    if shared := sorted(name for name in adapted if model.get_submodule(name) in ends):
+        raise ValueError(
+            f"target_modules names {shared[0].rpartition('.')[2]}, but head and embeddings of "
+            f"{type(model).__name__} are one matrix, so that its adapter cannot be merged into the "
+            "one without the other; leave it out"
+        )
 
 
 def keep_adapter_dropout(model: PreTrainedModel) -> None:
@@ -43,6 +65,26 @@ def keep_adapter_dropout(model: PreTrainedModel) -> None:
     for name, module in model.named_modules():
         if name.endswith(".lora_dropout"):
             module.train()
+
+
+def save_adapter(adapted: "PeftModel", folder: Path) -> None:
+    """Writes the adapters as ``PeftModel.from_pretrained(base, folder)`` reads them.
+
+    The bytes follow from the adapters alone: no path of a base, and no order of a set, is in them.
+    """
+    import peft
+
+    folder.mkdir(parents=True)
+    tensors = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(copies, folder / "adapter_model.safetensors", {"format": "pt"})
+    described = copy(adapted.peft_config["default"])
+    described.base_model_name_or_path = None
+    described.inference_mode = True
+    assert isinstance(described, peft.LoraConfig)
+    if not isinstance(described.target_modules, str):
+        described.target_modules = sorted(described.target_modules or ())
+    described.save_pretrained(str(folder))
 
 
 def merge_adapter(adapted: "PeftModel") -> PreTrainedModel:

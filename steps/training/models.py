@@ -32,8 +32,11 @@ _TOKENIZER_FILES = (
 )
 
 
-def load_model(path: Path | str, dtype: Dtype = Dtype.float32) -> PreTrainedModel:
-    """The causal language model of a Hugging Face folder, on the GPU if there is one.
+def load_model(
+    path: Path | str, dtype: Dtype = Dtype.float32, on_host: bool = False
+) -> PreTrainedModel:
+    """The causal language model of a Hugging Face folder, on this process's GPU if there is one and
+    it is not to stay `on_host`.
 
     Raises FileNotFoundError for a folder that is missing or has no config.json.
     """
@@ -49,7 +52,7 @@ def load_model(path: Path | str, dtype: Dtype = Dtype.float32) -> PreTrainedMode
             attn_implementation="eager" if _soft_caps_scores(config) else None,
             local_files_only=True,
         )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() and not on_host else "cpu")
     return model.to(device)  # pyright: ignore[reportArgumentType]
 
 
@@ -65,7 +68,14 @@ def save_model(
     """Writes a Hugging Face folder: safetensors, configs, another folder's tokenizer files.
 
     Tied weights are stored once. Tokenizer files are copied as they are, chat template included.
+    Raises FloatingPointError naming a weight that is not finite: after the last update of a run
+    nobody has computed with it yet.
     """
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise FloatingPointError(
+                f"{name} has values that are not finite; if it was trained, lower the learning rate"
+            )
     folder = Path(path)
     with _without_progress_bars():
         model.save_pretrained(folder)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from steps.training.config import OptimizerConfig, Schedule
+from steps.training.pieces import Whole, put
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -89,28 +90,34 @@ class Updater:
                 tensors[f"optimizer/{key}/{name}"] = value
         return tensors
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state(self, tensors: Mapping[str, Whole]) -> None:
         """Goes back to what `state` gave; raises ValueError if it is of other parameters."""
-        for name, value in _of_same_names(tensors, "model/", self._updated).items():
-            self._updated[name].data.copy_(value)
+        self._put(_of_same_names(tensors, "model/", self._updated))
         self._optimizer.state.clear()
         for name, value in tensors.items():
             kind, _, rest = name.partition("/")
             if kind == "optimizer":
                 key, _, parameter = rest.partition("/")
                 updated = self._updated[parameter]
-                self._optimizer.state[updated][key] = value.to(updated.device, copy=True)
+                self._optimizer.state[updated][key] = _beside(updated, value)
         self._round()
 
     def weights(self) -> dict[str, Tensor]:
         """The trained parameters as the model computes with them, by name; not copied."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Whole]) -> None:
         """Replaces them, masters included; raises ValueError if they are other parameters."""
-        for name, value in _of_same_names(weights, "", self._parameters).items():
-            self._updated[name].data.copy_(value)
+        self._put(_of_same_names(weights, "", self._parameters))
         self._round()
+
+    @torch.no_grad()
+    def _put(self, values: Mapping[str, Whole]) -> None:
+        for name, value in values.items():
+            try:
+                put(value, self._updated[name])
+            except ValueError as error:
+                raise ValueError(f"of {name}, {error}") from error
 
     def _mastered(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
         pairs = zip(self._parameters.values(), self._updated.values(), strict=True)
@@ -151,9 +158,18 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.detach().float())
 
 
+def _beside(parameter: nn.Parameter, value: Whole) -> Tensor:
+    """What an optimiser keeps about a parameter, on its device and spread over ranks as it is."""
+    if tuple(value.shape) != tuple(parameter.shape):
+        return value[...].to(parameter.device, copy=True)
+    state = torch.empty_like(parameter, requires_grad=False)
+    put(value, state)
+    return state
+
+
 def _of_same_names(
-    tensors: Mapping[str, Tensor], prefix: str, expected: Mapping[str, object]
-) -> dict[str, Tensor]:
+    tensors: Mapping[str, Whole], prefix: str, expected: Mapping[str, object]
+) -> dict[str, Whole]:
     """The tensors named with `prefix`, without it; they must be exactly the expected ones."""
     found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     if differing := sorted(found.keys() ^ expected.keys()):

@@ -6,6 +6,7 @@ token by token, with the model's own forward of each sequence alone. The longest
 depends on length (a sliding window, a rescaled rotation); the pair shows what leaks between groups.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,19 +14,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steps.training.attention import use_packed_attention
+from steps.training.attention import attends_packed, use_packed_attention
+from steps.training.backends.torch_backend import TorchBackend
 from steps.training.config import Attention
 from steps.training.examples import TokenGroup
 from steps.training.models import own_attention
 from steps.training.packing import make_pack
+from steps.training.ranks import ALONE, Ranks
 from steps.training.scoring import token_logps
 
-# The largest difference of a token's logp, and the mean of them, that rounding explains.
+# The largest difference of a token's logp, and the mean of them, that rounding explains. In float64
+# too: transformers' norms compute in float32 whatever the model's dtype.
 _TOLERANCES = {
-    torch.float64: (
-        1e-5,
-        1e-6,
-    ),  # transformers' norms compute in float32 whatever the model's dtype
+    torch.float64: (1e-5, 1e-6),
     torch.float32: (2e-3, 2e-4),
     torch.float16: (0.1, 0.01),
     torch.bfloat16: (1.0, 0.05),
@@ -47,14 +48,31 @@ class Packing:
         return f"each response is read alone, not packed, which is slower: {self.why_not}"
 
 
+def choose_attention(
+    backend: TorchBackend, groups: Sequence[TokenGroup], wanted: Attention, ranks: Ranks = ALONE
+) -> Packing:
+    """`check_packing` of a backend's model; warns if examples are not packed that should be.
+
+    Raises ValueError if ranks would go different ways.
+    """
+    packing = backend.examine(lambda model: check_packing(model, groups, wanted))
+    if len(set(ranks.gather(packing.attention))) > 1:
+        raise ValueError("packed, the model is right on some ranks only; set attention=padded")
+    if packing.notice and ranks.is_first:
+        warnings.warn(packing.notice, stacklevel=3)
+    return packing
+
+
 def check_packing(
     model: PreTrainedModel, groups: Sequence[TokenGroup], wanted: Attention = Attention.auto
 ) -> Packing:
     """Sets the model's attention to the packed one if that gives what the model itself gives, and
     to one of its own otherwise.
 
-    Raises ValueError if packing is all that is wanted and cannot be had.
+    Raises ValueError if packing is all that is wanted and cannot be had, and for an example that
+    has more tokens than the model has positions.
     """
+    _require_positions(model, groups)
     model.set_attn_implementation(own_attention(model))
     if wanted is Attention.padded:
         return Packing(wanted)
@@ -67,13 +85,30 @@ def check_packing(
     return Packing(Attention.padded, fault)
 
 
+def _require_positions(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> None:
+    """Refuses what a table of positions is too short for. A rotation goes on for ever."""
+    config = model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None or getattr(config, "rope_parameters", None) is not None:
+        return
+    group = max(groups, key=_longest)
+    if _longest(group) > positions:
+        raise ValueError(
+            f"row {group.row!r} has {_longest(group)} tokens to read, but {type(model).__name__} "
+            f"is made for {positions}; tokenise with max_length={positions}"
+        )
+
+
+def _longest(group: TokenGroup) -> int:
+    """How many tokens a model reads of the longest sequence of a group."""
+    return len(group.prompt_ids) + max(response.num_fed for response in group.responses)
+
+
 def _rescaled_rotation(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> str | None:
     """Says so if the angles of a token's position depend on the longest sequence beside it."""
     config = model.config.get_text_config()
     settings = getattr(config, "rope_parameters", None) or {}
-    longest = max(
-        len(group.prompt_ids) + response.num_fed for group in groups for response in group.responses
-    )
+    longest = max(map(_longest, groups))
     for rope in (settings, *settings.values()):
         if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope"):
             limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
@@ -92,6 +127,8 @@ def _try_packed(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> str | N
     expected = token_logps(model, probe)
     try:
         use_packed_attention(model)
+        if not attends_packed(model):
+            return f"{type(model).__name__} has an attention that cannot be replaced"
         actual = token_logps(model, probe)
     except (torch.OutOfMemoryError, MemoryError):
         raise

@@ -9,12 +9,13 @@ They are looked up by `group_id`, never by position, so neither the order of the
 tokenisation can pair a policy with another row's reference; and counted, as other masks over the
 same tokens would give sums of other tokens. Each file says how it was computed (`Scoring`).
 
+Several ranks share the packs of every shard, and the first writes it.
+
 For single responses the reference also scores each prompt with the response of the row before it,
 on which the baseline of KTO is found.
 """
 
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -28,14 +29,16 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from steps.training.backends.build import build_backend
 from steps.training.backends.protocol import Backend, Logps
-from steps.training.backends.torch_backend import TorchBackend
 from steps.training.config import Dtype, ReferenceConfig
 from steps.training.examples import TokenGroup, read_pairs, read_unpaired
-from steps.training.metrics import OnProgress, StepMetrics, ignore_progress
+from steps.training.leaving import Left, Stopping, never
+from steps.training.metrics import OnProgress, ignore_progress
 from steps.training.mismatched import mismatched
 from steps.training.models import load_model, vocabulary_size
-from steps.training.parity import check_packing
+from steps.training.parity import choose_attention
+from steps.training.ranks import ALONE, Ranks
 from steps.training.scored_by import ScoredBy, model_digest
 
 START_TOLERANCE = {Dtype.float64: 1e-9, Dtype.float32: 1e-4, Dtype.bfloat16: 2e-2}
@@ -54,20 +57,23 @@ def run_reference(
     output: Path,
     scratch: Path,
     on_progress: OnProgress = ignore_progress,
-) -> StepMetrics:
+    stopping: Stopping = never,
+    ranks: Ranks = ALONE,
+) -> dict[str, Any]:
     """Scores every distinct group of `records` (pairs, or labelled responses) with a model folder.
 
     Finished shards are kept in `scratch` and not computed again. Progress counts groups. Returns
-    `groups`, `tokens`, and means: `logps/chosen` and `logps/rejected`, or `logps/response`. Raises
-    FloatingPointError naming a row whose logps are not finite.
+    `groups`, `tokens`, means (`logps/chosen` and `logps/rejected`, or `logps/response`) and perhaps
+    `notices`; that is on the first of several ranks, which alone writes. Raises FloatingPointError
+    naming a row whose logps are not finite, and Left between two shards once `stopping` says so on
+    any rank.
     """
-    scorer = load_model(model, config.dtype)
+    scorer = load_model(model, config.dtype, on_host=ranks.count > 1)
     groups = _distinct(_groups_of(records, vocabulary_size(scorer)))
-    packing = check_packing(scorer, groups, config.attention)
-    if packing.notice:
-        warnings.warn(packing.notice, stacklevel=2)
-    scored_by = ScoredBy.of(scorer, packing.attention, config.tokens_per_forward)
-    backend = TorchBackend(scorer, config.tokens_per_forward)
+    backend = build_backend(scorer, config.tokens_per_forward, ranks)
+    packing = choose_attention(backend, groups, config.attention, ranks)
+    scored_by = ScoredBy.of(scorer, config.dtype, packing.attention, config.tokens_per_forward)
+    schema = _schema(scored_by, model_digest(model) if ranks.is_first else "")
     shards = [
         _Shard(
             scratch / "shards" / f"logps-{number:05d}.parquet",
@@ -76,11 +82,16 @@ def run_reference(
         for number, start in enumerate(range(0, len(groups), config.groups_per_shard))
     ]
     done, sums = 0, []
-    for shard, table in _finished(shards, backend, _schema(scored_by, model_digest(model))):
-        sums.append(_array(table["logps"]))
+    for shard, table in _finished(shards, backend, schema, ranks):
+        sums += [] if table is None else [_array(table["logps"])]
         done += len(shard.groups)
         on_progress(done, len(groups), {})
+        (leaving,) = ranks.any(stopping())
+        if leaving and done < len(groups):
+            raise Left(f"left after {done} of {len(groups)} examples, whose logps are kept")
     backend.close()
+    if not ranks.is_first:
+        return {}
     output.mkdir(parents=True, exist_ok=True)
     for shard in shards:
         shutil.copyfile(shard.path, output / shard.path.name)
@@ -90,6 +101,7 @@ def run_reference(
         "groups": len(groups),
         "tokens": sum(group.num_tokens for group in groups),
         **{f"logps/{side}": float(mean) for side, mean in zip(sides, means, strict=True)},
+        **({"notices": [packing.notice]} if packing.notice else {}),
     }
 
 
@@ -129,11 +141,11 @@ class Reference:
 
 
 def read_reference(folder: Path) -> Reference:
-    """The reference logps in `folder`; raises ValueError if there are none."""
+    """The reference logps in `folder`; raises ValueError if there are none, or damaged ones."""
     files = sorted(folder.glob("logps-*.parquet"))
     if not files:
         raise ValueError(f"{folder} has no reference logps; compute them with reference_logprobs")
-    tables = [pq.read_table(file, columns=["group_id", "logps", "scored"]) for file in files]
+    tables = [_verified(file, ["group_id", "logps", "scored"]) for file in files]
     metadata = tables[0].schema.metadata or {}
     if any((table.schema.metadata or {}) != metadata for table in tables):
         raise ValueError(f"the files in {folder} were not computed in one way; compute them again")
@@ -147,6 +159,14 @@ def read_reference(folder: Path) -> Reference:
         _array(table["logps"]),
         _array(table["scored"]),
     )
+
+
+def _verified(file: Path, columns: Sequence[str]) -> pa.Table:
+    """Columns of a file that `run_reference` wrote; raises ValueError if it is damaged."""
+    try:
+        return pq.read_table(file, columns=columns, page_checksum_verification=True)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{file} is damaged ({error}); compute it again") from error
 
 
 def check_start(
@@ -194,7 +214,7 @@ class _Shard:
     def finished(self, schema: pa.Schema) -> pa.Table | None:
         """The table at `path`, unless it is missing, torn, of other groups or of another way."""
         try:
-            table = pq.read_table(self.path)
+            table = pq.read_table(self.path, page_checksum_verification=True)
         except (OSError, pa.ArrowException):
             return None
         # Not the types: Parquet has its own names for what is in a list.
@@ -219,27 +239,33 @@ class _Shard:
         table = pa.table(columns, schema=schema)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.path.with_suffix(".unfinished")
-        pq.write_table(table, unfinished, compression="zstd")
+        pq.write_table(table, unfinished, compression="zstd", write_page_checksum=True)
         unfinished.replace(self.path)
         return table
 
 
 def _finished(
-    shards: Sequence[_Shard], backend: Backend, schema: pa.Schema
-) -> Iterator[tuple[_Shard, pa.Table]]:
-    """The shards in order, each as soon as it is there; the next is queued before one is waited
-    for, so that the device always has work."""
+    shards: Sequence[_Shard], backend: Backend, schema: pa.Schema, ranks: Ranks
+) -> Iterator[tuple[_Shard, pa.Table | None]]:
+    """The shards in order, each as soon as it is there, with its table on the first rank; the next
+    is queued before one is waited for, so that the device always has work."""
     waiting: tuple[_Shard, Future[Logps]] | None = None
+
+    def written(shard: _Shard, scored: Future[Logps]) -> tuple[_Shard, pa.Table | None]:
+        logps = scored.result()
+        return shard, shard.write(logps, schema) if ranks.is_first else None
+
     for shard in shards:
-        table = shard.finished(schema)
-        queued = None if table else (shard, backend.logps(backend.prepare(shard.groups)))
+        table = shard.finished(schema) if ranks.is_first else None
+        (is_there,) = ranks.any(table is not None)
+        queued = None if is_there else (shard, backend.logps(backend.prepare(shard.groups)))
         if waiting:
-            yield waiting[0], waiting[0].write(waiting[1].result(), schema)
-        if table:
+            yield written(*waiting)
+        if is_there:
             yield shard, table
         waiting = queued
     if waiting:
-        yield waiting[0], waiting[0].write(waiting[1].result(), schema)
+        yield written(*waiting)
 
 
 def _schema(scored_by: ScoredBy, digest: str) -> pa.Schema:

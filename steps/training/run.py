@@ -1,26 +1,32 @@
 """A training run: from a model folder and examples to a model folder and its log."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from steps.training.backends.torch_backend import TorchBackend
-from steps.training.batches import batch_indices
+from steps.training.backends.build import build_backend
+from steps.training.batches import batch_indices, total_steps
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig
 from steps.training.examples import TokenGroup
 from steps.training.held_out import best_step
+from steps.training.leaving import Stopping, never
 from steps.training.loop import train
-from steps.training.lora import add_adapter, merge_adapter
-from steps.training.metrics import OnProgress, summarise, write_metrics
-from steps.training.models import checkpoint_activations, save_model
+from steps.training.lora import add_adapter, merge_adapter, save_adapter
+from steps.training.metrics import OnProgress, first_and_final, summarise, write_metrics
+from steps.training.models import checkpoint_activations, load_model, save_model
 from steps.training.objectives import Objective
-from steps.training.parity import check_packing
+from steps.training.parity import choose_attention
+from steps.training.ranks import ALONE, Ranks
 from steps.training.reference import Reference, check_start, read_reference
 from steps.training.scored_by import ScoredBy
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 Records = Iterable[Mapping[str, Any]]
 
@@ -28,7 +34,7 @@ _CHECKED_AT_START = 8
 
 
 class Run:
-    """A model made ready to be trained on `groups` as `config` says.
+    """A model made ready to be trained on `groups` as `config` says, by all of `ranks`.
 
     Args:
         folder: where `model` was loaded from.
@@ -41,30 +47,41 @@ class Run:
         model: PreTrainedModel,
         groups: Sequence[TokenGroup],
         config: TrainConfig,
+        ranks: Ranks = ALONE,
         dropout: bool = False,
     ) -> None:
         self._folder = folder
-        self._model = model
         self._groups = groups
         self._config = config
-        packing = check_packing(model, groups, config.attention)
-        if packing.notice:
-            warnings.warn(packing.notice, stacklevel=3)
-        self._scored_by = ScoredBy.of(model, packing.attention, config.tokens_per_forward)
-        self._adapted = None
-        if config.lora is not None:
-            self._adapted = add_adapter(model, config.lora, config.seed)
+        self._ranks = ranks
+        self._model, self._adapted = model, _adapted(model, config)
         if config.activation_checkpointing:
             checkpoint_activations(model)
-        self._backend = TorchBackend(
-            model, config.tokens_per_forward, config.optimizer, config.master_weights, dropout
+        self._backend = build_backend(
+            model,
+            config.tokens_per_forward,
+            ranks,
+            config.optimizer,
+            config.master_weights,
+            dropout,
         )
+        packing = choose_attention(self._backend, groups, config.attention, ranks)
+        self._scored_by = ScoredBy.of(
+            model, config.dtype, packing.attention, config.tokens_per_forward
+        )
+        told = (packing.notice, _cold(config, len(groups)))
+        self._notices = [notice for notice in told if notice]
 
-    def reference(self, folder: Path) -> Reference:
+    def reference(self, folder: Path, beside: Reference | None = None) -> Reference:
         """The reference logps in `folder`; raises ValueError if they were computed in a way that
-        the policy's must not be compared with."""
+        the policy's must not be compared with, or by another model than those `beside` them."""
         reference = read_reference(folder)
         self._scored_by.require_comparable(reference.scored_by, folder)
+        if beside is not None and reference.model != beside.model:
+            raise ValueError(
+                f"the references in {folder} and in {beside.folder} are of two models; compute "
+                "both from the one that training starts from"
+            )
         return reference
 
     def start_check(self, reference: Reference) -> Callable[[], None]:
@@ -82,24 +99,68 @@ class Run:
         output: Path,
         scratch: Path,
         on_progress: OnProgress,
+        stopping: Stopping = never,
         at_start: Callable[[], None] | None = None,
+        title: str | None = None,
     ) -> dict[str, Any]:
-        """Trains, writes the model folder and its metrics.jsonl; returns `metrics.summarise`.
+        """Trains, writes the model folder and its metrics.jsonl; returns `metrics.summarise`, with
+        `notices` of what a person should know.
 
-        Checkpoints are in `scratch`; a run that finds some there goes on from the latest.
+        Checkpoints are in `scratch`; a run that finds some there goes on from the latest. With a
+        `title` there is a summary.md too. Of several ranks the first writes `output`.
         """
         config = self._config
         if config.eval_every_steps is not None and held_out is None:
             raise ValueError("eval_every_steps is set, but there are no held-out examples")
-        checkpoints = Checkpoints(scratch / "checkpoints", config.keep_last)
+        checkpoints = Checkpoints(scratch / "checkpoints", config.keep_last, self._ranks)
         try:
             log = train(
-                self._backend, objective, config, checkpoints, on_progress, held_out, at_start
+                self._backend,
+                objective,
+                config,
+                checkpoints,
+                on_progress,
+                held_out,
+                at_start,
+                stopping,
+                self._ranks,
             )
+            weights = {} if self._ranks.count == 1 else self._backend.get_weights().result()
         finally:
             self._backend.close()
-        model = self._model if self._adapted is None else merge_adapter(self._adapted)
-        save_model(model, output, tokenizer_from=self._folder)
-        write_metrics(output / "metrics.jsonl", log)
         best = best_step(log, config)
-        return summarise(log) | ({} if best is None else {"best_step": best})
+        summary = summarise(log) | ({} if best is None else {"best_step": best})
+        summary |= {"notices": self._notices} if self._notices else {}
+        if self._ranks.is_first:
+            self._save(weights, output)
+            write_metrics(output / "metrics.jsonl", log)
+            if title is not None:
+                (output / "summary.md").write_text(first_and_final(title, summary))
+        return summary
+
+    def _save(self, weights: Mapping[str, Tensor], output: Path) -> None:
+        """Writes the model folder; with adapters, what they come to, and themselves beside it."""
+        model, adapted = self._model, self._adapted
+        if self._ranks.count > 1:  # of which this rank has a share
+            model = load_model(self._folder, self._config.dtype, on_host=True)
+            adapted = _adapted(model, self._config)
+            with torch.no_grad():
+                for name, value in weights.items():
+                    model.get_parameter(name).copy_(value)
+        if adapted is not None:
+            save_adapter(adapted, output / "adapter")
+            model = merge_adapter(adapted)
+        save_model(model, output, tokenizer_from=self._folder)
+
+
+def _cold(config: TrainConfig, examples: int) -> str | None:
+    """Says so if a run is over before its rate is warm."""
+    steps = total_steps(examples, config.batch_size, config.epochs, config.max_steps)
+    warmup, rate = config.optimizer.warmup_steps, config.optimizer.learning_rate
+    if steps > warmup:
+        return None
+    return f"the rate never reaches {rate:g}: the run has {steps} steps, and warmup_steps={warmup}"
+
+
+def _adapted(model: PreTrainedModel, config: TrainConfig) -> "PeftModel | None":
+    return None if config.lora is None else add_adapter(model, config.lora, config.seed)

@@ -32,10 +32,12 @@ class ScoredBy:
     transformers: str
 
     @classmethod
-    def of(cls, model: PreTrainedModel, attention: Attention, tokens_per_forward: int) -> Self:
-        """How `model` scores here, its attention chosen as `attention`."""
+    def of(
+        cls, model: PreTrainedModel, dtype: Dtype, attention: Attention, tokens_per_forward: int
+    ) -> Self:
+        """How `model`, loaded as `dtype`, scores here, its attention chosen as `attention`."""
         return cls(
-            Dtype(str(model.dtype).removeprefix("torch.")),
+            dtype,
             attention,
             model.device.type,
             tokens_per_forward,

@@ -11,7 +11,8 @@ works, and only then looks at what came out:
 
 A batch is the examples of one optimiser step. How it is cut into forwards is the backend's affair
 and changes neither its loss nor its gradient: a loss comes with the denominators of the whole batch
-applied.
+applied. Nor is it the loop's affair over how many ranks a model is spread: each of them makes the
+same calls in the same order, with the same batches, and gets the same results.
 
 The first error poisons a backend: half a step may have happened, so whatever is asked of it
 afterwards is refused until it is built again and loads a checkpoint.
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from steps.training.examples import TokenGroup
 from steps.training.packing import Pack
+from steps.training.pieces import Whole
 
 
 class PoisonedError(RuntimeError):
@@ -127,22 +129,31 @@ class Backend(Protocol):
         ...
 
     def get_weights(self) -> Future[dict[str, Tensor]]:
-        """A copy on the host of every trained parameter, in the dtype the model computes in."""
+        """A copy on the host of every trained parameter, in the dtype the model computes in.
+
+        Of several ranks the first gets it, and the others nothing; all must ask.
+        """
         ...
 
-    def load_weights(self, weights: Mapping[str, Tensor]) -> Future[None]:
+    def load_weights(self, weights: Mapping[str, Whole]) -> Future[None]:
         """Replaces the trained parameters; the optimiser's state stays as it is."""
         ...
 
+    def save_weights(self, path: Path) -> Future[None]:
+        """Writes one file with what this rank has of the trained parameters as of this call."""
+        ...
+
     def save_checkpoint(self, path: Path) -> Future[None]:
-        """Writes one file with the state as of this call: trained weights, optimiser, version.
+        """Writes one file with what this rank has of the state as of this call: trained weights,
+        optimiser, version.
 
         The state is copied when its turn comes; writing goes on beside later calls.
         """
         ...
 
-    def load_checkpoint(self, path: Path) -> Future[None]:
-        """Goes back to a state that `save_checkpoint` wrote.
+    def load_checkpoint(self, files: Sequence[Path]) -> Future[None]:
+        """Goes back to a state that `save_checkpoint` wrote, on any number of ranks: the files of
+        all of them.
 
         The future raises ValueError if it is that of a model with other parameters.
         """

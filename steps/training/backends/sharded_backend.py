@@ -5,37 +5,42 @@ its share. Losses come with the counts of the whole batch applied, so gradients 
 ranks and never averaged, and a batch has one gradient on any number of them. Where packs do not
 divide evenly, a rank runs one more with a loss of zero, since all must meet in each layer.
 
-What comes out (losses, logps, weights, the state) is whole, and the same on every rank.
+Losses, metrics and logps come out whole, and the same on every rank. Weights and the optimiser's
+state stay where they are; each rank writes its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from steps.training.attention import attends_packed
 from steps.training.backends.protocol import Batch, BatchLoss, Logps, StepResult
 from steps.training.backends.torch_backend import (
     TorchBackend,
+    as_tensors,
     scored_in_batch_order,
     step_result,
     values_by_group,
 )
+from steps.training.backends.usage import Usage
 from steps.training.config import OptimizerConfig
 from steps.training.examples import TokenGroup
 from steps.training.models import evaluating
-from steps.training.optimization import Updater
-from steps.training.packing import Pack
+from steps.training.packing import Pack, plan_packs
+from steps.training.pieces import Pieces, on_host, pieces_of, whole
+from steps.training.ranks import Ranks
 from steps.training.scoring import Scored, differentiable_logps, sequence_logps
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -50,55 +55,60 @@ class ShardedBatch(Batch):
 
 
 class ShardedBackend(TorchBackend):
-    """A `TorchBackend` on every rank of a mesh of one dimension.
+    """A `TorchBackend` on every rank of several.
 
-    A bfloat16 model is held, updated and its gradients summed in float32; it computes in bfloat16.
-    Packs go through autograd from end to end, as the head is in pieces too. Only rank 0 writes
-    checkpoints, and all read them.
+    The model may be on the host: it goes to the devices layer by layer, and none ever holds more
+    than its share and the layers at work. Packs go through autograd from end to end, as the head is
+    in pieces too. With `master_weights` the trained parameters of a bfloat16 model are held,
+    updated and their gradients summed in float32, and computed with in bfloat16.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         tokens_per_forward: int,
-        mesh: DeviceMesh,
+        ranks: Ranks,
         optimizer: OptimizerConfig | None = None,
+        master_weights: bool = True,
         dropout: bool = False,
     ) -> None:
-        self._mesh = mesh
+        assert ranks.mesh is not None
+        self._ranks = ranks
+        self._mesh = ranks.mesh
         self._dtype = model.dtype
-        self._scorer = _shard(model, mesh)
-        super().__init__(model, tokens_per_forward, dropout=dropout)
-        if optimizer is not None:
-            self._updater = ShardedUpdater(model, optimizer, self._dtype)
+        self._gathered = _shard(model, ranks, master_weights and optimizer is not None)
+        super().__init__(model, tokens_per_forward, optimizer, master_weights, dropout)
+        self._usage = Usage(model, tokens_per_forward, self._dtype)
 
     def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
-        whole = super().prepare(groups, noise)
-        own = range(self._mesh.get_local_rank(), len(whole.packs), self._mesh.size())
-        rounds = -(-len(whole.packs) // self._mesh.size())
-        run = [*own, *[0] * (rounds - len(own))]
+        # Read alone, a group takes as many forwards as it has responses: as many on every rank.
+        budget = self._tokens_per_forward if attends_packed(self._model) else 1
+        plan = plan_packs([group.packed_tokens for group in groups], budget)
+        own = range(self._ranks.index, len(plan), self._ranks.count)
+        rounds = -(-len(plan) // self._ranks.count)
+        run = [plan[i] for i in (*own, *[0] * (rounds - len(own)))]
         return ShardedBatch(
-            whole.groups,
-            tuple(whole.packs[i] for i in run),
-            tuple(whole.members[i] for i in run),
-            noise,
-            whole.members,
-            own,
+            tuple(groups), self._packs(groups, run), as_tensors(run), noise, as_tensors(plan), own
         )
 
-    def save_checkpoint(self, path: Path) -> Future[None]:
-        if self._mesh.get_local_rank() == 0:
-            return super().save_checkpoint(path)
+    def save_weights(self, path: Path) -> Future[None]:
+        def weights() -> Mapping[str, Tensor]:
+            return {name: t.to(self._dtype) for name, t in self._trained.weights().items()}
 
-        def take_part() -> None:
-            self._snapshot()
+        return self._save(path, weights)
 
-        return self._queue.submit(take_part)
+    def usage(self, batch: Batch, seconds: float) -> dict[str, float]:
+        """Tokens are those of all ranks; FLOPs, memory and the share of the peak are this one's."""
+        tokens = sum(group.packed_tokens for group in batch.groups)
+        return {**super().usage(batch, seconds), "tokens_per_second": tokens / seconds}
+
+    def _with_model(self, call: Callable[[PreTrainedModel], Result]) -> Result:
+        return self._gathered(call)
 
     def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
         assert isinstance(batch, ShardedBatch)
         # Other examples, so other noise.
-        torch.manual_seed(batch.noise ^ self._mesh.get_local_rank())
+        torch.manual_seed(batch.noise ^ self._ranks.index)
         device = self._model.device
         loss = loss.to(device)
         parts = [
@@ -113,10 +123,13 @@ class ShardedBackend(TorchBackend):
         return step_result(names, self._sum(values), batch.groups)
 
     def _gradient(self, pack: Pack, members: Tensor, loss: BatchLoss, counts: bool) -> Scored:
-        logps = sequence_logps(self._scorer(pack), pack).view(-1, pack.responses_per_group)
+        logps = sequence_logps(self._score(pack), pack).view(-1, pack.responses_per_group)
         losses, metrics = loss(logps, members)
         (losses.sum() * counts).backward()
         return Scored(losses.detach(), logps.detach(), metrics)
+
+    def _score(self, pack: Pack) -> Tensor:
+        return self._with_model(lambda model: differentiable_logps(model, pack))
 
     def _logps(self, batch: Batch) -> Logps:
         assert isinstance(batch, ShardedBatch)
@@ -124,7 +137,7 @@ class ShardedBackend(TorchBackend):
         with torch.no_grad(), evaluating(self._model):
             for pack in batch.packs:
                 on_device = pack.to(self._model.device)
-                tokens.append(self._scorer(on_device))
+                tokens.append(self._score(on_device))
                 sequences.append(sequence_logps(tokens[-1], on_device))
         scored = [[r.num_scored for i in m for r in batch.groups[i].responses] for m in batch.plan]
         return scored_in_batch_order(
@@ -138,11 +151,11 @@ class ShardedBackend(TorchBackend):
         self, own: Sequence[int], values: Sequence[Tensor], lengths: Sequence[int]
     ) -> Tensor:
         """The values of every rank's packs, one pack after the other."""
-        whole = torch.zeros(sum(lengths), dtype=values[0].dtype)
-        parts = whole.split(list(lengths))
+        every = torch.zeros(sum(lengths), dtype=values[0].dtype)
+        parts = every.split(list(lengths))
         for number, pack in enumerate(own):
             parts[pack].copy_(values[number])
-        return self._sum(whole)
+        return self._sum(every)
 
     def _sum(self, values: Tensor) -> Tensor:
         """The sum over ranks of `values`; exact, as each of them is other than zero on one."""
@@ -150,64 +163,51 @@ class ShardedBackend(TorchBackend):
         dist.all_reduce(on_device, group=self._mesh.get_group())
         return on_device.cpu()
 
+    def _weights(self) -> dict[str, Tensor]:
+        weights = {}
+        for name, tensor in self._trained.weights().items():
+            gathered = whole(tensor)
+            if self._ranks.is_first:
+                weights[name] = on_host(gathered.to(self._dtype))
+        return weights
 
-class ShardedUpdater(Updater):
-    """An `Updater` of pieces, whose state and weights are whole where they are seen."""
-
-    def __init__(self, model: nn.Module, config: OptimizerConfig, dtype: torch.dtype) -> None:
-        super().__init__(model, config)
-        self._dtype = dtype
-
-    def state(self) -> dict[str, Tensor]:
-        return {name: _whole(tensor) for name, tensor in super().state().items()}
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        super().load_state({name: self._piece(name, t) for name, t in tensors.items()})
-
-    def weights(self) -> dict[str, Tensor]:
-        return {name: _whole(t).to(self._dtype) for name, t in super().weights().items()}
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        super().load_weights({name: self._piece(name, t) for name, t in weights.items()})
-
-    def _piece(self, name: str, tensor: Tensor) -> Tensor:
-        """This rank's piece of what belongs to a parameter; a scalar is whole everywhere."""
-        like = self._updated.get(name.removeprefix("model/"))
-        if like is None and name.startswith("optimizer/"):
-            like = self._updated.get(name.split("/", 2)[2])
-        if not isinstance(like, DTensor) or tensor.ndim == 0:
-            return tensor
-        return distribute_tensor(tensor.to(like.dtype), like.device_mesh, like.placements)
+    def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:
+        return pieces_of(tensors, self._ranks.is_first)
 
 
-class _Scorer(nn.Module):
-    """The model with its head, as one module whose forward FSDP can gather parameters for."""
+class _Gathered(nn.Module):
+    """A model as the root of its shards: a call of this gathers what no layer does, the head and
+    the embeddings, for whatever is to be done with the model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, pack: Pack) -> Tensor:
-        return differentiable_logps(self.model, pack)
+    def forward(self, call: Callable[[PreTrainedModel], Any]) -> Any:
+        return call(self.model)
 
 
-def _shard(model: PreTrainedModel, mesh: DeviceMesh) -> nn.Module:
+def _shard(model: PreTrainedModel, ranks: Ranks, masters: bool) -> nn.Module:
     """Shards `model` in place, layer by layer, gradients summed over the ranks."""
     policy = MixedPrecisionPolicy()
     if model.dtype is torch.bfloat16:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        model.float()
-    scorer = _Scorer(model)
+    root = _Gathered(model)
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    for module in (*layers, scorer):
+    for module in (*layers, root):
+        if masters:
+            _hold_in_float32(module)
         # After every forward, the root's too: else scoring would leave stale weights behind.
-        fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
-    for module in (*layers, scorer):
+        fully_shard(module, mesh=ranks.mesh, reshard_after_forward=True, mp_policy=policy)
+    for module in (*layers, root):
         sharded = cast(FSDPModule, module)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
-    return scorer
+    return root
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def _hold_in_float32(module: nn.Module) -> None:
+    """What is trained of `module` and is coarser."""
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.dtype is torch.bfloat16:
+            parameter.data = parameter.data.float()

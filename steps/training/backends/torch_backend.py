@@ -5,15 +5,14 @@ caller's thread is free. Within a step nothing is read back from the device unti
 what the loss says of each group stays there and comes to the host in one transfer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -25,7 +24,10 @@ from steps.training.examples import TokenGroup
 from steps.training.lora import keep_adapter_dropout
 from steps.training.optimization import Updater
 from steps.training.packing import Pack, make_pack, plan_packs
+from steps.training.pieces import Pieces, Stored, Whole, on_host, pieces_of
 from steps.training.scoring import Scored, forward_backward, sequence_logps, token_logps
+
+Result = TypeVar("Result")
 
 _VERSION = "weight_version"
 
@@ -64,12 +66,18 @@ class TorchBackend:
     def weight_version(self) -> int:
         return self._weight_version
 
+    def examine(self, look: Callable[[PreTrainedModel], Result]) -> Result:
+        """What `look` finds when it is called with the model, without gradients, in its turn."""
+
+        def examined() -> Result:
+            with torch.no_grad():
+                return self._with_model(look)
+
+        return self._queue.submit(examined).result()
+
     def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
         plan = plan_packs([group.packed_tokens for group in groups], self._tokens_per_forward)
-        packs = (make_pack([groups[i] for i in members]) for members in plan)
-        if self._model.device.type == "cuda":
-            packs = map(_pinned, packs)
-        return Batch(tuple(groups), tuple(packs), tuple(map(torch.tensor, plan)), noise)
+        return Batch(tuple(groups), self._packs(groups, plan), as_tensors(plan), noise)
 
     def forward_backward(self, batch: Batch, loss: BatchLoss) -> Future[StepResult]:
         return self._queue.submit(lambda: self._forward_backward(batch, loss))
@@ -81,26 +89,23 @@ class TorchBackend:
         return self._queue.submit(lambda: self._logps(batch))
 
     def get_weights(self) -> Future[dict[str, Tensor]]:
-        return self._queue.submit(lambda: _host_copies(self._trained.weights()))
+        return self._queue.submit(self._weights)
 
-    def load_weights(self, weights: Mapping[str, Tensor]) -> Future[None]:
+    def load_weights(self, weights: Mapping[str, Whole]) -> Future[None]:
         def load() -> None:
             self._trained.load_weights(weights)
             self._weight_version += 1
 
         return self._queue.submit(load)
 
+    def save_weights(self, path: Path) -> Future[None]:
+        return self._save(path, lambda: self._trained.weights())
+
     def save_checkpoint(self, path: Path) -> Future[None]:
-        state = self._queue.submit(self._snapshot)
+        return self._save(path, lambda: self._trained.state())
 
-        def write() -> None:
-            tensors, version = state.result()
-            save_file(tensors, path, {_VERSION: str(version)})
-
-        return self._writer.submit(write)
-
-    def load_checkpoint(self, path: Path) -> Future[None]:
-        return self._queue.submit(lambda: self._load_checkpoint(path))
+    def load_checkpoint(self, files: Sequence[Path]) -> Future[None]:
+        return self._queue.submit(lambda: self._load_checkpoint(files))
 
     def usage(self, batch: Batch, seconds: float) -> dict[str, float]:
         return self._usage.report(batch, seconds)
@@ -114,6 +119,13 @@ class TorchBackend:
         if self._updater is None:
             raise ValueError("this backend was built without an optimizer: it scores, no more")
         return self._updater
+
+    def _with_model(self, call: Callable[[PreTrainedModel], Result]) -> Result:
+        return call(self._model)
+
+    def _packs(self, groups: Sequence[TokenGroup], plan: Sequence[list[int]]) -> tuple[Pack, ...]:
+        packs = (make_pack([groups[i] for i in members]) for members in plan)
+        return tuple(map(_pinned, packs) if self._model.device.type == "cuda" else packs)
 
     def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
         torch.manual_seed(batch.noise)
@@ -148,13 +160,25 @@ class TorchBackend:
             batch.groups, places, torch.cat(tokens).cpu(), torch.cat(sequences).cpu()
         )
 
-    def _snapshot(self) -> tuple[dict[str, Tensor], int]:
-        return _host_copies(self._trained.state()), self._weight_version
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: on_host(tensor) for name, tensor in self._trained.weights().items()}
 
-    def _load_checkpoint(self, path: Path) -> None:
-        with safe_open(path, framework="pt") as file:
-            self._trained.load_state({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-            self._weight_version = int(file.metadata()[_VERSION])
+    def _save(self, path: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> Future[None]:
+        copied = self._queue.submit(lambda: (self._pieces(tensors()), self._weight_version))
+
+        def write() -> None:
+            pieces, version = copied.result()
+            pieces.write(path, {_VERSION: str(version)})
+
+        return self._writer.submit(write)
+
+    def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:
+        return pieces_of(tensors)
+
+    def _load_checkpoint(self, files: Sequence[Path]) -> None:
+        stored = Stored(files)
+        self._trained.load_state(stored)
+        self._weight_version = int(stored.metadata[_VERSION])
 
 
 def values_by_group(parts: Sequence[Scored]) -> Tensor:
@@ -192,10 +216,9 @@ def scored_in_batch_order(
     return Logps(tuple(by_response[i] for i in order), sequences[order])
 
 
-def _host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
-    }
+def as_tensors(plan: Sequence[list[int]]) -> tuple[Tensor, ...]:
+    """The members of each pack, as `Batch` has them."""
+    return tuple(map(torch.tensor, plan))
 
 
 def _pinned(pack: Pack) -> Pack:

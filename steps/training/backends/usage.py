@@ -27,9 +27,15 @@ _PEAK_FLOPS = {  # dense bfloat16, from the vendor's data sheets
 
 
 class Usage:
-    """What steps of a model cost; `tokens_per_forward` is what a forward could have held."""
+    """What steps of a model cost; `tokens_per_forward` is what a forward could have held, `dtype`
+    what is computed in, if not what the weights are held in."""
 
-    def __init__(self, model: PreTrainedModel, tokens_per_forward: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokens_per_forward: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         self._tokens_per_forward = tokens_per_forward
         self._device = model.device
         embeddings = cast(nn.Embedding, model.get_input_embeddings()).weight
@@ -40,7 +46,7 @@ class Usage:
         self._per_scored = (6 if head.requires_grad else 4) * head.numel()
         text = model.config.get_text_config()
         self._per_attended = 12 * text.num_hidden_layers * text.hidden_size
-        self._peak = _peak_flops(model)
+        self._peak = _peak_flops(self._device, dtype or model.dtype)
 
     def flops(self, batch: Batch) -> float:
         """Of a forward and backward over `batch`."""
@@ -78,10 +84,10 @@ class Usage:
         )
 
 
-def _peak_flops(model: PreTrainedModel) -> float | None:
-    if model.device.type != "cuda" or model.dtype != torch.bfloat16:
+def _peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    if device.type != "cuda" or dtype != torch.bfloat16:
         return None
-    name = torch.cuda.get_device_name(model.device)
+    name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in _PEAK_FLOPS.items() if part in name), None)
 
 

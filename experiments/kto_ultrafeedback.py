@@ -1,0 +1,70 @@
+"""KTO: learning from responses that are each good or bad, without pairs.
+
+The training rows are those of ``dpo_ultrafeedback`` with each pair taken apart, or, with
+``feedback=``, responses of one's own: ``{"prompt": …, "completion": …, "label": true}``. Before and
+after are compared on held-out pairs, as DPO's are, so that the two can be set side by side.
+
+python experiments/kto_ultrafeedback.py                          the embedded demo's data
+python experiments/kto_ultrafeedback.py feedback=thumbs.jsonl    thumbs up and down
+python experiments/kto_ultrafeedback.py kto.loss.undesirable_weight=1.5
+"""
+
+from dataclasses import dataclass, field
+
+from dpo_ultrafeedback import Config as OnPairs
+from dpo_ultrafeedback import load_pairs
+
+from pipeline import Step
+from pipeline.experiment import main
+from steps.evaluate import evaluate
+from steps.import_model import import_model
+from steps.load_unpaired import load_unpaired
+from steps.reference_logprobs import reference_logprobs
+from steps.sources import data_at
+from steps.tokenize_preferences import tokenize_preferences
+from steps.tokenize_unpaired import tokenize_unpaired
+from steps.train_kto import train_kto
+from steps.train_sft import train_sft
+from steps.training.choices import ADAPTERS, PAIR_LOSSES, UNPAIRED_LOSSES
+from steps.training.config import KtoConfig
+from steps.training.losses.dpo import Dpo
+from steps.training.losses.kto import Kto
+from steps.unpair import unpair
+
+
+@dataclass
+class Config(OnPairs):
+    kto: KtoConfig = field(default_factory=KtoConfig)
+    feedback: str | None = None
+
+
+def kto_ultrafeedback(cfg: Config) -> dict[str, Step]:
+    """SFT → reference logps of single responses → KTO → evaluate before and after on pairs."""
+    base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.sft.dtype)
+    pairs = load_pairs(cfg.data)
+    tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)
+    sft = train_sft(tokens["train"], init=base, config=cfg.sft)
+
+    rated = unpair(pairs) if cfg.feedback is None else load_unpaired(data_at(cfg.feedback))
+    responses = tokenize_unpaired(rated, tokenizer=base, config=cfg.tokenize)["train"]
+    reference = reference_logprobs(responses, model=sft, config=cfg.kto.reference())
+    kto = train_kto(responses, policy=sft, reference=reference, config=cfg.kto)
+
+    assert isinstance(cfg.kto.loss, Kto)
+    rewards = Dpo(beta=cfg.kto.loss.beta)  # both reward log(π/π_ref), scaled by beta
+    before = evaluate(tokens["test"], model=sft, config=cfg.evaluate)
+    after = evaluate(tokens["test"], kto, cfg.evaluate, baseline=before, loss=rewards)
+    return {"training": kto, "before KTO": before, "after KTO": after}
+
+
+if __name__ == "__main__":
+    main(
+        kto_ultrafeedback,
+        {
+            "dpo.loss": PAIR_LOSSES,
+            "dpo.lora": ADAPTERS,
+            "kto.loss": UNPAIRED_LOSSES,
+            "kto.lora": ADAPTERS,
+            "sft.lora": ADAPTERS,
+        },
+    )

@@ -1,0 +1,227 @@
+"""EleutherAI's evaluation harness on a folder of tasks, offline and repeatable.
+
+The harness looks for relative files in the working directory, keeps tables of rows under the user's
+home, and would ask the Hub for what it does not find. Here it works in a copy of the folder, with a
+cache that goes with it, and without the Hub.
+"""
+
+import contextlib
+import json
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets.config
+import huggingface_hub.constants
+import lm_eval.evaluator
+import numpy as np
+import torch
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from transformers import AutoTokenizer
+
+from pipeline import TemperError
+from steps.evaluation.intervals import Interval, proportion
+from steps.lm_eval import HarnessConfig
+from steps.training.models import load_model
+
+_RESAMPLES = 1000
+"""For standard errors that have no formula."""
+_Z = 1.96  # of the standard normal distribution, for 95 %
+_REPEATABLE = ("results", "groups", "group_subtasks", "versions", "n-shot", "higher_is_better",
+               "n-samples")  # fmt: skip
+"""What the harness says that is the same when it is asked again."""
+
+_evaluate: Any = lm_eval.evaluator.evaluate  # decorated, so that its types are lost
+_Model: Any = HFLM
+
+OnProgress = Callable[[float, float | None, Mapping[str, float]], None]
+Answer = dict[str, Any]
+"""``row``, ``prompt``, ``answer``, ``target`` and the metrics of this row."""
+
+
+def run_harness(
+    folder: Path, model: Path, config: HarnessConfig, on_progress: OnProgress
+) -> tuple[dict[str, Any], list[Answer], str]:
+    """The metrics of every task, what the model answered, and the harness's own record as JSON.
+
+    Raises:
+        TemperError: a task is not there, or needs what is not in the folder.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    asked = _Asked(on_progress, load_model(model, config.dtype), tokenizer, config.batch_size)
+    with _alone_in(folder):
+        loaded: Any = _load(folder, config)
+        for task in loaded["tasks"].values():
+            _prepare(task, config)
+        _seed(config.seed)
+        found = _evaluate(
+            lm=asked,
+            task_dict=loaded,
+            limit=config.limit,
+            bootstrap_iters=_RESAMPLES,
+            apply_chat_template=config.chat,
+            fewshot_as_multiturn=config.chat,
+        )
+    record = {name: found[name] for name in _REPEATABLE if name in found}
+    samples = found["samples"]
+    metrics = dict(_metrics(found["results"], samples))
+    answers = [answer for task in sorted(samples) for answer in _answers(task, samples[task])]
+    return metrics, answers, json.dumps(record, indent=1, sort_keys=True)
+
+
+class _Asked(_Model):
+    """A loaded model, as the harness asks it; tells how many sequences it has read."""
+
+    def __init__(self, on_progress: OnProgress, model: Any, tokenizer: Any, batch_size: int):
+        super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+        self._on_progress, self._count = on_progress, 0
+
+    def _model_call(self, inps: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._note(inps)
+        return super()._model_call(inps, *args, **kwargs)
+
+    def _model_generate(self, context: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._note(context)
+        return super()._model_generate(context, *args, **kwargs)
+
+    def _note(self, batch: torch.Tensor) -> None:
+        self._count += len(batch)
+        self._on_progress(self._count, None, {})
+
+
+def _load(folder: Path, config: HarnessConfig) -> Any:
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    names = config.tasks or list(manager.all_subtasks)
+    known = [*manager.all_tasks]
+    if missing := [name for name in names if name not in known]:
+        raise TemperError(f"tasks: there is no {missing[0]} in the folder; it has: {_list(known)}")
+    if not names:
+        raise TemperError("tasks: the folder has no task file (NAME.yaml with a key `task`)")
+    try:
+        return manager.load(names)
+    except Exception as error:  # the harness's own, and those of whatever reads the rows
+        raise TemperError(
+            f"tasks: {_list(names)} cannot be made from the folder alone ({_one_line(error)}); "
+            "rows must lie in it, named relative to it"
+        ) from error
+
+
+def _prepare(task: Any, config: HarnessConfig) -> None:
+    """Settle what the harness would else leave to its command line."""
+    if outside := [p for p in _data_files(task.config) if Path(p).is_absolute() or "://" in p]:
+        raise TemperError(
+            f"tasks: {task.config.task} reads {outside[0]}, which is not in the folder, so that "
+            "its content would be no part of the key; put it there, and name it relative to it"
+        )
+    said = task.get_config("num_fewshot")
+    if said != 0 and config.num_fewshot is not None:
+        task.set_config(key="num_fewshot", value=config.num_fewshot)
+    elif said is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=config.seed)
+
+
+def _data_files(config: Any) -> Iterator[str]:
+    """Every file that a task reads its rows from."""
+    given = config.dataset_kwargs or {}
+    pending: list[Any] = [given.get("data_files"), given.get("data_dir"), config.dataset_path]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Mapping):
+            pending += value.values()
+        elif isinstance(value, list | tuple):
+            pending += value
+        elif isinstance(value, str):
+            yield value
+
+
+def _metrics(
+    results: Mapping[str, Mapping[str, Any]], samples: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> Iterator[tuple[str, Any]]:
+    """``TASK/METRIC`` (with ``@FILTER`` where a task filters), an interval where there is a
+    standard error."""
+    for task, values in sorted(results.items()):
+        for name, value in values.items():
+            metric, comma, filtered = name.partition(",")
+            if not comma or metric.endswith("_stderr") or not _is_number(value):
+                continue
+            each = [s.get(metric) for s in samples.get(task, ()) if s["filter"] == filtered]
+            estimate = _estimate(value, values.get(f"{metric}_stderr,{filtered}"), each)
+            yield f"{task}/{metric}{_suffix(filtered)}", estimate
+
+
+def _estimate(value: float, error: Any, each: Sequence[Any]) -> float | Interval:
+    """A metric with the harness's standard error; of a share, the interval is Wilson's, which stays
+    between 0 and 1."""
+    if not _is_number(error):
+        return float(value)
+    hits = sum(one == 1 for one in each)
+    if each and hits + sum(one == 0 for one in each) == len(each) and value == hits / len(each):
+        return {**proportion(hits, len(each)), "stderr": float(error)}
+    spread = _Z * error
+    return {"value": value, "low": value - spread, "high": value + spread, "stderr": float(error)}
+
+
+def _answers(task: str, samples: Sequence[Mapping[str, Any]]) -> Iterator[Answer]:
+    for sample in samples:
+        yield {
+            "row": f"{task}:{sample['doc_id']}{_suffix(sample['filter'])}",
+            "prompt": str(sample["arguments"][0][0]),
+            "answer": _answer(sample),
+            "target": str(sample["target"]),
+            **{name: float(sample[name]) for name in sample["metrics"] if _is_number(sample[name])},
+        }
+
+
+def _answer(sample: Mapping[str, Any]) -> str:
+    """What it wrote, or of several continuations the likeliest."""
+    responses = sample["filtered_resps"]
+    if not isinstance(responses[0], tuple | list | float):
+        return str(responses[0])
+    likelihoods = [float(r if isinstance(r, float) else r[0]) for r in responses]
+    best = int(np.argmax(likelihoods))
+    return str(sample["arguments"][best][-1])
+
+
+def _suffix(filtered: str) -> str:
+    return "" if filtered == "none" else f"@{filtered}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """With the folder as working directory, a cache of its own, no Hub and no processes: a fork
+    after PyTorch has used its threads may never end."""
+    config: Any = datasets.config
+    cache, offline = config.HF_DATASETS_CACHE, config.HF_HUB_OFFLINE
+    hub, alone = huggingface_hub.constants.HF_HUB_OFFLINE, os.environ.get("DISABLE_MULTIPROC")
+    config.HF_DATASETS_CACHE, config.HF_HUB_OFFLINE = folder.parent / "cache", True
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    try:
+        with contextlib.chdir(folder):
+            yield
+    finally:
+        config.HF_DATASETS_CACHE, config.HF_HUB_OFFLINE = cache, offline
+        huggingface_hub.constants.HF_HUB_OFFLINE = hub
+        os.environ.pop("DISABLE_MULTIPROC") if alone is None else None
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names) or "nothing"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

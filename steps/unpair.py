@@ -1,0 +1,44 @@
+"""``unpair``: preference pairs become single completions, the chosen ones good, the others not."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from pipeline import Metrics, Output, TemperError, step
+from steps.data.parquet import iter_rows, write_rows
+from steps.data.rows import PreferenceRow, UnpairedRow
+from steps.data.tables import ROWS_PER_SHARD, UNPAIRED, from_record, shard_name, to_record
+from steps.kinds import Preferences, UnpairedSplits
+
+
+@step(makes=UnpairedSplits)
+def unpair(out: Output, pairs: Preferences) -> Metrics:
+    """Write ``SPLIT/completions-*.parquet`` for every split of ``pairs``.
+
+    All chosen responses come before all rejected ones. KTO finds its reference point on prompts
+    with the response of the row before, which must not be one to the same prompt.
+    """
+    splits = sorted({path.parent for path in pairs.path.glob("*/pairs-*.parquet")})
+    if not splits:
+        raise TemperError(f"{pairs.step} holds no SPLIT/pairs-*.parquet; pass the whole artifact")
+    return {split.name: _write(split, out.path / split.name) for split in splits}
+
+
+def _write(split: Path, folder: Path) -> int:
+    rows, count, number = _unpaired(split), 0, 0
+    while shard := list(islice(rows, ROWS_PER_SHARD)):
+        path = folder / shard_name(UnpairedRow, number)
+        count += write_rows(path, UNPAIRED, map(to_record, shard))
+        number += 1
+    return count
+
+
+def _unpaired(split: Path) -> Iterator[UnpairedRow]:
+    for label, side in ((True, "chosen"), (False, "rejected")):
+        for record in iter_rows(split):
+            pair = from_record(PreferenceRow, record)
+            completion = pair.chosen if label else pair.rejected
+            yield UnpairedRow(
+                f"{pair.row}/{side}", pair.prompt, completion, label, pair.tools,
+                pair.template_kwargs, pair.weight,
+            )  # fmt: skip
