@@ -265,8 +265,11 @@ class Board:
         return row.progress
 
     def _key(self, row: Row) -> str:
-        if not row.key and (resolved := self.resolver.key_and_recipe(row.step)):
-            row.key = resolved[0]
+        if not row.key:
+            with contextlib.suppress(OSError, TemperError):  # what is wrong, the run will say
+                self.resolver.artifact(row.step)  # its inputs may have been made just now
+            if resolved := self.resolver.key_and_recipe(row.step):
+                row.key = resolved[0]
         return row.key
 
     # --- plain lines -------------------------------------------------------------------------
@@ -354,8 +357,8 @@ class Board:
                 told = Text("\n".join(visible(cut(line)) for line in lines), "dim")
                 self.console.print(Padding(told, (0, 0, 0, 4), expand=False))
                 self._point_to("whole log", self.resolver.store.url_of(row.log))
-            if again is not None and row.key:
-                self._point_to("only this step, again", again(f"{row.step.name}@{row.key[:8]}"))
+            if again is not None and (key := self._key(row)):
+                self._point_to("only this step, again", again(f"{row.step.name}@{key[:8]}"))
 
     def show_lines(self, lines: Iterable[str]) -> None:
         """What others have to say at the end."""
