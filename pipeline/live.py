@@ -267,9 +267,8 @@ class Board:
     def _key(self, row: Row) -> str:
         if not row.key:
             with contextlib.suppress(OSError, TemperError):  # what is wrong, the run will say
-                self.resolver.artifact(row.step)  # its inputs may have been made just now
-            if resolved := self.resolver.key_and_recipe(row.step):
-                row.key = resolved[0]
+                if resolved := self.resolver.current_key_and_recipe(row.step):
+                    row.key = resolved[0]
         return row.key
 
     # --- plain lines -------------------------------------------------------------------------

@@ -141,6 +141,12 @@ class Resolver:
         recipe = step.recipe(digests.__getitem__)
         return hash_json(recipe), recipe
 
+    def current_key_and_recipe(self, step: Step) -> tuple[str, Json] | None:
+        """:meth:`key_and_recipe`, with inputs looked up that may have been made a moment ago."""
+        for reference in step.inputs:
+            self.artifact(reference.step)
+        return self.key_and_recipe(step)
+
     def inputs(self, step: Step) -> list[tuple[Input, Manifest]]:
         """What each input of a step turned out to be, in the order of ``step.inputs``.
 

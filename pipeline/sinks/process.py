@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 
+from pipeline.errors import TemperError
 from pipeline.plan import Resolver
 from pipeline.sinks.mirror import settings_of
 from pipeline.step import Step
@@ -47,7 +48,9 @@ class MirrorProcess:
 
     def observe(self, step: Step, state: str) -> None:
         """A step began or ended."""
-        resolved = self.resolver.key_and_recipe(step)
+        resolved = None
+        with contextlib.suppress(OSError, TemperError):  # what is wrong, the run will say
+            resolved = self.resolver.current_key_and_recipe(step)
         if resolved is None:
             return
         key, recipe = resolved
