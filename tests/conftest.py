@@ -36,6 +36,12 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
+def journal(tmp_path: Path) -> str:
+    """Where steps of tests say what they do: outside the store."""
+    return str(tmp_path / "journal")
+
+
+@pytest.fixture
 def console() -> Console:
     """A console that keeps what was printed: ``console.file.getvalue()``."""
     return Console(file=io.StringIO(), width=120)

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pipeline import Output, step
+from pipeline import Output, Store, step
+from pipeline.manifest import Manifest
 
 
 @step(version="1")
@@ -109,6 +110,8 @@ def gang(out: Output, journal: str, first: str = "") -> dict:
 
 def _wait_to_be_told(out: Output, journal: str, rank: int) -> None:
     until = time.time() + 60
+    if not out.stopping:  # a step that asks this is given time to leave
+        note(journal, f"rank {rank} listens")
     while not out.stopping and time.time() < until:
         time.sleep(0.05)
     note(journal, f"rank {rank} left")
@@ -139,3 +142,18 @@ def note(journal: str, line: str) -> None:
 def lines(journal: Path | str) -> list[str]:
     path = Path(journal)
     return path.read_text().splitlines() if path.exists() else []
+
+
+def counted(journal: str) -> list[str]:
+    """What :func:`count_to` has said."""
+    return [line for line in lines(journal) if line.startswith("count")]
+
+
+def listening(journal: str) -> list[str]:
+    """The ranks of a :func:`gang` that would notice that they are to leave."""
+    return [line for line in lines(journal) if line.endswith("listens")]
+
+
+def log_of(store: Store, made: Manifest) -> str:
+    """What the step printed, and what its launcher said of it."""
+    return Path(store.attempt_path(made), "log.txt").read_text()

@@ -27,6 +27,7 @@ from contract_driver import roots
 from contract_lab import InThisProcess
 from rich.console import Console
 from toy_steps import Times, add, journal_lines, multiply, numbers, parity
+from waiting import wait_until
 
 from pipeline import File, Step, Store, TemperError, look_again, run, worker
 from pipeline.catalog import Catalog
@@ -382,13 +383,6 @@ class Process:
     def is_stopped(self) -> bool:
         stat = Path(f"/proc/{self.process.pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] == "T"
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from job_steps import always_fails, count_to, lines
+from job_steps import always_fails, count_to, counted, lines
+from waiting import wait_until
 
 from pipeline import Step, Store, presence
 from pipeline.catalog import Catalog
@@ -86,11 +86,6 @@ def engine(tmp_path: Path) -> Iterator[Processes]:
         job.wait()
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> str:
-    return str(tmp_path / "journal")
-
-
 def drive(
     store: Store, engine: Processes, step: Step, ttl: float = 10.0, asked: Resources = NOTHING
 ) -> Manifest:
@@ -106,17 +101,6 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.02)
-
-
-def counted(journal: str) -> list[str]:
-    return [line for line in lines(journal) if line.startswith("count")]
 
 
 def leave_a_record(store: Store, step: Step, job: str) -> Task:

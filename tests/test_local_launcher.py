@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job_steps import add_ranks, count_to, gang, leave_once, lines, where
+from job_steps import add_ranks, count_to, gang, leave_once, lines, listening, where
 from rich.console import Console
+from waiting import wait_until
 
 from pipeline import Step, Store, TemperError, run
 from pipeline.catalog import Catalog
@@ -24,22 +24,10 @@ from pipeline.run import RunFailed
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> str:
-    return str(tmp_path / "journal")
-
-
-@pytest.fixture
 def two_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine with two devices, as far as ``CUDA_VISIBLE_DEVICES`` says, and none taken."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(devices, "FOLDER", tmp_path / "temper-devices")
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.05)
 
 
 @pytest.mark.usefixtures("two_devices")
@@ -196,7 +184,7 @@ def test_when_a_rank_ends_badly_the_step_fails_and_no_rank_is_left(
     with pytest.raises(RunFailed):
         run([gang(journal, fail).on(processes=2)], store, console=console)
     assert message in console.file.getvalue()  # type: ignore[attr-defined]
-    wait_until(lambda: not alive(journal), 20)
+    wait_until(lambda: not alive(journal), seconds=20)
 
 
 @pytest.mark.slow
@@ -206,7 +194,7 @@ def test_ranks_that_are_told_to_leave_all_save_and_go_on(
     """Here only the worker is told; Slurm tells every process of a job."""
 
     def tell() -> None:
-        wait_until(lambda: len(alive(journal)) == 2)
+        wait_until(lambda: len(listening(journal)) == 2)
         (worker,) = children(os.getpid())
         os.kill(worker, signal.SIGTERM)
 
@@ -239,7 +227,7 @@ def test_after_a_kill_no_rank_is_left(store: Store, journal: str, victim: str) -
         (worker,) = children(driver.pid)
         os.kill(worker, signal.SIGKILL)
     driver.wait(60)
-    wait_until(lambda: not alive(journal), 20)
+    wait_until(lambda: not alive(journal), seconds=20)
 
 
 def start_driver(code: str, store: Store, journal: str) -> subprocess.Popen[bytes]:

@@ -4,19 +4,18 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_steps import at_most, count_to, gang, lines, where
+from job_steps import at_most, count_to, counted, gang, lines, listening, log_of, where
 from rich.console import Console
+from waiting import wait_until
 
 from benchmarks.ray_cluster import RayCluster, ray_cluster, why_not
 from pipeline import Store, TemperError, presence, run
 from pipeline.launchers.config import LauncherConfig, RayConfig
-from pipeline.manifest import Manifest
 from pipeline.run import RunFailed
 
 pytestmark = [
@@ -44,26 +43,6 @@ def not_for_ever(cluster: RayCluster) -> Iterator[None]:
 def launcher(cluster: RayCluster) -> LauncherConfig:
     ray = RayConfig(address=cluster.address, poll_seconds=1.0, grace_seconds=10.0)
     return LauncherConfig(use=["ray"], ray=ray)
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> str:
-    return str(tmp_path / "journal")
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.05)
-
-
-def counted(journal: str) -> list[str]:
-    return [line for line in lines(journal) if line.startswith("count")]
-
-
-def log_of(store: Store, made: Manifest) -> str:
-    return Path(store.attempt_path(made), "log.txt").read_text()
 
 
 def client(cluster: RayCluster) -> Any:
@@ -115,7 +94,9 @@ def test_a_step_that_asks_for_a_tpu_slice_goes_to_its_first_host(
 def test_ranks_on_two_nodes_that_are_stopped_by_hand_all_save_and_go_on(
     store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: RayCluster
 ) -> None:
-    stopper = threading.Thread(target=stop_job, args=(cluster, lambda: len(lines(journal)) == 2))
+    stopper = threading.Thread(
+        target=stop_job, args=(cluster, lambda: len(listening(journal)) == 2)
+    )
     stopper.start()
     root = gang(journal, "leave").on(nodes=2)
     with pytest.raises(RunFailed):
@@ -140,7 +121,7 @@ def test_ranks_on_two_nodes_of_which_one_is_killed_go_on(
     monkeypatch.setattr(presence, "SILENCE_SECONDS", 12.0)
 
     def kill() -> None:
-        wait_until(lambda: len(lines(journal)) == 2)
+        wait_until(lambda: len(listening(journal)) == 2)
         cluster.kill(cluster.nodes.pop(0))
         cluster.add_node(2, {"TPU": 4, "TPU-v5p-8-head": 1})
 

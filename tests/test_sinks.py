@@ -5,14 +5,14 @@ import os
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from report_steps import HOSTILE, explode, hostile, prepare, train
 from rich.console import Console
+from waiting import wait_until
 
 from pipeline import Store, TemperError, run
 from pipeline.catalog import Catalog
@@ -48,13 +48,6 @@ def start(store: Store, *sinks: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.time() + seconds
-    while not condition():
-        assert time.time() < deadline
-        time.sleep(0.1)
 
 
 def log_of(store: Store) -> list[dict[str, Any]]:

@@ -7,19 +7,18 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_steps import add_ranks, at_most, count_to, gang, lines, where
+from job_steps import add_ranks, at_most, count_to, counted, gang, lines, listening, log_of, where
 from rich.console import Console
+from waiting import wait_until
 
 from benchmarks.slurm_cluster import SlurmCluster, slurm_cluster, why_not
 from pipeline import Store, TemperError, presence, run
 from pipeline.launchers.config import LauncherConfig, SlurmConfig
-from pipeline.manifest import Manifest
 from pipeline.run import RunFailed
 from pipeline.step import Step
 
@@ -49,24 +48,8 @@ def launcher(cluster: SlurmCluster, tmp_path: Path) -> LauncherConfig:
     return LauncherConfig(use=["slurm"], slurm=slurm)
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> str:
-    return str(tmp_path / "journal")
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.05)
-
-
 def jobs(cluster: SlurmCluster) -> list[str]:
     return cluster.ask("squeue", "--noheader", "--format=%i %j %T").splitlines()
-
-
-def log_of(store: Store, made: Manifest) -> str:
-    return Path(store.attempt_path(made), "log.txt").read_text()
 
 
 def preempt(cluster: SlurmCluster, when: Callable[[], object]) -> None:
@@ -108,10 +91,6 @@ def start_driver(code: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
     )
 
 
-def counted(journal: str) -> list[str]:
-    return [line for line in lines(journal) if line.startswith("count")]
-
-
 def test_steps_run_as_jobs_and_make_what_they_make_here(
     store: Store, launcher: LauncherConfig, journal: str, console: Console, tmp_path: Path
 ) -> None:
@@ -146,13 +125,13 @@ def test_a_rank_that_fails_on_another_node_fails_the_step_at_once(
         run([gang(journal, "raise 1").on(nodes=2)], store, console=console, launcher=launcher)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "node 1: rank 1: this rank has no data" in printed
-    assert sorted(line[:6] for line in lines(journal)) == ["rank 0", "rank 0", "rank 1"]
+    assert sum("pid" in line for line in lines(journal)) == 2
 
 
 def test_ranks_on_two_nodes_that_are_preempted_all_save_and_go_on(
     store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: SlurmCluster
 ) -> None:
-    other = threading.Thread(target=preempt, args=(cluster, lambda: len(lines(journal)) == 2))
+    other = threading.Thread(target=preempt, args=(cluster, lambda: len(listening(journal)) == 2))
     other.start()
     root = gang(journal, "leave").on(nodes=2)
     (made,) = run([root], store, console=console, launcher=launcher).values()

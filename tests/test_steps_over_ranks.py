@@ -5,9 +5,7 @@ import os
 import re
 import signal
 import threading
-import time
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 from rank_processes import run_ranks
 from rich.console import Console
 from tiny_models import folder_bytes, model_folder, pair_records, token_files, word_tokenizer
+from waiting import wait_until
 
 from pipeline import Metrics, Store, adopt, run
 from pipeline.launchers.config import LauncherConfig, LocalConfig
@@ -142,14 +141,6 @@ def processes(mark: str, module: str, environment: str = "") -> list[int]:
     return found
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.1)
-    return found
-
-
 def latest_step(store: Store) -> int:
     names = Path(store.root).glob("scratch/**/checkpoints/step-*/checkpoint.json")
     return max((int(name.parent.name.partition("-")[2]) for name in names), default=0)
@@ -191,11 +182,11 @@ def test_a_step_whose_rank_is_killed_and_that_is_told_to_leave_ends_as_if_undist
         assert set(codes) == {0}
 
     def disturb() -> None:
-        wait_for(lambda: latest_step(store))
+        wait_until(lambda: latest_step(store))
         os.kill(processes(mark, "pipeline.rank", "RANK=1")[0], signal.SIGKILL)
-        wait_for(lambda: not processes(mark, "pipeline.rank"))
+        wait_until(lambda: not processes(mark, "pipeline.rank"))
         reached = latest_step(store)
-        wait_for(lambda: latest_step(store) > reached)
+        wait_until(lambda: latest_step(store) > reached)
         os.kill(processes(mark, "pipeline.worker")[0], signal.SIGTERM)
 
     disturber = threading.Thread(target=disturb)
@@ -228,7 +219,7 @@ def test_training_on_one_device_that_is_told_to_leave_goes_on_to_the_bit(
     assert run_ranks(train, tmp_path / "1", model, tokens, config, tmp_path, count=1) == [0]
 
     def tell() -> None:
-        wait_for(lambda: list(Path(store.root).glob("progress/train_sft/**/*")))
+        wait_until(lambda: list(Path(store.root).glob("progress/train_sft/**/*")))
         os.kill(processes(mark, "pipeline.worker")[0], signal.SIGTERM)
 
     teller = threading.Thread(target=tell)
