@@ -19,6 +19,7 @@ from typing import IO
 
 from pipeline.launchers import devices
 from pipeline.launchers.config import LocalConfig
+from pipeline.launchers.environment import import_path
 from pipeline.launchers.orderly import uninterrupted
 from pipeline.launchers.protocol import PREEMPTED, Ended, Task
 from pipeline.lifeline import ENVIRONMENT, WORKER_ENVIRONMENT, Lifeline
@@ -124,8 +125,7 @@ class LocalLauncher:
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             devices.ORDER: devices.BY_BUS,
             **os.environ,
-            # a worker imports what the driver imports, from the same places in the same order
-            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
+            "PYTHONPATH": import_path(),
             ENVIRONMENT: str(self.lifeline.read_end),
             WORKER_ENVIRONMENT: "1",
             devices.VISIBLE: ",".join(mine.names),

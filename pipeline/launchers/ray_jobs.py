@@ -15,9 +15,9 @@ from typing import Any
 
 from pipeline.errors import TemperError
 from pipeline.launchers.config import RayConfig
+from pipeline.launchers.environment import job_environment
 from pipeline.launchers.jobs import EngineError
 from pipeline.launchers.protocol import PREEMPTED, Ended, Task
-from pipeline.lifeline import WORKER_ENVIRONMENT
 from pipeline.resources import Resources
 
 LOST = 77
@@ -138,20 +138,17 @@ class Ray:
 
     def _runtime_environment(self, task: Task) -> dict[str, Any]:
         environment = {
-            "PYTHONUNBUFFERED": "1",
-            "TOKENIZERS_PARALLELISM": "false",
+            **job_environment(),
             "RAY_JOB_STOP_WAIT_TIME_S": str(int(self.config.grace_seconds) + 1),
-            WORKER_ENVIRONMENT: "1",
         }
         if task.resources.cpus:
             threads = max(1, task.resources.cpus // task.resources.num_processes)
             environment["OMP_NUM_THREADS"] = str(threads)
         if self.config.working_dir is None:
-            path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-            return {"env_vars": {"PYTHONPATH": path, **environment, **self.config.env}}
+            return {"env_vars": {**environment, **self.config.env}}
         return {
             "working_dir": self.config.working_dir,
-            "env_vars": {"PYTHONPATH": ".", **environment, **self.config.env},
+            "env_vars": {**environment, "PYTHONPATH": ".", **self.config.env},
         }
 
     def _nodes(self) -> list[Mapping[str, float]]:

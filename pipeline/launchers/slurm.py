@@ -20,9 +20,9 @@ from pathlib import Path
 
 from pipeline.errors import TemperError
 from pipeline.launchers.config import SlurmConfig
+from pipeline.launchers.environment import job_environment
 from pipeline.launchers.jobs import EngineError
 from pipeline.launchers.protocol import PREEMPTED, Ended, Task
-from pipeline.lifeline import WORKER_ENVIRONMENT
 from pipeline.resources import Resources
 
 ANSWER_SECONDS = 60.0
@@ -151,13 +151,8 @@ class Slurm:
         ]
         python = self.config.python or sys.executable
         worker = shlex.join([python, "-P", "-m", "pipeline.worker", task.spec_url])
-        environment = {
-            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
-            "PYTHONUNBUFFERED": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            WORKER_ENVIRONMENT: "1",
-        }
-        exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+        environment = job_environment().items()
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in environment]
         return _SCRIPT.format(
             options="\n".join(lines),
             exports="\n".join([*exports, *self.config.setup]),
