@@ -34,6 +34,7 @@ def run_stage(stage: str, job: dict[str, Any], phases: Phases) -> dict[str, Any]
         from steps.training.config import ReferenceConfig
         from steps.training.dpo import run_dpo
         from steps.training.reference import run_reference
+        from steps.training.workplace import Workplace
 
     torch.set_num_threads(1)
     counted = count_flops() if job["flops"] else list[int]()
@@ -48,15 +49,11 @@ def run_stage(stage: str, job: dict[str, Any], phases: Phases) -> dict[str, Any]
         if stage == "reference":
             settings = ReferenceConfig(groups_per_shard=job["batch_size"])
             scratch = output / "reference-scratch"
-            run_reference(
-                Path(job["model"]), rows, settings,
-                output=reference, scratch=scratch, on_progress=mark,
-            )  # fmt: skip
+            place = Workplace(reference, scratch, on_progress=mark)
+            run_reference(Path(job["model"]), rows, settings, place)
             return {"flops": sum(counted)}
-        run_dpo(
-            Path(job["model"]), rows, reference, config,
-            output=output / "model", scratch=output / "scratch", on_progress=mark,
-        )  # fmt: skip
+        place = Workplace(output / "model", output / "scratch", on_progress=mark)
+        run_dpo(Path(job["model"]), rows, reference, config, place)
     log = (output / "model/metrics.jsonl").read_text().splitlines()
     return {"flops": sum(counted), "log": [json.loads(line) for line in log]}
 

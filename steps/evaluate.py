@@ -13,6 +13,7 @@ from steps.training.checks import set_choice
 from steps.training.config import Attention, Dtype, ReferenceConfig
 from steps.training.losses.base import PreferenceLoss
 from steps.training.losses.dpo import Dpo
+from steps.workplace import at_work
 
 
 @dataclass(frozen=True)
@@ -66,21 +67,11 @@ def evaluate(
     from steps.evaluation import answers as held_out
     from steps.evaluation.calibration import reliability
     from steps.evaluation.preferences import preference_metrics, reward_margins
-    from steps.training.ranks import together
     from steps.training.reference import run_reference
 
     records = read_rows(tokens.path)
-    with together() as ranks:
-        run_reference(
-            model.path,
-            records,
-            config.scoring(),
-            output=out.path,
-            scratch=out.scratch,
-            on_progress=out.progress,
-            stopping=lambda: out.stopping,
-            ranks=ranks,
-        )
+    with at_work(out) as place:
+        scored = run_reference(model.path, records, config.scoring(), place)
         answers = held_out.answer_prompts(
             records,
             model.path,
@@ -88,9 +79,9 @@ def evaluate(
             config.sampling,
             config.dtype,
             out.progress,
-            ranks,
+            place.ranks,
         )
-    if not ranks.is_first:
+    if not place.ranks.is_first:
         return {}
     reference = out.path if baseline is None else baseline.path
     metrics = preference_metrics(records, out.path, reference, loss)
@@ -106,4 +97,4 @@ def evaluate(
         metrics |= held_out.compare_answers(before, answers, config.checks)
     metrics |= held_out.check_answers(answers, config.checks)
     (out.path / "metrics.json").write_text(json.dumps(metrics, indent=1), "utf-8")
-    return metrics
+    return metrics | {name: value for name, value in scored.items() if name == "notices"}

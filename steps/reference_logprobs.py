@@ -4,6 +4,7 @@ from pipeline import Metrics, Output, step
 from steps.data.parquet import iter_rows
 from steps.kinds import Model, PairTokens, ReferenceLogps, UnpairedTokens
 from steps.training.config import ReferenceConfig
+from steps.workplace import at_work
 
 
 @step(makes=ReferenceLogps)
@@ -18,17 +19,12 @@ def reference_logprobs(
     Finished shards are kept in scratch, so an interrupted computation goes on from the shard it
     was at. Dropout is off.
     """
-    from steps.training.ranks import together
     from steps.training.reference import run_reference
 
-    with together() as ranks:
+    with at_work(out) as place:
         return run_reference(
             model.path,
             iter_rows(tokens.path),
             config,
-            output=out.path,
-            scratch=out.scratch,
-            on_progress=out.progress,
-            stopping=lambda: out.stopping,
-            ranks=ranks,
+            place,
         )

@@ -5,6 +5,7 @@ from steps.data.parquet import iter_rows
 from steps.held_out import with_reference
 from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.training.config import DpoConfig
+from steps.workplace import at_work
 
 
 @step(makes=Model)
@@ -26,18 +27,13 @@ def train_dpo(
         held_out: other pairs, to evaluate on during training; with their own reference.
     """
     from steps.training.dpo import run_dpo
-    from steps.training.ranks import together
 
-    with together() as ranks:
+    with at_work(out) as place:
         return run_dpo(
             policy.path,
             iter_rows(tokens.path),
             reference.path,
             config,
-            output=out.path,
-            scratch=out.scratch,
-            on_progress=out.progress,
-            held_out=with_reference(held_out, held_out_reference),
-            stopping=lambda: out.stopping,
-            ranks=ranks,
+            place,
+            with_reference(held_out, held_out_reference),
         )

@@ -5,6 +5,7 @@ from steps.data.parquet import iter_rows
 from steps.held_out import with_reference
 from steps.kinds import Model, ReferenceLogps, UnpairedTokens
 from steps.training.config import KtoConfig
+from steps.workplace import at_work
 
 
 @step(makes=Model)
@@ -22,18 +23,13 @@ def train_kto(
     Arguments are those of :func:`steps.train_dpo.train_dpo`.
     """
     from steps.training.kto import run_kto
-    from steps.training.ranks import together
 
-    with together() as ranks:
+    with at_work(out) as place:
         return run_kto(
             policy.path,
             iter_rows(tokens.path),
             reference.path,
             config,
-            output=out.path,
-            scratch=out.scratch,
-            on_progress=out.progress,
-            held_out=with_reference(held_out, held_out_reference),
-            stopping=lambda: out.stopping,
-            ranks=ranks,
+            place,
+            with_reference(held_out, held_out_reference),
         )

@@ -4,6 +4,7 @@ from pipeline import Metrics, Output, step
 from steps.data.parquet import iter_rows
 from steps.kinds import Model, PairTokens
 from steps.training.config import ReferenceFreeConfig
+from steps.workplace import at_work
 
 
 @step(makes=Model)
@@ -20,18 +21,13 @@ def train_reference_free(
         policy: the model to start from.
         held_out: other pairs, to evaluate on during training.
     """
-    from steps.training.ranks import together
     from steps.training.reference_free import run_reference_free
 
-    with together() as ranks:
+    with at_work(out) as place:
         return run_reference_free(
             policy.path,
             iter_rows(tokens.path),
             config,
-            output=out.path,
-            scratch=out.scratch,
-            on_progress=out.progress,
-            held_out=None if held_out is None else iter_rows(held_out.path),
-            stopping=lambda: out.stopping,
-            ranks=ranks,
+            place,
+            None if held_out is None else iter_rows(held_out.path),
         )

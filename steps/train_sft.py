@@ -7,6 +7,7 @@ from pipeline import Artifact, Metrics, Output, step
 from steps.data.parquet import iter_rows
 from steps.kinds import ConversationTokens, Model, PairTokens
 from steps.training.config import TrainConfig
+from steps.workplace import at_work
 
 
 @step(makes=Model)
@@ -24,20 +25,15 @@ def train_sft(
         init: the model to start from.
         held_out: others, to evaluate on during training.
     """
-    from steps.training.ranks import together
     from steps.training.sft import run_sft
 
-    with together() as ranks:
+    with at_work(out) as place:
         return run_sft(
             init.path,
             _demonstrations(tokens),
             config,
-            output=out.path,
-            scratch=out.scratch,
-            on_progress=out.progress,
-            held_out=None if held_out is None else _demonstrations(held_out),
-            stopping=lambda: out.stopping,
-            ranks=ranks,
+            place,
+            None if held_out is None else _demonstrations(held_out),
         )
 
 

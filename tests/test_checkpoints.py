@@ -19,6 +19,7 @@ from steps.training.examples import read_demonstrations
 from steps.training.models import load_model
 from steps.training.objectives import sft_objective
 from steps.training.sft import run_sft
+from steps.training.workplace import Workplace
 
 STEPS = 6
 
@@ -45,9 +46,7 @@ def train_until(model: Path, work: Path, every_steps: int, killed_at: int | None
         model,
         demonstration_records(9),
         config,
-        output=work / "out",
-        scratch=work / "scratch",
-        on_progress=on_progress,
+        Workplace(work / "out", work / "scratch", on_progress=on_progress),
         held_out=demonstration_records(4, seed=1),
     )
 

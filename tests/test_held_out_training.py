@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from steps.training.models import load_model
 from steps.training.objectives import sft_objective
 from steps.training.reference import run_reference
 from steps.training.sft import run_sft
+from steps.training.workplace import Workplace
 
 EAGER = OptimizerConfig(learning_rate=3e-2, schedule=Schedule.constant)
 # One that is learnt and three that cannot be: their loss falls for some steps and then rises.
@@ -43,8 +45,7 @@ def sft(init: Path, work: Path, **settings: Any) -> tuple[dict, list[dict]]:
         init,
         demonstration_records(8),
         config,
-        output=work / "out",
-        scratch=work / "scratch",
+        Workplace(work / "out", work / "scratch"),
         held_out=HELD_OUT,
     )
     return summary, read_log(work / "out")
@@ -71,7 +72,7 @@ def test_an_evaluation_is_what_training_on_those_examples_would_have_logged(
     records, held_out = pair_records(6), pair_records(5, seed=1)
     for name, rows in (("r", records), ("h", held_out)):
         run_reference(
-            init, rows, ReferenceConfig(), output=tmp_path / name, scratch=tmp_path / f"{name}s"
+            init, rows, ReferenceConfig(), Workplace(tmp_path / name, tmp_path / f"{name}s")
         )
     config = DpoConfig(batch_size=3, max_steps=2, optimizer=EAGER, eval_every_steps=2)
     run_dpo(
@@ -79,8 +80,7 @@ def test_an_evaluation_is_what_training_on_those_examples_would_have_logged(
         records,
         tmp_path / "r",
         config,
-        output=tmp_path / "one",
-        scratch=tmp_path / "s1",
+        Workplace(tmp_path / "one", tmp_path / "s1"),
         held_out=(held_out, tmp_path / "h"),
     )
     evaluated = read_log(tmp_path / "one")[-1]
@@ -90,8 +90,7 @@ def test_an_evaluation_is_what_training_on_those_examples_would_have_logged(
         held_out,
         tmp_path / "h",
         again,
-        output=tmp_path / "two",
-        scratch=tmp_path / "s2",
+        Workplace(tmp_path / "two", tmp_path / "s2"),
     )
     first = read_log(tmp_path / "two")[0]
     names = ["loss", "rewards/chosen", "rewards/margins", "rewards/accuracies", "logps/rejected"]
@@ -152,9 +151,9 @@ def test_evaluation_without_examples_or_of_an_unknown_name_is_refused(
     init: Path, tmp_path: Path
 ) -> None:
     config = TrainConfig(eval_every_steps=1)
-    places: dict[str, Any] = {"output": tmp_path / "out", "scratch": tmp_path / "scratch"}
+    place = Workplace(tmp_path / "out", tmp_path / "scratch")
     with pytest.raises(ValueError, match="there are no held-out examples"):
-        run_sft(init, demonstration_records(4), config, **places)
+        run_sft(init, demonstration_records(4), config, place)
     with pytest.raises(ValueError, match=r"'eval_accuracy'; there is only \['eval_loss'\]"):
         sft(init, tmp_path, eval_every_steps=1, keep_best="eval_accuracy")
 
@@ -176,17 +175,15 @@ def test_a_resumed_run_that_lost_its_best_says_so(init: Path, tmp_path: Path) ->
         if done == 8:
             raise Interrupted
 
-    options: dict[str, Any] = {
-        "output": tmp_path / "out",
-        "scratch": tmp_path,
-        "held_out": demonstration_records(5, seed=1),
-    }
+    held_out = demonstration_records(5, seed=1)
+    place = Workplace(tmp_path / "out", tmp_path)
+    interrupted = replace(place, on_progress=interrupt)
     with pytest.raises(Interrupted):
-        run_sft(init, demonstration_records(8), config, on_progress=interrupt, **options)
+        run_sft(init, demonstration_records(8), config, interrupted, held_out)
     (best,) = (tmp_path / "checkpoints").glob("best-*")
     os.truncate(best / "weights.safetensors", 10)
     with pytest.raises(ValueError, match="is damaged"):
-        run_sft(init, demonstration_records(8), config, **options)
+        run_sft(init, demonstration_records(8), config, place, held_out)
 
 
 def test_a_held_out_loss_that_is_not_finite_is_an_error_that_names_the_row(

@@ -2,8 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,6 +32,7 @@ from steps.training.lora import add_adapter
 from steps.training.models import load_model
 from steps.training.reference import run_reference
 from steps.training.sft import run_sft
+from steps.training.workplace import Workplace
 
 FAST = OptimizerConfig(learning_rate=3e-2)
 LORA = LoraConfig(r=4, alpha=8.0)
@@ -45,8 +46,8 @@ def policy(tmp_path: Path) -> Path:
 def dpo(policy: Path, config: DpoConfig, work: Path) -> list[dict]:
     records = pair_records(8)
     scoring = ReferenceConfig(dtype=config.dtype)
-    run_reference(policy, records, scoring, output=work / "r", scratch=work / "rs")
-    run_dpo(policy, records, work / "r", config, output=work / "model", scratch=work / "s")
+    run_reference(policy, records, scoring, Workplace(work / "r", work / "rs"))
+    run_dpo(policy, records, work / "r", config, Workplace(work / "model", work / "s"))
     return [json.loads(line) for line in (work / "model/metrics.jsonl").read_text().splitlines()]
 
 
@@ -79,8 +80,7 @@ def test_what_comes_out_is_a_plain_model_that_has_learnt(policy: Path, tmp_path:
         tmp_path / "model",
         pair_records(8),
         ReferenceConfig(),
-        output=tmp_path / "again",
-        scratch=tmp_path / "again-scratch",
+        Workplace(tmp_path / "again", tmp_path / "again-scratch"),
     )
     assert type(merged).__name__ == "LlamaForCausalLM"
     assert log[-1]["rewards/accuracies"] == 1
@@ -90,14 +90,10 @@ def test_the_merged_model_scores_as_the_adapted_one_did(policy: Path, tmp_path: 
     """By the evaluation after the last step, and the reference of what was saved."""
     records = demonstration_records(6)
     config = TrainConfig(batch_size=6, max_steps=3, optimizer=FAST, lora=LORA, eval_every_steps=3)
-    run_sft(
-        policy, records, config, output=tmp_path / "m", scratch=tmp_path / "s", held_out=records
-    )
+    run_sft(policy, records, config, Workplace(tmp_path / "m", tmp_path / "s"), held_out=records)
     last = json.loads((tmp_path / "m/metrics.jsonl").read_text().splitlines()[-1])
     merged = TrainConfig(batch_size=6, max_steps=1)
-    summary = run_sft(
-        tmp_path / "m", records, merged, output=tmp_path / "n", scratch=tmp_path / "t"
-    )
+    summary = run_sft(tmp_path / "m", records, merged, Workplace(tmp_path / "n", tmp_path / "t"))
     assert summary["first"]["loss"] == pytest.approx(last["eval_loss"], rel=1e-5)
 
 
@@ -116,16 +112,16 @@ def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(
         if done == 2:
             raise Interrupted
 
-    places: dict[str, Any] = {"output": tmp_path / "m", "scratch": tmp_path / "s"}
+    place = Workplace(tmp_path / "m", tmp_path / "s")
     with pytest.raises(Interrupted):
-        run_sft(policy, records, config, on_progress=interrupt, **places)
+        run_sft(policy, records, config, replace(place, on_progress=interrupt))
     (checkpoint,) = (tmp_path / "s/checkpoints").glob("step-*")
     with safe_open(checkpoint / "state.safetensors", framework="pt") as file:
         names = list(file.keys())
     assert names
     assert all("lora_" in name for name in names)
-    run_sft(policy, records, config, **places)
-    run_sft(policy, records, config, output=tmp_path / "whole", scratch=tmp_path / "t")
+    run_sft(policy, records, config, place)
+    run_sft(policy, records, config, Workplace(tmp_path / "whole", tmp_path / "t"))
     assert folder_bytes(tmp_path / "m") == folder_bytes(tmp_path / "whole")
 
 
@@ -172,7 +168,7 @@ def test_peft_loads_the_adapter_beside_the_base(policy: Path, tmp_path: Path) ->
     config = TrainConfig(batch_size=6, epochs=3, optimizer=FAST, lora=LORA)
     records = demonstration_records(6)
     for name in ("m", "n"):
-        run_sft(policy, records, config, output=tmp_path / name, scratch=tmp_path / f"{name}-s")
+        run_sft(policy, records, config, Workplace(tmp_path / name, tmp_path / f"{name}-s"))
     assert folder_bytes(tmp_path / "m/adapter") == folder_bytes(tmp_path / "n/adapter")
     assert str(tmp_path) not in (tmp_path / "m/adapter/adapter_config.json").read_text()
     base = AutoModelForCausalLM.from_pretrained(policy)

@@ -1,6 +1,7 @@
 """Reference logps: computed once, kept by shard, found by what a pair is."""
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tiny_models import VOCABULARY, folder_bytes, model_folder, pair_records
 
+from steps.training import parity
 from steps.training.attention import use_packed_attention
 from steps.training.config import (
     Attention,
@@ -23,11 +25,13 @@ from steps.training.dpo import run_dpo
 from steps.training.examples import read_pairs, read_unpaired
 from steps.training.kto import run_kto
 from steps.training.leaving import Left
+from steps.training.metrics import OnProgress, ignore_progress
 from steps.training.mismatched import mismatched
 from steps.training.models import load_model
 from steps.training.packing import make_pack
 from steps.training.reference import read_reference, run_reference
 from steps.training.scoring import token_logps
+from steps.training.workplace import Workplace
 
 FAST = OptimizerConfig(learning_rate=1e-2)
 SHARDS_OF_TWO = ReferenceConfig(groups_per_shard=2)
@@ -40,7 +44,7 @@ def model(tmp_path: Path) -> Path:
 
 def compute(model: Path, records: list[dict], work: Path, config=SHARDS_OF_TWO, **options) -> dict:
     return run_reference(
-        model, records, config, output=work / "out", scratch=work / "scratch", **options
+        model, records, config, Workplace(work / "out", work / "scratch", **options)
     )
 
 
@@ -185,10 +189,14 @@ def test_a_shard_computed_in_another_way_is_not_used(model: Path, tmp_path: Path
 
 
 def train_against(
-    reference: Path, model: Path, records: list[dict], config: DpoConfig, **options
+    reference: Path,
+    model: Path,
+    records: list[dict],
+    config: DpoConfig,
+    on_progress: OnProgress = ignore_progress,
 ) -> None:
-    places = {"output": reference.parent / "dpo", "scratch": reference.parent / "dpo-scratch"}
-    run_dpo(model, records, reference, config, **places, **options)
+    place = Workplace(reference.parent / "dpo", reference.parent / "dpo-scratch", on_progress)
+    run_dpo(model, records, reference, config, place)
 
 
 def test_training_on_a_pair_without_a_reference_names_the_pair(model: Path, tmp_path: Path) -> None:
@@ -254,6 +262,26 @@ def test_the_start_is_not_checked_again_on_resuming(model: Path, tmp_path: Path)
     assert len((tmp_path / "dpo/metrics.jsonl").read_text().splitlines()) == 3
 
 
+def test_packing_is_not_tried_again_where_the_reference_shows_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = pair_records(4)
+    compute(model, records, tmp_path)
+    other = model_folder(tmp_path / "other", seed=1)
+    tried = []
+    monkeypatch.setattr(parity, "_try_packed", lambda *_: tried.append(None))
+    train_against(tmp_path / "out", model, records, DpoConfig(max_steps=1))
+    assert not tried
+    unchecked = DpoConfig(max_steps=1, check_start=False)
+    for count, folder in enumerate((model, other), start=1):
+        shutil.rmtree(tmp_path / "dpo")
+        train_against(tmp_path / "out", folder, records, unchecked)
+        assert len(tried) == count
+    with pytest.raises(ValueError, match="would not start from its reference"):
+        train_against(tmp_path / "out", other, records, DpoConfig())
+    assert len(tried) == 3
+
+
 def test_single_responses_are_scored_beside_other_prompts_too(model: Path, tmp_path: Path) -> None:
     records = [
         {
@@ -276,9 +304,7 @@ def test_single_responses_are_scored_beside_other_prompts_too(model: Path, tmp_p
     assert reference.of(groups).shape == reference.of(others).shape == (3, 1)
     shuffled = [records[1], records[0], records[2]]  # so other responses stand beside the prompts
     with pytest.raises(ValueError, match="lacks 3 of 3 rows"):
-        run_kto(
-            model, shuffled, tmp_path / "out", KtoConfig(), output=tmp_path / "k", scratch=tmp_path
-        )
+        run_kto(model, shuffled, tmp_path / "out", KtoConfig(), Workplace(tmp_path / "k", tmp_path))
 
 
 def test_logps_that_are_not_finite_name_the_pair(model: Path, tmp_path: Path) -> None:
@@ -303,8 +329,7 @@ def test_held_out_rewards_need_the_reference_that_training_has(model: Path, tmp_
             records,
             tmp_path / "own/out",
             DpoConfig(max_steps=1, eval_every_steps=1),
-            output=work / "model",
-            scratch=work / "scratch",
+            Workplace(work / "model", work / "scratch"),
             held_out=(held_out, work / "out"),
         )
 

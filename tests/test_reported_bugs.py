@@ -46,6 +46,7 @@ from steps.training.optimization import Updater
 from steps.training.packing import make_pack
 from steps.training.reference import read_reference, run_reference
 from steps.training.scoring import forward_backward, token_logps
+from steps.training.workplace import Workplace
 
 FAST = OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant)
 
@@ -57,17 +58,15 @@ def policy(tmp_path: Path) -> Path:
 
 def reference_of(model: Path, records: list[dict], work: Path, **settings: Any) -> Path:
     config = ReferenceConfig(**settings)
-    run_reference(model, records, config, output=work / "out", scratch=work / "scratch")
+    run_reference(model, records, config, Workplace(work / "out", work / "scratch"))
     return work / "out"
 
 
-def dpo(policy: Path, records: list[dict], config: DpoConfig, work: Path, **options: Any) -> list:
+def dpo(policy: Path, records: list[dict], config: DpoConfig, work: Path, **held_out: Any) -> list:
     """The logged steps of a run against its own reference; the model is in `work`/model."""
     reference = reference_of(policy, records, work / "reference")
-    run_dpo(
-        policy, records, reference, config,
-        output=work / "model", scratch=work / "scratch", **options,
-    )  # fmt: skip
+    place = Workplace(work / "model", work / "scratch")
+    run_dpo(policy, records, reference, config, place, **held_out)
     return [json.loads(line) for line in (work / "model/metrics.jsonl").read_text().splitlines()]
 
 
@@ -239,8 +238,9 @@ def test_evaluation_during_training_uses_the_loss_that_is_trained(
     records = pair_records(6)
     reference = reference_of(policy, records, tmp_path / "held-out")
     loss = Dpo(0.4, label_smoothing=0.1, nll_weight=0.3)
-    config = DpoConfig(batch_size=6, max_steps=3, epochs=3, eval_every_steps=1, loss=loss,
-                       optimizer=FAST)  # fmt: skip
+    config = DpoConfig(
+        batch_size=6, max_steps=3, epochs=3, eval_every_steps=1, loss=loss, optimizer=FAST
+    )
     log = dpo(policy, records, config, tmp_path, held_out=(records, reference))
     for step, following in pairwise(log):
         evaluated = {n.removeprefix("eval_"): v for n, v in step.items() if n.startswith("eval_")}

@@ -30,6 +30,7 @@ from steps.training.dpo import run_dpo
 from steps.training.ranks import together
 from steps.training.reference import read_reference, run_reference
 from steps.training.sft import run_sft
+from steps.training.workplace import Workplace
 
 CPU_ONLY = LauncherConfig(local=LocalConfig(gpus=0))
 SETTINGS: dict[str, Any] = {
@@ -154,16 +155,16 @@ def errors(store: Store) -> list[str]:
 
 
 def train(work: Path, model: Path, tokens: Path, config: TrainConfig, reference: Path) -> None:
-    where: dict[str, Any] = {"output": work / "model", "scratch": work / "scratch"}
     with together() as ranks:
+        place = Workplace(work / "model", work / "scratch", ranks=ranks)
         if isinstance(config, DpoConfig):
-            run_dpo(model, read_rows(tokens), reference, config, ranks=ranks, **where)
+            run_dpo(model, read_rows(tokens), reference, config, place)
         else:
             records = [
                 {"row": r["row"], "prompt_ids": r["prompt_ids"], "response_ids": r["chosen_ids"]}
                 for r in read_rows(tokens)
             ]
-            run_sft(model, records, config, ranks=ranks, **where)
+            run_sft(model, records, config, place)
 
 
 @pytest.mark.slow
@@ -174,7 +175,7 @@ def test_a_step_whose_rank_is_killed_and_that_is_told_to_leave_ends_as_if_undist
     reference = tmp_path / "reference"
     scoring = config.reference()
     run_reference(
-        model, read_rows(tokens), scoring, output=reference, scratch=tmp_path / "reference-scratch"
+        model, read_rows(tokens), scoring, Workplace(reference, tmp_path / "reference-scratch")
     )
     for count in (1, 2):
         work = tmp_path / f"{count}"

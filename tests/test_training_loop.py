@@ -48,6 +48,7 @@ from steps.training.objectives import sft_objective
 from steps.training.reference import run_reference
 from steps.training.reference_free import run_reference_free
 from steps.training.sft import run_sft
+from steps.training.workplace import Workplace
 
 FAST = OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant)
 
@@ -63,16 +64,10 @@ def dpo(policy: Path, records: list[dict], config: DpoConfig, work: Path) -> tup
         policy,
         records,
         ReferenceConfig(dtype=config.dtype),
-        output=work / "reference",
-        scratch=work / "reference-scratch",
+        Workplace(work / "reference", work / "reference-scratch"),
     )
     summary = run_dpo(
-        policy,
-        records,
-        work / "reference",
-        config,
-        output=work / "model",
-        scratch=work / "dpo-scratch",
+        policy, records, work / "reference", config, Workplace(work / "model", work / "dpo-scratch")
     )
     return summary, read_log(work / "model")
 
@@ -110,16 +105,18 @@ def test_dpo_starts_from_exactly_ln_2_and_zero_rewards(tmp_path: Path, architect
 def test_the_summary_and_the_log_say_what_happened(policy: Path, tmp_path: Path) -> None:
     records = pair_records(10)
     reports = []
-    run_reference(policy, records, ReferenceConfig(), output=tmp_path / "r", scratch=tmp_path / "s")
+    run_reference(policy, records, ReferenceConfig(), Workplace(tmp_path / "r", tmp_path / "s"))
     config = DpoConfig(batch_size=4, optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=1))
     summary = run_dpo(
         policy,
         records,
         tmp_path / "r",
         config,
-        output=tmp_path / "model",
-        scratch=tmp_path / "s",
-        on_progress=lambda done, total, metrics: reports.append((done, total, dict(metrics))),
+        Workplace(
+            tmp_path / "model",
+            tmp_path / "s",
+            on_progress=lambda done, total, metrics: reports.append((done, total, dict(metrics))),
+        ),
     )
     log = read_log(tmp_path / "model")
     assert [report[:2] for report in reports] == [(1, 3), (2, 3), (3, 3)]
@@ -144,9 +141,7 @@ def test_the_logged_rate_is_the_one_the_update_uses(policy: Path, tmp_path: Path
         learning_rate=1e-3, warmup_steps=3, adam_epsilon=1e-30, max_grad_norm=None
     )
     config = TrainConfig(batch_size=4, max_steps=1, optimizer=optimizer)
-    run_sft(
-        policy, demonstration_records(8), config, output=tmp_path / "out", scratch=tmp_path / "s"
-    )
+    run_sft(policy, demonstration_records(8), config, Workplace(tmp_path / "out", tmp_path / "s"))
     before, after = (load_file(f / "model.safetensors") for f in (policy, tmp_path / "out"))
     moved = (after["model.norm.weight"] - before["model.norm.weight"]).abs()
     rate = read_log(tmp_path / "out")[0]["learning_rate"]
@@ -162,7 +157,7 @@ def test_what_a_person_should_know_of_a_run_is_in_its_summary(tmp_path: Path) ->
         work = tmp_path / f"{steps}"
         config = TrainConfig(batch_size=2, epochs=9, max_steps=steps, optimizer=optimizer)
         init = model_folder(work / "init")
-        summary = run_sft(init, rows, config, output=work / "out", scratch=work / "s")
+        summary = run_sft(init, rows, config, Workplace(work / "out", work / "s"))
         notices = summary.get("notices", [])
         assert len(notices) == len(told)
         assert all(text in notice for text, notice in zip(told, notices, strict=True))
@@ -173,13 +168,9 @@ def test_what_a_person_should_know_of_a_run_is_in_its_summary(tmp_path: Path) ->
             BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=1, n_head=4)
         ),
     )
-    trained = run_sft(strange, rows, config, output=tmp_path / "o", scratch=tmp_path / "s")
+    trained = run_sft(strange, rows, config, Workplace(tmp_path / "o", tmp_path / "s"))
     scored = run_reference(
-        strange,
-        pair_records(2),
-        ReferenceConfig(),
-        output=tmp_path / "r",
-        scratch=tmp_path / "rs",
+        strange, pair_records(2), ReferenceConfig(), Workplace(tmp_path / "r", tmp_path / "rs")
     )
     for summary in (trained, scored):
         (notice,) = summary["notices"]
@@ -188,7 +179,7 @@ def test_what_a_person_should_know_of_a_run_is_in_its_summary(tmp_path: Path) ->
 
 def test_max_steps_is_obeyed(policy: Path, tmp_path: Path) -> None:
     config = TrainConfig(batch_size=2, epochs=3, max_steps=4)
-    run_sft(policy, demonstration_records(6), config, output=tmp_path, scratch=tmp_path / "s")
+    run_sft(policy, demonstration_records(6), config, Workplace(tmp_path, tmp_path / "s"))
     assert len(read_log(tmp_path)) == 4
 
 
@@ -212,7 +203,7 @@ def test_every_loss_without_a_reference_learns_to_prefer(
     parts: dict = {"losses": {"one": Simpo(), "other": Cpo()}} if "combined" in name else {}
     config = ReferenceFreeConfig(batch_size=8, epochs=8, optimizer=FAST, loss=loss(**parts))
     summary = run_reference_free(
-        policy, pair_records(8), config, output=tmp_path / "model", scratch=tmp_path / "s"
+        policy, pair_records(8), config, Workplace(tmp_path / "model", tmp_path / "s")
     )
     assert summary["final"]["loss"] < summary["first"]["loss"]
     assert summary["final"]["rewards/accuracies"] >= summary["first"]["rewards/accuracies"]
@@ -222,12 +213,10 @@ def test_kto_starts_from_half_the_weight_and_tells_good_from_bad(
     policy: Path, tmp_path: Path
 ) -> None:
     records = unpaired_records(12)
-    run_reference(
-        policy, records, ReferenceConfig(), output=tmp_path / "r", scratch=tmp_path / "rs"
-    )
+    run_reference(policy, records, ReferenceConfig(), Workplace(tmp_path / "r", tmp_path / "rs"))
     config = KtoConfig(batch_size=4, epochs=6, tokens_per_forward=48, optimizer=FAST)
     summary = run_kto(
-        policy, records, tmp_path / "r", config, output=tmp_path / "model", scratch=tmp_path / "s"
+        policy, records, tmp_path / "r", config, Workplace(tmp_path / "model", tmp_path / "s")
     )
     log = read_log(tmp_path / "model")
     assert log[0]["loss"] == 0.5
@@ -239,9 +228,9 @@ def test_kto_starts_from_half_the_weight_and_tells_good_from_bad(
 @pytest.mark.parametrize("label", ["chosen", "rejected"])
 def test_kto_takes_a_batch_of_one_kind(policy: Path, tmp_path: Path, label: str) -> None:
     records = [{**r, "label": label == "chosen"} for r in unpaired_records(4)]
-    run_reference(policy, records, ReferenceConfig(), output=tmp_path / "r", scratch=tmp_path)
+    run_reference(policy, records, ReferenceConfig(), Workplace(tmp_path / "r", tmp_path))
     summary = run_kto(
-        policy, records, tmp_path / "r", KtoConfig(), output=tmp_path, scratch=tmp_path / "s"
+        policy, records, tmp_path / "r", KtoConfig(), Workplace(tmp_path, tmp_path / "s")
     )
     assert summary["first"][f"rewards/{label}"] == 0
 
@@ -259,7 +248,7 @@ def test_sft_loss_is_the_mean_over_the_batch_s_response_tokens(
         nlls.append(loss.item() * len(response))
     tokens = sum(len(record["response_ids"]) for record in records)
     config = TrainConfig(batch_size=6, tokens_per_forward=32)
-    run_sft(policy, records, config, output=tmp_path, scratch=tmp_path / "s")
+    run_sft(policy, records, config, Workplace(tmp_path, tmp_path / "s"))
     assert read_log(tmp_path)[0]["loss"] == pytest.approx(sum(nlls) / tokens, rel=1e-6)
 
 
@@ -282,9 +271,7 @@ def test_every_example_is_trained_on_once_an_epoch(policy: Path, tmp_path: Path)
 
 def test_sft_learns(policy: Path, tmp_path: Path) -> None:
     config = TrainConfig(batch_size=8, epochs=30, optimizer=FAST)
-    summary = run_sft(
-        policy, demonstration_records(8), config, output=tmp_path, scratch=tmp_path / "s"
-    )
+    summary = run_sft(policy, demonstration_records(8), config, Workplace(tmp_path, tmp_path / "s"))
     assert summary["final"]["loss"] < 0.5 * summary["first"]["loss"]
 
 
@@ -298,7 +285,7 @@ def test_dropout_acts_in_sft_and_not_in_dpo(tmp_path: Path) -> None:
         work = tmp_path / f"sft-{name.name}"
         records = demonstration_records(8)
         losses.append(
-            run_sft(name, records, TrainConfig(), output=work, scratch=work / "s")["first"]["loss"]
+            run_sft(name, records, TrainConfig(), Workplace(work, work / "s"))["first"]["loss"]
         )
     assert losses[0] != losses[1]  # same weights, same examples
 
@@ -309,7 +296,7 @@ def test_every_step_drops_out_something_else(tmp_path: Path) -> None:
     for seed in (0, 1):
         out = tmp_path / f"{seed}"
         config = TrainConfig(epochs=3, seed=seed, optimizer=still)
-        run_sft(policy, demonstration_records(1), config, output=out, scratch=out / "s")
+        run_sft(policy, demonstration_records(1), config, Workplace(out, out / "s"))
     losses = [step["loss"] for seed in (0, 1) for step in read_log(tmp_path / f"{seed}")]
     assert len(set(losses)) == 6
 
@@ -325,7 +312,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_rows(
     with pytest.raises(
         FloatingPointError, match=r"step 2: the loss of \['data:\d+'\] is not finite"
     ):
-        run_sft(policy, demonstration_records(8), config, output=tmp_path, scratch=tmp_path / "s")
+        run_sft(policy, demonstration_records(8), config, Workplace(tmp_path, tmp_path / "s"))
     assert not (tmp_path / "model.safetensors").exists()
 
 
@@ -334,7 +321,7 @@ def test_weights_that_the_last_update_made_infinite_are_not_saved(
 ) -> None:
     config = TrainConfig(batch_size=4, max_steps=1, optimizer=OptimizerConfig(learning_rate=1e39))
     with pytest.raises(FloatingPointError, match=r"model\.\S+ has values that are not finite"):
-        run_sft(policy, demonstration_records(8), config, output=tmp_path, scratch=tmp_path / "s")
+        run_sft(policy, demonstration_records(8), config, Workplace(tmp_path, tmp_path / "s"))
     assert not (tmp_path / "model.safetensors").exists()
 
 

@@ -30,6 +30,7 @@ from steps.training.ranks import ALONE, Ranks, together
 from steps.training.reference import read_reference, run_reference
 from steps.training.reference_free import run_reference_free
 from steps.training.sft import run_sft
+from steps.training.workplace import Workplace
 
 FAST = OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant)
 SETTINGS: dict[str, Any] = {"batch_size": 4, "tokens_per_forward": 64, "optimizer": FAST}
@@ -75,39 +76,37 @@ class Job:
                 file.write(f"{done}\n")
 
         disk = f"scratch-{ranks.index}" if self.own_disks else "scratch"
-        where: dict[str, Any] = {"output": self.work / "model", "scratch": self.work / disk}
-        where |= {"ranks": ranks, "stopping": stopping}
+        place = Workplace(self.work / "model", self.work / disk, ranks=ranks, stopping=stopping)
         if ranks.is_first:
             self.work.mkdir(parents=True, exist_ok=True)
-            where["on_progress"] = on_progress
+            place = replace(place, on_progress=on_progress)
         try:
-            self._train(model, ranks, where)
+            self._train(model, place)
         except Left:
             assert self.leave_after is not None
 
-    def _train(self, model: Path, ranks: Ranks, where: dict[str, Any]) -> None:
-        config = self.config
+    def _train(self, model: Path, place: Workplace) -> None:
+        config, ranks = self.config, place.ranks
         if isinstance(config, KtoConfig):
             rows, others = unpaired(RECORDS), unpaired(OTHERS)
             references = [self._reference(model, r, n, ranks) for n, r in enumerate((rows, others))]
-            run_kto(model, rows, references[0], config, held_out=(others, references[1]), **where)
+            run_kto(model, rows, references[0], config, place, (others, references[1]))
         elif isinstance(config, DpoConfig):
             references = [
                 self._reference(model, r, n, ranks) for n, r in enumerate((RECORDS, OTHERS))
             ]
-            held_out = (OTHERS, references[1])
-            run_dpo(model, RECORDS, references[0], config, held_out=held_out, **where)
+            run_dpo(model, RECORDS, references[0], config, place, (OTHERS, references[1]))
         elif isinstance(config, ReferenceFreeConfig):
-            run_reference_free(model, RECORDS, config, held_out=OTHERS, **where)
+            run_reference_free(model, RECORDS, config, place, OTHERS)
         else:
             records = demonstration_records(14)
-            run_sft(model, records, config, held_out=demonstration_records(5, 1), **where)
+            run_sft(model, records, config, place, demonstration_records(5, 1))
 
     def _reference(self, model: Path, rows: list[dict], number: int, ranks: Ranks) -> Path:
         folder = self.work / f"reference-{number}"
         scoring = replace(self.config.reference(), groups_per_shard=4)
         scratch = self.work / f"reference-scratch-{number}"
-        run_reference(model, rows, scoring, output=folder, scratch=scratch, ranks=ranks)
+        run_reference(model, rows, scoring, Workplace(folder, scratch, ranks=ranks))
         ranks.wait()
         return folder
 

@@ -14,6 +14,7 @@ from steps.training.config import DpoConfig, OptimizerConfig, Schedule
 from steps.training.dpo import run_dpo
 from steps.training.losses.dpo import Dpo
 from steps.training.reference import run_reference
+from steps.training.workplace import Workplace
 
 
 def records() -> list[dict]:
@@ -47,13 +48,18 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict, dict]]:
         loss=Dpo(trl_steps.BETA),
     )
     run_reference(
-        work / "model", records(), config.reference(),
-        output=work / "reference", scratch=work / "reference-scratch",
-    )  # fmt: skip
+        work / "model",
+        records(),
+        config.reference(),
+        Workplace(work / "reference", work / "reference-scratch"),
+    )
     run_dpo(
-        work / "model", records(), work / "reference", config,
-        output=work / "out", scratch=work / "scratch",
-    )  # fmt: skip
+        work / "model",
+        records(),
+        work / "reference",
+        config,
+        Workplace(work / "out", work / "scratch"),
+    )
     ours = [json.loads(line) for line in (work / "out/metrics.jsonl").read_text().splitlines()]
     theirs = json.loads(Path(trl_steps.GOLDEN).read_text())
     return list(zip(ours, theirs, strict=True))

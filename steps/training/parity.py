@@ -4,6 +4,9 @@ Some architectures only warn when attention is not what they expect and compute 
 cannot share a prefix at all. So two groups, the longest and the shortest, are packed and compared,
 token by token, with the model's own forward of each sequence alone. The longest reaches whatever
 depends on length (a sliding window, a rescaled rotation); the pair shows what leaks between groups.
+
+A run whose reference was packed, of the same model, by the same libraries and on the same kind of
+device, need not try again: the reference has, on all that the run is going to read.
 """
 
 import warnings
@@ -49,13 +52,17 @@ class Packing:
 
 
 def choose_attention(
-    backend: TorchBackend, groups: Sequence[TokenGroup], wanted: Attention, ranks: Ranks = ALONE
+    backend: TorchBackend,
+    groups: Sequence[TokenGroup],
+    wanted: Attention,
+    ranks: Ranks = ALONE,
+    is_known: bool = False,
 ) -> Packing:
     """`check_packing` of a backend's model; warns if examples are not packed that should be.
 
     Raises ValueError if ranks would go different ways.
     """
-    packing = backend.examine(lambda model: check_packing(model, groups, wanted))
+    packing = backend.examine(lambda model: check_packing(model, groups, wanted, is_known))
     if len(set(ranks.gather(packing.attention))) > 1:
         raise ValueError("packed, the model is right on some ranks only; set attention=padded")
     if packing.notice and ranks.is_first:
@@ -64,10 +71,13 @@ def choose_attention(
 
 
 def check_packing(
-    model: PreTrainedModel, groups: Sequence[TokenGroup], wanted: Attention = Attention.auto
+    model: PreTrainedModel,
+    groups: Sequence[TokenGroup],
+    wanted: Attention = Attention.auto,
+    is_known: bool = False,
 ) -> Packing:
     """Sets the model's attention to the packed one if that gives what the model itself gives, and
-    to one of its own otherwise.
+    to one of its own otherwise. `is_known`: that it does; nothing is computed.
 
     Raises ValueError if packing is all that is wanted and cannot be had, and for an example that
     has more tokens than the model has positions.
@@ -76,6 +86,9 @@ def check_packing(
     model.set_attn_implementation(own_attention(model))
     if wanted is Attention.padded:
         return Packing(wanted)
+    if is_known:
+        use_packed_attention(model)
+        return Packing(Attention.packed)
     fault = _rescaled_rotation(model, groups) or _try_packed(model, groups)
     if fault is None:
         return Packing(Attention.packed)

@@ -33,13 +33,13 @@ from steps.training.backends.build import build_backend
 from steps.training.backends.protocol import Backend, Logps
 from steps.training.config import Dtype, ReferenceConfig
 from steps.training.examples import TokenGroup, read_pairs, read_unpaired
-from steps.training.leaving import Left, Stopping, never
-from steps.training.metrics import OnProgress, ignore_progress
+from steps.training.leaving import Left
 from steps.training.mismatched import mismatched
 from steps.training.models import load_model, vocabulary_size
 from steps.training.parity import choose_attention
-from steps.training.ranks import ALONE, Ranks
+from steps.training.ranks import Ranks
 from steps.training.scored_by import ScoredBy, model_digest
+from steps.training.workplace import Workplace
 
 START_TOLERANCE = {Dtype.float64: 1e-9, Dtype.float32: 1e-4, Dtype.bfloat16: 2e-2}
 """How far apart, in nats a scored token, logps may be that should be the same: what other kernels
@@ -53,12 +53,7 @@ def run_reference(
     model: Path,
     records: Iterable[Mapping[str, Any]],
     config: ReferenceConfig,
-    *,
-    output: Path,
-    scratch: Path,
-    on_progress: OnProgress = ignore_progress,
-    stopping: Stopping = never,
-    ranks: Ranks = ALONE,
+    place: Workplace,
 ) -> dict[str, Any]:
     """Scores every distinct group of `records` (pairs, or labelled responses) with a model folder.
 
@@ -68,6 +63,7 @@ def run_reference(
     naming a row whose logps are not finite, and Left between two shards once `stopping` says so on
     any rank.
     """
+    ranks, output = place.ranks, place.output
     scorer = load_model(model, config.dtype, on_host=ranks.count > 1)
     groups = _distinct(_groups_of(records, vocabulary_size(scorer)))
     backend = build_backend(scorer, config.tokens_per_forward, ranks)
@@ -76,7 +72,7 @@ def run_reference(
     schema = _schema(scored_by, model_digest(model) if ranks.is_first else "")
     shards = [
         _Shard(
-            scratch / "shards" / f"logps-{number:05d}.parquet",
+            place.scratch / "shards" / f"logps-{number:05d}.parquet",
             groups[start : start + config.groups_per_shard],
         )
         for number, start in enumerate(range(0, len(groups), config.groups_per_shard))
@@ -85,8 +81,8 @@ def run_reference(
     for shard, table in _finished(shards, backend, schema, ranks):
         sums += [] if table is None else [_array(table["logps"])]
         done += len(shard.groups)
-        on_progress(done, len(groups), {})
-        (leaving,) = ranks.any(stopping())
+        place.on_progress(done, len(groups), {})
+        (leaving,) = ranks.any(place.stopping())
         if leaving and done < len(groups):
             raise Left(f"left after {done} of {len(groups)} examples, whose logps are kept")
     backend.close()
@@ -138,6 +134,11 @@ class Reference:
                     "compute it from the same tokens"
                 )
         return torch.from_numpy(self._logps[selected])
+
+    def shows_packing(self, model: Path, packed: ScoredBy) -> bool:
+        """Whether this was computed as `packed` says, of the `model` of this folder: then packs of
+        what it has scored were compared with the model's own forward already."""
+        return self.scored_by.is_packed_alike(packed) and self.model == model_digest(model)
 
 
 def read_reference(folder: Path) -> Reference:

@@ -1,6 +1,7 @@
 """A training run: from a model folder and examples to a model folder and its log."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +12,18 @@ from transformers import PreTrainedModel
 from steps.training.backends.build import build_backend
 from steps.training.batches import batch_indices, total_steps
 from steps.training.checkpoints import Checkpoints
-from steps.training.config import TrainConfig
+from steps.training.config import Attention, TrainConfig
 from steps.training.examples import TokenGroup
 from steps.training.held_out import best_step
-from steps.training.leaving import Stopping, never
 from steps.training.loop import train
 from steps.training.lora import add_adapter, merge_adapter, save_adapter
-from steps.training.metrics import OnProgress, first_and_final, summarise, write_metrics
+from steps.training.metrics import first_and_final, summarise, write_metrics
 from steps.training.models import checkpoint_activations, load_model, save_model
 from steps.training.objectives import Objective
 from steps.training.parity import choose_attention
-from steps.training.ranks import ALONE, Ranks
-from steps.training.reference import Reference, check_start, read_reference
+from steps.training.reference import Reference, check_start
 from steps.training.scored_by import ScoredBy
+from steps.training.workplace import Workplace
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -34,11 +34,13 @@ _CHECKED_AT_START = 8
 
 
 class Run:
-    """A model made ready to be trained on `groups` as `config` says, by all of `ranks`.
+    """A model made ready to be trained on `groups` as `config` says.
 
     Args:
         folder: where `model` was loaded from.
         dropout: the model's own dropout acts.
+        shown_by: reference logps of `groups` that `check_start` is going to compare with: where
+            they show that the model can be packed, that is not tried again.
     """
 
     def __init__(
@@ -47,42 +49,36 @@ class Run:
         model: PreTrainedModel,
         groups: Sequence[TokenGroup],
         config: TrainConfig,
-        ranks: Ranks = ALONE,
+        place: Workplace,
+        *,
         dropout: bool = False,
+        shown_by: Reference | None = None,
     ) -> None:
         self._folder = folder
         self._groups = groups
         self._config = config
-        self._ranks = ranks
+        self._place = place
         self._model, self._adapted = model, _adapted(model, config)
         if config.activation_checkpointing:
             checkpoint_activations(model)
         self._backend = build_backend(
             model,
             config.tokens_per_forward,
-            ranks,
+            place.ranks,
             config.optimizer,
             config.master_weights,
             dropout,
         )
-        packing = choose_attention(self._backend, groups, config.attention, ranks)
-        self._scored_by = ScoredBy.of(
-            model, config.dtype, packing.attention, config.tokens_per_forward
-        )
+        packed = ScoredBy.of(model, config.dtype, Attention.packed, config.tokens_per_forward)
+        is_known = shown_by is not None and shown_by.shows_packing(folder, packed)
+        packing = choose_attention(self._backend, groups, config.attention, place.ranks, is_known)
+        self._scored_by = replace(packed, attention=packing.attention)
         told = (packing.notice, _cold(config, len(groups)))
         self._notices = [notice for notice in told if notice]
 
-    def reference(self, folder: Path, beside: Reference | None = None) -> Reference:
-        """The reference logps in `folder`; raises ValueError if they were computed in a way that
-        the policy's must not be compared with, or by another model than those `beside` them."""
-        reference = read_reference(folder)
-        self._scored_by.require_comparable(reference.scored_by, folder)
-        if beside is not None and reference.model != beside.model:
-            raise ValueError(
-                f"the references in {folder} and in {beside.folder} are of two models; compute "
-                "both from the one that training starts from"
-            )
-        return reference
+    def require_comparable(self, reference: Reference) -> None:
+        """Raises ValueError if the policy's logps must not be compared with the reference's."""
+        self._scored_by.require_comparable(reference.scored_by, reference.folder)
 
     def start_check(self, reference: Reference) -> Callable[[], None]:
         """`reference.check_start` on the first examples that are going to be trained on."""
@@ -96,52 +92,48 @@ class Run:
         objective: Objective,
         held_out: Objective | None,
         *,
-        output: Path,
-        scratch: Path,
-        on_progress: OnProgress,
-        stopping: Stopping = never,
         at_start: Callable[[], None] | None = None,
         title: str | None = None,
     ) -> dict[str, Any]:
         """Trains, writes the model folder and its metrics.jsonl; returns `metrics.summarise`, with
         `notices` of what a person should know.
 
-        Checkpoints are in `scratch`; a run that finds some there goes on from the latest. With a
-        `title` there is a summary.md too. Of several ranks the first writes `output`.
+        Checkpoints are in scratch; a run that finds some there goes on from the latest. With a
+        `title` there is a summary.md too.
         """
-        config = self._config
+        config, place = self._config, self._place
         if config.eval_every_steps is not None and held_out is None:
             raise ValueError("eval_every_steps is set, but there are no held-out examples")
-        checkpoints = Checkpoints(scratch / "checkpoints", config.keep_last, self._ranks)
+        checkpoints = Checkpoints(place.scratch / "checkpoints", config.keep_last, place.ranks)
         try:
             log = train(
                 self._backend,
                 objective,
                 config,
                 checkpoints,
-                on_progress,
+                place.on_progress,
                 held_out,
                 at_start,
-                stopping,
-                self._ranks,
+                place.stopping,
+                place.ranks,
             )
-            weights = {} if self._ranks.count == 1 else self._backend.get_weights().result()
+            weights = {} if place.ranks.count == 1 else self._backend.get_weights().result()
         finally:
             self._backend.close()
         best = best_step(log, config)
         summary = summarise(log) | ({} if best is None else {"best_step": best})
         summary |= {"notices": self._notices} if self._notices else {}
-        if self._ranks.is_first:
-            self._save(weights, output)
-            write_metrics(output / "metrics.jsonl", log)
+        if place.ranks.is_first:
+            self._save(weights, place.output)
+            write_metrics(place.output / "metrics.jsonl", log)
             if title is not None:
-                (output / "summary.md").write_text(first_and_final(title, summary))
+                (place.output / "summary.md").write_text(first_and_final(title, summary))
         return summary
 
     def _save(self, weights: Mapping[str, Tensor], output: Path) -> None:
         """Writes the model folder; with adapters, what they come to, and themselves beside it."""
         model, adapted = self._model, self._adapted
-        if self._ranks.count > 1:  # of which this rank has a share
+        if self._place.ranks.count > 1:  # of which this rank has a share
             model = load_model(self._folder, self._config.dtype, on_host=True)
             adapted = _adapted(model, self._config)
             with torch.no_grad():

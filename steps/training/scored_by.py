@@ -67,6 +67,12 @@ class ScoredBy:
         names = sorted((f.name for f in fields(self)), key=lambda name: name not in _DECISIVE)
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
+    def is_packed_alike(self, other: Self) -> bool:
+        """Whether both are packed, by the same libraries on the same kind of device: where one is
+        right, so is the other."""
+        packed = self.attention is Attention.packed
+        return packed and set(self.differences(other)) <= {"tokens_per_forward"}
+
     def require_comparable(self, reference: Self, folder: Path) -> None:
         """Raises ValueError naming a setting in which logps of the two must not be compared."""
         differing = [name for name in self.differences(reference) if name in _DECISIVE]
