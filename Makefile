@@ -13,8 +13,8 @@ demo: .venv/installed  ## the main job: DPO on real preference pairs with a real
 arithmetic: .venv/installed  ## the verifiable experiment: does the preference signal transfer?
 	$(BIN)/python experiments/dpo_arithmetic.py $(ARGS)
 
-test: .venv/with-dev  ## all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+test: .venv/with-dev  ## all tests; half of the slow ones mostly wait
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: .venv/with-dev  ## overhead per step and of a cached rerun, beside bare Luigi
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
