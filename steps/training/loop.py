@@ -23,6 +23,7 @@ from steps.training.backends.protocol import Backend, Batch
 from steps.training.batches import batch_indices, steps_per_epoch, total_steps
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig
+from steps.training.examples import TokenGroup
 from steps.training.held_out import best_step, evaluate, has_stopped
 from steps.training.leaving import Left, Stopping, never
 from steps.training.metrics import OnProgress, StepMetrics, ignore_progress, sum_shares
@@ -31,6 +32,9 @@ from steps.training.optimization import learning_rate
 from steps.training.ranks import ALONE, Ranks
 
 Result = TypeVar("Result")
+AtStart = Callable[[Sequence[TokenGroup], Tensor], None]
+"""Called with the first batch and the logps that the untrained weights give it, float64
+[n, responses of a group]; ends the run by raising an error."""
 
 
 def train(
@@ -40,7 +44,7 @@ def train(
     checkpoints: Checkpoints,
     on_progress: OnProgress = ignore_progress,
     held_out: Objective | None = None,
-    at_start: Callable[[], None] | None = None,
+    at_start: AtStart | None = None,
     stopping: Stopping = never,
     ranks: Ranks = ALONE,
 ) -> list[StepMetrics]:
@@ -52,15 +56,13 @@ def train(
     beside these.
 
     The backend ends with the weights of the last step, or of the best one (`config.keep_best`).
-    `at_start` is called before the first step, and not on resuming. Raises FloatingPointError,
+    `at_start` is asked before the first update, and not on resuming. Raises FloatingPointError,
     naming the step, if a loss or a gradient is not finite, and Left, with a checkpoint of the step
     just done, once `stopping` says so on any of `ranks`.
     """
     log = checkpoints.restore(backend)
-    if not log and at_start is not None:
-        at_start()
     with checkpoints:
-        stepper = _Stepper(backend, objective, config)
+        stepper = _Stepper(backend, objective, config, at_start)
         _steps(stepper, log, checkpoints, on_progress, held_out, stopping, ranks)
         best = best_step(log, config)
         if best is not None and best != len(log):
@@ -115,13 +117,20 @@ class _Prepared:
 class _Stepper:
     """Runs one step and, while the device is at it, prepares the next."""
 
-    def __init__(self, backend: Backend, objective: Objective, config: TrainConfig) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        objective: Objective,
+        config: TrainConfig,
+        at_start: AtStart | None,
+    ) -> None:
         self.backend = backend
         self.config = config
         self.steps = total_steps(
             len(objective.groups), config.batch_size, config.epochs, config.max_steps
         )
         self._objective = objective
+        self._at_start = at_start
         self._next: _Prepared | None = None
 
     def step(self, log: Sequence[StepMetrics]) -> tuple[StepMetrics, Batch]:
@@ -131,6 +140,8 @@ class _Stepper:
         rate = learning_rate(self.config.optimizer, number, self.steps)
         loss = self._objective.batch_loss(now.indices, self._baseline(now))
         result = self.backend.forward_backward(now.batch, loss)
+        if number == 0 and self._at_start is not None:
+            self._at_start(now.batch.groups, _finite(result, number).logps)
         norm = self.backend.optim_step(rate)
         if number + 1 < self.steps:
             self._next = self._prepare(number + 1)

@@ -171,18 +171,22 @@ def _verified(file: Path, columns: Sequence[str]) -> pa.Table:
 
 
 def check_start(
-    backend: Backend,
-    scored_by: ScoredBy,
-    policy: Path,
+    now: Tensor,
     groups: Sequence[TokenGroup],
+    policy: Path,
+    scored_by: ScoredBy,
     reference: Reference,
 ) -> None:
     """That a policy which has not moved yet gives `groups` what its reference gives them.
 
     Then the first step has rewards of zero: exactly on a CPU, and up to a rounding of
     `START_TOLERANCE` elsewhere. Raises ValueError saying what does not match.
+
+    Args:
+        now: the policy's logps of the groups, float64 [n, responses of a group].
+        policy: the folder that it was loaded from.
+        scored_by: how `now` was computed.
     """
-    now = backend.logps(backend.prepare(groups)).result().sequences.view(len(groups), -1)
     before = reference.of(groups)
     scored = torch.tensor([[r.num_scored for r in group.responses] for group in groups])
     off = ((now - before).abs() / scored).amax(dim=1)

@@ -1,6 +1,6 @@
 """A training run: from a model folder and examples to a model folder and its log."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.training.backends.build import build_backend
-from steps.training.batches import batch_indices, total_steps
+from steps.training.batches import total_steps
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import Attention, TrainConfig
 from steps.training.examples import TokenGroup
 from steps.training.held_out import best_step
-from steps.training.loop import train
+from steps.training.loop import AtStart, train
 from steps.training.lora import add_adapter, merge_adapter, save_adapter
 from steps.training.metrics import first_and_final, summarise, write_metrics
 from steps.training.models import checkpoint_activations, load_model, save_model
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 Records = Iterable[Mapping[str, Any]]
-
-_CHECKED_AT_START = 8
 
 
 class Run:
@@ -55,7 +53,6 @@ class Run:
         shown_by: Reference | None = None,
     ) -> None:
         self._folder = folder
-        self._groups = groups
         self._config = config
         self._place = place
         self._model, self._adapted = model, _adapted(model, config)
@@ -80,19 +77,18 @@ class Run:
         """Raises ValueError if the policy's logps must not be compared with the reference's."""
         self._scored_by.require_comparable(reference.scored_by, reference.folder)
 
-    def start_check(self, reference: Reference) -> Callable[[], None]:
-        """`reference.check_start` on the first examples that are going to be trained on."""
-        config = self._config
-        first = batch_indices(len(self._groups), config.batch_size, step=0, seed=config.seed)
-        groups = [self._groups[i] for i in first[:_CHECKED_AT_START]]
-        return lambda: check_start(self._backend, self._scored_by, self._folder, groups, reference)
+    def start_check(self, reference: Reference) -> AtStart:
+        """`reference.check_start`, of the first batch."""
+        return lambda groups, logps: check_start(
+            logps, groups, self._folder, self._scored_by, reference
+        )
 
     def train(
         self,
         objective: Objective,
         held_out: Objective | None,
         *,
-        at_start: Callable[[], None] | None = None,
+        at_start: AtStart | None = None,
         title: str | None = None,
     ) -> dict[str, Any]:
         """Trains, writes the model folder and its metrics.jsonl; returns `metrics.summarise`, with

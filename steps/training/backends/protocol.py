@@ -79,9 +79,11 @@ class StepResult:
     """What a batch came to, per group in the batch's order; float64 [n] on the host.
 
     losses: their sum is the loss.
+    logps: summed logps of the responses, by the weights before the step; [n, responses of a group].
     """
 
     losses: Tensor
+    logps: Tensor
     metrics: Mapping[str, Tensor]
 
 

@@ -116,7 +116,8 @@ class ShardedBackend(TorchBackend):
             for number, (pack, members) in enumerate(zip(batch.packs, batch.members, strict=True))
         ]
         names = list(parts[0].metrics)
-        values = torch.zeros(1 + len(names), len(batch.groups), dtype=torch.float64)
+        rows = 1 + parts[0].logps.shape[1] + len(names)
+        values = torch.zeros(rows, len(batch.groups), dtype=torch.float64)
         if batch.own:
             mine = torch.cat(batch.members[: len(batch.own)])
             values[:, mine] = values_by_group(parts[: len(batch.own)])

@@ -182,8 +182,10 @@ class TorchBackend:
 
 
 def values_by_group(parts: Sequence[Scored]) -> Tensor:
-    """Losses and metrics of the packs' groups, float64 [1 + metrics, n], in one transfer."""
+    """Losses, logps and metrics of the packs' groups, in one transfer: float64
+    [1 + responses of a group + metrics, n]."""
     rows = [torch.cat([part.losses for part in parts]).double()]
+    rows += torch.cat([part.logps for part in parts]).double().unbind(dim=1)
     for name in parts[0].metrics:
         rows.append(torch.cat([part.metrics[name] for part in parts]).double())
     return torch.stack(rows).cpu()
@@ -198,7 +200,8 @@ def step_result(names: Sequence[str], values: Tensor, groups: Sequence[TokenGrou
     rows = [group.row for group, is_finite in zip(groups, finite, strict=True) if not is_finite]
     if rows:
         raise FloatingPointError(f"the loss of {rows[:8]} is not finite")
-    return StepResult(values[0], dict(zip(names, values[1:], strict=True)))
+    losses, logps, metrics = values.split([1, len(values) - 1 - len(names), len(names)])
+    return StepResult(losses[0], logps.T, dict(zip(names, metrics, strict=True)))
 
 
 def scored_in_batch_order(
