@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
@@ -126,7 +126,7 @@ def show_results(console: Console, store: Store, results: Mapping[str, Manifest]
         by_step.setdefault(manifest.step, {})[name] = manifest
     for group in by_step.values():
         if metrics := comparable_metrics(group.values()):
-            console.print(_results_table(console, group, metrics[:MOST_METRICS]))
+            console.print(_results_of_one_kind(console, group, metrics[:MOST_METRICS]))
             if (more := len(metrics) - MOST_METRICS) > 0:
                 line = f"and {more} more metrics: temper show {next(iter(group.values())).name}"
                 console.print(Text(line, "dim"), soft_wrap=True)
@@ -149,9 +149,9 @@ def _named(name: str, style: str = "") -> Text:
     return Text(visible(cut(name, LONGEST_NAME)), style)
 
 
-def _results_table(
+def _results_of_one_kind(
     console: Console, group: Mapping[str, Manifest], metrics: Sequence[str]
-) -> Table:
+) -> RenderableType:
     """A column for each result; where these do not fit, a row for each."""
     step = next(iter(group.values())).step
     table = Table(title=step, title_justify="left", header_style="bold", title_style="bold")

@@ -20,7 +20,7 @@ from pipeline.errors import TemperError
 from pipeline.manifest import Manifest
 
 if TYPE_CHECKING:  # workers import this module too, and show nothing
-    from rich.table import Table
+    from pipeline.comparison import Comparison
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def grid(
     return variants
 
 
-def compare(results: Mapping[str, Manifest], metrics: Sequence[str] | None = None) -> "Table":
+def compare(results: Mapping[str, Manifest], metrics: Sequence[str] | None = None) -> "Comparison":
     """Results side by side: a row for each, a column for each metric, intervals with their ends.
 
     Args:
@@ -73,40 +73,23 @@ def compare(results: Mapping[str, Manifest], metrics: Sequence[str] | None = Non
         metrics: which to show, in this order; by default every number that any result has, those
             that are the same for all in one line below.
 
+    Returns:
+        Something that ``rich`` prints and a notebook shows.
+
     Raises:
         TemperError: no result has one of ``metrics``, or they are no results.
     """
     _check_comparable(results, metrics)
-    from rich.table import Table
-    from rich.text import Text
-
-    from pipeline.board import LONGEST_NAME, cut, visible
-
-    def named(name: str) -> str:
-        return visible(cut(name, LONGEST_NAME))
+    from pipeline.comparison import Comparison
 
     known = comparable_metrics(results.values())
     for name in metrics or ():
         if name not in known:
             raise TemperError(f"compare: no result has the metric {name!r}; {_hint(name, known)}")
-    shared = _shared(results.values(), known) if metrics is None else {}
-    columns = [name for name in known if name not in shared] if metrics is None else metrics
-    steps = dict.fromkeys(manifest.step for manifest in results.values())
-    table = Table(title=", ".join(steps), title_style="bold", title_justify="left")
-    table.add_column("", no_wrap=True)
-    for name in columns:
-        heading = Text(named(name).replace("/", "/\n"))
-        table.add_column(heading, justify="right", overflow="fold")
-    for name, manifest in results.items():
-        table.add_row(
-            Text(visible(cut(name, LONGEST_NAME))),
-            *(metric_text(manifest.metrics.get(c)) for c in columns),
-        )
-    if shared:
-        alike = ", ".join(f"{named(name)} {value}" for name, value in shared.items())
-        table.caption = Text(f"the same for all: {alike}")
-        table.caption_justify = "left"
-    return table
+    if metrics is not None:
+        return Comparison(results, metrics, {})
+    shared = _shared(results.values(), known)
+    return Comparison(results, [name for name in known if name not in shared], shared)
 
 
 def comparable_metrics(manifests: Iterable[Manifest]) -> list[str]:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 from test_experiments import SMALL, Desk, tiny_model  # noqa: F401
 from toy_steps import Times, journal_lines, multiply, only_train
 
@@ -134,11 +133,16 @@ RESULTS = {
 }
 
 
-def shown(table: Table, width: int = 120) -> list[list[str]]:
-    """The cells of every line with cells, as a terminal of this width shows them."""
+def printed(comparison: RenderableType, width: int = 120) -> list[str]:
+    """The lines that a terminal of this width shows."""
     console = Console(file=io.StringIO(), width=width)
-    console.print(table)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    console.print(comparison)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def shown(comparison: RenderableType, width: int = 120) -> list[list[str]]:
+    """The cells of every line with cells."""
+    lines = printed(comparison, width)
     bars = str.maketrans("┃", "│")
     return [
         [cell.strip() for cell in line.translate(bars).strip("│").split("│")]
@@ -155,7 +159,7 @@ def test_results_are_rows_and_intervals_keep_their_ends() -> None:
 
 
 def test_what_is_the_same_for_all_is_told_once() -> None:
-    assert str(compare(RESULTS).caption) == "the same for all: pairs 24"
+    assert printed(compare(RESULTS))[-1] == "the same for all: pairs 24"
     alike = {"one": result(loss=0.5), "other": result(loss=0.5)}
     assert shown(compare(alike)) == [["", "loss"], ["one", "0.5"], ["other", "0.5"]]
     close = {"one": result(loss=0.50001, pairs=2), "other": result(loss=0.50002, pairs=2)}
@@ -182,14 +186,30 @@ def test_what_are_no_results_are_refused() -> None:
             compare(results, metrics)
 
 
-def test_in_a_narrow_terminal_nothing_is_cut_off() -> None:
+@pytest.mark.parametrize("width", [40, 100, 300])
+def test_what_does_not_fit_beside_the_rest_is_in_a_table_below(width: int) -> None:
+    metrics = {f"gain/eval_rewards/metric_{i}": i for i in range(9)}
     results = {
-        f"beta={beta}": result(**{f"eval_rewards/metric_{i}": beta + i for i in range(6)})
+        f"beta={beta}": result(
+            **{m: {"value": beta + i, "low": i, "high": 1 + i} for m, i in metrics.items()}
+        )
         for beta in (0.1, 0.2)
     }
-    text = " ".join(cell for row in shown(compare(results), width=60) for cell in row)
-    assert "…" not in text
-    assert {"beta=0.1", "5.1", "5.2"} <= set(text.split())
+    assert max(map(len, printed(compare(results), width))) <= width
+    lines = shown(compare(results), width)
+    for beta in (0.1, 0.2):
+        cells = [cell for line in lines if line[0] == f"beta={beta}" for cell in line[1:]]
+        assert cells == [f"{beta + i} ({i} – {1 + i})" for i in range(9)]
+    headings = [line[1:] for line in lines if not line[0]]
+    assert [h for line in headings for h in line if h.startswith("metric")] == [
+        f"metric_{i}" for i in range(9)
+    ]
+
+
+def test_a_name_wider_than_the_terminal_does_not_keep_a_result_from_being_shown() -> None:
+    text = " ".join(printed(compare({"x" * 70: result(loss=0.5), "y": result(loss=0.25)}), 40))
+    assert "0.5" in text
+    assert "0.25" in text
 
 
 # --- the sweep that ships ------------------------------------------------------------------------
