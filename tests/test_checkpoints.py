@@ -3,7 +3,9 @@
 import json
 import multiprocessing
 import os
+import resource
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -233,6 +235,36 @@ def test_a_write_that_fails_is_an_error_of_the_run(model: Path, tmp_path: Path) 
     with pytest.raises(TypeError, match="not JSON serializable"), checkpoints:
         pass
     assert checkpoints.latest() is None
+
+
+@pytest.fixture
+def fill_the_disk() -> Iterator[Callable[[], None]]:
+    """Lets no file grow beyond a few thousand bytes from when it is called."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize(("full_after", "place"), [(2, "scratch/checkpoints"), (4, "out")])
+def test_a_full_disk_is_an_error_that_says_where(
+    model: Path,
+    tmp_path: Path,
+    fill_the_disk: Callable[[], None],
+    full_after: int,
+    place: str,
+) -> None:
+    config = TrainConfig(batch_size=2, checkpoint_every_steps=1)
+
+    def fill(done: int, total: int, metrics: object) -> None:
+        if done == full_after:
+            fill_the_disk()
+
+    work = Workplace(tmp_path / "out", tmp_path / "scratch", on_progress=fill)
+    with pytest.raises(OSError, match=rf"cannot write {tmp_path}/{place}.*; what was saved before"):
+        run_sft(model, demonstration_records(8), config, work)
+    kept = Checkpoints(tmp_path / "scratch/checkpoints").latest()
+    assert kept is not None
+    assert 1 <= int(kept.name.removeprefix("step-")) < 4
 
 
 def test_a_checkpoint_of_another_model_is_refused(saved: Checkpoints, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
 from steps.training.config import Dtype
+from steps.training.writing import writing
 
 _TOKENIZER_FILES = (
     "tokenizer*",
@@ -77,7 +78,7 @@ def save_model(
                 f"{name} has values that are not finite; if it was trained, lower the learning rate"
             )
     folder = Path(path)
-    with _without_progress_bars():
+    with _without_progress_bars(), writing(folder):
         model.save_pretrained(folder)
     if tokenizer_from is None:
         return

@@ -23,6 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from steps.training.writing import writing
+
 _ROWS = "rows"
 
 
@@ -48,7 +50,8 @@ class Pieces:
     def write(self, path: Path, metadata: Mapping[str, str]) -> None:
         """Writes them as a file of this rank, with `metadata`."""
         spread = {_ROWS: json.dumps(self.rows)} if self.rows else {}
-        save_file(dict(self.tensors), path, {**metadata, **spread})
+        with writing(path):
+            save_file(dict(self.tensors), path, {**metadata, **spread})
 
 
 def pieces_of(tensors: Mapping[str, Tensor], is_first: bool = True) -> Pieces:
