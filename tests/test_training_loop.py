@@ -177,6 +177,21 @@ def test_what_a_person_should_know_of_a_run_is_in_its_summary(tmp_path: Path) ->
         assert "each response is read alone, not packed" in notice
 
 
+def test_a_sequence_longer_than_a_model_was_trained_for_is_told_by_row(tmp_path: Path) -> None:
+    long = pair_records(3)
+    longest = max(len(r["prompt_ids"]) + len(r["chosen_ids"]) for r in long)
+    for positions, is_told in ((8, True), (longest + 8, False)):
+        work = tmp_path / f"{positions}"
+        model = model_folder(work / "m", lambda n=positions: llama(positions=n))
+        place = Workplace(work / "r", work / "rs")
+        scored = run_reference(model, long, ReferenceConfig(), place)
+        config = DpoConfig(max_steps=1, optimizer=FAST)
+        trained = run_dpo(model, long, work / "r", config, Workplace(work / "o", work / "s"))
+        told = [notice for summary in (scored, trained) for notice in summary.get("notices", [])]
+        assert [notice for notice in told if f"is made for {positions}" in notice] == told
+        assert len(told) == (2 if is_told else 0)
+
+
 def test_max_steps_is_obeyed(policy: Path, tmp_path: Path) -> None:
     config = TrainConfig(batch_size=2, epochs=3, max_steps=4)
     run_sft(policy, demonstration_records(6), config, Workplace(tmp_path, tmp_path / "s"))

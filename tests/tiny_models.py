@@ -39,8 +39,11 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def llama(dropout: float = 0.0, tied: bool = True, intermediate: int = 32) -> PreTrainedModel:
+def llama(
+    dropout: float = 0.0, tied: bool = True, intermediate: int = 32, positions: int = 2048
+) -> PreTrainedModel:
     sizes: dict[str, Any] = {**_SIZES, "intermediate_size": intermediate}
+    sizes["max_position_embeddings"] = positions
     config = LlamaConfig(**sizes, attention_dropout=dropout, tie_word_embeddings=tied)
     return LlamaForCausalLM(config)
 

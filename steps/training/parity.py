@@ -23,6 +23,7 @@ from steps.training.config import Attention
 from steps.training.examples import TokenGroup
 from steps.training.models import own_attention
 from steps.training.packing import make_pack
+from steps.training.positions import longest_sequence, require_positions, rotations
 from steps.training.ranks import ALONE, Ranks
 from steps.training.scoring import token_logps
 
@@ -82,7 +83,7 @@ def check_packing(
     Raises ValueError if packing is all that is wanted and cannot be had, and for an example that
     has more tokens than the model has positions.
     """
-    _require_positions(model, groups)
+    require_positions(model, groups)
     model.set_attn_implementation(own_attention(model))
     if wanted is Attention.padded:
         return Packing(wanted)
@@ -98,33 +99,13 @@ def check_packing(
     return Packing(Attention.padded, fault)
 
 
-def _require_positions(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> None:
-    """Refuses what a table of positions is too short for. A rotation goes on for ever."""
-    config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is None or getattr(config, "rope_parameters", None) is not None:
-        return
-    group = max(groups, key=_longest)
-    if _longest(group) > positions:
-        raise ValueError(
-            f"row {group.row!r} has {_longest(group)} tokens to read, but {type(model).__name__} "
-            f"is made for {positions}; tokenise with max_length={positions}"
-        )
-
-
-def _longest(group: TokenGroup) -> int:
-    """How many tokens a model reads of the longest sequence of a group."""
-    return len(group.prompt_ids) + max(response.num_fed for response in group.responses)
-
-
 def _rescaled_rotation(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> str | None:
     """Says so if the angles of a token's position depend on the longest sequence beside it."""
-    config = model.config.get_text_config()
-    settings = getattr(config, "rope_parameters", None) or {}
-    longest = max(map(_longest, groups))
-    for rope in (settings, *settings.values()):
-        if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope"):
-            limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    longest = max(map(longest_sequence, groups))
+    for rotation in rotations(model):
+        if rotation.get("rope_type") in ("dynamic", "longrope"):
+            limit = rotation.get("original_max_position_embeddings")
+            limit = limit or model.config.get_text_config().max_position_embeddings
             if longest > limit:
                 return (
                     f"beyond {limit} tokens {type(model).__name__} turns every position of a "

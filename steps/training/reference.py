@@ -37,6 +37,7 @@ from steps.training.leaving import Left
 from steps.training.mismatched import mismatched
 from steps.training.models import load_model, vocabulary_size
 from steps.training.parity import choose_attention
+from steps.training.positions import beyond_training
 from steps.training.ranks import Ranks
 from steps.training.scored_by import ScoredBy, model_digest
 from steps.training.workplace import Workplace
@@ -91,13 +92,14 @@ def run_reference(
     output.mkdir(parents=True, exist_ok=True)
     for shard in shards:
         shutil.copyfile(shard.path, output / shard.path.name)
+    notices = [told for told in (packing.notice, beyond_training(scorer, groups)) if told]
     sides = _SIDES[len(groups[0].responses)]
     means = np.concatenate(sums).mean(axis=0)
     return {
         "groups": len(groups),
         "tokens": sum(group.num_tokens for group in groups),
         **{f"logps/{side}": float(mean) for side, mean in zip(sides, means, strict=True)},
-        **({"notices": [packing.notice]} if packing.notice else {}),
+        **({"notices": notices} if notices else {}),
     }
 
 

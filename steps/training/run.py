@@ -21,6 +21,7 @@ from steps.training.metrics import first_and_final, summarise, write_metrics
 from steps.training.models import checkpoint_activations, load_model, save_model
 from steps.training.objectives import Objective
 from steps.training.parity import choose_attention
+from steps.training.positions import beyond_training
 from steps.training.reference import Reference, check_start
 from steps.training.scored_by import ScoredBy
 from steps.training.workplace import Workplace
@@ -70,7 +71,7 @@ class Run:
         is_known = shown_by is not None and shown_by.shows_packing(folder, packed)
         packing = choose_attention(self._backend, groups, config.attention, place.ranks, is_known)
         self._scored_by = replace(packed, attention=packing.attention)
-        told = (packing.notice, _cold(config, len(groups)))
+        told = (packing.notice, beyond_training(model, groups), _cold(config, len(groups)))
         self._notices = [notice for notice in told if notice]
 
     def require_comparable(self, reference: Reference) -> None:
