@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.code.bindings import Function, bound, own_scope
+from pipeline.code.bindings import Function, bound, everything, own_scope
 from pipeline.code.names import dotted
 
 _MUTATORS = frozenset(
@@ -78,12 +78,12 @@ def values(node: ast.stmt, name: str) -> Iterator[ast.expr]:
 
 
 def _stored(target: ast.AST) -> set[str]:
-    return {name for node in ast.walk(target) for name in bound(node)}
+    return {name for node in everything(target) for name in bound(node)}
 
 
 def changes(function: Function) -> Changes:
     """What a function changes when it is called; for a method, ``cls`` is not its own."""
-    nodes = list(ast.walk(function))
+    nodes = list(everything(function))
     own = {name for node in nodes for name in bound(node)}
     given = {node.arg for node in nodes if isinstance(node, ast.arg)} - {"cls"}
     own |= given

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from pipeline.code import execution
-from pipeline.code.bindings import Definition, Function, Imported, own_scope
+from pipeline.code.bindings import Definition, Function, Imported, everything, own_scope
 from pipeline.code.names import Names, Reference, dotted, names_in
 from pipeline.code.normal import normal_form
 
@@ -51,16 +51,21 @@ class Statement:
         return normal_form(self.node, docstrings=True).encode()
 
     @cached_property
+    def _nodes(self) -> tuple[ast.AST, ...]:
+        """All of its nodes, listed once for all questions that look at every one."""
+        return tuple(everything(self.node))
+
+    @cached_property
     def looks_at_types(self) -> bool:
         """Whether it may come from a value to the declarations of its type, as ``type(x)(n=1)``."""
         harmless = {
             id(node.value)
-            for node in ast.walk(self.node)
+            for node in self._nodes
             if isinstance(node, ast.Attribute) and node.attr in _NAMES_OF_TYPES
         }
         return any(
             _reads_type(node) and not (self.is_class and _reads_own_type(node))
-            for node in ast.walk(self.node)
+            for node in self._nodes
             if id(node) not in harmless
         )
 
@@ -69,7 +74,7 @@ class Statement:
         return any(
             getattr(node, "attr", getattr(node, "id", "")) == "__doc__"
             or (isinstance(node, ast.Constant) and node.value == "__doc__")
-            for node in ast.walk(self.node)
+            for node in self._nodes
         )
 
     @cached_property
@@ -77,7 +82,7 @@ class Statement:
         """Whether it is a class whose methods get at the class, and so at its declarations."""
         return self.is_class and any(
             _reads_own_type(node) or getattr(node, "id", "") == "classmethod"
-            for node in ast.walk(self.node)
+            for node in self._nodes
         )
 
     @property
@@ -135,7 +140,7 @@ class Statement:
     def reads_subclasses(self) -> bool:
         return any(
             getattr(node, "attr", getattr(node, "value", "")) == "__subclasses__"
-            for node in ast.walk(self.node)
+            for node in self._nodes
         )
 
     @cached_property

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from steps.training.config import DpoConfig, KtoConfig
+from steps.training.config import TrainConfig
 from steps.training.examples import TokenGroup
 from steps.training.models import load_model, vocabulary_size
 from steps.training.objectives import Objective
@@ -20,14 +20,16 @@ def train_against_reference(
     policy: Path,
     examples: Examples,
     held_out: Examples | None,
-    config: DpoConfig | KtoConfig,
+    config: TrainConfig,
     place: Workplace,
     *,
+    loss: str,
+    check_start: bool,
     read: Callable[[Records, int], list[TokenGroup]],
     objective: Callable[[Sequence[TokenGroup], Reference], Objective],
 ) -> dict[str, Any]:
     """Trains the model folder `policy` on what `read` makes of the examples, given the size of the
-    vocabulary. Dropout is off, as the reference was computed without.
+    vocabulary, by the loss of this name. Dropout is off, as the reference was computed without.
 
     Raises ValueError if a reference was computed in a way that the policy's logps must not be
     compared with, or of another model than the other.
@@ -37,7 +39,7 @@ def train_against_reference(
     vocabulary = vocabulary_size(model)
     groups = read(records, vocabulary)
     reference = read_reference(folder)
-    shown_by = reference if config.check_start else None
+    shown_by = reference if check_start else None
     run = Run(policy, model, groups, config, place, shown_by=shown_by)
     run.require_comparable(reference)
     evaluated = None
@@ -53,6 +55,6 @@ def train_against_reference(
     return run.train(
         objective(groups, reference),
         evaluated,
-        title=f"{config.loss.name}, first and last step",
-        at_start=run.start_check(reference) if config.check_start else None,
+        title=f"{loss}, first and last step",
+        at_start=run.start_check(reference) if check_start else None,
     )

@@ -32,5 +32,13 @@ def run_dpo(
         return preference_objective(pairs, config.loss, reference.of(pairs))
 
     return train_against_reference(
-        policy, (records, reference), held_out, config, place, read=read_pairs, objective=objective
+        policy,
+        (records, reference),
+        held_out,
+        config,
+        place,
+        loss=config.loss.name,
+        check_start=config.check_start,
+        read=read_pairs,
+        objective=objective,
     )

@@ -36,6 +36,8 @@ def run_kto(
         held_out,
         config,
         place,
+        loss=config.loss.name,
+        check_start=config.check_start,
         read=read_unpaired,
         objective=objective,
     )
