@@ -17,6 +17,7 @@ from tiny_models import (
     pair_records,
 )
 
+from steps.evaluation.preferences import preference_metrics
 from steps.training.attention import use_packed_attention
 from steps.training.backends.torch_backend import TorchBackend
 from steps.training.config import DpoConfig, OptimizerConfig, ReferenceConfig, Schedule, TrainConfig
@@ -145,6 +146,27 @@ def test_best_and_over_follow_from_the_log(
         config = TrainConfig(eval_every_steps=1, keep_best=metric)
         log = [{"step": i + 1, metric: sign * value} for i, value in enumerate(values)]
         assert best_step(log, config) == best, metric
+
+
+def test_weights_of_held_out_pairs_count_alike_during_training_and_after(
+    init: Path, tmp_path: Path
+) -> None:
+    records = pair_records(4)
+    held_out = [{**r, "weight": 0.5 + i} for i, r in enumerate(pair_records(5, seed=1))]
+    for name, rows in (("r", records), ("h", held_out)):
+        place = Workplace(tmp_path / name, tmp_path / f"{name}s")
+        run_reference(init, rows, ReferenceConfig(), place)
+    config = DpoConfig(max_steps=1, optimizer=EAGER, eval_every_steps=1)
+    place = Workplace(tmp_path / "out", tmp_path / "s")
+    run_dpo(init, records, tmp_path / "r", config, place, (held_out, tmp_path / "h"))
+    place = Workplace(tmp_path / "after", tmp_path / "afters")
+    run_reference(tmp_path / "out", held_out, ReferenceConfig(), place)
+    found = preference_metrics(held_out, tmp_path / "after", tmp_path / "h", config.loss)
+    (step,) = read_log(tmp_path / "out")
+    assert found["eval_loss"] == pytest.approx(step["eval_loss"], rel=1e-6)
+    unweighted = [{**row, "weight": 1.0} for row in held_out]
+    plain = preference_metrics(unweighted, tmp_path / "after", tmp_path / "h", config.loss)
+    assert plain["eval_loss"] != pytest.approx(step["eval_loss"], rel=1e-2)
 
 
 def test_evaluation_without_examples_or_of_an_unknown_name_is_refused(

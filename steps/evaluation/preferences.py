@@ -23,9 +23,10 @@ def preference_metrics(
 ) -> dict[str, Any]:
     """TRL's ``eval_`` metrics with 95 % intervals, from two folders that ``run_reference`` wrote.
 
-    ``eval_logps/accuracies`` is the raw preference: how often the model alone gives the chosen
-    response the greater probability. Where policy and reference are one, rewards that compare the
-    two are 0 by definition and have no interval; else there is also
+    ``eval_loss`` is what training minimises, with the weights of the pairs; all else counts each
+    pair once. ``eval_logps/accuracies`` is the raw preference: how often the model alone gives the
+    chosen response the greater probability. Where policy and reference are one, rewards that
+    compare the two are 0 by definition and have no interval; else there is also
 
     - ``eval_rewards/accuracies_at_equal_length``: see `length_control`;
     - ``eval_rewards/calibration_error``: see `calibration`;
@@ -37,9 +38,10 @@ def preference_metrics(
     rewarded = loss.per_pair(logps)
     margins = rewarded.chosen_rewards - rewarded.rejected_rewards
     totals = Totals(len(pairs), int(logps.chosen_tokens.sum()))
+    weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
     fixed = policy_logps == reference_logps and isinstance(loss, ReferenceLoss)
     metrics = {
-        "eval_loss": loss.shares(logps, totals).losses.sum().item(),
+        "eval_loss": loss.shares(logps, totals, weights).losses.sum().item(),
         "eval_rewards/accuracies": 0.0 if fixed else _share(margins > 0),
         "eval_rewards/margins": 0.0 if fixed else mean(margins.tolist()),
         "eval_logps/accuracies": _share(logps.chosen > logps.rejected),
