@@ -21,6 +21,7 @@ from contract_model import (
     REACHED,
     SETTINGS,
     Identity,
+    Literal,
     Model,
     Node,
     Values,
@@ -300,8 +301,8 @@ class Accept(Edit):
 # --- strategies ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Transition:
+@dataclass(frozen=True, repr=False)
+class Transition(Literal):
     """Some edits, and a run.
 
     Attributes:
@@ -313,15 +314,6 @@ class Transition:
     sneaky: bool = False
     force: str | None = None
     crash: Crash | None = None
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self))  # how hypothesis shows a counterexample
-
-    def __repr__(self) -> str:
-        said = [repr(edit) for edit in self.edits]
-        said += ["sneaky"] * self.sneaky + [f"force {self.force}"] * (self.force is not None)
-        said += [f"{self.crash.stage.name} after {self.crash.after}"] if self.crash else []
-        return f"<{', '.join(said) or 'no edit'}>"
 
 
 def _with_node(world: World, number: int, node: Node) -> World:
