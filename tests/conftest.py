@@ -13,6 +13,7 @@ from typing import Any
 import fsspec
 import fsspec.config
 import pytest
+from hypothesis import settings
 from rich.console import Console
 
 from benchmarks.gcs import gcs_server
@@ -21,6 +22,9 @@ from pipeline import Store
 # Tests run side by side: more threads than cores would mostly wait for each other. torch reads this
 # when it is imported, here and in processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+settings.register_profile("attack", max_examples=5000)
+"""What is tried a hundred times by default, tried by hand for as long as one has patience."""
 
 
 def pytest_configure() -> None:

@@ -7,6 +7,7 @@ node is named by a number, which counts from the start again where there are few
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from contract_lab import Crash, Lab, Stage
@@ -20,6 +21,7 @@ from contract_model import (
     REACHED,
     SETTINGS,
     Identity,
+    Literal,
     Model,
     Node,
     Values,
@@ -299,8 +301,8 @@ class Accept(Edit):
 # --- strategies ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Transition:
+@dataclass(frozen=True, repr=False)
+class Transition(Literal):
     """Some edits, and a run.
 
     Attributes:
@@ -312,15 +314,6 @@ class Transition:
     sneaky: bool = False
     force: str | None = None
     crash: Crash | None = None
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self))  # how hypothesis shows a counterexample
-
-    def __repr__(self) -> str:
-        said = [repr(edit) for edit in self.edits]
-        said += ["sneaky"] * self.sneaky + [f"force {self.force}"] * (self.force is not None)
-        said += [f"{self.crash.stage.name} after {self.crash.after}"] if self.crash else []
-        return f"<{', '.join(said) or 'no edit'}>"
 
 
 def _with_node(world: World, number: int, node: Node) -> World:
@@ -344,7 +337,7 @@ def meaningful(world: World) -> st.SearchStrategy[Edit]:
     read = st.sampled_from([node.source for node in world.nodes if node.function == "load"])
     grown = st.sampled_from([None, BEFORE, BEFORE, 1, 2])
     kinds = [
-        *map(of_node, range(len(world.nodes)), world.nodes),
+        *(of_node(number, node.function) for number, node in enumerate(world.nodes)),
         st.builds(_edit_default, st.sampled_from(DEFAULTS), small),
         st.builds(EditFile, read, values),
         st.builds(EditFile, read, values),
@@ -358,19 +351,20 @@ def meaningful(world: World) -> st.SearchStrategy[Edit]:
     return st.one_of(kinds)
 
 
-def of_node(number: int, node: Node) -> st.SearchStrategy[Edit]:
+@cache
+def of_node(number: int, function: str) -> st.SearchStrategy[Edit]:
     """Edits that bear on what one node makes."""
-    settings = st.sampled_from([(number, name) for name in SETTINGS[node.function]])
+    settings = st.sampled_from([(number, name) for name in SETTINGS[function]])
     kinds: list[st.SearchStrategy[Edit]] = [
         st.builds(_edit_setting, settings, small),
         st.builds(_edit_setting, settings, st.none() | small),
     ]
-    if node.function == "fold":
+    if function == "fold":
         kinds.append(st.builds(Declare, st.integers(1, 3)))
     else:
-        units = [unit for unit in REACHED[node.function] if unit != "merge signature"]
+        units = [unit for unit in REACHED[function] if unit != "merge signature"]
         kinds.append(st.builds(EditCode, st.sampled_from(units), small))
-    if node.function == "scale":
+    if function == "scale":
         kinds.append(st.builds(ToggleNested, st.just(number)))
         kinds.append(st.builds(EditCode, st.just("inner method"), small))
         kinds.append(st.builds(Grow, st.just("extra"), st.sampled_from([None, BEFORE])))
@@ -387,7 +381,7 @@ def needed_losses(draw: st.DrawFn, world: World) -> list[Edit]:
     upstream, part = draw(st.sampled_from(node.inputs))
     part = part or draw(parts)
     kinds = [Evict(upstream), LoseFile(upstream, part), *[Corrupt(upstream, part)] * 2]
-    return [draw(st.sampled_from(kinds)), draw(of_node(number, node))]
+    return [draw(st.sampled_from(kinds)), draw(of_node(number, node.function))]
 
 
 idle: st.SearchStrategy[Edit] = st.one_of(
@@ -415,10 +409,12 @@ def accepted_refactors(draw: st.DrawFn) -> list[Edit]:
     return [refactor, *draw(st.lists(st.builds(Accept, numbers), max_size=3))]
 
 
-@st.composite
-def transitions(draw: st.DrawFn, world: World) -> Transition:
+crashes = st.builds(Crash, st.sampled_from(Stage), st.sampled_from([0, 0, 0, 1, 1, 2, 3]))
+
+
+def edits(world: World) -> st.SearchStrategy[list[Edit]]:
     some = meaningful(world)
-    edits = draw(
+    return (
         st.lists(some, min_size=1, max_size=2)
         | st.lists(idle, max_size=2)
         | st.lists(losses, min_size=1, max_size=2)
@@ -426,10 +422,13 @@ def transitions(draw: st.DrawFn, world: World) -> Transition:
         | accepted_refactors()
         | st.tuples(accepted_refactors(), losses | some).map(lambda drawn: [*drawn[0], drawn[1]])
     )
-    crashes = st.builds(Crash, st.sampled_from(Stage), st.sampled_from([0, 0, 0, 1, 1, 2, 3]))
+
+
+@st.composite
+def transitions(draw: st.DrawFn, edits: st.SearchStrategy[list[Edit]]) -> Transition:
     kind = draw(st.sampled_from(["run", "run", "run", "force", "crash", "crash"]))
     return Transition(
-        tuple(edits),
+        tuple(draw(edits)),
         draw(st.booleans()),
         draw(functions) if kind == "force" else None,
         draw(crashes) if kind == "crash" else None,
@@ -439,7 +438,7 @@ def transitions(draw: st.DrawFn, world: World) -> Transition:
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[World, list[Transition]]:
     world = draw(worlds())
-    return world, draw(st.lists(transitions(world), min_size=2, max_size=24))
+    return world, draw(st.lists(transitions(edits(world)), min_size=2, max_size=24))
 
 
 @st.composite

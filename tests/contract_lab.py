@@ -17,15 +17,17 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from threading import Event
 from types import ModuleType
 from typing import IO, Any
 
+import pytest
 from contract_model import BEFORE, FOLDER, MODULES, PARTS, Content, Identity, Node, World
 
-from pipeline import File, Store, digests, look_again, worker
+from pipeline import File, Store, digests, inputs, look_again, worker
 from pipeline.catalog import Catalog
 from pipeline.execution import Executor, InputLost, StepFailed
 from pipeline.launchers.protocol import Ended, Task
@@ -279,6 +281,8 @@ class Stage(enum.Enum):
     BEFORE_MANIFEST = enum.auto()
     AFTER_MANIFEST = enum.auto()
 
+    __repr__ = enum.Enum.__str__  # as one would write it
+
     @property
     def executes(self) -> bool:
         return self is not Stage.BEFORE_START
@@ -344,7 +348,7 @@ class InProcessLauncher(InThisProcess):
         printed = io.StringIO()
         get_code = SourceFileLoader.get_code  # a worker sets its own, for its process
         try:
-            with contextlib.redirect_stderr(printed):
+            with contextlib.redirect_stderr(printed), _memory_of_its_own():
                 status = worker.main(task.spec_url)
         except KeyboardInterrupt:
             raise Died from None
@@ -355,6 +359,16 @@ class InProcessLauncher(InThisProcess):
         if strikes.at(Stage.AFTER_REPORT):
             raise Died
         return Ended(status)
+
+
+@contextlib.contextmanager
+def _memory_of_its_own() -> Iterator[None]:
+    """A worker looks at files and code itself; its driver still knows what it saw."""
+    step = importlib.import_module("pipeline.step")  # `pipeline.step` is the decorator
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((step, "_closure"), (step, "_code_digest"), (inputs, "_look_at")):
+            patch.setattr(module, name, cache(getattr(module, name).__wrapped__))
+        yield
 
 
 class MortalStore(Store):

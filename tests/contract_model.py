@@ -10,9 +10,9 @@ Nothing here is shared with ``pipeline/``: no keys, no digests, no manifests.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 PARTS = ("low", "high")
 BASE = 3
@@ -47,8 +47,23 @@ Values = tuple[int, ...]
 MadeBy = tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True)
-class Node:
+class Literal:
+    """A dataclass that is shown as one would write it: without the fields left to their default."""
+
+    def __repr__(self) -> str:
+        said = [
+            f"{field.name}={value!r}"
+            for field in fields(cast(Any, self))
+            if (value := getattr(self, field.name)) != field.default and value != {}
+        ]
+        return f"{type(self).__name__}({', '.join(said)})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # in a counterexample
+
+
+@dataclass(frozen=True, repr=False)
+class Node(Literal):
     """A call of a step function.
 
     Attributes:
@@ -104,8 +119,8 @@ class Identity:
         return Content(low, tuple(value for value in made if value != 0))
 
 
-@dataclass(frozen=True)
-class World:
+@dataclass(frozen=True, repr=False)
+class World(Literal):
     """What an author has written. Every part can be edited, see ``contract_edits``.
 
     Attributes:
@@ -173,10 +188,6 @@ class World:
             return ()
         kind = "folder" if node.source == FOLDER else "file"
         return (kind, *self.files[node.source])
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        nodes = "".join(f"\n        {i}: {node!r}," for i, node in enumerate(self.nodes))
-        printer.text(f"World(roots={self.roots}, nodes={nodes})")  # in a counterexample
 
     def revised(self, **changes: Any) -> "World":
         return replace(self, **changes)

@@ -60,6 +60,7 @@ class Project:
     def __init__(self, modules: Modules):
         self.module = modules.get
         self._resolved: dict[tuple[str, tuple[str, ...]], tuple[Target, ...]] = {}
+        self._meanings: dict[Reference, tuple[Target, ...]] = {}
 
     def units(self, module: str) -> Mapping[str, tuple[Statement, ...]]:
         """The units of a module of project code; of a library, none."""
@@ -72,7 +73,11 @@ class Project:
 
     def meaning(self, reference: Reference) -> tuple[Target, ...]:
         """What a reference stands for; nothing for a builtin."""
-        module, path = reference.module, reference.path
+        if reference not in self._meanings:
+            self._meanings[reference] = self._meaning(reference.module, reference.path)
+        return self._meanings[reference]
+
+    def _meaning(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
         targets = self.resolve(module, path)
         if _may_be_builtin(targets) and path and path[0] in _WHOLE_NAMESPACE:
             return (*targets, Target(module))

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.machinery import SOURCE_SUFFIXES, ModuleSpec
 from pathlib import Path, PurePath
 
@@ -126,6 +126,7 @@ def _read(name: str, place: _Place) -> Module:
     return Module(name, binary=blake3.blake3(content).hexdigest()[:16])
 
 
+@lru_cache(maxsize=4096)
 def in_library(file: str) -> bool:
     """Whether a file belongs to the interpreter or to an installed package."""
     path = PurePath(file)

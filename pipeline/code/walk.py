@@ -9,6 +9,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import blake3
@@ -18,6 +19,7 @@ from pipeline.code.bindings import Imported
 from pipeline.code.effects import Effects
 from pipeline.code.meaning import BINARY, IMPORT, Project, Target, Unit
 from pipeline.code.modules import Modules
+from pipeline.code.names import Reference
 from pipeline.code.statement import Statement
 from pipeline.errors import TemperError
 
@@ -232,8 +234,8 @@ class _Walk:
     def _as_step(self, statement: Statement) -> Statement:
         if not statement.is_function:
             return statement
-        bare = statement.without_decorators(filter(self.project.is_core, statement.decorators))
-        return bare if self.calls_itself else bare.without_defaults()
+        core = frozenset(filter(self.project.is_core, statement.decorators))
+        return _bare(statement, core, self.calls_itself)
 
     def _note_recursion(self, target: Target) -> None:
         if (target.module, target.name) == self.start and not self.calls_itself:
@@ -244,3 +246,11 @@ class _Walk:
         """Whether only a method is read of a class, to be called with an instance of it."""
         parts = self.project.units(target.module).get(str(target.name), ())
         return bool(target.rest) and any(part.has_method(target.rest[0]) for part in parts)
+
+
+@lru_cache(maxsize=256)
+def _bare(statement: Statement, dropped: frozenset[Reference], defaults: bool) -> Statement:
+    """A function less some decorators and, unless ``defaults``, those of its parameters. It is kept
+    because a statement keeps what was found out about it."""
+    bare = statement.without_decorators(dropped)
+    return bare if defaults else bare.without_defaults()
