@@ -23,6 +23,7 @@ _LOOKS_AT_TYPES = frozenset({"__class__", "__annotations__", "__dataclass_fields
 _TYPE_READERS = frozenset(
     {"fields", "asdict", "astuple", "get_type_hints", "get_annotations", "signature"}
 )
+_READERS = (ast.Name, ast.Attribute, ast.Call, ast.Constant)
 _Node = TypeVar("_Node", bound=ast.AST)
 
 
@@ -51,16 +52,21 @@ class Statement:
         return normal_form(self.node, docstrings=True).encode()
 
     @cached_property
+    def _readers(self) -> tuple[ast.AST, ...]:
+        """What in it may read a name, kept: walking a tree takes longer than asking its nodes."""
+        return tuple(node for node in ast.walk(self.node) if isinstance(node, _READERS))
+
+    @cached_property
     def looks_at_types(self) -> bool:
         """Whether it may come from a value to the declarations of its type, as ``type(x)(n=1)``."""
         harmless = {
             id(node.value)
-            for node in ast.walk(self.node)
+            for node in self._readers
             if isinstance(node, ast.Attribute) and node.attr in _NAMES_OF_TYPES
         }
         return any(
             _reads_type(node) and not (self.is_class and _reads_own_type(node))
-            for node in ast.walk(self.node)
+            for node in self._readers
             if id(node) not in harmless
         )
 
@@ -69,7 +75,7 @@ class Statement:
         return any(
             getattr(node, "attr", getattr(node, "id", "")) == "__doc__"
             or (isinstance(node, ast.Constant) and node.value == "__doc__")
-            for node in ast.walk(self.node)
+            for node in self._readers
         )
 
     @cached_property
@@ -77,7 +83,7 @@ class Statement:
         """Whether it is a class whose methods get at the class, and so at its declarations."""
         return self.is_class and any(
             _reads_own_type(node) or getattr(node, "id", "") == "classmethod"
-            for node in ast.walk(self.node)
+            for node in self._readers
         )
 
     @property
@@ -135,7 +141,7 @@ class Statement:
     def reads_subclasses(self) -> bool:
         return any(
             getattr(node, "attr", getattr(node, "value", "")) == "__subclasses__"
-            for node in ast.walk(self.node)
+            for node in self._readers
         )
 
     @cached_property
