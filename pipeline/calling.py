@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from pipeline.why import code_changes
 
 _STARTS_AFRESH = {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}
 """Loaded by a process that started children which import the code again."""
+RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
 PROGRESS_SECONDS = 0.3
 REMOTE_PROGRESS_SECONDS = 5.0
 
@@ -35,15 +37,22 @@ REMOTE_PROGRESS_SECONDS = 5.0
 class Code:
     """The code of a step in this process: imported, and what the key says it is.
 
+    Args:
+        runs_here: the step is called in this process. If not, it is in its ranks, which import what
+            it needs and look for themselves: torch and the like are slow to import in vain.
+
     Raises:
         TemperError: it was edited since the experiment began.
     """
 
-    def __init__(self, spec: StepSpec):
+    def __init__(self, spec: StepSpec, runs_here: bool = True):
         self._spec = spec
+        self._runs_here = runs_here
         self.function: StepFunction = resolve_reference(spec.function)
-        self._is_loaded = _load(_check_code(spec, self.function))
         self.digests = _check_code(spec, self.function)
+        if runs_here:
+            self._is_loaded = _load(self.digests)
+            self.digests = _check_code(spec, self.function)
 
     def check_again(self) -> None:
         """Look again, once the step has run, if it may have read its source meanwhile.
@@ -51,7 +60,7 @@ class Code:
         Raises:
             TemperError: it was edited.
         """
-        if not self._is_loaded or _STARTS_AFRESH & sys.modules.keys():
+        if self._runs_here and (not self._is_loaded or _STARTS_AFRESH & sys.modules.keys()):
             _check_code(self._spec, self.function)
 
 
@@ -68,6 +77,12 @@ def call(code: Code, spec: StepSpec, output: "WorkerOutput", inputs: Sequence[Ar
     os.chdir(started_in)  # what is checked after this may be named relative to it
     _check_metrics(spec.step, metrics)
     return metrics
+
+
+def packages_in_use() -> dict[str, str]:
+    """The versions of the libraries that are recorded with a result, as far as it imported them."""
+    used = (name for name in RECORDED_PACKAGES if name in sys.modules)
+    return {name: metadata.version(name) for name in used}
 
 
 class WorkerOutput:

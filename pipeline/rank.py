@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifact import Artifact
-from pipeline.calling import Code, WorkerOutput, call, compile_project_code, one_line
+from pipeline.calling import (
+    Code,
+    WorkerOutput,
+    call,
+    compile_project_code,
+    one_line,
+    packages_in_use,
+)
 from pipeline.canonical import resolve_reference
 from pipeline.launchers.protocol import PREEMPTED
 from pipeline.ranks import RankCall
@@ -43,7 +50,7 @@ def main(path: str) -> int:
         _write(answers / f"error-{rank}.json", said)
         return PREEMPTED if stopping.is_asked else 1
     if rank == 0:
-        _write(answers / "metrics.json", metrics)
+        _write(answers / "result.json", {"metrics": metrics, "packages": packages_in_use()})
     (answers / f"done-{rank}").touch()
     return 0
 

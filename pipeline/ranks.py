@@ -19,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pipeline.artifact import Artifact
@@ -63,6 +63,14 @@ class RankCall:
     worker: int
 
 
+@dataclass(frozen=True)
+class RankResult:
+    """What rank 0 has to say once all is done; on a node without it, nothing."""
+
+    metrics: Metrics = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
 class RankFailed(TemperError):
     """A rank ended with an error, or was killed."""
 
@@ -74,8 +82,8 @@ def run_ranks(
     scratch: Path,
     inputs: Sequence[Artifact],
     stopping: Stopping,
-) -> Metrics:
-    """Call the step function in every rank of this node; the metrics of rank 0 (none elsewhere).
+) -> RankResult:
+    """Call the step function in every rank of this node.
 
     Raises:
         RankFailed: saying which rank failed first, and why.
@@ -96,7 +104,9 @@ def run_ranks(
             first = node.index * spec.processes
             ranks = range(first, first + spec.processes)
             raise RankFailed(_first_error(Path(folder), ranks, status))
-        return json.loads((Path(folder) / "metrics.json").read_text()) if node.index == 0 else {}
+        if node.index > 0:
+            return RankResult()
+        return RankResult(**json.loads((Path(folder) / "result.json").read_text()))
 
 
 def _torchrun(spec: StepSpec, node: Node, call: Path, stopping: Stopping) -> int:

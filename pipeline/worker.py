@@ -17,8 +17,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
-from importlib import metadata
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,7 +25,14 @@ import blake3
 import fsspec
 
 from pipeline.artifact import Artifact
-from pipeline.calling import Code, WorkerOutput, call, compile_project_code, one_line
+from pipeline.calling import (
+    Code,
+    WorkerOutput,
+    call,
+    compile_project_code,
+    one_line,
+    packages_in_use,
+)
 from pipeline.canonical import resolve_reference
 from pipeline.errors import TemperError
 from pipeline.inputs import forget_sources, source_identity
@@ -34,16 +40,14 @@ from pipeline.launchers.protocol import PREEMPTED, REFUSED
 from pipeline.lifeline import exit_with_driver
 from pipeline.manifest import FileEntry
 from pipeline.presence import beating, begin, join
-from pipeline.ranks import ALONE, Node, run_ranks, this_node
+from pipeline.ranks import ALONE, Node, RankResult, run_ranks, this_node
 from pipeline.spec import InputSpec, Report, StepSpec
 from pipeline.staging import Staging
-from pipeline.step import Metrics
 from pipeline.stopping import Stopping
 from pipeline.store import Store
 
 PEERS_SECONDS = 5.0
 """In which all nodes of a step learn that they are to leave."""
-RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
 
 
 class DamagedInput(TemperError):
@@ -82,7 +86,8 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
             traceback.print_exc()
             damaged = error.position if isinstance(error, DamagedInput) else None
             told = _is_told_to_leave(spec, stopping)
-            report = Report(one_line(error), damaged, told, provenance=_provenance())
+            provenance = _provenance(packages_in_use())
+            report = Report(one_line(error), damaged, told, provenance=provenance)
         store.objects.replace(f"{spec.attempt}/report.json", report.to_json())
     if report.error is None:
         return 0
@@ -91,10 +96,10 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
 
 def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = ALONE) -> Report:
     """Run the step function on its inputs and describe what it wrote."""
-    code = Code(spec)
+    code = _code(spec)
     with contextlib.ExitStack() as stack:
         content = stack.enter_context(_content_folder(store, spec))
-        staging, metrics = _run(spec, store, stopping, node, code, content, stack)
+        staging, result = _run(spec, store, stopping, node, code, content, stack)
         _check_sources(spec)
         code.check_again()
         files = _describe_files(content)
@@ -102,8 +107,8 @@ def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = A
             store.objects.upload(content, f"{spec.attempt}/content")
     return Report(
         files=files,
-        metrics=metrics,
-        provenance=_provenance(),
+        metrics=result.metrics,
+        provenance=_provenance(result.packages),
         code=code.digests,
         staged=staging is not None and staging.is_used,
     )
@@ -114,12 +119,12 @@ def _help(spec: StepSpec, store: Store, stopping: Stopping, node: Node) -> int:
     try:
         with contextlib.ExitStack() as stack:
             content = stack.enter_context(_content_folder(store, spec))
-            _run(spec, store, stopping, node, Code(spec), content, stack)
+            _run(spec, store, stopping, node, _code(spec), content, stack)
     except Exception as error:
         traceback.print_exc()
         if _is_told_to_leave(spec, stopping):
             return PREEMPTED
-        report = Report(one_line(error), provenance=_provenance())
+        report = Report(one_line(error), provenance=_provenance(packages_in_use()))
         store.objects.replace(f"{spec.attempt}/report-{node.index}.json", report.to_json())
         return 1
     return 0
@@ -131,6 +136,14 @@ def _is_told_to_leave(spec: StepSpec, stopping: Stopping) -> bool:
     return stopping.is_asked_within(PEERS_SECONDS if spec.nodes > 1 else 0.0)
 
 
+def _code(spec: StepSpec) -> Code:
+    return Code(spec, runs_here=_is_one_process(spec))
+
+
+def _is_one_process(spec: StepSpec) -> bool:
+    return spec.nodes * spec.processes == 1
+
+
 def _run(
     spec: StepSpec,
     store: Store,
@@ -139,7 +152,7 @@ def _run(
     code: Code,
     content: Path,
     stack: contextlib.ExitStack,
-) -> tuple[Staging | None, Metrics]:
+) -> tuple[Staging | None, RankResult]:
     """Call the step function in this process, or in the ranks of this node."""
     inputs = [
         stack.enter_context(_local_input(store, position, entry))
@@ -153,13 +166,13 @@ def _run(
             keeping.enter_context(staging.running())
             stopping.leave = staging.keep_at_last
         scratch.mkdir(parents=True, exist_ok=True)
-        if spec.nodes * spec.processes == 1:
+        if _is_one_process(spec):
             output = WorkerOutput(store, spec, content, scratch, stopping)
-            metrics = call(code, spec, output, inputs)
+            result = RankResult(call(code, spec, output, inputs), packages_in_use())
         else:
-            metrics = run_ranks(spec, node, content, scratch, inputs, stopping)
+            result = run_ranks(spec, node, content, scratch, inputs, stopping)
     stopping.heeded = True  # what is left to do fits into the grace
-    return staging, metrics
+    return staging, result
 
 
 @contextlib.contextmanager
@@ -239,12 +252,11 @@ def _check_sources(spec: StepSpec) -> None:
             raise TemperError(f"{url} changed while the experiment ran; run it again")
 
 
-def _provenance() -> dict[str, Any]:
-    versions = {name: metadata.version(name) for name in RECORDED_PACKAGES if name in sys.modules}
+def _provenance(packages: Mapping[str, str]) -> dict[str, Any]:
     return {
         "host": platform.node(),
         "python": platform.python_version(),
-        "packages": versions,
+        "packages": packages,
         "threads": os.environ.get("OMP_NUM_THREADS"),
     }
 

@@ -61,9 +61,19 @@ def processes():
     return context
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "model", lambda: llama(dropout=0.2))
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"), lambda: llama(dropout=0.2))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    processes, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    """What a run writes that is never killed."""
+    work = tmp_path_factory.mktemp("undisturbed")
+    run(processes, model, work, every_steps=1, killed_at=None)
+    return folder_bytes(work / "out")
 
 
 def run(processes, model: Path, work: Path, every_steps: int, killed_at: int | None) -> list[int]:
@@ -78,11 +88,9 @@ def run(processes, model: Path, work: Path, every_steps: int, killed_at: int | N
 
 
 def test_a_killed_run_resumes_and_ends_with_the_same_bits(
-    processes, model: Path, tmp_path: Path
+    processes, model: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
-    run(processes, model, tmp_path / "whole", every_steps=1, killed_at=None)
-    expected = folder_bytes(tmp_path / "whole/out")
-    assert len(expected["metrics.jsonl"].splitlines()) == STEPS
+    assert len(undisturbed["metrics.jsonl"].splitlines()) == STEPS
     resumed_at = set()
     for every_steps, kills in ((1, (1, 3, 5, STEPS)), (2, (1, 4))):
         for killed_at in kills:
@@ -94,26 +102,24 @@ def test_a_killed_run_resumes_and_ends_with_the_same_bits(
             saved = min(killed_at, STEPS - 1) // every_steps * every_steps
             assert done[0] - 1 in (saved, max(0, saved - every_steps))
             resumed_at.add(done[0])
-            assert folder_bytes(work / "out") == expected
+            assert folder_bytes(work / "out") == undisturbed
     assert len(resumed_at) > 2
 
 
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(
-    processes, model: Path, tmp_path: Path
+    processes, model: Path, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
-    run(processes, model, tmp_path / "whole", every_steps=1, killed_at=None)
     for killed_at in (1, 4):
         run(processes, model, tmp_path / "killed", every_steps=1, killed_at=killed_at)
     run(processes, model, tmp_path / "killed", every_steps=1, killed_at=None)
-    assert folder_bytes(tmp_path / "killed/out") == folder_bytes(tmp_path / "whole/out")
+    assert folder_bytes(tmp_path / "killed/out") == undisturbed
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.02, 0.1])
 def test_a_kill_at_any_moment_leaves_a_run_that_can_go_on(
-    processes, model: Path, tmp_path: Path, delay: float
+    processes, model: Path, tmp_path: Path, undisturbed: dict[str, bytes], delay: float
 ) -> None:
     """From outside, timed from the first checkpoint, so that it can strike within a later one."""
-    run(processes, model, tmp_path / "whole", every_steps=1, killed_at=None)
     work = tmp_path / "killed"
     work.mkdir()
     process = processes.Process(target=train_until, args=(model, work, 1, None))
@@ -124,7 +130,7 @@ def test_a_kill_at_any_moment_leaves_a_run_that_can_go_on(
     process.kill()
     process.join()
     run(processes, model, work, every_steps=1, killed_at=None)
-    assert folder_bytes(work / "out") == folder_bytes(tmp_path / "whole/out")
+    assert folder_bytes(work / "out") == undisturbed
 
 
 def new_backend(model: Path) -> TorchBackend:

@@ -1,5 +1,6 @@
 """``temper`` as a user meets it: on stores that real runs have made."""
 
+import io
 import json
 import os
 import resource
@@ -37,6 +38,20 @@ TEMPER = Path(sys.executable).with_name("temper")
 @pytest.fixture
 def lab(tmp_path: Path, store: Store, console: Console) -> Lab:
     return Lab(tmp_path, store, console)
+
+
+@pytest.fixture(scope="module")
+def store_of_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    lab = Lab(folder, Store(str(folder / "store")), Console(file=io.StringIO()))
+    lab.run(product=lab.product())
+    return folder / "store"
+
+
+@pytest.fixture
+def product(lab: Lab, store_of_a_run: Path) -> None:
+    """One that somebody else made lies in the store: for commands that only look, or let go."""
+    shutil.copytree(store_of_a_run, lab.store.root)
 
 
 def call(lab: Lab, *arguments: str) -> Result:
@@ -118,8 +133,8 @@ def test_a_name_that_means_several_artifacts_is_refused_with_their_names(lab: La
 
 
 @pytest.mark.parametrize("command", ["show", "path", "logs", "explain", "evict", "accept"])
+@pytest.mark.usefixtures("product")
 def test_a_name_that_means_nothing_is_refused_with_what_there_is(lab: Lab, command: str) -> None:
-    lab.run(product=lab.product())
     assert "no artifact of 'multply'; it has: multiply, numbers" in refusal(lab, command, "multply")
 
 
@@ -139,8 +154,8 @@ def test_an_empty_store_has_nothing(lab: Lab) -> None:
     assert temper(lab, "status") == "nothing is running"
 
 
+@pytest.mark.usefixtures("product")
 def test_a_store_that_lost_its_first_file_is_still_looked_into(lab: Lab) -> None:
-    lab.run(product=lab.product())
     (Path(lab.store.root) / "temper.json").unlink()
     assert len(temper(lab, "list").splitlines()) == 3
 
@@ -152,8 +167,8 @@ def test_the_latest_generation_is_what_a_key_stands_for(lab: Lab) -> None:
     assert temper(lab, "path", f"multiply@{again[0].key}") == lab.store.content_path(again[1])
 
 
+@pytest.mark.usefixtures("product")
 def test_the_path_of_data_that_is_gone_is_refused(lab: Lab) -> None:
-    lab.run(product=lab.product())
     lab.store.evict(newest(lab, "multiply"))
     assert "is evicted; a run that asks for it makes it again" in refusal(lab, "path", "multiply")
 
@@ -339,7 +354,7 @@ class Desk:
     def run(self) -> int:
         """Run the script; how many of its steps really ran."""
         before = len(journal_lines(self.journal))
-        self.shell(sys.executable, "project/measures.py", str(self.journal))
+        self.shell(sys.executable, "project/measures.py", self.journal.name)
         return len(journal_lines(self.journal)) - before
 
     def temper(self, *arguments: str) -> str:
@@ -401,13 +416,20 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    desk = Desk(tmp_path)
+@pytest.fixture(scope="module")
+def first_desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    desk = Desk(tmp_path_factory.mktemp("desk"))
     desk.script.parent.mkdir()
     desk.script.write_text(MEASURES)
     assert desk.run() == 4
     return desk
+
+
+@pytest.fixture
+def desk(first_desk: Desk, tmp_path: Path) -> Desk:
+    """The script, with a store of what it makes."""
+    shutil.copytree(first_desk.folder, tmp_path, dirs_exist_ok=True)
+    return Desk(tmp_path)
 
 
 def test_code_that_was_accepted_reruns_nothing(desk: Desk) -> None:
@@ -489,8 +511,8 @@ def test_evicted_data_is_made_again_only_for_who_needs_it(lab: Lab) -> None:
     assert not Path(lab.store.content_path(Catalog(lab.store).history("multiply")[0])).exists()
 
 
+@pytest.mark.usefixtures("product")
 def test_nothing_is_evicted_unasked(lab: Lab) -> None:
-    lab.run(product=lab.product())
     assert "add --yes" in refusal(lab, "evict", "multiply")
     assert lab.store.lost_files(newest(lab, "multiply")) == []
 
@@ -503,8 +525,8 @@ def test_who_evicts_the_newest_is_told_how_many_stay(lab: Lab) -> None:
     assert "will stay" not in temper(lab, "evict", f"multiply@{oldest.key}", "--yes")
 
 
+@pytest.mark.usefixtures("product")
 def test_a_store_that_cannot_be_written_says_so(lab: Lab) -> None:
-    lab.run(product=lab.product())
 
     def write_nothing() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -555,8 +577,8 @@ def test_all_artifacts_of_a_step_are_verified_or_the_one_of_a_key(lab: Lab) -> N
 
 
 @pytest.mark.parametrize("names", [[], ["multiply"], ["multiply@{key}"]])
+@pytest.mark.usefixtures("product")
 def test_a_manifest_that_cannot_be_read_is_damage(lab: Lab, names: list[str]) -> None:
-    lab.run(product=lab.product())
     key = newest(lab, "multiply").key
     path = Path(lab.store.manifest_path("multiply", key))
     path.write_text("{")
@@ -567,8 +589,8 @@ def test_a_manifest_that_cannot_be_read_is_damage(lab: Lab, names: list[str]) ->
     assert "see: temper verify multiply" in refusal(lab, "show", "multiply")
 
 
+@pytest.mark.usefixtures("product")
 def test_a_file_that_is_gone_is_damaged_and_an_evicted_artifact_is_not(lab: Lab) -> None:
-    lab.run(product=lab.product())
     lab.store.evict(newest(lab, "numbers"))
     assert "1 artifact intact, 0 damaged; 1 passed over" in temper(lab, "verify")
     (Path(lab.store.content_path(newest(lab, "multiply"))) / "values.json").unlink()
@@ -577,8 +599,8 @@ def test_a_file_that_is_gone_is_damaged_and_an_evicted_artifact_is_not(lab: Lab)
     assert "found nothing" in result.output
 
 
+@pytest.mark.usefixtures("product")
 def test_what_was_let_go_while_it_was_read_is_not_damaged(lab: Lab) -> None:
-    lab.run(product=lab.product())
     made = newest(lab, "multiply")
     lab.store.evict(made)
     assert verify(lab.store, [made]) == []
@@ -629,8 +651,8 @@ def failures(lab: Lab, *commands: tuple[str, ...]) -> dict[str, str]:
      "progress/multiply/notes.json", "attempts/README", "attempts/multiply/README",
      "scratch/README", "runs/README.md", "accepted/multiply/README"],
 )  # fmt: skip
+@pytest.mark.usefixtures("product")
 def test_a_stray_file_changes_nothing_and_is_left_alone(lab: Lab, stray: str) -> None:
-    lab.run(product=lab.product())
     path = Path(lab.store.root) / stray.format(key=newest(lab, "multiply").key)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("by someone else")
@@ -639,8 +661,8 @@ def test_a_stray_file_changes_nothing_and_is_left_alone(lab: Lab, stray: str) ->
 
 
 @pytest.mark.parametrize("folder", ["leases", "leases/multiply", "progress", "accepted", "runs"])
+@pytest.mark.usefixtures("product")
 def test_a_file_where_a_folder_should_be_is_no_traceback(lab: Lab, folder: str) -> None:
-    lab.run(product=lab.product())
     path = Path(lab.store.root) / folder
     shutil.rmtree(path, ignore_errors=True)
     path.write_text("x")
@@ -653,8 +675,8 @@ def test_a_file_where_a_folder_should_be_is_no_traceback(lab: Lab, folder: str) 
      {"steps": [{"step": [1]}]}, {"steps": [{"step": "multiply", "key": [1]}]}, {"argv": 5},
      {"steps": [{"step": "multiply", "seconds": -7}]}, {"steps": "x"}, {"commit": [1]}],
 )  # fmt: skip
+@pytest.mark.usefixtures("product")
 def test_a_damaged_record_of_a_run_is_named_with_what_to_do(lab: Lab, damaged: Any) -> None:
-    lab.run(product=lab.product())
     (path,) = (Path(lab.store.root) / "runs").iterdir()
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, **damaged} if damaged else damaged))
@@ -712,8 +734,8 @@ def test_what_others_wrote_is_text_and_never_an_order_to_the_terminal(
     assert not {"\x1b", "\x9b"} & set(shown)
 
 
+@pytest.mark.usefixtures("product")
 def test_a_log_is_shown_without_its_control_characters(lab: Lab) -> None:
-    lab.run(product=lab.product())
     attempt = lab.store.attempt_path(newest(lab, "multiply"))
     Path(attempt, "log.txt").write_bytes(b"one\x1b[2J\rtwo [bold]\n\xff")
     assert temper(lab, "logs", "multiply") == "one [2J\ntwo [bold]\n�"

@@ -1,5 +1,7 @@
 """What garbage collection frees and what it leaves, also while drivers are at work."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -30,8 +32,35 @@ LAST = Policy(last=1, grace=0)
 
 
 @pytest.fixture
-def lab(tmp_path: Path, store: Store, console: Console) -> Lab:
-    return Lab(tmp_path, store, console)
+def lab(tmp_path: Path, store: Store, console: Console, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """One whose steps are told relative paths, so that they have the same keys in every test."""
+    monkeypatch.chdir(tmp_path)
+    return Lab(Path(), store, console)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Stores after a run, and after another with another factor."""
+    folder = tmp_path_factory.mktemp("runs")
+    kept = [folder / "one", folder / "two"]
+    with contextlib.chdir(folder):
+        lab = Lab(Path(), Store(str(folder / "store")), Console(file=io.StringIO()))
+        for factor, copy in zip((2, 3), kept, strict=True):
+            lab.run(product=lab.product(Times(factor)))
+            shutil.copytree(lab.store.root, copy)
+    return kept
+
+
+@pytest.fixture
+def one_run(lab: Lab, stores: list[Path]) -> None:
+    """A product was made."""
+    shutil.copytree(stores[0], lab.store.root)
+
+
+@pytest.fixture
+def two_runs(lab: Lab, stores: list[Path]) -> None:
+    """A product was made, and then one by 3."""
+    shutil.copytree(stores[1], lab.store.root)
 
 
 def kinds(store: Store, policy: Policy) -> set[Kind]:
@@ -62,9 +91,8 @@ def content(lab: Lab, manifest: Manifest) -> Path:
 # --- artifacts -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("two_runs")
 def test_what_a_run_on_record_used_stays(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    lab.run(product=lab.product(Times(3)))
     collect(lab.store, NOW)
     assert lab.run(one=lab.product(), two=lab.product(Times(3))) == []
 
@@ -84,8 +112,8 @@ def test_keeping_the_last_run_frees_what_only_earlier_ones_used(lab: Lab) -> Non
     assert lab.run(**roots(2)) == []
 
 
+@pytest.mark.usefixtures("one_run")
 def test_nothing_is_left_of_a_key_that_goes(lab: Lab) -> None:
-    lab.run(product=lab.product())
     key = newest(lab, "multiply").key
     lab.store.evict(newest(lab, "multiply"))
     lab.run(product=lab.product())  # a second generation
@@ -95,8 +123,8 @@ def test_nothing_is_left_of_a_key_that_goes(lab: Lab) -> None:
     assert key not in (Path(lab.store.root) / "index" / "multiply.json").read_text()
 
 
+@pytest.mark.usefixtures("one_run")
 def test_of_a_key_that_stays_an_earlier_generation_loses_its_data_only(lab: Lab) -> None:
-    lab.run(product=lab.product())
     first = newest(lab, "multiply")
     run({"product": lab.product()}, lab.store, console=lab.console, force=["multiply"])
     assert Kind.DATA not in kinds(lab.store, NOW), "the first run used it"
@@ -108,38 +136,36 @@ def test_of_a_key_that_stays_an_earlier_generation_loses_its_data_only(lab: Lab)
     assert lab.run(product=lab.product()) == []
 
 
+@pytest.mark.usefixtures("two_runs")
 def test_young_runs_are_kept(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    lab.run(product=lab.product(Times(3)))
     assert Kind.ARTIFACT not in kinds(lab.store, Policy(days=1, grace=0))
     assert Kind.ARTIFACT in kinds(lab.store, Policy(days=0, grace=0))
 
 
+@pytest.mark.usefixtures("one_run")
 def test_what_no_record_mentions_goes_after_the_grace(lab: Lab) -> None:
-    lab.run(product=lab.product())
     (Path(lab.store.root) / "runs" / f"{names_of_runs(lab.store)[0]}.json").unlink()
     assert Kind.ARTIFACT not in kinds(lab.store, Policy(grace=3600))
     assert steps_of(lab.store, Kind.ARTIFACT, NOW) == {"numbers", "multiply"}
 
 
+@pytest.mark.usefixtures("two_runs")
 def test_a_forgotten_run_keeps_nothing(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    lab.run(product=lab.product(Times(3)))
     forget_run(lab.store, names_of_runs(lab.store)[0])
     assert steps_of(lab.store, Kind.ARTIFACT, NOW) == {"multiply"}
 
 
+@pytest.mark.usefixtures("one_run")
 def test_a_damaged_record_stops_the_collection(lab: Lab) -> None:
     """It may be what keeps an artifact."""
-    lab.run(product=lab.product())
     (name,) = names_of_runs(lab.store)
     (Path(lab.store.root) / "runs" / f"{name}.json").write_text('{"run": ')
     with pytest.raises(TemperError, match=f"damaged.*temper runs --forget {name}"):
         find_garbage(lab.store, NOW)
 
 
+@pytest.mark.usefixtures("one_run")
 def test_an_artifact_with_a_damaged_manifest_is_left_alone(lab: Lab) -> None:
-    lab.run(product=lab.product())
     made = newest(lab, "multiply")
     Path(lab.store.manifest_path("multiply", made.key)).write_text("{")
     shutil.rmtree(Path(lab.store.root) / "index")
@@ -159,9 +185,9 @@ def test_records_of_the_first_layout_keep_what_was_made_up_to_them(tmp_path: Pat
     assert steps_of(store, Kind.ARTIFACT, NOW) == {"numbers", "multiply", "parity", "add"}
 
 
+@pytest.mark.usefixtures("one_run")
 def test_a_mark_without_an_artifact_goes(lab: Lab) -> None:
     """Whoever deleted the manifest was stopped there; a new one would count as evicted."""
-    lab.run(product=lab.product())
     made = newest(lab, "multiply")
     lab.store.evict(made)
     lab.store.objects.remove(lab.store.manifest_path("multiply", made.key))
@@ -245,8 +271,8 @@ def test_scratch_that_no_kept_run_would_go_on_with_goes(lab: Lab) -> None:
     assert not [name for name in files(lab.store) if "slow_count" in name]
 
 
+@pytest.mark.usefixtures("one_run")
 def test_a_store_that_was_collected_has_nothing_to_collect(lab: Lab) -> None:
-    lab.run(product=lab.product())
     with pytest.raises(RunFailed):
         lab.run(broken=fail(lab.numbers(), lab.journal), product=lab.product(Times(3)))
     collect(lab.store, LAST)
@@ -282,8 +308,8 @@ def test_a_driver_at_work_loses_nothing(lab: Lab) -> None:
     assert newest(lab, "add").metrics == {"total": 2 * (1 + 3) + 30}
 
 
+@pytest.mark.usefixtures("one_run")
 def test_a_run_in_progress_keeps_what_it_planned_with(lab: Lab) -> None:
-    lab.run(product=lab.product())
     lab.run(other=parity(lab.numbers()["train"], lab.journal))
     first, last = read_runs(lab.store)
     record = json.loads(lab.store.read(f"{lab.store.root}/runs/{first.name}.json") or b"")
@@ -313,17 +339,16 @@ def test_what_a_run_in_progress_waits_for_stays(lab: Lab, known: bool) -> None:
     assert steps_of(lab.store, Kind.ARTIFACT, LAST) == {"numbers", "parity"}
 
 
+@pytest.mark.usefixtures("two_runs")
 def test_what_came_into_use_since_it_was_found_stays(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    lab.run(product=lab.product(Times(3)))
     findings = find_garbage(lab.store, LAST)
     lab.run(product=lab.product())  # the old one again
     delete(lab.store, findings)
     assert lab.run(product=lab.product()) == []
 
 
+@pytest.mark.usefixtures("one_run")
 def test_a_key_whose_lease_is_held_is_passed_over(lab: Lab) -> None:
-    lab.run(product=lab.product())
     made = newest(lab, "multiply")
     lab.run(product=lab.product(Times(3)))
     findings = find_garbage(lab.store, LAST)
@@ -337,8 +362,8 @@ def test_a_key_whose_lease_is_held_is_passed_over(lab: Lab) -> None:
     assert not content(lab, made).exists()
 
 
+@pytest.mark.usefixtures("one_run")
 def test_a_lease_that_is_taken_at_the_same_moment_is_left_alone(lab: Lab) -> None:
-    lab.run(product=lab.product())
     key = newest(lab, "multiply").key
     findings = find_garbage(lab.store, NOW)
     assert Kind.LEASE in {garbage.kind for garbage in findings.garbage}

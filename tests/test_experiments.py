@@ -5,10 +5,12 @@ its steps are real and take seconds; the demo's own model is exercised by ``.ci/
 """
 
 import contextlib
+import io
 import json
 import math
 import os
 import re
+import runpy
 import secrets
 import shutil
 import signal
@@ -28,8 +30,11 @@ from benchmarks import ray_cluster, slurm_cluster
 from pipeline import Store
 from pipeline.catalog import Catalog
 from pipeline.cli import app
-from pipeline.manifest import Manifest
+from pipeline.manifest import FileEntry, Manifest
+from pipeline.spec import StepSpec
+from pipeline.stopping import Stopping
 from pipeline.views import Made
+from pipeline.worker import run_attempt
 
 TEMPLATE = (
     "{%- for m in messages -%}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{%- endfor -%}"
@@ -75,6 +80,33 @@ class Desk:
             start_new_session=True,
         )
 
+    def here(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """As :meth:`run`, but in this process, which need not start Python, import Hydra and read
+        the code of every step once more: for commands that start no step."""
+        command, out, err, status = self.command(*arguments), io.StringIO(), io.StringIO(), 0
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.chdir(self.repository)
+            patch.syspath_prepend(self.repository / "experiments")
+            patch.setattr(sys, "argv", command[1:])
+            patch.setattr(sys, "orig_argv", command)
+            patch.setenv("HYDRA_FULL_ERROR", "1")  # which `main` sets
+            try:
+                runpy.run_path(command[1], run_name="__main__")
+            except SystemExit as left:
+                status = int(left.code or 0)
+        assert status == 0 or not check, out.getvalue() + err.getvalue()
+        return subprocess.CompletedProcess(command, status, out.getvalue(), err.getvalue())
+
+    def copy(self, folder: Path) -> "Desk":
+        """A desk with a store of its own, in which lies what has been made here."""
+        kept = shutil.ignore_patterns("progress")
+        shutil.copytree(self.folder / "store", folder / "store", ignore=kept)
+        return replace(self, folder=folder)
+
     def made(self, step: str) -> list[Manifest]:
         return Catalog(self.store).history(step)
 
@@ -84,7 +116,7 @@ class Desk:
     def plan(self, *arguments: str) -> dict[str, str]:
         """Each step that is not cached, with what the plan says of it."""
         planned = {}
-        for line in self.run("--plan", *arguments).stdout.splitlines():
+        for line in self.here("--plan", *arguments).stdout.splitlines():
             name, state, *why = [*re.split(r"\s{2,}", line.strip()), ""]
             if state.startswith("run"):
                 planned[name.split(" ")[0]] = f"{state}: {' '.join(why)}"
@@ -173,7 +205,7 @@ def test_the_first_step_of_dpo_is_ln_2_with_all_rewards_zero(finished: Desk) -> 
 
 
 def test_the_result_shows_accuracy_and_margin_before_and_after(finished: Desk) -> None:
-    shown = finished.run().stdout
+    shown = finished.here().stdout
     for text in ("before DPO", "after DPO", "eval_rewards/accuracies", "eval_rewards/margins"):
         assert text in shown
     margins = [m.metrics["eval_rewards/margins"] for m in finished.made("evaluate")]
@@ -260,7 +292,7 @@ def test_malformed_rows_are_skipped_counted_and_named(finished: Desk) -> None:
     ]
     path = finished.folder / "mixed.jsonl"
     path.write_text(good + "".join(json.dumps(row) + "\n" for row in bad) + '{"prompt": "cut\n')
-    shown = finished.run(f"data.path={path}").stdout
+    shown = finished.run(f"data.path={path}", "only=[train_sft]").stdout
     assert "4 of 20 rows dropped" in shown
     metrics = finished.made("load_preferences")[-1].metrics
     assert metrics["dropped"] == 4
@@ -311,7 +343,7 @@ def test_a_file_without_a_valid_row_is_an_error_that_says_so(finished: Desk) -> 
 def test_a_mistake_is_one_clear_line_and_a_failed_exit(
     finished: Desk, settings: list[str], message: str
 ) -> None:
-    done = finished.run(*settings, check=False)
+    done = finished.here(*settings, check=False)
     assert done.returncode == 1
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -332,28 +364,33 @@ def test_the_full_scale_experiment_plans_without_a_hub_or_a_gpu(finished: Desk) 
 
 # --- killed and started again ------------------------------------------------------------------
 
+TRAINING = ("train_sft", "reference_logprobs", "train_dpo")
 KILLED = (
-    "control=false", "train_problems=600", "test_problems=20", "max_pairs=500",
-    "sft.max_steps=60", "sft.batch_size=16",
-    "sft.checkpoint_every_steps=4", "dpo.max_steps=40", "dpo.epochs=40", "dpo.batch_size=8",
-    "dpo.tokens_per_forward=1", "dpo.checkpoint_every_steps=3", "sampling.num_completions=16",
+    "only=[train_dpo]", "data.test_fraction=0.02", "data.max_train=340",
+    "sft.max_steps=60", "sft.epochs=4", "sft.batch_size=16", "sft.checkpoint_every_steps=4",
+    "dpo.max_steps=30", "dpo.tokens_per_forward=1", "dpo.checkpoint_every_steps=3",
 )  # fmt: skip
 
 
 @pytest.mark.slow
 def test_killed_in_every_training_step_and_resumed_the_weights_are_bit_identical(
-    repository: Path, tmp_path: Path
+    finished: Desk, tmp_path: Path
 ) -> None:
-    calm = Desk(repository, "dpo_arithmetic", tmp_path / "calm", KILLED)
-    killed = Desk(repository, "dpo_arithmetic", tmp_path / "killed", KILLED)
-    calm.run()
+    before = finished.copy(tmp_path)
+    rows = ({"prompt": f"{n} or {n + 1}?", "chosen": f"{n}", "rejected": "No."} for n in range(350))
+    (data := tmp_path / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    killed = replace(before, settings=(*before.settings, f"data.path={data}", *KILLED))
+    there = {m.attempt for m in everything(killed.store)}
+
+    def made(step: str) -> list[Manifest]:
+        return [m for m in killed.made(step) if m.attempt not in there]
 
     driver = killed.start()
-    for step, progress in (("train_sft", 10), ("reference_logprobs", 20), ("train_dpo", 10)):
+    for step, progress in zip(TRAINING, (10, 20, 10), strict=True):
         reached = wait_for_progress(killed, step, progress)
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
-        assert not killed.made(step)
+        assert not made(step)
         for path in killed.folder.glob(f"store/progress/{step}/*.json"):
             path.unlink()
         driver = killed.start()
@@ -361,8 +398,16 @@ def test_killed_in_every_training_step_and_resumed_the_weights_are_bit_identical
         assert first > reached / 2, f"{step} began again at {first} after it had reached {reached}"
     assert driver.wait(120) == 0
 
-    for step in ("train_sft", "reference_logprobs", "train_dpo", "score_completions"):
-        assert [m.digest for m in killed.made(step)] == [m.digest for m in calm.made(step)]
+    for step in TRAINING:
+        (manifest,) = made(step)
+        assert undisturbed(killed.store, manifest, tmp_path / "undisturbed") == manifest.files
+
+
+def undisturbed(store: Store, manifest: Manifest, folder: Path) -> Mapping[str, FileEntry]:
+    """The files of a step that does once more, in one go, what has been done."""
+    spec = StepSpec.from_json(store.read(f"{store.attempt_path(manifest)}/spec.json") or b"")
+    again = replace(spec, key=f"{spec.key}-again", attempt=str(folder / spec.step))
+    return run_attempt(again, store, Stopping()).files
 
 
 def wait_for_progress(desk: Desk, step: str, at_least: int) -> int:
@@ -411,31 +456,87 @@ def engine(kind: str, folder: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["slurm", "ray"])
+@pytest.mark.parametrize(
+    ("kind", "asked", "steps"),
+    [("ray", [], 10), ("slurm", ["only=[train_sft]"], 4)],  # everything, and up to a training step
+    ids=["ray", "slurm"],
+)
 def test_an_engine_and_a_bucket_change_no_key_and_no_digest(
-    finished: Desk, gcs_bucket: str, kind: str, tmp_path: Path
+    finished: Desk, gcs_bucket: str, kind: str, asked: list[str], steps: int, tmp_path: Path
 ) -> None:
     if reason := {"slurm": slurm_cluster, "ray": ray_cluster}[kind].why_not():
         pytest.skip(f"no {kind}: {reason}")
     store = Store(f"{gcs_bucket}/{kind}-{secrets.token_hex(4)}")
     with engine(kind, tmp_path) as settings:
-        finished.run(*settings, f"store={store.url}")
+        finished.run(*settings, *asked, f"store={store.url}")
     made = everything(store)
     here = {m.key: m.digest for m in everything(finished.store)}  # of other tests, too
     assert {m.key: m.digest for m in made} == {m.key: here.get(m.key) for m in made}
-    assert len(made) == 10
+    assert len(made) == steps
     for manifest in made:
         log = store.read(f"{store.attempt_path(manifest)}/log.txt")
         assert log is not None
         assert log.startswith(f"[{kind} job".encode())
-    again = finished.run(f"store={store.url}")
-    assert "all 10 steps are cached: nothing to run" in again.stdout
+    again = finished.here(*asked, f"store={store.url}")
+    assert f"all {steps} steps are cached: nothing to run" in again.stdout
 
 
 def everything(store: Store) -> list[Manifest]:
     folder = f"{store.root}/manifests"
     names = {path.split("/")[0] for path in store.objects.sizes(folder)}
     return [manifest for name in names for manifest in Catalog(store).history(name)]
+
+
+# --- the sweep that ships -------------------------------------------------------------------------
+
+
+def planned(desk: Desk, *arguments: str) -> list[str]:
+    """The name of every step in the plan, with what it is to be called."""
+    lines = desk.here("--plan", *arguments).stdout.splitlines()
+    return [line.strip().partition("  ")[0] for line in lines[1:-1]]
+
+
+def test_the_beta_sweep_plans_one_run_of_dpo_a_beta_and_all_else_once(
+    repository: Path, tmp_path: Path
+) -> None:
+    desk = Desk(repository, "dpo_beta_sweep", tmp_path, ("scale=smoke",))
+    plan = planned(desk, "betas=[0.02,0.1,0.5]")
+    names = [step.partition(" ")[0] for step in plan]
+    assert names.count("train_dpo") == 3
+    assert names.count("evaluate") == 4
+    for shared in ("load_preferences", "import_model", "tokenize_preferences", "train_sft",
+                   "reference_logprobs"):  # fmt: skip
+        assert names.count(shared) == 1
+    assert names.count("report") == 1
+    assert len(names) == 13
+    assert {"evaluate (before DPO)", "evaluate (beta=0.02)", "evaluate (beta=0.5)"} <= set(plan)
+
+
+@pytest.mark.parametrize(
+    ("betas", "message"), [("[0.1,0.1]", "more than once"), ("[-1]", "beta must be above 0")]
+)
+def test_betas_that_cannot_be_swept_are_one_clear_line(
+    repository: Path, tmp_path: Path, betas: str, message: str
+) -> None:
+    desk = Desk(repository, "dpo_beta_sweep", tmp_path, ("scale=smoke", f"betas={betas}"))
+    done = desk.here("--plan", check=False)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_beta_that_is_added_to_the_sweep_runs_alone(finished: Desk, tmp_path: Path) -> None:
+    """The sweep of one beta is an experiment that was run."""
+    sweep = replace(finished.copy(tmp_path), script="dpo_beta_sweep")
+    assert "train_dpo" not in sweep.plan("betas=[0.1]")
+    before = {m.attempt: m for m in everything(sweep.store)}
+    sweep.run("betas=[0.5,0.1]")
+    made = {m.step: m for m in everything(sweep.store) if m.attempt not in before}
+    assert sorted(made) == ["evaluate", "report", "train_dpo"]
+    assert len(everything(sweep.store)) == len(before) + len(made)
+    margins = [m.metrics["eval_rewards/margins"] for m in before.values() if m.step == "evaluate"]
+    assert made["evaluate"].metrics["eval_rewards/margins"] not in margins
 
 
 # --- looked at: losses side by side, divergence, KTO, reports ------------------------------------

@@ -182,8 +182,12 @@ def test_a_step_whose_rank_is_killed_and_that_is_told_to_leave_ends_as_if_undist
         codes = run_ranks(train, work, model, tokens, config, reference, count=count)
         assert set(codes) == {0}
 
+    loaded = []
+
     def disturb() -> None:
         wait_until(lambda: latest_step(store))
+        (worker,) = processes(mark, "pipeline.worker")
+        loaded.append(Path(f"/proc/{worker}/maps").read_text())
         os.kill(processes(mark, "pipeline.rank", "RANK=1")[0], signal.SIGKILL)
         wait_until(lambda: not processes(mark, "pipeline.rank"))
         reached = latest_step(store)
@@ -202,6 +206,8 @@ def test_a_step_whose_rank_is_killed_and_that_is_told_to_leave_ends_as_if_undist
     disturber.join()
 
     content = Path(store.root, store.content_path(made))
+    assert "libtorch" not in loaded[0], "who starts the ranks has imported what they need"
+    assert made.provenance["packages"].keys() >= {"torch", "transformers"}
     killed, left = errors(store)
     assert "rank 1 was killed" in killed
     assert re.search(r"Left: left after step \d+ of 72", left)

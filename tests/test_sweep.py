@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
-from test_experiments import SMALL, Desk, tiny_model  # noqa: F401
 from toy_steps import Times, journal_lines, multiply, only_train
 
 from pipeline import Step, Store, TemperError, run
@@ -210,58 +209,3 @@ def test_a_name_wider_than_the_terminal_does_not_keep_a_result_from_being_shown(
     text = " ".join(printed(compare({"x" * 70: result(loss=0.5), "y": result(loss=0.25)}), 40))
     assert "0.5" in text
     assert "0.25" in text
-
-
-# --- the sweep that ships ------------------------------------------------------------------------
-
-
-def planned(desk: Desk, *arguments: str) -> list[str]:
-    """The name of every step in the plan, with what it is to be called."""
-    lines = desk.run("--plan", *arguments).stdout.splitlines()
-    return [line.strip().partition("  ")[0] for line in lines[1:-1]]
-
-
-def test_the_beta_sweep_plans_one_run_of_dpo_a_beta_and_all_else_once(
-    repository: Path, tmp_path: Path
-) -> None:
-    desk = Desk(repository, "dpo_beta_sweep", tmp_path, ("scale=smoke",))
-    plan = planned(desk, "betas=[0.02,0.1,0.5]")
-    names = [step.partition(" ")[0] for step in plan]
-    assert names.count("train_dpo") == 3
-    assert names.count("evaluate") == 4
-    for shared in ("load_preferences", "import_model", "tokenize_preferences", "train_sft",
-                   "reference_logprobs"):  # fmt: skip
-        assert names.count(shared) == 1
-    assert names.count("report") == 1
-    assert len(names) == 13
-    assert {"evaluate (before DPO)", "evaluate (beta=0.02)", "evaluate (beta=0.5)"} <= set(plan)
-
-
-@pytest.mark.parametrize(
-    ("betas", "message"), [("[0.1,0.1]", "more than once"), ("[-1]", "beta must be above 0")]
-)
-def test_betas_that_cannot_be_swept_are_one_clear_line(
-    repository: Path, tmp_path: Path, betas: str, message: str
-) -> None:
-    desk = Desk(repository, "dpo_beta_sweep", tmp_path, ("scale=smoke", f"betas={betas}"))
-    done = desk.run("--plan", check=False)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_a_beta_that_is_added_to_the_sweep_runs_alone(
-    tiny_model: Path,  # noqa: F811
-    repository: Path,
-    tmp_path: Path,
-) -> None:
-    settings = (f"model.path={tiny_model}", "model.package=null", *SMALL)
-    desk = Desk(repository, "dpo_beta_sweep", tmp_path, settings)
-    desk.run("betas=[0.1]")
-    desk.run("betas=[0.5,0.1]")
-    assert len(desk.made("train_sft")) == len(desk.made("reference_logprobs")) == 1
-    assert len(desk.made("train_dpo")) == 2
-    margins = [m.metrics["eval_rewards/margins"] for m in desk.made("evaluate")]
-    assert margins[0] == 0  # before DPO
-    assert margins[1] != margins[2]
