@@ -17,11 +17,13 @@ from tiny_models import VOCABULARY, model_folder
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from steps.training import recomputing
 from steps.training.attention import use_packed_attention
-from steps.training.config import Dtype
+from steps.training.config import ActivationCheckpointing, Dtype
 from steps.training.examples import TokenGroup, TokenResponse
-from steps.training.models import checkpoint_activations, load_model
+from steps.training.models import load_model
 from steps.training.packing import make_pack
+from steps.training.recomputing import checkpoint_activations
 from steps.training.scoring import forward_backward, sequence_logps, token_logps
 
 BETA = 0.7
@@ -213,11 +215,15 @@ def test_gradients_gather_over_packs_as_over_one(folder: Path) -> None:
     )
 
 
-def test_activation_checkpointing_changes_no_gradient(folder: Path) -> None:
+@pytest.mark.parametrize("how", ["selective", "full"])
+def test_activation_checkpointing_changes_no_gradient(
+    folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
     groups = pairs()
     reference = reference_logps(len(groups))
     plain, recomputed = packed(folder), packed(folder)
-    checkpoint_activations(recomputed)
+    checkpoint_activations(recomputed, ActivationCheckpointing(how))
     for model in (plain, recomputed):
         forward_backward(model, make_pack(groups), dpo_of(reference, len(groups)))
     assert_same_gradients(

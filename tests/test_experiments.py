@@ -422,21 +422,6 @@ def wait_for_progress(desk: Desk, step: str, at_least: int) -> int:
     raise AssertionError(f"{step} did not come to {at_least}")
 
 
-@pytest.mark.slow
-def test_the_preference_signal_transfers_and_shuffled_labels_do_not(
-    repository: Path, tmp_path: Path
-) -> None:
-    desk = Desk(repository, "dpo_arithmetic", tmp_path, ())
-    shown = desk.run().stdout
-    for name in ("SFT", "DPO", "shuffled labels", "exact_match"):
-        assert name in shown
-    sft, dpo, shuffled = (m.metrics["exact_match"] for m in desk.made("score_completions"))
-    assert dpo["low"] > sft["high"]
-    assert shuffled["high"] < dpo["low"]
-    # training on as it is may do a little, in either direction
-    assert abs(shuffled["value"] - sft["value"]) < 0.5 * (dpo["value"] - sft["value"])
-
-
 # --- on other engines ----------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ from steps.reference_logprobs import reference_logprobs
 from steps.train_dpo import train_dpo
 from steps.training.attention import use_packed_attention
 from steps.training.config import (
+    ActivationCheckpointing,
     DpoConfig,
     Dtype,
     LoraConfig,
@@ -184,7 +185,7 @@ OTHER: dict[str, Any] = {
     "dtype": Dtype.bfloat16,
     "master_weights": False,
     "attention": "padded",
-    "activation_checkpointing": True,
+    "activation_checkpointing": ActivationCheckpointing.full,
     "lora": LoraConfig(),
     "learning_rate": 1e-3,
     "schedule": Schedule.cosine,

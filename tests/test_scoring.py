@@ -15,14 +15,16 @@ from families import FAMILIES
 from tiny_models import VOCABULARY, gemma2, gpt2, llama, model_folder
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from steps.training import scoring
+from steps.training import recomputing, scoring
 from steps.training.attention import use_packed_attention
-from steps.training.config import Dtype
+from steps.training.config import ActivationCheckpointing, Dtype
 from steps.training.examples import TokenGroup, TokenResponse
-from steps.training.models import checkpoint_activations, load_model
+from steps.training.models import load_model
 from steps.training.packing import Pack, make_pack
+from steps.training.recomputing import checkpoint_activations
 from steps.training.scoring import (
     Scored,
     differentiable_logps,
@@ -140,7 +142,7 @@ def unpacked(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def recomputing(model: PreTrainedModel) -> PreTrainedModel:
+def checkpointed(model: PreTrainedModel) -> PreTrainedModel:
     checkpoint_activations(model)
     return model
 
@@ -168,7 +170,7 @@ def test_a_watched_head_transforms_its_logits_too(tmp_path: Path, name: str) -> 
     assert_close(learn(model, pack), expected)
 
 
-@pytest.mark.parametrize("change", [watched_head, recomputing, lambda model: model])
+@pytest.mark.parametrize("change", [watched_head, checkpointed, lambda model: model])
 def test_logps_with_a_graph_are_the_same_bits(
     tmp_path: Path, change: Callable[[PreTrainedModel], PreTrainedModel]
 ) -> None:
@@ -287,6 +289,24 @@ def test_layers_are_computed_again_in_evaluation_mode_too(tmp_path: Path) -> Non
     assert len(calls) == 1
     learn(model, pack)
     assert len(calls) == 3
+
+
+def test_what_is_computed_again_selectively_is_no_matrix_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
+    done = {}
+    for how in ActivationCheckpointing:
+        model: Any = load(tmp_path, llama, Dtype.float32)
+        checkpoint_activations(model, how)
+        gates: list[bool] = []
+        model.base_model.layers[0].mlp.act_fn.register_forward_hook(lambda *_: gates.append(True))  # noqa: B023
+        with FlopCounterMode(display=False) as counter:
+            learn(model, make_pack(groups(2)))
+        done[how] = (counter.get_total_flops(), len(gates))
+    none, selective, full = done.values()
+    assert (none[1], selective[1], full[1]) == (1, 2, 2)
+    assert none[0] == selective[0] < full[0]
 
 
 def test_losses_and_metrics_come_in_the_order_of_the_groups(

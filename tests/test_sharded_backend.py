@@ -15,11 +15,12 @@ from steps.training.config import Attention, Dtype, LoraConfig, OptimizerConfig
 from steps.training.examples import read_pairs
 from steps.training.lora import add_adapter
 from steps.training.losses.dpo import Dpo
-from steps.training.models import checkpoint_activations, load_model
+from steps.training.models import load_model
 from steps.training.objectives import preference_objective
 from steps.training.parity import check_packing
 from steps.training.pieces import whole
 from steps.training.ranks import ALONE, Ranks, together
+from steps.training.recomputing import checkpoint_activations
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, max_grad_norm=0.5)
 PAIRS = 7

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tiny_models import demonstration_records, folder_bytes, model_folder, pair_records, uneven
 
 from steps.training.config import (
+    ActivationCheckpointing,
     DpoConfig,
     KtoConfig,
     LoraConfig,
@@ -139,7 +140,12 @@ CONFIGS: dict[str, TrainConfig] = {
         DpoConfig(**SETTINGS, **HELD_OUT, early_stop_patience=1, epochs=4),
         optimizer=replace(FAST, learning_rate=0.3),
     ),
-    "lora": DpoConfig(**SETTINGS, epochs=2, lora=LoraConfig(r=4), activation_checkpointing=True),
+    "lora": DpoConfig(
+        **SETTINGS,
+        epochs=2,
+        lora=LoraConfig(r=4),
+        activation_checkpointing=ActivationCheckpointing.full,
+    ),
     "kto": KtoConfig(**SETTINGS, **HELD_OUT),
     "cpo": ReferenceFreeConfig(**SETTINGS, loss=Cpo()),
 }

@@ -56,6 +56,19 @@ class Attention(StrEnum):
     padded = "padded"
 
 
+class ActivationCheckpointing(StrEnum):
+    """What a layer computes again in the backward, so as not to keep it from the forward.
+
+    selective: all but matrix products and attention, which costs little and halves what is kept;
+        of models that are packed.
+    full: everything, from the layer's input; a third more arithmetic.
+    """
+
+    none = "none"
+    selective = "selective"
+    full = "full"
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW (Loshchilov and Hutter 2019). Biases and norm weights are not decayed.
@@ -134,7 +147,7 @@ class TrainConfig:
     forward: examples are packed into so many, and a longer one is a forward by itself.
 
     With `master_weights`, a bfloat16 model is updated in float32; without, most updates are lost to
-    rounding. `activation_checkpointing` computes activations twice, so as not to keep them.
+    rounding.
 
     Held-out examples, where there are any, are scored after every `eval_every_steps` steps.
     `keep_best` names what is the best model then, as in ``eval_loss``, and that is the one that is
@@ -153,7 +166,7 @@ class TrainConfig:
     dtype: Dtype = Dtype.float32
     master_weights: bool = True
     attention: Attention = Attention.auto
-    activation_checkpointing: bool = False
+    activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.selective
     lora: LoraConfig | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     eval_every_steps: int | None = None
@@ -166,6 +179,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         set_choice(self, "dtype", Dtype)
         set_choice(self, "attention", Attention)
+        set_choice(self, "activation_checkpointing", ActivationCheckpointing)
         require(
             0 < self.epochs <= 1e6, "epochs must be above 0, and a million at most", self.epochs
         )

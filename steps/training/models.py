@@ -5,16 +5,13 @@ transformers (which signs config.json); no path and no time goes into them.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
 from steps.training.config import Dtype
@@ -105,23 +102,6 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def checkpoint_activations(model: PreTrainedModel) -> None:
-    """Makes each layer keep its input alone and compute the rest again during the backward.
-
-    Unlike `gradient_checkpointing_enable`, also when the model is not in training mode, as when
-    preferences are learnt without dropout.
-    """
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.forward = partial(_recomputed, layer.forward)
-
-
-def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if not torch.is_grad_enabled():
-        return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def _soft_caps_scores(config: PreTrainedConfig) -> bool:

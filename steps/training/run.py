@@ -12,16 +12,17 @@ from transformers import PreTrainedModel
 from steps.training.backends.build import build_backend
 from steps.training.batches import total_steps
 from steps.training.checkpoints import Checkpoints
-from steps.training.config import Attention, TrainConfig
+from steps.training.config import ActivationCheckpointing, Attention, TrainConfig
 from steps.training.examples import TokenGroup
 from steps.training.held_out import best_step
 from steps.training.loop import AtStart, train
 from steps.training.lora import add_adapter, merge_adapter, save_adapter
 from steps.training.metrics import first_and_final, summarise, write_metrics
-from steps.training.models import checkpoint_activations, load_model, save_model
+from steps.training.models import load_model, save_model
 from steps.training.objectives import Objective
 from steps.training.parity import choose_attention
 from steps.training.positions import beyond_training
+from steps.training.recomputing import checkpoint_activations
 from steps.training.reference import Reference, check_start
 from steps.training.scored_by import ScoredBy
 from steps.training.workplace import Workplace
@@ -57,8 +58,6 @@ class Run:
         self._config = config
         self._place = place
         self._model, self._adapted = model, _adapted(model, config)
-        if config.activation_checkpointing:
-            checkpoint_activations(model)
         self._backend = build_backend(
             model,
             config.tokens_per_forward,
@@ -71,6 +70,9 @@ class Run:
         is_known = shown_by is not None and shown_by.shows_packing(folder, packed)
         packing = choose_attention(self._backend, groups, config.attention, place.ranks, is_known)
         self._scored_by = replace(packed, attention=packing.attention)
+        how = config.activation_checkpointing
+        if how is ActivationCheckpointing.full or packing.attention is Attention.packed:
+            checkpoint_activations(model, how)
         told = (packing.notice, beyond_training(model, groups), _cold(config, len(groups)))
         self._notices = [notice for notice in told if notice]
 
