@@ -1,5 +1,5 @@
-"""The verifiable experiment at the size it has by default: in a file of its own, as it takes as long
-as all others, beside which it runs."""
+"""The verifiable experiment at its default size; it takes long, so it has a file to itself, and
+others run beside it."""
 
 from pathlib import Path
 
