@@ -10,8 +10,15 @@ from rank_processes import run_ranks
 from tiny_models import VOCABULARY, model_folder, pair_records, uneven
 from torch import Tensor
 
+from steps.training import recomputing
 from steps.training.backends.build import build_backend
-from steps.training.config import Attention, Dtype, LoraConfig, OptimizerConfig
+from steps.training.config import (
+    ActivationCheckpointing,
+    Attention,
+    Dtype,
+    LoraConfig,
+    OptimizerConfig,
+)
 from steps.training.examples import read_pairs
 from steps.training.lora import add_adapter
 from steps.training.losses.dpo import Dpo
@@ -34,7 +41,7 @@ class Case:
     budget: int = 64
     attention: Attention = Attention.packed
     lora: bool = False
-    recompute: bool = False
+    recompute: ActivationCheckpointing = ActivationCheckpointing.none
     masters: bool = True
 
 
@@ -44,8 +51,7 @@ def steps(folder: Path, case: Case, ranks: Ranks, checkpoint: Path) -> dict[str,
     model = load_model(folder, case.dtype, on_host=True)
     if case.lora:
         add_adapter(model, LoraConfig(r=4, alpha=8.0), seed=0)
-    if case.recompute:
-        checkpoint_activations(model)
+    checkpoint_activations(model, case.recompute)
     backend = build_backend(model, case.budget, ranks, OPTIMIZER, case.masters)
     packing = backend.examine(lambda model: check_packing(model, groups, case.attention))
     assert packing.attention is case.attention
@@ -90,14 +96,16 @@ CASES = {
     "float32": Case(),
     "one pack": Case(budget=10**6),  # the second rank has none of its own
     "padded": Case(attention=Attention.padded),
-    "lora": Case(lora=True, recompute=True),
-    "bfloat16": Case(Dtype.bfloat16),
+    "lora": Case(lora=True, recompute=ActivationCheckpointing.full),
+    "selective": Case(recompute=ActivationCheckpointing.selective),
+    "bfloat16": Case(Dtype.bfloat16, recompute=ActivationCheckpointing.selective),
     "bfloat16 lora": Case(Dtype.bfloat16, lora=True),
     "bfloat16 without masters": Case(Dtype.bfloat16, masters=False),
 }
 
 
 def run_cases(folder: Path, work: Path) -> None:
+    recomputing._WORTHWHILE_BYTES = 0
     with together() as ranks:
         for name, case in CASES.items():
             result = steps(folder, case, ranks, work / name)
@@ -120,8 +128,9 @@ def largest_difference(one: dict[str, Any], other: dict[str, Any], name: str) ->
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_give_the_losses_gradients_and_weights_of_one(
-    two_ranks: tuple[Path, Path], tmp_path: Path, name: str
+    two_ranks: tuple[Path, Path], tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
     work, folder = two_ranks
     case, tolerance = CASES[name], 5e-2 if CASES[name].dtype is Dtype.bfloat16 else 1e-6
     alone = steps(folder, case, ALONE, tmp_path / "alone")
