@@ -6,6 +6,7 @@ That the values are right is shown in `test_engine_parity`.
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import oracle
@@ -15,6 +16,7 @@ from families import FAMILIES
 from tiny_models import VOCABULARY, gemma2, gpt2, llama, model_folder
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -307,6 +309,54 @@ def test_what_is_computed_again_selectively_is_no_matrix_product(
     none, selective, full = done.values()
     assert (none[1], selective[1], full[1]) == (1, 2, 2)
     assert none[0] == selective[0] < full[0]
+
+
+class Scaled(torch.nn.Module):
+    """A layer's MLP whose product without a bias is a view, which is then written to."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(size, size, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        product = self.linear(functional.dropout(hidden, 0.3, training=True))
+        product += hidden
+        return product.sin()
+
+
+def test_a_layer_that_writes_in_place_keeps_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would keep, without a word, a product that was changed meanwhile."""
+    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
+    learnt = []
+    for how in (ActivationCheckpointing.none, ActivationCheckpointing.selective):
+        model: Any = load(tmp_path, llama, Dtype.float32)
+        torch.manual_seed(1)
+        for layer in model.base_model.layers:
+            layer.mlp = Scaled(model.config.hidden_size)
+        checkpoint_activations(model, how)
+        torch.manual_seed(2)
+        learnt.append(learn(model, make_pack(groups(3))))
+    (one, gradients), (other, again) = learnt
+    assert torch.equal(one.losses, other.losses)
+    assert all(torch.equal(gradient, again[name]) for name, gradient in gradients.items())
+
+
+@torch.library.custom_op("temper_test::attend", mutates_args=())
+def _attend(x: Tensor, dropout_p: float) -> Tensor:
+    return functional.dropout(x, dropout_p)
+
+
+def test_attention_that_drops_out_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has drawn random numbers, and whatever draws after it must draw what it drew before."""
+    monkeypatch.setattr(recomputing, "_EXPENSIVE", ("temper_test::attend",))
+    recomputing._is_expensive.cache_clear()
+    attend = torch.ops.temper_test.attend.default
+    context = SimpleNamespace(is_recompute=False)
+    kept = [recomputing._policy(context, attend, torch.ones(2), p) for p in (0.0, 0.1)]
+    assert kept == [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE]
+    recomputing._is_expensive.cache_clear()
 
 
 def test_losses_and_metrics_come_in_the_order_of_the_groups(

@@ -241,7 +241,7 @@ def test_what_is_cancelled_by_hand_fails_and_goes_on_when_it_is_run_again(
         run([root], store, console=console, launcher=launcher)
     canceller.join()
     assert "was cancelled" in console.file.getvalue()  # type: ignore[attr-defined]
-    assert not jobs(cluster)
+    wait_until(lambda: not jobs(cluster), "the job leaves the queue")
     (made,) = run([root], store, console=console, launcher=launcher).values()
     assert made.metrics == {"until": 30}
     (left,) = [line.split()[-1] for line in lines(journal) if line.startswith("left")]
@@ -300,7 +300,7 @@ def test_ctrl_c_ends_the_job_in_order_and_the_next_run_goes_on_at_once(
     run([root], store, console=console, launcher=launcher)
     assert before < 60
     assert len(counted(journal)) <= 61
-    assert not jobs(cluster)
+    wait_until(lambda: not jobs(cluster), "the job leaves the queue")
 
 
 def test_what_the_cluster_does_not_have_is_refused_before_anything_runs(

@@ -40,7 +40,7 @@ def rotations(model: PreTrainedModel) -> Iterator[Mapping[str, Any]]:
 def _beyond(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> str | None:
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     group = max(groups, key=longest_sequence)
-    if positions is None or longest_sequence(group) <= positions:
+    if positions is None or positions <= 0 or longest_sequence(group) <= positions:
         return None
     return (
         f"row {group.row!r} has {longest_sequence(group)} tokens to read, but "

@@ -44,7 +44,8 @@ from steps.training.workplace import Workplace
 
 START_TOLERANCE = {Dtype.float64: 1e-9, Dtype.float32: 1e-4, Dtype.bfloat16: 2e-2}
 """How far apart, in nats a scored token, logps may be that should be the same: what other kernels
-and other packs change. A response's sum stays well below, as roundings have both signs."""
+and other packs change, over a response of 400 tokens or more. Roundings have both signs: of fewer
+tokens, n, the mean may be √(400/n) times as far off."""
 
 _MODEL = b"model"
 _SIDES = {1: ("response",), 2: ("chosen", "rejected")}
@@ -191,10 +192,11 @@ def check_start(
     """
     before = reference.of(groups)
     scored = torch.tensor([[r.num_scored for r in group.responses] for group in groups])
-    off = ((now - before).abs() / scored).amax(dim=1)
-    allowed = START_TOLERANCE[scored_by.dtype]
-    worst = int(off.argmax())
-    if off[worst] <= allowed:
+    off = (now - before).abs() / scored
+    allowed = START_TOLERANCE[scored_by.dtype] * (400 / scored).sqrt().clamp(min=1)
+    excess = (off / allowed).nan_to_num(torch.inf)
+    worst, response = divmod(int(excess.argmax()), excess.shape[1])
+    if excess[worst, response] <= 1:
         return
     differing = scored_by.differences(reference.scored_by)
     if model_digest(policy) != reference.model:
@@ -202,7 +204,8 @@ def check_start(
     raise ValueError(
         f"training would not start from its reference: of row {groups[worst].row!r} the policy has "
         f"logps {_rounded(now[worst])}, the reference in {reference.folder} "
-        f"{_rounded(before[worst])}. That is {off[worst]:.2g} a token apart, and {allowed:g} is "
+        f"{_rounded(before[worst])}. That is {off[worst, response]:.2g} a token apart, and "
+        f"{allowed[worst, response]:.2g} is "
         f"allowed in {scored_by.dtype}. What differs between the two: "
         f"{', '.join(differing) or 'nothing that is recorded, so look at the hardware'}. Compute "
         "the reference from this policy, or set check_start=false if it is meant to be another"

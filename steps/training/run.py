@@ -67,7 +67,10 @@ class Run:
             dropout,
         )
         packed = ScoredBy.of(model, config.dtype, Attention.packed, config.tokens_per_forward)
-        is_known = shown_by is not None and shown_by.shows_packing(folder, packed)
+        first = place.ranks.is_first  # the others need not read all of the model for it
+        (is_known,) = place.ranks.any(
+            first and shown_by is not None and shown_by.shows_packing(folder, packed)
+        )
         packing = choose_attention(self._backend, groups, config.attention, place.ranks, is_known)
         self._scored_by = replace(packed, attention=packing.attention)
         how = config.activation_checkpointing
