@@ -111,6 +111,8 @@ def test_an_unknown_launcher_is_one_clear_error(store: Store, console: Console) 
 def test_a_launcher_whose_client_is_not_installed_says_what_to_install(
     store: Store, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
+    loaded = [name for name in sys.modules if name.startswith("ray.")]  # by tests before
+    for name in ("ray", *loaded):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(TemperError, match=r"launcher ray: pip install 'temper\[ray\]'"):
         run([where("journal")], store, console=console, launcher=LauncherConfig(use=["ray"]))
