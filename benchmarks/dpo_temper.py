@@ -30,11 +30,11 @@ def run_stage(stage: str, job: dict[str, Any], phases: Phases) -> dict[str, Any]
     with phases.phase("import"):
         import torch
 
-        from steps.data.parquet import iter_rows
-        from steps.training.config import ReferenceConfig
-        from steps.training.dpo import run_dpo
-        from steps.training.reference import run_reference
-        from steps.training.workplace import Workplace
+        from steps.data.rows.parquet import iter_rows
+        from steps.models.workplace import Workplace
+        from steps.scoring.config import ReferenceConfig
+        from steps.scoring.reference import run_reference
+        from steps.training.recipes import run_dpo
 
     torch.set_num_threads(1)
     counted = count_flops() if job["flops"] else list[int]()
@@ -78,10 +78,11 @@ def run_experiment(job: dict[str, Any], phases: Phases) -> dict[str, Any]:
 
 
 def count_flops() -> list[int]:
-    """Counts what backends do from now on, in their own thread; one number for each call."""
+    """Counts what models do from now on, in their own thread; one number for each call."""
     from flops import flop_counter
 
-    from steps.training.backends.torch_backend import TorchBackend
+    from steps.scoring.scorer import Scorer
+    from steps.training.trainer import Trainer
 
     counts: list[int] = []
 
@@ -94,14 +95,14 @@ def count_flops() -> list[int]:
 
         return counted
 
-    for name in ("_forward_backward", "_logps"):
-        setattr(TorchBackend, name, counting(getattr(TorchBackend, name)))
+    for kind, name in ((Trainer, "_forward_backward"), (Scorer, "_logps")):
+        setattr(kind, name, counting(getattr(kind, name)))
     return counts
 
 
 def _config(job: dict[str, Any]) -> Any:
+    from steps.losses.dpo import Dpo
     from steps.training.config import DpoConfig, OptimizerConfig, Schedule
-    from steps.training.losses.dpo import Dpo
 
     return DpoConfig(
         batch_size=job["batch_size"],

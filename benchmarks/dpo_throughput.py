@@ -15,7 +15,8 @@ rate and AdamW, and must come to the same losses (which is printed). Two experim
 
     cost     reference logps and training: CPU seconds, memory, floating-point operations.
     second   the experiment is run; then again with another learning rate: whole processes, from the
-             command to the saved model, with every cache that a contender has.
+             command to the saved model, with every cache that a contender has. The first of the two
+             is what an experiment costs as a whole, imports and Temper's planning included.
 """
 
 import json
@@ -146,7 +147,6 @@ COST: dict[str, Callable[[Sample], float]] = {
     "reference + training, CPU s": lambda s: s["reference"]["cpu"] + s["train"]["cpu"],
     "a step of training, CPU s": lambda s: _a_step(s, "cpu"),
     "reference + training, wall s": lambda s: s["reference"]["wall"] + s["train"]["wall"],
-    "whole processes, CPU s": lambda s: s["cpu"],
     "peak memory, MiB": lambda s: s["peak"],
 }
 

@@ -19,8 +19,10 @@ PREFERENCE = ("prompt", "chosen", "rejected")
 SETTINGS: dict[str, dict[str, Any]] = {
     # As it comes: a live reference, activations computed twice, all pairs of a step in one forward.
     "default": {},
-    # What is left to set: no activation is computed twice and no pair padded to another one.
+    # What is left to set: no activation is computed twice and no pair padded to another one. The
+    # filter by length closes over all settings, so that without it a reference can be used again.
     "strongest": {
+        "max_length": None,
         "gradient_checkpointing": False,
         "precompute_ref_log_probs": True,
         "precompute_ref_batch_size": 1,

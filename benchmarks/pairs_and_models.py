@@ -82,7 +82,7 @@ def make_workload(
 
     Tokens are what TRL makes of a conversation, with all that the template writes after a turn.
     """
-    from steps.training.batches import batch_indices
+    from steps.training.schedule import batch_indices
 
     source = rows or (ULTRAFEEDBACK if ULTRAFEEDBACK.exists() else HOUSE_STYLE)
     fitting = _tokenised(source, tokenizer, longest)
@@ -175,9 +175,9 @@ def _random_llama(tokenizer: Path, folder: Path) -> Path:
 
 
 def _import_smollm2(folder: Path) -> Path:
-    from pipeline.inputs import packaged_file
-    from steps.training.config import Dtype
-    from steps.training.pretrained import import_pretrained
+    from pipeline.dag.inputs import packaged_file
+    from steps.models.config import Dtype
+    from steps.models.importing import import_pretrained
 
     import_pretrained(packaged_file(*SMOLLM2).url, folder, Dtype.float32, chat_template=None)
     return folder

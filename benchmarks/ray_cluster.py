@@ -71,7 +71,7 @@ class RayCluster:
 
 def why_not() -> str:
     """Why there can be no cluster here; empty if there can."""
-    return "" if find_spec("ray") else "Ray is not installed (pip install 'temper[ray]')"
+    return "" if find_spec("ray") else "Ray is not installed (pip install 'temper-ml[ray]')"
 
 
 @contextlib.contextmanager
@@ -110,6 +110,8 @@ def _start(
     with open(folder / f"{name}.out", "wb") as log:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options]
         command += ["--node-ip-address", "127.0.0.1"]
+        # by default one fixed port: where another node has it, Ray starts without what takes jobs
+        command += ["--dashboard-agent-listen-port", "0"]
         return subprocess.Popen(
             ending_with_us(command) if name == "head" else command,  # the nodes end with the head
             env={**os.environ, **environment},

@@ -2,8 +2,11 @@
 
 python temper_dag.py run STORE STEPS NAMES REPORT    as an experiment runs, or finds all cached
 python temper_dag.py plan STORE STEPS NAMES REPORT   the plan alone
+python temper_dag.py look STORE STEPS NAMES REPORT   the last artifact alone, and so all above it
 python temper_dag.py fill STORE STEPS NAMES REPORT   write all artifacts, and start no worker
 python temper_dag.py count STORE STEPS NAMES REPORT  requests of a plan and a run to gs://
+
+A last argument names another shape of ``work.py`` than the grid: ``chain``, ``fan-in``.
 """
 
 import json
@@ -16,12 +19,14 @@ from typing import Any
 
 import blake3
 from phases import Phases
-from work import shape, write_value
+from work import SHAPES, write_value
 
 from pipeline import Artifact, Metrics, Output, Step, Store, execution_detail, run, step
-from pipeline.catalog import Catalog
-from pipeline.manifest import FileEntry, InputEntry, Manifest, files_digest
-from pipeline.plan import Resolver, make_plan, topological
+from pipeline.dag.files import FileEntry
+from pipeline.plan.planning import make_plan, topological
+from pipeline.plan.resolver import Resolver
+from pipeline.store.catalog import Catalog
+from pipeline.store.manifest import InputEntry, Manifest, files_digest
 
 
 @dataclass(frozen=True)
@@ -87,10 +92,10 @@ def collect(out: Output, ends: Sequence[Artifact]) -> Metrics:
 STAGES = (load, clean, split, tokenize, pack, train, sample, score, evaluate)
 
 
-def dag(steps: int, names: int) -> Step:
+def dag(steps: int, names: int, shape: str = "grid") -> Step:
     """The last of ``steps`` steps that have ``names`` names (2 to 10)."""
     made: list[Step] = []
-    *nodes, last = shape(steps, names)
+    *nodes, last = SHAPES[shape](steps, names)
     for node in nodes:
         inputs = [made[index] for index in node.inputs]
         made.append(STAGES[node.stage](node.lane, Settings(), inputs))
@@ -142,16 +147,20 @@ def count_requests() -> Counter[str]:
     return counts
 
 
-def main(mode: str, url: str, steps: str, names: str, report: str) -> None:
+def main(mode: str, url: str, steps: str, names: str, report: str, shape: str = "grid") -> None:
     phases = Phases()
     with phases.phase("dag"):
-        root = dag(int(steps), int(names))
+        root = dag(int(steps), int(names), shape)
     if mode == "fill":
         fill(root, Store(url))
     elif mode == "plan":
         with phases.phase("plan"):
             plan = make_plan({"end": root}, Store(url))
         assert plan.is_complete
+    elif mode == "look":
+        with phases.phase("look"):
+            found = Resolver(Catalog(Store(url))).artifact(root)
+        assert found is not None
     elif mode == "run":
         with phases.phase("run"):
             run({"end": root}, url)

@@ -99,10 +99,10 @@ def records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def temper(options: argparse.Namespace) -> dict[str, float]:
     """Rows in Parquet, as `load_preferences` leaves them, to tokens in Parquet."""
-    from steps.data.parquet import count_rows
-    from steps.data.token_shards import TokenizeShards
-    from steps.data.tokenizing import TokenizeConfig
-    from steps.data.workers import Shard
+    from steps.data.rows.parquet import count_rows
+    from steps.data.tokens.token_shards import TokenizeShards
+    from steps.data.tokens.tokenizing import TokenizeConfig
+    from steps.data.work.workers import Shard
 
     files = write_pairs(options)
     process = TokenizeShards(
@@ -116,7 +116,7 @@ def temper(options: argparse.Namespace) -> dict[str, float]:
         process(Shard(f"train/{file.stem}", file), folder)
     result = measured(rows, time.process_time() - cpu, time.perf_counter() - wall)
     if options.times == 1:
-        from steps.data.parquet import read_rows
+        from steps.data.rows.parquet import read_rows
 
         tokens = [
             r
@@ -130,9 +130,9 @@ def temper(options: argparse.Namespace) -> dict[str, float]:
 def write_pairs(options: argparse.Namespace) -> list[Path]:
     from itertools import islice
 
-    from steps.data.parquet import write_rows
-    from steps.data.rows import PreferenceRow
-    from steps.data.tables import PAIRS, to_record
+    from steps.data.rows.parquet import write_rows
+    from steps.data.rows.rows import PreferenceRow
+    from steps.data.rows.tables import PAIRS, to_record
 
     def row(record: dict[str, Any]) -> PreferenceRow:
         chosen, rejected = tuple(record["chosen"]), tuple(record["rejected"])

@@ -40,6 +40,22 @@ def shape(steps: int, names: int) -> list[Node]:
     return [*nodes, Node(stages, 0, ends)]
 
 
+def chain(steps: int, names: int) -> list[Node]:
+    """Each node takes the one before; ten names take turns, as they do down an experiment."""
+    stages = names - 1
+    nodes = [Node(i % stages, i, [i - 1] if i else []) for i in range(steps - 1)]
+    return [*nodes, Node(stages, 0, [steps - 2])]
+
+
+def fan_in(steps: int, names: int) -> list[Node]:
+    """The last node takes all others, and these take nothing."""
+    stages = names - 1
+    return [*(Node(i % stages, i, []) for i in range(steps - 1)), Node(stages, 0, range(steps - 1))]
+
+
+SHAPES = {"grid": shape, "chain": chain, "fan-in": fan_in}
+
+
 def write_value(path: Path, value: int) -> dict[str, int]:
     """Write a small file; the metrics of the step."""
     path.write_text(json.dumps(value))

@@ -10,18 +10,22 @@ python experiments/dpo_beta_sweep.py scale=smoke           does everything run?
 
 from dataclasses import dataclass, field
 
-from dpo_ultrafeedback import Config as OneBeta
-from dpo_ultrafeedback import dpo_ultrafeedback
-
+from experiments.dpo_ultrafeedback import CHOICES, dpo_ultrafeedback
+from experiments.dpo_ultrafeedback import Config as OneBeta
 from pipeline import Step
+from pipeline.dag.grid import grid
 from pipeline.experiment import main
-from pipeline.sweep import grid
 from steps.report import report
-from steps.training.choices import ADAPTERS, PAIR_LOSSES
 
 
 @dataclass
 class Config(OneBeta):
+    """DPO at several betas.
+
+    Args:
+        betas: the values of ``dpo.loss.beta``, each a run of DPO.
+    """
+
     betas: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.5])
 
 
@@ -35,4 +39,4 @@ def dpo_beta_sweep(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(dpo_beta_sweep, {"dpo.loss": PAIR_LOSSES, "dpo.lora": ADAPTERS, "sft.lora": ADAPTERS})
+    main(dpo_beta_sweep, CHOICES)

@@ -11,24 +11,41 @@ from dataclasses import dataclass, field
 
 from pipeline import File, Step
 from pipeline.experiment import ExperimentConfig, main
-from steps.data.tokenizing import TokenizeConfig
-from steps.evaluate import EvaluateConfig, evaluate
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.evaluate import evaluate
+from steps.evaluation.config import EvaluateConfig, HarnessConfig, KlConfig
 from steps.export.card import ModelCard
+from steps.export.config import Adapters, GgufType
+from steps.export_gguf import export_gguf
 from steps.export_hf import export_hf
 from steps.import_model import import_model
-from steps.lm_eval import HarnessConfig, lm_eval
+from steps.lm_eval import lm_eval
 from steps.load_preferences import load_preferences
-from steps.measure_kl import KlConfig, measure_kl
-from steps.sources import ModelSource, PreferenceData
+from steps.losses.registry import PAIR_LOSSES
+from steps.measure_kl import measure_kl
+from steps.models.config import ADAPTERS, Dtype
+from steps.sources import ModelSource, PreferenceData, load_rows
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_on_pairs import train_on_pairs
 from steps.train_sft import train_sft
-from steps.training.choices import ADAPTERS, PAIR_LOSSES
-from steps.training.config import Dtype, PreferenceConfig, TrainConfig
+from steps.training.config import PreferenceConfig, TrainConfig
+
+CHOICES = {"dpo.loss": PAIR_LOSSES, "dpo.lora": ADAPTERS, "sft.lora": ADAPTERS}
+"""What may be put where a config has a choice, by its name, as in ``dpo/loss=simpo``."""
 
 
 @dataclass
 class Config(ExperimentConfig):
+    """Raw pairs in, an exported model out.
+
+    Args:
+        export_dtype: the dtype of the exported weights.
+        adapters: of a LoRA run: merged into the weights, kept beside them, or exported alone.
+        export_gguf: write the trained model as one GGUF file, too, in this type of numbers.
+        measure_kl: measure how far DPO has moved the model, too.
+        lm_eval_tasks: a folder with tasks of the evaluation harness, asked before and after DPO.
+    """
+
     data: PreferenceData = field(default_factory=PreferenceData)
     model: ModelSource = field(default_factory=ModelSource)
     tokenize: TokenizeConfig = field(default_factory=TokenizeConfig)
@@ -36,30 +53,18 @@ class Config(ExperimentConfig):
     dpo: PreferenceConfig = field(default_factory=PreferenceConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     export_dtype: Dtype = Dtype.float32
+    adapters: Adapters = Adapters.kept
+    export_gguf: GgufType | None = None
     measure_kl: bool = False
     kl: KlConfig = field(default_factory=KlConfig)
     lm_eval_tasks: str | None = None
     lm_eval: HarnessConfig = field(default_factory=HarnessConfig)
 
 
-def load_pairs(data: PreferenceData) -> Step:
-    """The rows that a config names, read and split."""
-    return load_preferences(
-        data.train_source(),
-        data.test_source(),
-        test_fraction=data.test_fraction,
-        max_train=data.max_train,
-        max_test=data.max_test,
-        format=data.choice(),
-        deduplicate=data.deduplicate,
-        max_dropped=data.max_dropped,
-    )
-
-
 def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
     """Prepare → tokenise → SFT → reference logps → DPO → evaluate before and after, export."""
     base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.sft.dtype)
-    pairs = load_pairs(cfg.data)
+    pairs = load_rows(load_preferences, cfg.data)
     tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)
     train, test = tokens["train"], tokens["test"]
 
@@ -70,11 +75,17 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
     untouched = evaluate(test, model=base, config=cfg.evaluate)
     before = evaluate(test, model=sft, config=cfg.evaluate)
     after = evaluate(test, model=dpo, config=cfg.evaluate, baseline=before, loss=cfg.dpo.loss)
-    card = ModelCard(
-        f"{cfg.model.name} DPO", cfg.model.name, cfg.data.name, cfg.sft, cfg.dpo, cfg.model.license
-    )
+    title = f"{cfg.model.title}, trained by {cfg.dpo.loss.name.upper()} on {cfg.data.title}"
+    card = ModelCard(title, cfg.model.name, cfg.data.name, cfg.sft, cfg.dpo, cfg.model.license)
     export = export_hf(
-        dpo, evaluation=after, card=card, dtype=cfg.export_dtype, before=before, base=base
+        dpo,
+        evaluation=after,
+        card=card,
+        dtype=cfg.export_dtype,
+        before=before,
+        base=base,
+        data=pairs,
+        adapters=cfg.adapters,
     )
     results = {
         "training": dpo,
@@ -83,6 +94,10 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
         "after DPO": after,
         "export": export,
     }
+    if cfg.export_gguf is not None:
+        results["gguf"] = export_gguf(
+            dpo, cfg.export_gguf, f"{cfg.model.title}-{cfg.dpo.loss.name}"
+        )
     if cfg.measure_kl:
         results["divergence"] = measure_kl(test, model=dpo, reference=sft, config=cfg.kl)
     if cfg.lm_eval_tasks:
@@ -93,4 +108,4 @@ def dpo_ultrafeedback(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(dpo_ultrafeedback, {"dpo.loss": PAIR_LOSSES, "dpo.lora": ADAPTERS, "sft.lora": ADAPTERS})
+    main(dpo_ultrafeedback, CHOICES)

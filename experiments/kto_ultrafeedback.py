@@ -11,29 +11,36 @@ python experiments/kto_ultrafeedback.py kto.loss.undesirable_weight=1.5
 
 from dataclasses import dataclass, field
 
-from dpo_ultrafeedback import Config as OnPairs
-from dpo_ultrafeedback import load_pairs
-
+from experiments.dpo_ultrafeedback import CHOICES
+from experiments.dpo_ultrafeedback import Config as OnPairs
 from pipeline import Step
 from pipeline.experiment import main
 from steps.evaluate import evaluate
 from steps.import_model import import_model
+from steps.load_preferences import load_preferences
 from steps.load_unpaired import load_unpaired
+from steps.losses.dpo import Dpo
+from steps.losses.kto import Kto
+from steps.losses.registry import UNPAIRED_LOSSES
+from steps.models.config import ADAPTERS
 from steps.reference_logprobs import reference_logprobs
-from steps.sources import data_at
+from steps.sources import data_at, load_rows
 from steps.tokenize_preferences import tokenize_preferences
 from steps.tokenize_unpaired import tokenize_unpaired
 from steps.train_kto import train_kto
 from steps.train_sft import train_sft
-from steps.training.choices import ADAPTERS, PAIR_LOSSES, UNPAIRED_LOSSES
 from steps.training.config import KtoConfig
-from steps.training.losses.dpo import Dpo
-from steps.training.losses.kto import Kto
 from steps.unpair import unpair
 
 
 @dataclass
 class Config(OnPairs):
+    """KTO beside DPO, on the same held-out pairs.
+
+    Args:
+        feedback: responses of one's own that are good or bad, instead of the pairs taken apart.
+    """
+
     kto: KtoConfig = field(default_factory=KtoConfig)
     feedback: str | None = None
 
@@ -41,7 +48,7 @@ class Config(OnPairs):
 def kto_ultrafeedback(cfg: Config) -> dict[str, Step]:
     """SFT → reference logps of single responses → KTO → evaluate before and after on pairs."""
     base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.sft.dtype)
-    pairs = load_pairs(cfg.data)
+    pairs = load_rows(load_preferences, cfg.data)
     tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)
     sft = train_sft(tokens["train"], init=base, config=cfg.sft)
 
@@ -58,13 +65,4 @@ def kto_ultrafeedback(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(
-        kto_ultrafeedback,
-        {
-            "dpo.loss": PAIR_LOSSES,
-            "dpo.lora": ADAPTERS,
-            "kto.loss": UNPAIRED_LOSSES,
-            "kto.lora": ADAPTERS,
-            "sft.lora": ADAPTERS,
-        },
-    )
+    main(kto_ultrafeedback, CHOICES | {"kto.loss": UNPAIRED_LOSSES, "kto.lora": ADAPTERS})

@@ -6,23 +6,28 @@ one. Each loss has the settings it comes with, and is evaluated by itself: compa
 answers, not values of the losses.
 
 python experiments/preference_losses.py                    dpo, ipo, simpo, orpo and cpo
-python experiments/preference_losses.py losses=[dpo,hinge] others; see steps/training/losses
+python experiments/preference_losses.py losses=[dpo,hinge] others; see steps/losses
 python experiments/preference_losses.py scale=smoke        does everything run?
 """
 
 from dataclasses import dataclass, field, replace
 
-from dpo_ultrafeedback import Config as OneLoss
-from dpo_ultrafeedback import dpo_ultrafeedback
-
+from experiments.dpo_ultrafeedback import CHOICES, dpo_ultrafeedback
+from experiments.dpo_ultrafeedback import Config as OneLoss
 from pipeline import Step, TemperError
 from pipeline.experiment import main
+from steps.losses.registry import PAIR_LOSSES
 from steps.report import report
-from steps.training.choices import ADAPTERS, PAIR_LOSSES
 
 
 @dataclass
 class Config(OneLoss):
+    """One run for each of several losses.
+
+    Args:
+        losses: the names of the losses, each with the settings it comes with.
+    """
+
     losses: list[str] = field(default_factory=lambda: ["dpo", "ipo", "simpo", "orpo", "cpo"])
 
 
@@ -42,4 +47,4 @@ def preference_losses(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(preference_losses, {"dpo.loss": PAIR_LOSSES, "dpo.lora": ADAPTERS, "sft.lora": ADAPTERS})
+    main(preference_losses, CHOICES)

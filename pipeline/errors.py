@@ -1,14 +1,19 @@
-"""The one exception whose message is meant for the person at the terminal.
+"""The exception whose message is meant for the person at the terminal.
 
-Everything Temper can foresee going wrong (a bad value, a missing file, an unwritable store) is
-raised as :class:`TemperError` with one line that says what is wrong and what to do. Entry points
-print that line and exit with a status other than 0; any other exception is a bug and keeps its
-traceback.
+What the core can foresee going wrong (a bad value, a missing file, an unwritable store) is raised
+as :class:`TemperError` with one line that says what is wrong and what to do. Entry points print
+that line and exit with a status other than 0. The libraries below ``steps/``, which do not know it,
+raise exceptions of Python's: :mod:`pipeline.foreseen` says which of those are messages. Any other
+exception is a bug and keeps its traceback.
 """
 
 
 class TemperError(Exception):
     """A foreseen problem. The message names the step, file or field and says what to do."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        return [f"error: {' '.join(str(self).split())}"]
 
 
 class Stopped(KeyboardInterrupt):

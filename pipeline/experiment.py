@@ -11,10 +11,11 @@ An experiment is a function from a config dataclass to named steps:
     if __name__ == "__main__":
         main(my_experiment)
 
-``conf/my_experiment.yaml`` names the groups it is made of; the dataclass is the schema, so unknown
-keys and wrong types are refused before anything runs. On the command line Hydra's own syntax works
-(``dpo.loss.beta=0.05``, ``scale=full``, ``-m dpo.loss.beta=0.05,0.1``, ``--cfg job``,
-``--help``), and ``--plan`` shows what would run and why, and runs nothing.
+The dataclass is the schema, so unknown keys and wrong types are refused before anything runs. No
+YAML is needed; ``conf/my_experiment.yaml`` beside the script, or in a folder above it, may hold
+other values, or a defaults list of groups. On the command line Hydra's own syntax works
+(``dpo.loss.beta=0.05``, ``scale=full``, ``-m dpo.loss.beta=0.05,0.1``, ``--cfg job``). ``--help``
+explains every setting, and ``--plan`` shows what would run and why, and runs nothing.
 
 A field may be one of several dataclasses. ``main`` is told which, by the names they get on the
 command line, where they are a group: ``dpo/loss=ipo dpo.loss.beta=0.2``.
@@ -25,33 +26,42 @@ Without a choice the field is what the dataclass makes of it; choosing its type 
 too, and of another type the defaults of that.
 """
 
-import difflib
-import itertools
+import json
 import os
-import re
 import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 import hydra
+from hydra import compose, initialize, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
+from rich.text import Text
 
-from pipeline.board import make_console, show_error, show_plan
+from pipeline.configs.groups import Choices, choose_config
+from pipeline.dag.step import Step, look_again
 from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
-from pipeline.plan import make_plan
-from pipeline.record import without_secrets
-from pipeline.run import run
-from pipeline.step import Step, look_again
-from pipeline.store import Store
+from pipeline.plan.planning import make_plan
+from pipeline.redaction import without_secrets
+from pipeline.running.session import chosen, require_packages, run
+from pipeline.show.sinks import require_sinks
+from pipeline.show.terminal import make_console, show_error, show_plan
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import Store
+from pipeline.text import visible
+from pipeline.tuning.driver import TUNING, Options, search
+from pipeline.tuning.space import parsed
+from pipeline.uncaught import STOPPED
 
 # Hydra is here to compose configs: no output folders, no logging set-up, no change of directory.
 _HYDRA_QUIET = (
@@ -93,12 +103,12 @@ class ExperimentConfig:
             raise ValueError(f"jobs must be at least 1, got {self.jobs}")
 
 
-Choices = Mapping[str, Mapping[str, type]]
-"""The types that a field may be of, by name, for the path of each such field."""
+CALLED: list[str] = []
+"""How the experiment was called, where that was not ``python SCRIPT``."""
 
 
 def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = None) -> None:
-    """Compose the config from ``conf/`` and the command line, plan, run, show the results.
+    """Compose the config from YAML and the command line, plan, run, show the results.
 
     Exits with status 1 and one line on standard error for anything foreseen that goes wrong.
 
@@ -106,26 +116,37 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         choices: see the module; a group in ``conf/`` of the same name has more of them.
     """
     script = Path(build.__code__.co_filename)
-    schema = next(iter(get_type_hints(build).values()))
+    schema, choices = next(iter(get_type_hints(build).values())), choices or {}
     plan_only = "--plan" in sys.argv
     verbosity = sum(_VERBOSITY.get(argument, 0) for argument in sys.argv[1:])
-    typed = [sys.orig_argv[0], sys.argv[0]]
+    typed = CALLED or [sys.orig_argv[0], sys.argv[0]]
+    asked, sys.argv = _without_help(sys.argv)
     sys.argv = _hydra_arguments(sys.argv)
+    settings = [argument for argument in sys.argv[1:] if argument not in _HYDRA_QUIET]
+    folder, name = choose_config(script, schema)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors reach us: we say them in one line
-    _store_schema(schema, choices or {})
+    _store_schema(schema, choices)
+    if (study := os.environ.pop(TUNING, None)) is not None:
+        _tune(build, schema, choices, settings, json.loads(study), folder, name)
+        return
 
     started: list[bool] = []
     failures: list[str] = []
 
-    @hydra.main(version_base="1.3", config_path=str(_conf_folder(script)), config_name=script.stem)
+    @hydra.main(version_base="1.3", config_path=folder and str(folder), config_name=name)
     def job(cfg: DictConfig) -> None:
         started.append(True)
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            _show_job(settings)
         look_again()  # each job of a sweep sees the files as they are
         try:
+            if asked is not None:
+                _show_help(build, choices, folder, cfg, typed, asked)
+                return
             config = _to_dataclass(cfg)
             roots = build(config)
             if plan_only:
-                show_plan(make_console(), make_plan(roots, Store(config.store), config.force))
+                _show_plan(roots, config)
             else:
                 run(
                     roots,
@@ -142,24 +163,152 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         except TemperError as error:  # kept from Hydra, which would announce it twice
             failures.append(str(error))
         except OmegaConfBaseException as error:
-            failures.append(_config_error(error, schema))
+            failures.append(_explain(error, schema, choices, settings))
 
     try:
-        job()
+        if not all(map(_is_override, settings)):
+            _refuse_options(settings, schema, choices)
+        job(_composed(sys.argv[1:], folder, name))
         if failures:
             _fail("; ".join(failures))
+    except TemperError as error:
+        _fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        _fail(_config_error(error, schema))
+        _fail(_explain(error, schema, choices, settings))
     except ValueError as error:
         if started:
             raise
         _fail(f"the configuration cannot be composed: {error}")
     except (AssertionError, AttributeError):
-        if started or not (fault := _set_within_null(sys.argv, schema)):
+        from pipeline.configs.near_misses import set_within_null
+
+        if started or not (fault := set_within_null(settings, schema)):
             raise
         _fail(fault)
     except KeyboardInterrupt as error:
-        print("stopped; run the same command again to go on", file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
+        sys.exit(143 if isinstance(error, Stopped) else 130)
+
+
+def _composed(arguments: list[str], folder: Path | None, name: str) -> DictConfig | None:
+    """The config of a single job; ``None`` if Hydra is asked for anything else, or cannot compose
+    it and is to say why.
+
+    ``hydra.main`` composes everything twice, the first time to see whether it is a sweep.
+    """
+    overrides = [argument for argument in arguments if argument not in _HYDRA_QUIET]
+    if not all(_is_override(o) and "hydra" not in o.partition("=")[0] for o in overrides):
+        return None
+    try:
+        with _initialized(folder):
+            cfg = compose(name, overrides, return_hydra_config=True)
+        if cfg.hydra.mode == RunMode.MULTIRUN or cfg.hydra.callbacks or cfg.hydra.job.env_set:
+            return None
+    except Exception:  # of a dozen kinds; hydra.main meets it again, and main tells it
+        return None
+    with read_write(cfg), open_dict(cfg):
+        cfg.hydra.runtime.output_dir = os.getcwd()
+        HydraConfig.instance().set_config(cfg)
+        del cfg["hydra"]
+    return cfg
+
+
+def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
+    from pipeline.running.forecast import prices_of  # what is cached has no price to work out
+
+    catalog = Catalog(Store(config.store))
+    if config.only:
+        roots = chosen(make_plan(roots, catalog.store, (), catalog), config.only)
+    plan = make_plan(roots, catalog.store, config.force, catalog)
+    prices = prices_of(plan, catalog, config.launcher, config.jobs)
+    show_plan(make_console(), plan, prices=prices, jobs=config.jobs)
+    require_sinks(config.sinks)
+    require_packages(plan, config.launcher)
+
+
+def _initialized(folder: Path | None) -> AbstractContextManager[Any]:
+    if folder is None:
+        return initialize(config_path=None, version_base="1.3")
+    return initialize_config_dir(str(folder), version_base="1.3")
+
+
+def _show_job(typed: list[str]) -> None:
+    """Which of the jobs of ``-m`` begins: its value of each setting that was given several."""
+    overrides = HydraConfig.get().overrides.task
+    values = [setting for setting in overrides if setting not in typed] or overrides
+    number = HydraConfig.get().job.num + 1
+    named = visible(", ".join(without_secrets(values)))
+    make_console().rule(Text(f"job {number}: {named}"), align="left")
+
+
+def _without_help(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """What ``--help`` is asked about (all: an empty text), and the other arguments."""
+    asked = next((n for n, a in enumerate(arguments) if a in ("--help", "-h")), None)
+    if asked is None:
+        return None, arguments
+    after = arguments[asked + 1 : asked + 2]
+    about = after[0] if after and not after[0].startswith("-") and "=" not in after[0] else ""
+    return about, [*arguments[:asked], *arguments[asked + 1 + bool(about) :]]
+
+
+def _show_help(
+    build: Callable[[Any], Any],
+    choices: Choices,
+    folder: Path | None,
+    config: DictConfig,
+    called: list[str],
+    about: str,
+) -> None:
+    from pipeline.configs.help_page import Experiment, show_help
+
+    show_help(Experiment(build, choices, folder, config, called), about)
+
+
+def _refuse_options(settings: list[str], schema: type, choices: Choices) -> None:
+    from pipeline.configs.near_misses import Known, refuse_options
+
+    refuse_options(settings, lambda: Known.of(schema, choices, settings))
+
+
+def _explain(error: Exception, schema: type, choices: Choices, settings: list[str]) -> str:
+    from pipeline.configs.near_misses import Known, config_error
+
+    return config_error(error, Known.of(schema, choices, settings), settings)
+
+
+def _tune(
+    build: Callable[[Any], Mapping[str, Step]],
+    schema: type,
+    choices: Choices,
+    settings: list[str],
+    asked: dict[str, Any],
+    folder: Path | None,
+    name: str,
+) -> None:
+    """Run a study over the settings on the command line; see :mod:`pipeline.tuning`."""
+
+    def configured(overrides: list[str]) -> Any:
+        with _initialized(folder):
+            return _to_dataclass(compose(name, overrides))
+
+    try:
+        space, fixed = parsed(settings)
+        config = configured(fixed)
+        tuned = search(
+            lambda values: build(configured([*fixed, *(f"{p}={v}" for p, v in values.items())])),
+            space,
+            Options(**{**asked, "rungs": tuple(asked["rungs"])}),
+            Store(config.store),
+            config.jobs,
+            config.launcher,
+        )
+        make_console().print(tuned)
+    except TemperError as error:
+        _fail(str(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        _fail(_explain(error, schema, choices, settings))
+    except KeyboardInterrupt as error:
+        print(STOPPED, file=sys.stderr)
         sys.exit(143 if isinstance(error, Stopped) else 130)
 
 
@@ -174,8 +323,12 @@ def _hydra_arguments(arguments: list[str]) -> list[str]:
     because Hydra does not understand them between overrides."""
     ours = ("--plan", *_VERBOSITY)
     script, *rest = [argument for argument in arguments if argument not in ours]
-    overrides = [a for a in rest if not a.startswith("-") and ("=" in a or a.startswith("~"))]
+    overrides = list(filter(_is_override, rest))
     return [script, *(a for a in rest if a not in overrides), *overrides, *_HYDRA_QUIET]
+
+
+def _is_override(argument: str) -> bool:
+    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
 
 
 def _to_dataclass(cfg: DictConfig) -> Any:
@@ -196,13 +349,6 @@ def _refused_at(cfg: DictConfig, prefix: str = "") -> str:
             except ValueError:
                 return _refused_at(node, f"{name}.") or name
     return ""
-
-
-def _conf_folder(script: Path) -> Path:
-    for parent in script.resolve().parents:
-        if (parent / "conf" / f"{script.stem}.yaml").is_file():
-            return parent / "conf"
-    _fail(f"no conf/{script.stem}.yaml beside {script} or in a folder above it")
 
 
 def _store_schema(schema: type, choices: Choices) -> None:
@@ -249,55 +395,6 @@ def _nodes(config: DictConfig) -> Iterator[DictConfig]:
         node = config._get_node(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
             yield from _nodes(node)
-
-
-def _config_error(error: Exception, schema: type) -> str:
-    """Hydra's multi-line message as one line, with the nearest known keys for a misspelt one."""
-    parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
-    lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
-    if option := re.search(r"Could not find '(.+)/(.+)'", lines[0]):
-        known = ", ".join(re.findall(r"^\t(\S+)$", str(error), re.MULTILINE))
-        return f"unknown choice {option[1]}={option[2]}; known: {known}"
-    if typed := re.search(r"override ([\w.]+)=(\S*); Invalid type assigned", "; ".join(lines)):
-        group = typed[1].replace(".", "/")
-        return f"{typed[1]} is not a value but a choice, with settings: {group}={typed[2]}"
-    unknown = re.search(r"Could not override '([^']+)'", lines[0])
-    key = unknown[1].split("@")[0] if unknown else ""
-    known = list(_dotted_keys(OmegaConf.structured(schema)))
-    if key in known and (owner := re.search(r"Key '\S+' not in '(\w+)'", str(error.__cause__))):
-        return f"unknown config key {key!r}; {owner[1]}, which was chosen, has no such field"
-    if key and key not in known:
-        close = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
-        return f"unknown config key {key!r}; {hint}"
-    kept = [line for line in lines if not line.startswith(("full_key", "object_type", "reference"))]
-    return "; ".join(dict.fromkeys(kept))
-
-
-def _set_within_null(arguments: list[str], schema: type) -> str:
-    """What Hydra fails on without a word: a key that lies within one that is null."""
-    config = OmegaConf.structured(schema)
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        *outer, _ = itertools.accumulate(f"{key}{'.' * value.startswith('{')}".split("."), _dotted)
-        for name in outer:
-            if OmegaConf.select(config, name, default=config) is None:
-                group = name.replace(".", "/")
-                return f"{name} is null, so {key} cannot be set; choose one first: {group}=NAME"
-    return ""
-
-
-def _dotted(outer: str, inner: str) -> str:
-    return f"{outer}.{inner}"
-
-
-def _dotted_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    for key in config:
-        node = config._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none() and len(node):
-            yield from _dotted_keys(node, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
 
 
 def _fail(message: str) -> NoReturn:

@@ -1,16 +1,17 @@
 """``build_pairs``: a checker's verdicts on sampled completions become preference pairs."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import compress, zip_longest
+from operator import not_
 from typing import Any
 
-from pipeline import Metrics, Output, TemperError, step
-from steps.data.jsonl import read_json_lines
-from steps.data.parquet import write_rows
-from steps.data.rows import Message, PreferenceRow
-from steps.data.tables import PAIRS, to_record
-from steps.evaluation.checkers import is_correct
+from pipeline import Metrics, Output, TemperError, added_field, step
+from steps.checking.boxed import is_correct
+from steps.data.rows.jsonl import read_json_lines
+from steps.data.rows.parquet import write_rows
+from steps.data.rows.rows import Message, PreferenceRow
 from steps.kinds import Completions, Preferences
 
 
@@ -19,54 +20,77 @@ class PairConfig:
     """Which pairs are made.
 
     Args:
+        keep_cut: also from completions that were cut at their most tokens. As a response they would
+            be given an end that the model never drew, and training would be for or against that.
         max_pairs: at most this many, prompts taking turns.
         shuffle_labels: swap chosen and rejected in half of the pairs, at random: the control that
             shows whether a gain comes from the preference and not from training as such.
+        test_fraction: of the prompts whose pairs are held out, with their labels as they are.
     """
 
     max_pairs: int | None = None
     shuffle_labels: bool = False
     seed: int = 0
+    keep_cut: bool = False
+    test_fraction: float = added_field(0.0, before=0.0)
 
     def __post_init__(self) -> None:
         if self.max_pairs is not None and self.max_pairs < 1:
             raise ValueError(f"max_pairs must be at least 1 or null, got {self.max_pairs}")
+        if not 0 <= self.test_fraction < 1:
+            raise ValueError(f"test_fraction must be in [0, 1), got {self.test_fraction}")
 
 
-@step(makes=Preferences)
+@step(makes=Preferences, estimate="steps.prices.of_rows:BUILT_PAIRS")
 def build_pairs(
     out: Output, completions: Completions, config: PairConfig = PairConfig()
 ) -> Metrics:
-    """Write ``train/pairs-*.parquet``: chosen is right, rejected wrong, by the rule-based checker.
+    """Write ``train/pairs-*.parquet``: chosen is right, rejected wrong, by the rule-based checker;
+    and ``test/pairs-*.parquet`` of the prompts that are held out, if any are.
 
     Raises:
         TemperError: no prompt has both a right and a wrong completion.
     """
+    from steps.data.load.splits import in_test_split
+    from steps.data.rows.tables import PAIRS, to_record
+
     records = read_json_lines(completions / "completions.jsonl")
-    rounds = [list(_pairs(record)) for record in records]
-    deepest = max(map(len, rounds), default=0)
-    in_turn = [pairs[turn] for turn in range(deepest) for pairs in rounds if turn < len(pairs)]
-    kept = in_turn[: config.max_pairs]
+    rounds = [list(_pairs(record, config.keep_cut)) for record in records]
+    held = [in_test_split(record["prompt"], config.test_fraction) for record in records]
+    kept = _in_turn(compress(rounds, map(not_, held)))[: config.max_pairs]
     if not kept:
         raise TemperError(
-            f"none of {len(records)} prompts has both a right and a wrong completion; sample more "
-            "completions, at a higher temperature"
+            f"none of {len(records)} prompts has both a right and a wrong completion that ended; "
+            "sample more completions, at a higher temperature, or let them be longer"
         )
     if config.shuffle_labels:
         swapped = set(random.Random(config.seed).sample(range(len(kept)), len(kept) // 2))
         kept = [_swap(pair) if i in swapped else pair for i, pair in enumerate(kept)]
     write_rows(out.path / "train" / "pairs-00000.parquet", PAIRS, map(to_record, kept))
+    held_out = _in_turn(compress(rounds, held))
+    if held_out:
+        write_rows(out.path / "test" / "pairs-00000.parquet", PAIRS, map(to_record, held_out))
     right = [is_correct(text, r["answer"]) for r in records for text in r["completions"]]
+    cut = sum(finish != "stop" for record in records for finish in record["finish"])
     return {
+        "completions_cut": cut,
         "pairs": len(kept),
+        **({"held_out_pairs": len(held_out)} if config.test_fraction else {}),
         "prompts_with_both": sum(map(bool, rounds)),
         "completions_right": sum(right) / len(right),
     }
 
 
-def _pairs(record: Mapping[str, Any]) -> Iterator[PreferenceRow]:
+def _in_turn(rounds: Iterable[list[PreferenceRow]]) -> list[PreferenceRow]:
+    """The first pair of every prompt, then the second of every one that has two, and so on."""
+    in_turn = zip_longest(*rounds)
+    return [pair for turn in in_turn for pair in turn if pair is not None]
+
+
+def _pairs(record: Mapping[str, Any], keep_cut: bool) -> Iterator[PreferenceRow]:
     """The different right completions of a prompt, each with a different wrong one."""
-    texts = dict.fromkeys(record["completions"])
+    ended = zip(record["completions"], record["finish"], strict=True)
+    texts = dict.fromkeys(text for text, finish in ended if keep_cut or finish == "stop")
     right = [text for text in texts if is_correct(text, record["answer"])]
     wrong = [text for text in texts if text and not is_correct(text, record["answer"])]
     for i, (chosen, rejected) in enumerate(zip(right * len(wrong), wrong, strict=False)):

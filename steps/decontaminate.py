@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import Artifact, Metrics, Output, TemperError, step
-from steps.data.ledger import Entry, Tally
-from steps.data.overlap import NGRAM_WORDS, EvaluationSet, texts_of
-from steps.data.parquet import iter_rows, write_rows
-from steps.data.reasons import MalformedRow
-from steps.data.rows import PreferenceRow
-from steps.data.tables import LEDGER, PAIRS, STEMS, from_record
+from steps.data.load.overlap import NGRAM_WORDS, EvaluationSet, texts_of
+from steps.data.rows.ledger import Entry, Tally
+from steps.data.rows.parquet import iter_rows, write_rows
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import PreferenceRow
 from steps.kinds import Preferences
 
 
@@ -31,6 +30,8 @@ def decontaminate(
     Raises:
         TemperError: ``against`` holds no rows, or nothing is left of a split.
     """
+    from steps.data.rows.tables import LEDGER, PAIRS
+
     evaluation, tally = EvaluationSet(n), Tally()
     evaluated = _add_rows(evaluation, against.path)
     if not evaluated:
@@ -53,6 +54,8 @@ def decontaminate(
 
 
 def _add_rows(evaluation: EvaluationSet, folder: Path) -> int:
+    from steps.data.rows.tables import STEMS, from_record
+
     count = 0
     for kind, stem in STEMS.items():
         for path in sorted(folder.rglob(f"{stem}-*.parquet")):
@@ -70,6 +73,8 @@ def _clean(
     entries: list[Entry],
 ) -> Iterator[dict[str, Any]]:
     """The records that share nothing with the evaluation set; all are entered."""
+    from steps.data.rows.tables import from_record
+
     for record in records:
         row = from_record(PreferenceRow, record)
         if (shared := evaluation.overlap(texts_of(row))) is None:

@@ -1,73 +1,40 @@
 """``evaluate``: a model on held-out pairs, by its logps and by what it writes."""
 
 import json
-from dataclasses import dataclass, field
 
 from pipeline import Metrics, Output, step
-from steps.data.jsonl import read_json_lines, write_json_lines
-from steps.data.parquet import read_rows
-from steps.evaluation.checkers import compile_checks
-from steps.generation.config import SamplingConfig
+from steps.data.rows.jsonl import read_json_lines, write_json_lines
+from steps.data.rows.parquet import read_rows
+from steps.evaluation.config import EvaluateConfig
+from steps.glue.workplace_of import at_work
 from steps.kinds import Evaluation, Model, PairTokens
-from steps.training.checks import set_choice
-from steps.training.config import Attention, Dtype, ReferenceConfig
-from steps.training.losses.base import PreferenceLoss
-from steps.training.losses.dpo import Dpo
-from steps.workplace import at_work
+from steps.losses.base import PreferenceLoss
 
 
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """What is looked at.
-
-    Args:
-        sample_prompts: how many held-out prompts the model answers.
-        checks: named regular expressions; the share of answers that match each is reported.
-    """
-
-    dtype: Dtype = Dtype.float32
-    tokens_per_forward: int = 1024
-    attention: Attention = Attention.auto
-    sample_prompts: int = 12
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    checks: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        set_choice(self, "dtype", Dtype)
-        set_choice(self, "attention", Attention)
-        if self.sample_prompts < 0:
-            raise ValueError(f"sample_prompts must not be negative, got {self.sample_prompts}")
-        self.scoring()  # refuses what it cannot use
-        compile_checks(self.checks)
-
-    def scoring(self) -> ReferenceConfig:
-        """How logps are computed."""
-        return ReferenceConfig(self.dtype, self.tokens_per_forward, self.attention)
-
-
-@step(makes=Evaluation)
+@step(makes=Evaluation, estimate="steps.prices.of_generation:EVALUATED")
 def evaluate(
     out: Output,
     tokens: PairTokens,
     model: Model,
     config: EvaluateConfig = EvaluateConfig(),
     baseline: Evaluation | None = None,
-    loss: PreferenceLoss = Dpo(),
+    loss: PreferenceLoss | None = None,
 ) -> Metrics:
     """Write logps, ``answers.jsonl`` and ``metrics.json``; beside a baseline also ``summary.md``
-    and ``calibration.jsonl``, which says how often pairs are right by how sure their margins are.
+    and, given a loss, ``calibration.jsonl``, which says how often pairs are right by how sure their
+    margins are.
 
     Args:
         tokens: held-out pairs.
         baseline: the evaluation of the reference model on the same pairs. A model without one is
-            its own reference: a loss that compares with a reference gives it no reward, so that it
-            gets no pair right.
-        loss: what says how responses are rewarded, and what ``eval_loss`` is.
+            its own reference: a loss that compares with a reference gives it no reward.
+        loss: what says how responses are rewarded, and what ``eval_loss`` is. A model that is its
+            own reference needs none, and what is known of it then depends on no loss's code.
     """
     from steps.evaluation import answers as held_out
     from steps.evaluation.calibration import reliability
     from steps.evaluation.preferences import preference_metrics, reward_margins
-    from steps.training.reference import run_reference
+    from steps.scoring.reference import run_reference
 
     records = read_rows(tokens.path)
     with at_work(out) as place:
@@ -85,7 +52,7 @@ def evaluate(
         return {}
     reference = out.path if baseline is None else baseline.path
     metrics = preference_metrics(records, out.path, reference, loss)
-    if baseline is not None:
+    if baseline is not None and loss is not None:
         margins = reward_margins(records, out.path, reference, loss)
         bins = [one.to_json() for one in reliability(margins)]
         write_json_lines(out.path / "calibration.jsonl", bins)

@@ -3,13 +3,21 @@
 import json
 from typing import Any
 
-from pipeline import Metrics, Output, step
-from steps.export.card import Ancestor, ModelCard, render_card
+from pipeline import Artifact, Metrics, Output, TemperError, step
+from steps.data.rows.jsonl import read_json_lines
+from steps.export.card import Ancestor, ModelCard, Sample, render_card
+from steps.export.config import Adapters
 from steps.kinds import Evaluation, Model
-from steps.training.config import Dtype
+from steps.models.config import Dtype
+
+CURVES = "training_curves.png"
 
 
-@step(makes=Model, added={"before": None, "base": None})
+@step(
+    makes=Model,
+    estimate="steps.prices.of_models:EXPORTED",
+    added={"before": None, "base": None, "data": None, "adapters": Adapters.merged},
+)
 def export_hf(
     out: Output,
     model: Model,
@@ -18,22 +26,58 @@ def export_hf(
     dtype: Dtype = Dtype.float32,
     before: Evaluation | None = None,
     base: Model | None = None,
+    data: Artifact | None = None,
+    adapters: Adapters = Adapters.kept,
 ) -> Metrics:
     """Write a Hugging Face folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load.
 
     Args:
         evaluation: of ``model``, for its card; ``before``: of the model it was trained from.
-        base: the model that all began with, for the card's lineage.
+        base: the model that all began with; ``data``: what it was trained on; for the card's
+            lineage.
+        adapters: what becomes of adapters that it was trained with.
     """
-    from steps.training.models import load_model, save_model
+    from steps.export.handed_over import export_adapters, export_merged
+    from steps.export.made_with import made_with
+    from steps.export.training_curves import draw_curves
 
-    def metrics(of: Evaluation | None) -> dict[str, Any]:
-        return {} if of is None else json.loads((of / "metrics.json").read_text("utf-8"))
-
-    named = {"base model": base, "this model": model, "evaluation": evaluation}
+    named = {
+        "base model": base,
+        "training data": data,
+        "this model": model,
+        "evaluation": evaluation,
+    }
     lineage = [Ancestor(role, a.step, a.digest) for role, a in named.items() if a is not None]
-    exported = load_model(model.path, dtype)
-    save_model(exported, out.path, tokenizer_from=model.path)
-    text = render_card(card, metrics(evaluation), metrics(before), lineage)
+    alone = adapters is Adapters.alone
+    try:
+        if alone:
+            metrics = export_adapters(model.path, out.path, card.base_model)
+        else:
+            metrics = export_merged(model.path, out.path, dtype, adapters is Adapters.kept)
+    except FileNotFoundError as error:
+        raise TemperError(str(error)) from error
+    text = render_card(
+        card,
+        _metrics(evaluation),
+        _metrics(before),
+        lineage,
+        _samples(evaluation, before),
+        CURVES if draw_curves(model.path, out.path / CURVES) else None,
+        made_with(),
+        alone,
+    )
     (out.path / "README.md").write_text(text, encoding="utf-8")
-    return {"parameters": exported.num_parameters(), "dtype": str(dtype)}
+    return metrics
+
+
+def _metrics(of: Evaluation | None) -> dict[str, Any]:
+    return {} if of is None else json.loads((of / "metrics.json").read_text("utf-8"))
+
+
+def _samples(evaluation: Evaluation, before: Evaluation | None) -> list[Sample]:
+    earlier = [] if before is None else read_json_lines(before / "answers.jsonl")
+    answers = {answer["row"]: answer["answer"] for answer in earlier}
+    return [
+        Sample(answer["prompt"], answers.get(answer["row"]), answer["answer"])
+        for answer in read_json_lines(evaluation / "answers.jsonl")
+    ]

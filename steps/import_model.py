@@ -5,12 +5,16 @@ from pathlib import Path
 
 import fsspec
 
-from pipeline import File, HubModel, Metrics, Output, TemperError, step
+from pipeline import File, HubModel, Metrics, Output, step
 from steps.kinds import Model
-from steps.training.config import Dtype
+from steps.models.config import Dtype
 
 
-@step(makes=Model)
+@step(
+    makes=Model,
+    estimate="steps.prices.of_models:IMPORTED",
+    refuses="steps.sources:refuse_no_model",
+)
 def import_model(
     out: Output,
     source: File | HubModel,
@@ -21,7 +25,7 @@ def import_model(
 
     A ``.gguf`` file is dequantised. ``chat_template`` replaces the tokenizer's own.
     """
-    from steps.training.pretrained import import_pretrained
+    from steps.models.importing import import_pretrained
 
     template = None
     if chat_template is not None:
@@ -31,11 +35,6 @@ def import_model(
         return import_pretrained(source.repo, out.path, dtype, template, revision=source.revision)
     with tempfile.TemporaryDirectory() as folder:
         local = _local_path(source.url, Path(folder))
-        if local.is_file() and local.suffix != ".gguf":
-            raise TemperError(
-                f"model {source.url} is neither a folder nor a .gguf file; "
-                "set model.path to a Hugging Face model folder"
-            )
         return import_pretrained(str(local), out.path, dtype, template)
 
 

@@ -8,7 +8,15 @@ from steps.kinds import Model
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """The size of a Llama (Touvron et al. 2023) with tied embeddings."""
+    """The size of a Llama (Touvron et al. 2023) with tied embeddings.
+
+    Args:
+        hidden_size: the width of the residual stream.
+        layers: how many layers.
+        heads: attention heads of each layer.
+        feed_forward: the width of each layer's feed-forward part.
+        max_length: the most positions.
+    """
 
     hidden_size: int = 96
     layers: int = 2
@@ -17,15 +25,15 @@ class LlamaShape:
     max_length: int = 64
 
 
-@step(makes=Model)
+@step(makes=Model, estimate="steps.prices.of_models:INITIALISED")
 def init_model(out: Output, shape: LlamaShape = LlamaShape(), seed: int = 0) -> Metrics:
-    """Write a model folder with the word-level tokenizer of :mod:`steps.data.arithmetic`."""
+    """Write a model folder with the word-level tokenizer of :mod:`steps.data.rows.arithmetic`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from steps.data.arithmetic import write_tokenizer
-    from steps.data.rendering import load_tokenizer
-    from steps.training.models import save_model
+    from steps.data.rows.arithmetic import write_tokenizer
+    from steps.data.tokens.rendering import load_tokenizer
+    from steps.models.folders import save_model
 
     write_tokenizer(out.path)
     vocabulary = load_tokenizer(out.path).get_vocab()

@@ -123,8 +123,64 @@ class Completions(Artifact):
     views = "steps.views:completions"
 
 
+class Rollouts(Artifact):
+    """``rollouts-*.parquet``: what a policy drew, as token ids with logps and how each ended;
+    ``prompts-*.parquet``, ``tokenizer.json`` and ``engine.json`` beside them."""
+
+    views = "steps.views:rollouts"
+
+
+class Judged(Rollouts):
+    """:class:`Rollouts` with verdicts and rewards."""
+
+
+class OnlineState(Artifact):
+    """``state.safetensors`` and ``state.json``: weights as they are updated, the optimiser's
+    moments, and after how many iterations: what another segment of an online run starts from."""
+
+
+class OnlineTraining(Artifact):
+    """A policy trained on rollouts, and its state; ``metrics.jsonl`` has a line an iteration."""
+
+    views = "steps.views:online"
+
+    parts = {"model": Model, "state": OnlineState}  # noqa: RUF012
+
+
+class OnlineRun(OnlineTraining):
+    """An :class:`OnlineTraining` and the rollouts that it drew itself."""
+
+    parts = {"model": Model, "state": OnlineState, "rollouts": Judged}  # noqa: RUF012
+
+
 class Scores(Artifact):
     """``scores.jsonl``: which :class:`Completions` are right."""
+
+    views = "steps.views:scores"
+
+
+class GgufModel(Artifact):
+    """One ``.gguf`` file: weights, tokenizer and chat template."""
+
+
+class RewardModel(Artifact):
+    """A Hugging Face folder of a sequence classifier with one label: the score of a response."""
+
+    views = "steps.views:model"
+
+
+class RewardScores(Artifact):
+    """``scores.jsonl``: the scores of :class:`Completions`, or of both sides of pairs."""
+
+
+class RewardEvaluation(Artifact):
+    """``metrics.json``, ``calibration.jsonl`` and ``best_of_n.jsonl`` of a reward model."""
+
+    views = "steps.views:reward_evaluation"
+
+
+class Influences(Artifact):
+    """``influences.jsonl``: how much each row of pairs pulls a model towards held-out pairs."""
 
 
 class Divergence(Artifact):

@@ -1,18 +1,20 @@
 """``make_arithmetic``: a task whose answers can be checked, with mixed demonstrations."""
 
 from pipeline import Metrics, Output, step
-from steps.data.arithmetic import boxed, demonstrations, sample_problems
-from steps.data.parquet import write_rows
-from steps.data.tables import CONVERSATIONS, PROMPTS, to_record
+from steps.data.rows.arithmetic import boxed, demonstrations, sample_problems
+from steps.data.rows.parquet import write_rows
 from steps.kinds import VerifiableTask
 
 
-@step(makes=VerifiableTask)
+@step(makes=VerifiableTask, estimate="steps.prices.of_rows:ARITHMETIC")
 def make_arithmetic(out: Output, train: int = 1100, test: int = 500, seed: int = 0) -> Metrics:
     """Write ``sft/conversations-*.parquet`` and ``train/`` and ``test/prompts-*.parquet``.
 
-    See :mod:`steps.data.arithmetic` for the task; held-out problems are never shown in training.
+    See :mod:`steps.data.rows.arithmetic` for the task; held-out problems are never shown in
+    training.
     """
+    from steps.data.rows.tables import CONVERSATIONS, PROMPTS, to_record
+
     problems, held_out = sample_problems(seed, train, test)
     shown = demonstrations(problems, seed)
     write_rows(

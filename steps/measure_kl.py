@@ -1,39 +1,10 @@
 """``measure_kl``: how far a model has moved from another, on what it writes itself."""
 
-from dataclasses import dataclass, field
-
 from pipeline import Metrics, Output, step
-from steps.data.jsonl import write_json_lines
-from steps.data.parquet import read_rows
-from steps.generation.config import SamplingConfig
+from steps.data.rows.jsonl import write_json_lines
+from steps.data.rows.parquet import read_rows
+from steps.evaluation.config import KlConfig
 from steps.kinds import Divergence, Model, PairTokens
-from steps.training.checks import require_count, set_choice
-from steps.training.config import Attention, Dtype
-
-
-@dataclass(frozen=True)
-class KlConfig:
-    """How much is drawn. The temperature is 1: anything else would draw from another model.
-
-    Args:
-        prompts: how many held-out prompts are answered.
-        sampling: ``num_completions`` answers each, cut at ``max_new_tokens``.
-    """
-
-    prompts: int = 32
-    sampling: SamplingConfig = field(
-        default_factory=lambda: SamplingConfig(64, temperature=1.0, num_completions=4)
-    )
-    dtype: Dtype = Dtype.float32
-    tokens_per_forward: int = 1024
-    attention: Attention = Attention.auto
-
-    def __post_init__(self) -> None:
-        set_choice(self, "dtype", Dtype)
-        set_choice(self, "attention", Attention)
-        require_count(self, "prompts", "tokens_per_forward")
-        if self.sampling.temperature != 1.0:
-            raise ValueError(f"sampling.temperature must be 1, got {self.sampling.temperature}")
 
 
 @step(makes=Divergence)
@@ -52,7 +23,7 @@ def measure_kl(
     """
     from steps.evaluation.divergence import kl_per_token, sampled_kl
     from steps.evaluation.own_samples import score_own_samples
-    from steps.training.ranks import together
+    from steps.models.ranks import together
 
     with together() as ranks:
         drawn = score_own_samples(

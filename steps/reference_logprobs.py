@@ -1,13 +1,13 @@
 """``reference_logprobs``: what the frozen reference thinks of each response, computed once."""
 
 from pipeline import Metrics, Output, step
-from steps.data.parquet import iter_rows
+from steps.data.rows.parquet import iter_rows
+from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, ReferenceLogps, UnpairedTokens
-from steps.training.config import ReferenceConfig
-from steps.workplace import at_work
+from steps.scoring.config import ReferenceConfig
 
 
-@step(makes=ReferenceLogps)
+@step(makes=ReferenceLogps, estimate="steps.prices.of_training:SCORED")
 def reference_logprobs(
     out: Output,
     tokens: PairTokens | UnpairedTokens,
@@ -19,7 +19,7 @@ def reference_logprobs(
     Finished shards are kept in scratch, so an interrupted computation goes on from the shard it
     was at. Dropout is off.
     """
-    from steps.training.reference import run_reference
+    from steps.scoring.reference import run_reference
 
     with at_work(out) as place:
         return run_reference(

@@ -13,7 +13,7 @@ def report(out: Output, results: dict[str, Artifact], title: str = "Report") -> 
     Args:
         results: what to report on, by the names to show.
     """
-    from pipeline.report import render, story_of_artifacts
+    from pipeline.show.report import render, story_of_artifacts
 
     manifests = {name: out.origin(result) for name, result in results.items()}
     story = story_of_artifacts(manifests, out.catalog, title)

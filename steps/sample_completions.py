@@ -1,19 +1,14 @@
-"""``sample_completions``: what a model answers to prompts."""
+"""``sample_completions``: what a model answers to prompts, as text."""
 
-from pipeline import Metrics, Output, TemperError, step
-from steps.data.jsonl import write_json_lines
-from steps.data.ledger import Entry, Tally
-from steps.data.parquet import read_rows
-from steps.data.reasons import MalformedRow
-from steps.data.rendering import Chat
-from steps.data.rows import PromptRow
-from steps.data.tables import from_record
+from pipeline import Metrics, Output, step
+from steps.data.rows.jsonl import write_json_lines
 from steps.generation.config import SamplingConfig
+from steps.glue.workplace_of import at_work
 from steps.kinds import Completions, Model, Prompts
-from steps.training.config import Dtype
+from steps.models.config import Dtype
 
 
-@step(makes=Completions)
+@step(makes=Completions, estimate="steps.prices.of_generation:SAMPLED")
 def sample_completions(
     out: Output,
     prompts: Prompts,
@@ -21,42 +16,27 @@ def sample_completions(
     config: SamplingConfig = SamplingConfig(),
     dtype: Dtype = Dtype.float32,
 ) -> Metrics:
-    """Write ``completions.jsonl``: each of the prompts with its ``completions``.
+    """Write ``completions.jsonl``: each of the prompts with its ``completions``, and of each its
+    ``finish``: ``stop``, or ``length`` if it was cut at ``max_new_tokens`` and so has no end.
 
-    Prompts are rendered as the training data is, with their tools and template arguments. One that
-    the model's chat template refuses is left out, and told.
-
-    Raises:
-        TemperError: the template refuses every prompt.
+    Drawn as by :func:`steps.sample_rollouts.sample_rollouts`. A text ends before its stop token and
+    holds no special tokens.
     """
-    from steps.data.rendering import load_tokenizer
-    from steps.data.tokenizing import tokenization, tokenize_prompts
-    from steps.generation.sampling import sample
-    from steps.training.models import load_model
-    from steps.training.ranks import together
+    from steps.generation.sampling import decoded
+    from steps.online.recording import draw_rollouts
+    from steps.online.rollouts import by_row
 
-    rows = [from_record(PromptRow, record) for record in read_rows(prompts.path)]
-    tokenizer = load_tokenizer(model.path)
-    chats = [Chat(row.prompt, row.tools, row.template_kwargs) for row in rows]
-    asked: list[tuple[PromptRow, list[int]]] = []
-    tally = Tally()
-    for row, ids in zip(rows, tokenize_prompts(tokenization(tokenizer), chats), strict=True):
-        if isinstance(ids, MalformedRow):
-            tally.add(Entry.dropped("", "", row.row, ids))
-        else:
-            asked.append((row, ids))
-            tally.add(Entry("", "", row.row, "kept"))
-    if not asked:
-        raise TemperError(f"no prompt of {prompts.step} is left: {tally.worst_reasons()}")
-    prompt_ids = [ids for _, ids in asked]
-    with together() as ranks:
-        loaded = load_model(model.path, dtype)
-        texts = sample(loaded, tokenizer, prompt_ids, config, out.progress, ranks)
-    if not ranks.is_first:
-        return {}
-    completed = (
-        {**vars(row), "completions": completions}
-        for (row, _), completions in zip(asked, texts, strict=True)
-    )
-    write_json_lines(out.path / "completions.jsonl", completed)
-    return {"prompts": len(asked), "completions": sum(map(len, texts)), **tally.metrics()}
+    with at_work(out) as place:
+        drawn = draw_rollouts(prompts.path, model.path, config, dtype, place)
+        if not place.ranks.is_first:
+            return {}
+        completed = (
+            {
+                **vars(row),
+                "completions": [decoded(drawn.tokenizer, one.ids) for one in completions],
+                "finish": [one.finish for one in completions],
+            }
+            for row, completions in zip(drawn.rows, by_row(drawn.rollouts).values(), strict=True)
+        )
+        write_json_lines(out.path / "completions.jsonl", completed)
+        return drawn.metrics()

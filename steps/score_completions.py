@@ -1,20 +1,31 @@
 """``score_completions``: how many completions the rule-based checker finds right."""
 
 from pipeline import Metrics, Output, step
-from steps.data.jsonl import read_json_lines, write_json_lines
-from steps.evaluation.checkers import boxed_answer, is_correct
-from steps.evaluation.intervals import proportion
+from steps.checking.boxed import boxed_answer, is_correct
+from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.kinds import Completions, Scores
 
 
-@step(makes=Scores)
+@step(makes=Scores, estimate="steps.prices.of_generation:JUDGED")
 def score_completions(out: Output, completions: Completions) -> Metrics:
-    """Write ``scores.jsonl`` and return the exact match with its 95 % interval."""
+    """Write ``scores.jsonl`` and return the exact match with its 95 % interval.
+
+    A completion is judged by what it says, also if it was ``cut`` at its most tokens; how many were
+    is told.
+    """
+    from steps.evaluation.intervals import proportion
+
     records = read_json_lines(completions / "completions.jsonl")
     scored = [
-        {"row": r["row"], "answer": r["answer"], "completion": text, "right": verdict}
+        {
+            "row": r["row"],
+            "answer": r["answer"],
+            "completion": text,
+            "right": verdict,
+            "cut": finish != "stop",
+        }
         for r in records
-        for text in r["completions"]
+        for text, finish in zip(r["completions"], r["finish"], strict=True)
         for verdict in (is_correct(text, r["answer"]),)
     ]
     write_json_lines(out.path / "scores.jsonl", scored)
@@ -24,4 +35,5 @@ def score_completions(out: Output, completions: Completions) -> Metrics:
         "exact_match": proportion(right, len(scored)),
         "well_formed": proportion(formatted, len(scored)),
         "completions": len(scored),
+        "cut": sum(score["cut"] for score in scored),
     }

@@ -1,12 +1,12 @@
 """``tokenize_conversations``: demonstrations as text become token ids, in Parquet."""
 
 from pipeline import Metrics, Output, step
-from steps.data.tokenizing import TokenizeConfig
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.glue.tokenize import write_tokens
 from steps.kinds import Conversations, ConversationTokens, Model
-from steps.tokens import write_tokens
 
 
-@step(makes=ConversationTokens)
+@step(makes=ConversationTokens, estimate="steps.prices.of_rows:TOKENIZED_CONVERSATIONS")
 def tokenize_conversations(
     out: Output,
     conversations: Conversations,

@@ -1,12 +1,12 @@
 """``tokenize_preferences``: pairs as text become pairs as token ids, in Parquet."""
 
 from pipeline import Metrics, Output, step
-from steps.data.tokenizing import TokenizeConfig
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.glue.tokenize import write_split_tokens
 from steps.kinds import Model, Preferences, TokenizedPreferences
-from steps.tokens import write_split_tokens
 
 
-@step(makes=TokenizedPreferences)
+@step(makes=TokenizedPreferences, estimate="steps.prices.of_rows:TOKENIZED_PAIRS")
 def tokenize_preferences(
     out: Output,
     pairs: Preferences,

@@ -1,9 +1,9 @@
 """``tokenize_texts``: plain texts become token ids for ``train_sft``, in Parquet."""
 
 from pipeline import Metrics, Output, step
-from steps.data.texts import TextConfig
+from steps.data.tokens.texts import TextConfig
+from steps.glue.tokenize import write_tokens
 from steps.kinds import Model, Texts, TextTokens
-from steps.tokens import write_tokens
 
 
 @step(makes=TextTokens)
@@ -13,7 +13,7 @@ def tokenize_texts(
     """Write ``tokens-00000.parquet`` and so on, ``ledger.parquet``, and a ``summary.md``.
 
     All tokens but a text's first are trained on; a long text becomes several rows, or is cut, as
-    :mod:`steps.data.texts` says.
+    :mod:`steps.data.tokens.texts` says.
 
     Raises:
         TemperError: no text is left, or more were dropped than allowed.

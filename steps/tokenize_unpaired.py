@@ -1,9 +1,9 @@
 """``tokenize_unpaired``: single completions as text become token ids, in Parquet."""
 
 from pipeline import Metrics, Output, step
-from steps.data.tokenizing import TokenizeConfig
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.glue.tokenize import write_split_tokens
 from steps.kinds import Model, TokenizedUnpaired, UnpairedSplits
-from steps.tokens import write_split_tokens
 
 
 @step(makes=TokenizedUnpaired)

@@ -1,14 +1,14 @@
 """``train_dpo``: preference training against cached reference logps, by DPO or a loss like it."""
 
 from pipeline import Metrics, Output, step
-from steps.data.parquet import iter_rows
-from steps.held_out import with_reference
+from steps.data.rows.parquet import iter_rows
+from steps.glue.held_out_rows import with_reference
+from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.training.config import DpoConfig
-from steps.workplace import at_work
 
 
-@step(makes=Model)
+@step(makes=Model, estimate="steps.prices.of_training:PREFERENCE")
 def train_dpo(
     out: Output,
     tokens: PairTokens,
@@ -26,7 +26,7 @@ def train_dpo(
             tokens with ``config.reference()``.
         held_out: other pairs, to evaluate on during training; with their own reference.
     """
-    from steps.training.dpo import run_dpo
+    from steps.training.recipes import run_dpo
 
     with at_work(out) as place:
         return run_dpo(

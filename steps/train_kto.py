@@ -1,14 +1,14 @@
 """``train_kto``: training on single responses that are good or bad, against a reference."""
 
 from pipeline import Metrics, Output, step
-from steps.data.parquet import iter_rows
-from steps.held_out import with_reference
+from steps.data.rows.parquet import iter_rows
+from steps.glue.held_out_rows import with_reference
+from steps.glue.workplace_of import at_work
 from steps.kinds import Model, ReferenceLogps, UnpairedTokens
 from steps.training.config import KtoConfig
-from steps.workplace import at_work
 
 
-@step(makes=Model)
+@step(makes=Model, estimate="steps.prices.of_training:PREFERENCE")
 def train_kto(
     out: Output,
     tokens: UnpairedTokens,
@@ -22,7 +22,7 @@ def train_kto(
 
     Arguments are those of :func:`steps.train_dpo.train_dpo`.
     """
-    from steps.training.kto import run_kto
+    from steps.training.recipes import run_kto
 
     with at_work(out) as place:
         return run_kto(

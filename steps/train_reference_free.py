@@ -1,13 +1,13 @@
 """``train_reference_free``: preference training by a loss that needs no reference."""
 
 from pipeline import Metrics, Output, step
-from steps.data.parquet import iter_rows
+from steps.data.rows.parquet import iter_rows
+from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens
 from steps.training.config import ReferenceFreeConfig
-from steps.workplace import at_work
 
 
-@step(makes=Model)
+@step(makes=Model, estimate="steps.prices.of_training:PREFERENCE")
 def train_reference_free(
     out: Output,
     tokens: PairTokens,
@@ -21,7 +21,7 @@ def train_reference_free(
         policy: the model to start from.
         held_out: other pairs, to evaluate on during training.
     """
-    from steps.training.reference_free import run_reference_free
+    from steps.training.recipes import run_reference_free
 
     with at_work(out) as place:
         return run_reference_free(

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline import Artifact, Metrics, Output, step
-from steps.data.parquet import iter_rows
+from steps.data.rows.parquet import iter_rows
+from steps.glue.workplace_of import at_work
 from steps.kinds import ConversationTokens, Model, PairTokens
 from steps.training.config import TrainConfig
-from steps.workplace import at_work
 
 
-@step(makes=Model)
+@step(makes=Model, estimate="steps.prices.of_training:IMITATION")
 def train_sft(
     out: Output,
     tokens: PairTokens | ConversationTokens,
@@ -25,7 +25,7 @@ def train_sft(
         init: the model to start from.
         held_out: others, to evaluate on during training.
     """
-    from steps.training.sft import run_sft
+    from steps.training.recipes import run_sft
 
     with at_work(out) as place:
         return run_sft(
@@ -38,7 +38,7 @@ def train_sft(
 
 
 def _demonstrations(tokens: Artifact) -> Iterator[Mapping[str, Any]]:
-    from steps.training.examples import chosen_as_demonstration
+    from steps.scoring.examples import chosen_as_demonstration
 
     for record in iter_rows(tokens.path):
         yield chosen_as_demonstration(record) if "chosen_ids" in record else record

@@ -5,9 +5,8 @@ from itertools import islice
 from pathlib import Path
 
 from pipeline import Metrics, Output, TemperError, step
-from steps.data.parquet import iter_rows, write_rows
-from steps.data.rows import PreferenceRow, UnpairedRow
-from steps.data.tables import ROWS_PER_SHARD, UNPAIRED, from_record, shard_name, to_record
+from steps.data.rows.parquet import iter_rows, write_rows
+from steps.data.rows.rows import PreferenceRow, UnpairedRow
 from steps.kinds import Preferences, UnpairedSplits
 
 
@@ -25,6 +24,8 @@ def unpair(out: Output, pairs: Preferences) -> Metrics:
 
 
 def _write(split: Path, folder: Path) -> int:
+    from steps.data.rows.tables import ROWS_PER_SHARD, UNPAIRED, shard_name, to_record
+
     rows, count, number = _unpaired(split), 0, 0
     while shard := list(islice(rows, ROWS_PER_SHARD)):
         path = folder / shard_name(UnpairedRow, number)
@@ -34,6 +35,8 @@ def _write(split: Path, folder: Path) -> int:
 
 
 def _unpaired(split: Path) -> Iterator[UnpairedRow]:
+    from steps.data.rows.tables import from_record
+
     for label, side in ((True, "chosen"), (False, "rejected")):
         for record in iter_rows(split):
             pair = from_record(PreferenceRow, record)

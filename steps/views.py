@@ -1,12 +1,27 @@
-"""What a report shows of each kind of artifact; named by the kinds in :mod:`steps.kinds`."""
+"""What there is to see of each kind of artifact, and how a model is loaded; named by the kinds in
+:mod:`steps.kinds`."""
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from pipeline.views import Curves, Histogram, Made, Table, Text, Texts, View, curves, summary
+from pipeline.show.made import Made
+from pipeline.show.views import (
+    Curves,
+    Histogram,
+    Measure,
+    Measures,
+    Table,
+    Text,
+    Texts,
+    View,
+    curves,
+    loaded_by,
+    summary,
+)
 
 TRAINING_CURVES = (
     "loss",
@@ -17,12 +32,68 @@ TRAINING_CURVES = (
     "grad_norm",
 )
 """What to look at first of a training run; TRL's names."""
+ONLINE_CURVES = {
+    "reward": "reward",
+    "reward_std": "spread of rewards among a prompt's completions (reward_std)",
+    "frac_reward_zero_std": "share of prompts without signal (frac_reward_zero_std)",
+    "kl/k3": "KL from the reference, nats a token (kl/k3)",
+    "ratio/deviation": "distance of the ratio from 1 (ratio/deviation)",
+    "clip_ratio/high_mean": "share clipped above (clip_ratio/high_mean)",
+    "clip_ratio/low_mean": "share clipped below (clip_ratio/low_mean)",
+    "completions/mean_length": "length in tokens (completions/mean_length)",
+    "completions/clipped_ratio": "share cut at the limit (completions/clipped_ratio)",
+    "mismatch/k3": "mismatch of sampler and trainer, nats a token (mismatch/k3)",
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+}
+"""What to look at first of an online run, by TRL's names, and what to call it."""
+PREFERENCE = (
+    Measure("gain/logps/accuracies", "pairs ranked right", "Gain over the baseline", True, 1,
+            "eval_logps/accuracies", "gain/logps/accuracies/p"),
+    Measure("gain/logps/margins", "log-probability margin, nats", "Gain over the baseline",
+            False, 1, p="gain/logps/margins/p"),
+    Measure("eval_logps/accuracies", "pairs ranked right", "Preference", True, 1),
+    Measure("eval_rewards/accuracies", "pairs rewarded right", "Preference", True, 1),
+    Measure("eval_rewards/accuracies_at_equal_length", "pairs rewarded right at equal length",
+            "Preference", True, 1),
+    Measure("eval_rewards/calibration_error", "calibration error", "Preference", True, -1),
+    Measure("eval_rewards/margins", "reward margin", "Preference", False, 1),
+    Measure("eval_loss", "loss", "Preference", False, -1),
+)  # fmt: skip
+"""The metrics of an evaluation; those of answers follow from the names of its checks."""
+EXACT_MATCH = (
+    Measure("exact_match", "exact match", "Answers", True, 1),
+    Measure("well_formed", "answers that state a result", "Answers", True, 1),
+)
+MEASURES = (*PREFERENCE, *EXACT_MATCH)
+"""What terminal and report call metrics."""
 MOST_TEXTS = 40
+MOST_PROMPTS_OVER_ITERATIONS = 20
+MOST_ITERATIONS_OF_A_PROMPT = 6
 MOST_TOKEN_FILES = 8
-CALIBRATION = "calibration.jsonl"
-_TOGETHER = "\N{NO-BREAK SPACE}"
+CALIBRATION, BEST_OF_N = "calibration.jsonl", "best_of_n.jsonl"
+_OF_ROLLOUTS = ["ids", "finish", "verdict"]
+_PER_ITERATION = ["iteration", "row", "k", "prompt_ids", "ids", "finish", "verdict", "rewards"]
+_PREDICTED = "predicted probability of being right"
 
 
+def open_model(folder: Path) -> tuple[Any, Any]:
+    """The model of a Hugging Face folder, of the dtype that it was saved in, and its tokenizer."""
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+    )
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    scores = any("SequenceClassification" in name for name in config.architectures or ())
+    auto: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype="auto", local_files_only=True)
+    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+@loaded_by(open_model)
 def model(made: Made) -> Iterator[View]:
     """How it was trained, if it was."""
     yield from curves(made, TRAINING_CURVES)
@@ -31,17 +102,49 @@ def model(made: Made) -> Iterator[View]:
 
 def evaluation(made: Made) -> Iterator[View]:
     """What the model answered, and how far its margins say how often it is right."""
+    yield Measures([*PREFERENCE, *_measures_of_answers(made.manifest.metrics)], "baseline")
     answers = made.records("answers.jsonl")[:MOST_TEXTS]
     if answers:
         rows = [
-            Text(str(a.get("row")), str(a.get("prompt")), str(a.get("answer")), _passed(a))
+            Text(str(a.get("row")), str(a.get("prompt")), str(a.get("answer")), checks=_checks(a))
             for a in answers
         ]
         yield Texts("Held-out prompts", rows)
-    if bins := made.records(CALIBRATION):
-        points = {"share of pairs it gets right": [(b["predicted"], b["observed"]) for b in bins]}
-        yield Curves("Calibration of the implicit reward", "predicted probability", points,
-                     diagonal=True, section="Results")  # fmt: skip
+    yield from _calibration(made, "Calibration of the implicit reward")
+
+
+def scores(made: Made) -> Iterator[View]:
+    """How often completions are right, and what they say."""
+    yield Measures(EXACT_MATCH)
+    records = made.records("scores.jsonl")
+    rows = [
+        Text(str(r.get("row")), f"expected: {r.get('answer')}", str(r.get("completion")),
+             "cut at the limit" if r.get("cut") else "", {"exact match": r.get("right") is True})
+        for r in records[:MOST_TEXTS]
+    ]  # fmt: skip
+    if rows:
+        yield Texts("Judged completions", rows)
+
+
+def online(made: Made) -> Iterator[View]:
+    """How an online run went, iteration by iteration, and what it answered on the way."""
+    yield from curves(made, list(ONLINE_CURVES), titles=ONLINE_CURVES, unit="iteration")
+    if texts := _over_iterations(made):
+        yield Texts("Completions over iterations", texts)
+    yield from rollouts(made)
+    yield from summary(made)
+
+
+def reward_evaluation(made: Made) -> Iterator[View]:
+    """How often the best of n is right, whoever picks it, and the calibration of scores."""
+    yield Measures([measure for measure in PREFERENCE if not measure.p])
+    if curve := made.records(BEST_OF_N):
+        points = {
+            picker.replace("_", " "): [(p["n"], p[picker]["value"]) for p in curve]
+            for picker in ("reward_model", "majority", "checker")
+        }
+        yield Curves("Best of n", "samples", points, section="Results")
+    yield from _calibration(made, "Calibration of the scores")
 
 
 def benchmark(made: Made) -> Iterator[View]:
@@ -67,6 +170,23 @@ def completions(made: Made) -> Iterator[View]:
         yield Texts("Sampled prompts", texts[:MOST_TEXTS])
 
 
+def rollouts(made: Made) -> Iterator[View]:
+    """How long completions are, and how many of them are right."""
+    import pyarrow.parquet as pq
+
+    lengths: dict[str, Counter[int]] = {}
+    verdicts = Counter[str]()
+    for file in made.names("*rollouts-*.parquet")[:MOST_TOKEN_FILES]:
+        if (data := made.read(file)) is None:
+            continue
+        for record in pq.read_table(io.BytesIO(data), columns=_OF_ROLLOUTS).to_pylist():
+            lengths.setdefault(record["finish"], Counter())[len(record["ids"])] += 1
+            verdicts[record["verdict"] or "not judged"] += 1
+    if lengths:
+        yield Histogram("Lengths of completions, by how they ended", "tokens", lengths)
+        yield Table("Verdicts", ["verdict", "completions"], [*map(list, verdicts.most_common())])
+
+
 def rows(made: Made) -> Iterator[View]:
     """What became of every row that was read."""
     yield from _ledger(made)
@@ -78,11 +198,79 @@ def tokens(made: Made) -> Iterator[View]:
     yield from _lengths(made)
 
 
-def _passed(answer: Mapping[str, Any]) -> str:
+def _checks(answer: Mapping[str, Any]) -> dict[str, bool]:
     """Which checks an answer passes, and which not."""
     checks = answer.get("checks")
     marks = checks.items() if isinstance(checks, Mapping) else ()
-    return "  ".join(f"{'✓' if passed else '✗'}{_TOGETHER}{name}" for name, passed in marks)
+    return {str(name): passed is True for name, passed in marks}
+
+
+def _measures_of_answers(metrics: Mapping[str, Any]) -> Iterator[Measure]:
+    """The share of answers that pass each check, and what has been gained over the baseline."""
+    names = [name.removeprefix("answers/") for name in metrics if name.startswith("answers/")]
+    for name in names:
+        yield Measure(f"gain/answers/{name}", f"answers: {name}", "Gain over the baseline", True, 0,
+                      f"answers/{name}", f"gain/answers/{name}/p")  # fmt: skip
+    for name in names:
+        yield Measure(f"answers/{name}", name, "Share of answers that pass a check", True)
+
+
+def _calibration(made: Made, title: str) -> Iterator[View]:
+    if bins := made.records(CALIBRATION):
+        points = {"share of pairs that are right": [(b["predicted"], b["observed"]) for b in bins]}
+        note = "On the dashed line, predictions are as often right as they say."
+        yield Curves(title, _PREDICTED, points, 1, diagonal=True, section="Results", note=note)
+
+
+def _over_iterations(made: Made) -> list[Text]:
+    """The first completion of the prompts that were drawn in most iterations, iteration by
+    iteration, as far as the artifact has its rollouts."""
+    from tokenizers import Tokenizer
+
+    if (tokenizer := made.text("rollouts/tokenizer.json")) is None:
+        return []
+    decode = Tokenizer.from_str(tokenizer).decode
+    of_rows: dict[str, list[Mapping[str, Any]]] = {}
+    for record in _drawn(made):
+        of_rows.setdefault(record["row"], []).append(record)
+    often = sorted(of_rows.values(), key=len, reverse=True)[:MOST_PROMPTS_OVER_ITERATIONS]
+    return [
+        Text(
+            record["row"],
+            decode(record["prompt_ids"]),
+            decode(record["ids"]),
+            ", ".join(_remarks(record)),
+            {"judged right": record["verdict"] == "right"} if record["verdict"] else {},
+            f"iteration {record['iteration'] + 1}",
+        )
+        for records in often
+        for record in _spread(records, MOST_ITERATIONS_OF_A_PROMPT)
+    ]
+
+
+def _drawn(made: Made) -> Iterator[Mapping[str, Any]]:
+    """The first completion of every prompt and iteration."""
+    import pyarrow.parquet as pq
+
+    for file in made.names("rollouts/rollouts-*.parquet")[:MOST_TOKEN_FILES]:
+        if (data := made.read(file)) is not None:
+            table = pq.read_table(io.BytesIO(data), columns=_PER_ITERATION, filters=[("k", "=", 0)])
+            yield from table.to_pylist()
+
+
+def _remarks(record: Mapping[str, Any]) -> Iterator[str]:
+    """The reward of a completion, and how it ended where it did not end by itself."""
+    if record["rewards"]:
+        yield f"reward {sum(value for _, value in record['rewards']):.3g}"
+    if record["finish"] != "stop":
+        yield f"ended by {record['finish']}"
+
+
+def _spread(records: Sequence[Mapping[str, Any]], most: int) -> Sequence[Mapping[str, Any]]:
+    """So many at most, the first and the last among them."""
+    if len(records) <= most:
+        return records
+    return [records[round(i * (len(records) - 1) / (most - 1))] for i in range(most)]
 
 
 def _ledger(made: Made) -> Iterator[View]:

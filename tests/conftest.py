@@ -14,7 +14,10 @@ import fsspec
 import fsspec.config
 import pytest
 from hypothesis import settings
+from numbers_lab import Lab
+from places import REPOSITORY
 from rich.console import Console
+from workers_here import instead_of_processes
 
 from benchmarks.gcs import gcs_server
 from pipeline import Store
@@ -23,7 +26,10 @@ from pipeline import Store
 # when it is imported, here and in processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("attack", max_examples=5000)
+# The same examples in every run, however slow the machine is; `make attack` draws others.
+settings.register_profile("temper", deadline=None, derandomize=True)
+settings.load_profile("temper")
+settings.register_profile("attack", deadline=None, max_examples=5000)
 """What is tried a hundred times by default, tried by hand for as long as one has patience."""
 
 
@@ -52,14 +58,33 @@ def journal(tmp_path: Path) -> str:
 
 
 @pytest.fixture
+def lab(tmp_path: Path, store: Store, console: Console) -> Lab:
+    return Lab(tmp_path, store, console)
+
+
+@pytest.fixture
+def workers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers run in this process, except in a test that is marked as one of real workers."""
+    if request.node.get_closest_marker("real_workers") is None:
+        instead_of_processes(monkeypatch)
+
+
+@pytest.fixture
 def console() -> Console:
     """A console that keeps what was printed: ``console.file.getvalue()``."""
     return Console(file=io.StringIO(), width=120)
 
 
 @pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from byte_model import write_byte_model
+
+    return write_byte_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(scope="session")
 def repository() -> Path:
-    return Path(__file__).resolve().parent.parent
+    return REPOSITORY
 
 
 @pytest.fixture(params=["local", "gcs", "s3"])

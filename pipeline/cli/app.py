@@ -1,51 +1,136 @@
-"""``temper``: look into a store from the shell, and keep it in order.
+"""``temper``: run recipes from the shell, look into a store, and keep it in order.
 
-An artifact is named ``STEP`` (the newest of that step) or ``STEP@KEY`` (the beginning of its key).
+An artifact is named ``STEP`` (the newest of that step), ``STEP@KEY`` (the beginning of its key) or
+``EXPERIMENT/RESULT`` (what the newest run of an experiment made under that name).
 Commands that delete something ask on a terminal, and want ``--yes`` elsewhere.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+from typer.core import TyperGroup
 
-from pipeline import logs as growing
-from pipeline.board import make_console, show_error
-from pipeline.catalog import Catalog
-from pipeline.cli import acceptance, eviction, present, views
-from pipeline.cli.activity import Attempt, attempts, leases
-from pipeline.cli.collect import delete
+import pipeline
+from pipeline.cli import printing
 from pipeline.cli.compare import compare
 from pipeline.cli.explanation import explain_artifact
-from pipeline.cli.garbage import Policy, find_garbage
-from pipeline.cli.naming import find, require_one_key, unknown_step
+from pipeline.cli.keep import acceptance, eviction
+from pipeline.cli.keep.collect import delete
+from pipeline.cli.keep.garbage import Policy, find_garbage
+from pipeline.cli.keep.verify import mark_damaged, verify
+from pipeline.cli.naming import by_key, find, require_one_key, require_unmarked, unknown_step
+from pipeline.cli.recipes import copy_recipe, run_recipe, show_recipes
 from pipeline.cli.rows import show_row
 from pipeline.cli.run_diff import diff_runs
-from pipeline.cli.runs import forget_run, names_of_runs, one_run, read_run, read_runs
-from pipeline.cli.verify import mark_damaged, verify
+from pipeline.cli.start import make_project
+from pipeline.cli.tune import tune
 from pipeline.errors import TemperError
-from pipeline.manifest import Manifest
-from pipeline.run import PLAN_ONLY
-from pipeline.store import Store
+from pipeline.running.session import PLAN_ONLY
+from pipeline.show.terminal import make_console, show_error
+from pipeline.store import logs as growing
+from pipeline.store.accepted import withdraw
+from pipeline.store.activity import Attempt, attempts, leases
+from pipeline.store.catalog import Catalog
+from pipeline.store.latest import forget_broken_links
+from pipeline.store.layout import Store
+from pipeline.store.manifest import Manifest
+from pipeline.store.runs import forget_run, names_of_runs, one_run, read_run, read_runs
+
+
+class Whole(TyperGroup):
+    """A group of commands whose summaries are shown whole in ``--help``."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, command.get_short_help_str(500)) for name, command in commands if command]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
 
 app = typer.Typer(
-    help="Look into a Temper store, and keep it in order.",
+    cls=Whole,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+recipes_app = typer.Typer(cls=Whole, rich_markup_mode=None)
+app.add_typer(recipes_app, name="recipes")
 StoreOption = Annotated[
     str, typer.Option("--store", envvar="TEMPER_STORE", help="Local path or fsspec URL.")
 ]
-Name = Annotated[str, typer.Argument(metavar="STEP[@KEY]", help="The newest of a step, or by key.")]
+_NAMES = "The newest of a step, by key, or EXPERIMENT/RESULT."
+Name = Annotated[str, typer.Argument(metavar="STEP[@KEY]", help=_NAMES)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"temper {pipeline.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def temper(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Train with a recipe, start a project, look into a store, and keep it in order."""
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def run(context: typer.Context) -> None:
+    """Run a recipe: temper run RECIPE|FILE.yaml [--data FILE] [--model MODEL] [SETTING=VALUE]...
+
+    The options of experiments work too: --plan, -v, -q, -m. temper run RECIPE --help explains every
+    setting; temper recipes lists the recipes.
+    """
+    if context.args in ([], ["-h"], ["--help"]):
+        typer.echo(context.get_help())
+        return
+    run_recipe(context.args)
+
+
+@recipes_app.callback(invoke_without_command=True)
+def list_recipes(context: typer.Context) -> None:
+    """List the recipes of temper run, each with a sentence; copy makes one your own."""
+    if context.invoked_subcommand is None:
+        show_recipes(make_console())
+
+
+@recipes_app.command("copy")
+def copy(
+    recipe: Annotated[str, typer.Argument(help="Its name.")],
+    file: Annotated[Path, typer.Argument(help="A .yaml for temper run, or a .py.")],
+) -> None:
+    """Copy a recipe to a file of your own: YAML for temper run, or a Python script."""
+    for made in copy_recipe(recipe, file):
+        typer.echo(made)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="NAME", help="A new or an empty folder.")],
+) -> None:
+    """Make a project: an experiment, a step, a loss and a checker of your own, with tests."""
+    for made in make_project(folder):
+        typer.echo(folder / made)
+    typer.echo(f"next: cd {folder}, and read README.md")
 
 
 @app.command("list")
@@ -53,14 +138,14 @@ def list_artifacts(
     step: Annotated[str | None, typer.Argument(help="Only of this step.")] = None,
     store: StoreOption = "store",
 ) -> None:
-    """Every artifact in the store, oldest first."""
+    """List every artifact in the store, oldest first."""
     catalog = _catalog(store)
     manifests = catalog.everything() if step is None else catalog.history(step)
     if not manifests and step is not None:
         raise unknown_step(catalog, step)
     if not manifests:
         raise TemperError(f"there are no artifacts in {store}; set --store or TEMPER_STORE")
-    views.show_artifacts(make_console(), catalog, manifests)
+    printing.show_artifacts(make_console(), catalog, manifests)
 
 
 @app.command()
@@ -83,7 +168,7 @@ def show(
     catalog = _catalog(store)
     manifest = find(catalog, artifact)
     if row is None:
-        views.show_manifest(make_console(), manifest)
+        printing.show_manifest(make_console(), manifest)
     else:
         show_row(make_console(), catalog, manifest, row, split)
 
@@ -93,10 +178,7 @@ def path(artifact: Name, store: StoreOption = "store") -> None:
     """Print where an artifact's files lie."""
     catalog = _catalog(store)
     manifest = find(catalog, artifact)
-    if (loss := catalog.loss(manifest)) is not None:
-        raise TemperError(
-            f"the data of {manifest.name} is {loss.value}; a run that asks for it makes it again"
-        )
+    require_unmarked(catalog, manifest)
     typer.echo(catalog.store.url_of(catalog.store.content_path(manifest)))
 
 
@@ -110,6 +192,7 @@ def logs(
 ) -> None:
     """Print the log of the newest attempt at a step: running, failed or done."""
     opened = _open(store)
+    artifact = by_key(Catalog(opened), artifact)
     step, _, prefix = artifact.partition("@")
     tries = [a for a in (attempts(opened, step) if step else ()) if a.key.startswith(prefix)]
     if not tries:
@@ -120,21 +203,21 @@ def logs(
     log = f"{opened.root}/{tries[-1].folder}/log.txt"
     if follow:
         lines = growing.follow(growing.GrowingLog(opened, log), _is_over(opened, tries[-1]))
-        views.show_lines(make_console(), lines)
+        printing.show_lines(make_console(), lines)
         return
     data = opened.read(log)
     if data is None:
         raise TemperError(f"there is no log at {opened.url_of(log)}, or not yet")
-    views.show_log(make_console(), data)
+    printing.show_log(make_console(), data)
 
 
 @app.command()
 def status(store: StoreOption = "store") -> None:
-    """Who is making what now."""
+    """Show which steps are being made now, and by whom."""
     opened = _open(store)
     held = [lease for lease in leases(opened) if lease.holder is not None]
     if held:
-        views.show_leases(make_console(), opened, held)
+        printing.show_leases(make_console(), opened, held)
     else:
         typer.echo("nothing is running")
 
@@ -147,7 +230,7 @@ def runs(
     ] = False,
     store: StoreOption = "store",
 ) -> None:
-    """Runs on record, oldest first; of RUN (the beginning of its name), every step."""
+    """List the runs, oldest first; of RUN (the beginning of its name), every step."""
     opened, console = _open(store), make_console()
     known = names_of_runs(opened)
     chosen = [one_run(known, name) for name in names or ()]
@@ -156,13 +239,13 @@ def runs(
     for name in chosen:
         if forget:
             forget_run(opened, name)
-            views.show_line(console, f"forgotten: {name}")
+            printing.show_line(console, f"forgotten: {name}")
         else:
-            views.show_run(console, read_run(opened, name))
+            printing.show_run(console, read_run(opened, name))
     if not known:
         raise TemperError(f"no run is on record in {store}; set --store or TEMPER_STORE")
     if not chosen:
-        views.show_runs(console, read_runs(opened))
+        printing.show_runs(console, read_runs(opened))
 
 
 @app.command()
@@ -171,19 +254,39 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("report.html"),
     store: StoreOption = "store",
 ) -> None:
-    """Write what runs did, by default the newest, as one HTML file that needs no network."""
-    from pipeline.report import render, story_of_runs  # plots are slow to import
+    """Write what runs did as one HTML file that needs no network.
+
+    By default of the newest run, or if that found all of its results made, of the one that made
+    them.
+    """
+    from pipeline.cli.reports import Looks, chosen_runs, story_of  # drawing is slow to import
+    from pipeline.show.report.page import Page, render
 
     catalog = _catalog(store)
-    known = names_of_runs(catalog.store)
-    if not known:
-        raise TemperError(f"no run is on record in {store}; set --store or TEMPER_STORE")
-    chosen = dict.fromkeys(one_run(known, name) for name in names or known[-1:])
-    found = [read_run(catalog.store, name) for name in sorted(chosen)]
-    present.search_where_they_ran(found)
-    told = story_of_runs(found, catalog, present.import_named)
-    output.write_text(render(told, time.strftime("%F %T", time.gmtime())), "utf-8")
+    found, remark = chosen_runs(catalog.store, names or ())
+    looks = Looks(reversed(found))
+    told = story_of(found, catalog, looks)
+    made_at = time.strftime("%F %T", time.gmtime())
+    output.write_text(render(told, Page(made_at, remark)), "utf-8")
+    for reason in dict.fromkeys(looks.unknown.values()):
+        printing.show_line(make_console(stderr=True), f"! shown plainly: {reason}", "yellow")
+    if remark:
+        printing.show_line(make_console(stderr=True), f"of run {found[0].name}: {remark}", "dim")
     typer.echo(output)
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 0,
+    store: StoreOption = "store",
+) -> None:
+    """Show the report of every run in a browser on this machine, live while runs are under way."""
+    from pipeline.cli.ui import server  # drawing is slow to import
+
+    with server(_open(store), port) as serving:
+        typer.echo(f"{serving.url}  (Ctrl-C ends it)")
+        with contextlib.suppress(KeyboardInterrupt):
+            serving.serve_forever()
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -191,7 +294,7 @@ def plan(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="An experiment script.")],
 ) -> None:
-    """What a script would run and why: python SCRIPT --plan [OVERRIDES]...
+    """Show what a script would run, and why: python SCRIPT --plan [OVERRIDES]...
 
     A script that calls run() itself ends at its first run.
     """
@@ -202,11 +305,14 @@ def plan(
     raise typer.Exit(status if status >= 0 else 128 - status)
 
 
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(tune)
+
+
 @app.command()
 def explain(artifact: Name, store: StoreOption = "store") -> None:
-    """Why an artifact was made and from what, and whether the present code still is its."""
+    """Show why an artifact was made, from what, and whether its code has changed since."""
     catalog = _catalog(store)
-    views.show_explanation(make_console(), explain_artifact(catalog, find(catalog, artifact)))
+    printing.show_explanation(make_console(), explain_artifact(catalog, find(catalog, artifact)))
 
 
 @app.command()
@@ -215,41 +321,73 @@ def diff(
     new: Annotated[str, typer.Argument(metavar="B")],
     store: StoreOption = "store",
 ) -> None:
-    """What differs between two artifacts (settings, inputs, code, files, metrics), or between two
-    runs, by the beginnings of their names."""
+    """Show which settings, data and code differ between two runs (A and B begin their names), and
+    how the results changed; or between two artifacts."""
     catalog = _catalog(store)
     known = names_of_runs(catalog.store)
     if all(any(run.startswith(name) for run in known) for name in (old, new)):
         runs = (read_run(catalog.store, one_run(known, name)) for name in (old, new))
-        views.show_run_diff(make_console(), diff_runs(catalog, *runs))
+        printing.show_run_diff(make_console(), diff_runs(catalog, *runs))
         return
     one, other = find(catalog, old), find(catalog, new)
-    views.show_comparison(make_console(), one, other, compare(one, other))
+    printing.show_comparison(make_console(), one, other, compare(one, other))
 
 
 @app.command()
 def accept(
     steps: Annotated[list[str], typer.Argument(metavar="STEP...")],
     of: Annotated[str, typer.Option("--of", metavar="KEY", help="This artifact's code.")] = "",
+    same_change: Annotated[
+        bool, typer.Option("--all-with-same-change", help="Other steps with this change, too.")
+    ] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take back what was accepted.")] = False,
     yes: Yes = False,
     store: StoreOption = "store",
 ) -> None:
-    """Say that the present code of steps gives the results that their artifacts are."""
+    """Confirm that your code change does not change results, so that existing artifacts stay
+    valid."""
     if of and len(steps) > 1:
         raise TemperError("--of KEY is an artifact of one step; name one")
     catalog, console = _catalog(store), make_console()
+    if undo:
+        _undo_accept(catalog, steps, of, yes)
+        return
     pending: list[acceptance.Candidate] = []
     for candidate in [c for step in steps for c in acceptance.candidates(catalog, step, of)]:
-        views.show_candidate(console, candidate)
+        printing.show_candidate(console, candidate)
         if not candidate.is_equal:
             pending.append(candidate)
     if not pending:
         return
+    others = acceptance.with_the_same_change(catalog, pending)
+    for candidate in others if same_change else ():
+        printing.show_candidate(console, candidate)
     _confirm("Does the present code give the same results?", yes)
-    for candidate in pending:
+    if others and not same_change:
+        names = ", ".join(dict.fromkeys(c.manifest.step for c in others))
+        printing.show_line(console, f"the code of {names} differs in nothing else")
+        if not yes and typer.confirm("Accept it of these too?"):
+            same_change = True
+        elif yes:
+            printing.show_line(console, "  --all-with-same-change accepts it of these too", "dim")
+    chosen = [*pending, *(others if same_change else ())]
+    for candidate in chosen:
         acceptance.accept(catalog, candidate)
-    revived = sum(candidate.revived for candidate in pending)
-    views.show_line(console, f"accepted: {_count(revived, 'artifact')} valid again")
+    revived = sum(candidate.revived for candidate in chosen)
+    printing.show_line(console, f"accepted: {_count(revived, 'artifact')} valid again")
+
+
+def _undo_accept(catalog: Catalog, steps: list[str], of: str, yes: bool) -> None:
+    console = make_console()
+    found = [a for step in steps for a in acceptance.accepted_before(catalog, step, of)]
+    for accepted in found:
+        changes = ", ".join(map(str, accepted.note.get("changes", ())))
+        name, time_of_it = (accepted.note.get(key, "?") for key in ("artifact", "time"))
+        printing.show_line(console, f"{name}, accepted {time_of_it}: {changes}")
+    _confirm("Take this back?", yes)
+    for accepted in found:
+        withdraw(catalog.store, accepted)
+    printing.show_line(console, f"taken back: {_count(len(found), 'acceptance')}")
 
 
 @app.command()
@@ -258,26 +396,29 @@ def evict(
     yes: Yes = False,
     store: StoreOption = "store",
 ) -> None:
-    """Delete artifacts' data and keep what they were: what was made from them stays cached."""
+    """Delete the data of artifacts and keep their manifests: what was made from them stays
+    cached."""
     catalog, console = _catalog(store), make_console()
+    artifacts = [by_key(catalog, name) for name in artifacts]
     chosen = {
         m.attempt: m for n in artifacts for m in eviction.evictable(catalog, find(catalog, n))
     }
     if not chosen:
-        views.show_line(console, f"evicted already: {', '.join(artifacts)}")
+        printing.show_line(console, f"evicted already: {', '.join(artifacts)}")
         return
     eviction.require_unused(catalog.store, list(chosen.values()))
     for manifest in chosen.values():
-        views.show_line(console, f"{manifest.name}  {decimal(manifest.size)}")
+        printing.show_line(console, f"{manifest.name}  {decimal(manifest.size)}")
     for step in dict.fromkeys(name for name in artifacts if "@" not in name):
         if stay := eviction.others(catalog, step, list(chosen.values())):
             what = f"{_count(stay, 'other artifact')} of {step}"
-            views.show_line(console, f"{what} will stay; name one by {step}@KEY", "dim")
+            printing.show_line(console, f"{what} will stay; name one by {step}@KEY", "dim")
     size = decimal(sum(manifest.size for manifest in chosen.values()))
     _confirm(f"Delete {size} of data?", yes)
     for manifest in chosen.values():
         eviction.evict(catalog.store, manifest)
-    views.show_line(console, f"freed {size}")
+    forget_broken_links(catalog.store)
+    printing.show_line(console, f"freed {size}")
 
 
 @app.command("verify")
@@ -285,7 +426,7 @@ def verify_artifacts(
     artifacts: Annotated[list[str] | None, typer.Argument(metavar="[STEP[@KEY]]...")] = None,
     store: StoreOption = "store",
 ) -> None:
-    """Read every file and compare it with what was committed; status 1 if one is damaged."""
+    """Read every byte, to find silent corruption; the exit status is 1 if a file is damaged."""
     catalog, console = _catalog(store), make_console()
     if artifacts:
         chosen, unreadable = _all_named(catalog, artifacts)
@@ -296,19 +437,19 @@ def verify_artifacts(
     present = [manifest for manifest in chosen if catalog.loss(manifest) is None]
     with _progress_bar(sum(manifest.size for manifest in present)) as bar:
         damages = verify(catalog.store, present, lambda size: bar.advance(bar.task_ids[0], size))
-    views.show_damages(console, damages)
+    printing.show_damages(console, damages)
     for url in unreadable:
-        views.show_line(console, f"{url} is damaged; delete it, and the step will be run again")
+        printing.show_line(console, f"{url} is damaged; delete it, and the step will be run again")
     bad = len({damage.manifest.attempt for damage in damages})
     gone = len(chosen) - len(present)
-    views.show_line(
+    printing.show_line(
         console,
         f"{_count(len(present) - bad, 'artifact')} intact, {bad + len(unreadable)} damaged"
         + (f"; {gone} passed over, evicted or marked as damaged before" if gone else ""),
     )
     if damages:
         mark_damaged(catalog.store, damages)
-        views.show_line(console, "what is damaged is marked: a run that needs it makes it again")
+        printing.show_line(console, "what is damaged is marked: a run that needs it makes it again")
     if damages or unreadable:
         raise typer.Exit(1)
 
@@ -330,14 +471,14 @@ def gc(
     """Show what nobody needs: leftovers, and artifacts that no kept run used. --yes deletes it."""
     opened, console = _open(store), make_console()
     findings = find_garbage(opened, Policy(keep_last, keep_days, grace * 3600))
-    views.show_findings(console, findings)
+    printing.show_findings(console, findings)
     if not findings.garbage:
-        views.show_line(console, "nothing to collect")
+        printing.show_line(console, "nothing to collect")
     elif not yes:
         size = decimal(sum(garbage.size for garbage in findings.garbage))
-        views.show_line(console, f"{size} in all; add --yes to delete")
+        printing.show_line(console, f"{size} in all; add --yes to delete")
     else:
-        views.show_line(console, f"freed {decimal(delete(opened, findings))}")
+        printing.show_line(console, f"freed {decimal(delete(opened, findings))}")
 
 
 def _open(url: str) -> Store:
@@ -369,7 +510,7 @@ def _all_named(catalog: Catalog, names: list[str]) -> tuple[list[Manifest], list
     """The artifacts of every STEP, or the one of each STEP@KEY; and what cannot be read of them."""
     found: dict[str, Manifest] = {}
     unreadable: list[str] = []
-    for name in names:
+    for name in (by_key(catalog, name) for name in names):
         step, _, prefix = name.partition("@")
         urls = [url for url in catalog.unreadable([step]) if _file(url).startswith(prefix)]
         unreadable += urls
@@ -416,11 +557,21 @@ def _count(number: int, thing: str) -> str:
 
 def main() -> None:
     """Console script: errors as one line, as everywhere."""
+    _add_commands_of_packages(sys.argv[1:2])
     try:
         app()
     except (TemperError, OSError) as error:
         show_error(str(error))
         raise SystemExit(1) from None
+
+
+def _add_commands_of_packages(asked: list[str]) -> None:
+    """Commands that know more than the core: functions that an installed package names as entry
+    points of the group ``temper.commands``. They are imported when one of them, or help, is asked
+    for."""
+    for entry in entry_points(group="temper.commands"):
+        if asked in ([], ["--help"], ["-h"], [entry.name]):
+            app.command(entry.name)(entry.load())
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.board import metric_text
 from pipeline.cli.naming import SHOWN_DIGITS
-from pipeline.manifest import InputEntry, Manifest
-from pipeline.why import leaves
+from pipeline.dag.canonical import Json
+from pipeline.dag.settings import leaves
+from pipeline.plan.why import form_changes
+from pipeline.show.metrics import metric_text
+from pipeline.store.manifest import InputEntry, Manifest
 
-RECIPE_FIELDS = ("function", "version")
+RECIPE_FIELDS = ("step", "version")
 """What a recipe says of the code in words; digests of the source say it by function."""
 
 
@@ -45,6 +47,9 @@ def compare(old: Manifest, new: Manifest) -> Comparison:
     by_input = {*old_inputs, *new_inputs}
     paths = {*old_settings, *new_settings, *by_input}
     changed = _differences(old_settings, new_settings)
+    if not changed and old_inputs == new_inputs:
+        one, other = (_arguments(manifest) for manifest in (old, new))
+        changed = [Difference(change, "one", "another") for change in form_changes(one, other)]
     return Comparison(
         settings=[d for d in changed if not _has_parts(d, by_input, paths)],
         inputs=_differences(old_inputs, new_inputs),
@@ -60,12 +65,16 @@ def compare(old: Manifest, new: Manifest) -> Comparison:
 
 def settings(manifest: Manifest) -> dict[str, str]:
     """Every setting in an artifact's recipe, as its author would write it."""
-    recipe: Any = manifest.recipe
     return {
         path: repr(value)
-        for path, value in leaves(recipe.get("arguments", {}))
+        for path, value in leaves(_arguments(manifest))
         if path and not path.endswith("$input")
     }
+
+
+def _arguments(manifest: Manifest) -> Json:
+    recipe: Any = manifest.recipe
+    return recipe.get("arguments", {})
 
 
 def inputs(manifest: Manifest) -> dict[str, str]:

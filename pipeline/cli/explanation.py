@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pipeline.accepted import equal_states
-from pipeline.catalog import Catalog
 from pipeline.cli.compare import Comparison, compare
 from pipeline.cli.present import NotImportable, present_code
-from pipeline.manifest import Manifest
-from pipeline.why import History, code_changes
+from pipeline.observed.discovery import Present, discovered_lines
+from pipeline.plan.why import History, code_changes
+from pipeline.store.accepted import equal_states
+from pipeline.store.catalog import Catalog
+from pipeline.store.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Explanation:
         again: how many generations of the same key there were before.
         code: what the present code is to it, in words, and the functions that differ.
         uses: the artifacts that were made from it.
+        discovered: a line for each dependency that its key does not have.
+        outdated: which of these are not what they were, in words.
     """
 
     manifest: Manifest
@@ -30,6 +34,8 @@ class Explanation:
     code: str
     changed_code: Sequence[str]
     uses: Sequence[Manifest]
+    discovered: Sequence[str]
+    outdated: Sequence[str]
 
 
 def explain_artifact(catalog: Catalog, manifest: Manifest) -> Explanation:
@@ -44,6 +50,8 @@ def explain_artifact(catalog: Catalog, manifest: Manifest) -> Explanation:
         code=code,
         changed_code=changes,
         uses=[other for other in catalog.everything() if _is_made_from(other, manifest)],
+        discovered=discovered_lines(manifest.discovered),
+        outdated=_outdated(catalog, manifest),
     )
 
 
@@ -56,7 +64,10 @@ def _nearest_before(catalog: Catalog, manifest: Manifest) -> Manifest | None:
     run = manifest.provenance.get("run")
     of_other_runs = [other for other in earlier if other.provenance.get("run") != run]
     names = {entry.digest: f"{entry.step}@{entry.key}" for entry in manifest.inputs}
-    close = History(of_other_runs or earlier).nearest(manifest.recipe, manifest.code, names)
+    recipe: Any = manifest.recipe
+    history = History(of_other_runs or earlier, recipe.get("encoding"))
+    experiment = str(manifest.provenance.get("experiment") or "")
+    close = history.nearest(recipe, manifest.code, names, experiment=experiment)
     return close.manifest if close else None
 
 
@@ -81,6 +92,15 @@ def _present_code(catalog: Catalog, manifest: Manifest) -> tuple[str, list[str]]
         old, new = (m.get("version", "none") for m in (manifest.made_by, present.made_by))
         return f"the declared version is another now: {old} → {new}; {hint}", changes
     return f"the present code differs; {hint}", changes
+
+
+def _outdated(catalog: Catalog, manifest: Manifest) -> list[str]:
+    try:
+        home = present_code(manifest, catalog.store).home
+    except NotImportable:  # said where its code is
+        return []
+    pairs = catalog.store.accepted(manifest.step)
+    return Present().changes(home, manifest.discovered, lambda: pairs)
 
 
 def _is_made_from(other: Manifest, manifest: Manifest) -> bool:

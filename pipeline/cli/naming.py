@@ -1,4 +1,5 @@
-"""What a person calls an artifact: ``STEP`` is the newest of a step, ``STEP@KEY`` one by its key.
+"""What a person calls an artifact: ``STEP`` is the newest of a step, ``STEP@KEY`` one by its key,
+``EXPERIMENT/RESULT`` what the newest run of an experiment made under that name.
 
 The key may be cut short as long as it means one artifact. Of a key that was made several times, the
 latest generation is meant.
@@ -6,20 +7,23 @@ latest generation is meant.
 
 from collections.abc import Collection
 
-from pipeline.catalog import Catalog
 from pipeline.errors import TemperError
-from pipeline.manifest import Manifest
+from pipeline.store.catalog import Catalog
+from pipeline.store.latest import find_result
+from pipeline.store.manifest import Manifest
 
 SHOWN_DIGITS = 8
 _MOST_NAMES = 8
 
 
 def find(catalog: Catalog, name: str) -> Manifest:
-    """The artifact that is called ``STEP`` or ``STEP@KEY``.
+    """The artifact that is called ``STEP``, ``STEP@KEY`` or ``EXPERIMENT/RESULT``.
 
     Raises:
         TemperError: there is none, or several have a key that begins so.
     """
+    if "/" in name:
+        return find_result(catalog, name)
     step, _, prefix = name.partition("@")
     history = catalog.history(step)
     found = [manifest for manifest in history if manifest.key.startswith(prefix)]
@@ -34,6 +38,26 @@ def find(catalog: Catalog, name: str) -> Manifest:
     latest = catalog.latest(step, found[-1].key)
     assert latest is not None  # it is in the catalog's own history
     return latest
+
+
+def require_unmarked(catalog: Catalog, manifest: Manifest) -> None:
+    """Refuse an artifact that is marked as evicted or damaged.
+
+    Raises:
+        TemperError: saying which, and that a run makes it again.
+    """
+    if (loss := catalog.loss(manifest)) is not None:
+        raise TemperError(
+            f"the data of {manifest.name} is {loss.value}; a run that asks for it makes it again"
+        )
+
+
+def by_key(catalog: Catalog, name: str) -> str:
+    """``EXPERIMENT/RESULT`` as ``STEP@KEY``; other names as they are."""
+    if "/" not in name:
+        return name
+    found = find_result(catalog, name)
+    return f"{found.step}@{found.key}"
 
 
 def unknown_step(catalog: Catalog, step: str) -> TemperError:

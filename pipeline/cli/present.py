@@ -1,8 +1,11 @@
 """The code that an artifact's step has now, found from what its manifest says of it.
 
-The step function is imported by the name in the recipe. The types of its arguments, whose code
-belongs to it, are those that the recipe is tagged with, and those of values that stand for fields
-and parameters which were added later and left out of it.
+The manifest names the step function and the types of the arguments, whose code belongs to it. Where
+one of them has moved since, it is looked for by its own name in what the project's script imports.
+Types of values that stand for fields and parameters which were added later count too.
+
+A manifest says what it likes, so only what is imported already, ships with Temper or belongs to the
+step in the project here is imported; see :mod:`pipeline.cli.project`.
 """
 
 import contextlib
@@ -13,21 +16,30 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.artifact import Artifact, Kind
-from pipeline.canonical import Json, identity, resolve_reference
-from pipeline.cli.runs import Run, newest_runs
+from pipeline.cli.project import Project
+from pipeline.code.modules import in_library
+from pipeline.dag.artifact import Artifact, Kind
+from pipeline.dag.canonical import Json, identity, resolve_reference
+from pipeline.dag.step import StepFunction
 from pipeline.errors import TemperError
-from pipeline.lifeline import WORKER_ENVIRONMENT
-from pipeline.manifest import Manifest
-from pipeline.step import StepFunction
-from pipeline.store import Store
+from pipeline.observed.discovery import Home, home_of
+from pipeline.store.kinds import as_kind, is_known
+from pipeline.store.layout import Store
+from pipeline.store.manifest import Manifest
+from pipeline.store.runs import Run, newest_runs
+from pipeline.store.stored import is_reference
+from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 _IMPORTING = threading.RLock()
 """Where output goes, and what modules are told, is the whole process's: one thread at a time."""
+
+
+_MOST_RUNS = 50
+"""How far back to look for one that had a step."""
 
 
 class NotImportable(TemperError):
@@ -39,99 +51,180 @@ class PresentCode:
     """What a step called with an artifact's arguments would be made by now.
 
     Attributes:
-        made_by: as :attr:`pipeline.step.Step.made_by`.
+        made_by: as :attr:`pipeline.dag.step.Step.made_by`.
         code: digests of the source, by name; empty for a declared version without source.
         file: where the step function is.
+        home: against which discovered dependencies are named.
     """
 
     made_by: dict[str, Json]
     code: Mapping[str, str]
     file: str
+    home: Home
 
 
 def present_code(manifest: Manifest, store: Store) -> PresentCode:
     """The code of an artifact's step as it is now.
 
     Raises:
-        NotImportable: it cannot be imported; says why.
+        NotImportable: it cannot be imported, or may not; says why.
     """
-    _search_where_it_ran(store, manifest.step)
-    function, types = load(manifest)
+    function, types = load(manifest, _project_of(store, manifest.step))
     file = function.function.__code__.co_filename
-    return PresentCode(function.made_by(types), function.code(types), file)
+    return PresentCode(function.made_by(types), function.code(types), file, home_of(function))
 
 
 def present_kind(manifest: Manifest, store: Store) -> Kind:
     """The kind of an artifact as it is now: plain `Artifact` for one that was given none.
 
     Raises:
-        NotImportable: it cannot be imported; says why.
+        NotImportable: it cannot be imported, or may not; says why.
     """
     if manifest.kind is None:
         return Artifact
-    _search_where_it_ran(store, manifest.step)
-    return import_named(manifest.kind)
+    return kind_in(_project_of(store, manifest.step), manifest)
 
 
-def _search_where_it_ran(store: Store, step: str) -> None:
-    """Let modules be found as by the newest run that had the step."""
-    runs = (run for run in newest_runs(store) if any(e["step"] == step for e in run.steps))
-    search_where_they_ran(run for run in itertools.islice(runs, 1))
+def kind_in(project: Project, manifest: Manifest) -> Kind:
+    """The kind of an artifact in a project: plain `Artifact` for one that was given none.
+
+    Raises:
+        NotImportable: as :func:`present_kind`.
+    """
+    if manifest.kind is None:
+        return Artifact
+    _require_known(manifest.kind, manifest, project)
+    try:
+        return as_kind(manifest.kind, import_named)
+    except NotImportable:
+        raise
+    except TemperError as error:
+        raise NotImportable(str(error)) from error
 
 
-def search_where_they_ran(runs: Iterable[Run]) -> None:
-    """Let modules be found as by these runs: in the same place below the present working
-    directory, if a run's script is there, or else where it was."""
-    folders = [*(folder for run in runs for folder in run.module_folders()), os.getcwd()]
-    sys.path[:0] = [folder for folder in dict.fromkeys(folders) if folder not in sys.path]
+def _project_of(store: Store, step: str) -> Project:
+    """The project here, with the script of the newest run that had the step, or else the newest."""
+    runs = list(itertools.islice(newest_runs(store), _MOST_RUNS))
+    had_it = [run for run in runs if any(entry["step"] == step for entry in run.steps)]
+    return project_of([*had_it[:1], *runs[:1]])
+
+
+def project_of(runs: Iterable[Run]) -> Project:
+    """The project here, with the script of the first of these runs that lies in it; its modules are
+    found from now on."""
+    projects = [Project(run.command[1] if len(run.command) > 1 else "") for run in runs]
+    project = next((p for p in projects if p.script is not None), None) or Project()
+    sys.path[:0] = [folder for folder in project.folders if folder not in sys.path]
     importlib.invalidate_caches()
+    return project
 
 
-def load(manifest: Manifest) -> tuple[StepFunction, frozenset[type]]:
+def _require_known(reference: object, manifest: Manifest, project: Project) -> None:
+    """Refuse to import what a store names and the project does not.
+
+    Raises:
+        NotImportable: as it says.
+    """
+    if not is_reference(reference):
+        raise NotImportable(f"{reference!r:.80} is no name of a definition")
+    assert isinstance(reference, str)
+    if is_known(reference):
+        return
+    module = reference.partition(":")[0]
+    function = manifest.function
+    if not is_reference(function):
+        raise NotImportable(f"the manifest of {manifest.name} names no function")
+    home, _, step = function.partition(":")
+    is_step = _is_step_here(function) or project.has_step(home, step)
+    if is_step and (reference == function or project.belongs(module, home)):
+        return
+    place = project.file_of(module)
+    where = f"{module} is not found here" if place is None else f"{place} is not part of its step"
+    raise NotImportable(
+        f"{reference} cannot be imported only because a store names it ({where}); "
+        "go to the folder of its project, and see that its experiment imports it"
+    )
+
+
+def _is_step_here(reference: str) -> bool:
+    """Whether a module that is imported already has this step function."""
+    found: Any = sys.modules.get(reference.partition(":")[0])
+    return isinstance(getattr(found, reference.partition(":")[2], None), StepFunction)
+
+
+def load(manifest: Manifest, project: Project) -> tuple[StepFunction, frozenset[type]]:
     """The step function that made an artifact, and the types of the arguments it had.
 
     Raises:
         NotImportable: as it says.
     """
-    recipe: Any = manifest.recipe
-    reference = recipe.get("function")
-    if not reference:
+    if not manifest.function:
         raise NotImportable(f"the manifest of {manifest.name} names no function")
-    function = import_named(reference)
-    if not isinstance(function, StepFunction):
-        raise NotImportable(f"{reference} is no step function any more")
-    return function, frozenset(_types(recipe, function))
+
+    def is_the_step(found: Any) -> bool:
+        known = isinstance(found, StepFunction)
+        return known and manifest.step in (found.name, *found.was)
+
+    function = _found(manifest.function, is_the_step, manifest.step, manifest, project)
+    types = {_type(reference, manifest, project) for reference in manifest.types}
+    for cls in list(types):
+        for before in _values_before(cls):
+            identity(before, cls.__name__, types=types)
+    recipe: Any = manifest.recipe
+    for name in function.added.keys() - recipe.get("arguments", {}).keys():
+        identity(function.added[name], f"{function.name}(added {name})", types=types)
+    return function, frozenset(types)
 
 
 def argument_types(manifest: Manifest) -> tuple[str, ...]:
-    """The step function of an artifact and the types of its arguments, by name."""
-    recipe: Any = manifest.recipe
-    tags = {name if tag == "$type" else name.rpartition(".")[0] for tag, name in _tags(recipe)}
-    return (str(recipe.get("function")), *sorted(tags))
+    """The names of the types of an artifact's arguments, wherever they lay."""
+    return tuple(sorted(reference.partition(":")[2] for reference in manifest.types))
 
 
-def _types(recipe: Any, function: StepFunction) -> set[type]:
-    types: set[type] = set()
-    for tag, tagged in _tags(recipe):
-        found = import_named(tagged if tag == "$type" else tagged.rpartition(".")[0])
-        types.add(found)
-        for before in _values_before(found) if tag == "$type" else ():
-            identity(before, found.__name__, types=types)
-    for name in function.added.keys() - recipe["arguments"].keys():
-        identity(function.added[name], f"{function.name}(added {name})", types=types)
-    return types
+def _type(reference: str, manifest: Manifest, project: Project) -> Any:
+    name = reference.partition(":")[2]
+
+    def is_the_type(found: Any) -> bool:
+        return isinstance(found, type) and found.__qualname__ == name
+
+    return _found(reference, is_the_type, name, manifest, project)
 
 
-def _tags(data: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(data, list):
-        for item in data:
-            yield from _tags(item)
-    elif isinstance(data, dict):
-        for name, item in data.items():
-            if name in ("$type", "$enum"):
-                yield name, item
-            else:
-                yield from _tags(item)
+def _found(
+    reference: str, is_it: Callable[[Any], bool], name: str, manifest: Manifest, project: Project
+) -> Any:
+    """What a manifest means by ``module:name``, also if it lies in another module by now."""
+    reason = f"{reference} is something else now"
+    try:
+        _require_known(reference, manifest, project)
+        if is_it(found := import_named(reference)):
+            return found
+    except NotImportable as error:
+        reason = str(error)
+    candidates = {id(found): found for found in _in_project(name, project) if is_it(found)}
+    if len(candidates) == 1:
+        return next(iter(candidates.values()))
+    if not candidates:
+        raise NotImportable(f"{reason}, and the newest run's script imports no other {name}")
+    raise NotImportable(f"{reason}, and there are {len(candidates)} others called {name}")
+
+
+def _in_project(name: str, project: Project) -> Iterator[Any]:
+    """What modules of the project call ``name``, and the step functions they hold: as far as its
+    script imports them."""
+    if project.script is not None:
+        with contextlib.suppress(NotImportable):
+            import_named(f"{project.script.stem}:__name__")
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file is None or in_library(file):
+            continue
+        yield from (held for held in vars(module).values() if isinstance(held, StepFunction))
+        outer, *inner = name.split(".")
+        found: Any = vars(module).get(outer)
+        for part in inner:
+            found = getattr(found, part, None)
+        yield found
 
 
 def _values_before(definition: Any) -> Iterable[Any]:

@@ -1,18 +1,20 @@
 """One row of an artifact, printed by what the artifact's kind names for that.
 
 What is in a row is none of the pipeline's business. A kind may name a *viewer*
-(:class:`pipeline.artifact.Artifact`); it is imported by its name, and only when it is asked for.
+(:class:`pipeline.dag.artifact.Artifact`); it is imported by its name, and only when it is asked
+for.
 """
 
 from collections.abc import Iterator
 
 from rich.console import Console
 
-from pipeline.artifact import Artifact, Kind
-from pipeline.catalog import Catalog
+from pipeline.cli.naming import require_unmarked
 from pipeline.cli.present import import_named, present_kind
+from pipeline.dag.artifact import Artifact, Kind
 from pipeline.errors import TemperError
-from pipeline.manifest import Manifest
+from pipeline.store.catalog import Catalog
+from pipeline.store.manifest import Manifest
 
 
 def show_row(
@@ -39,12 +41,11 @@ def show_row(
 
 
 def _require_data(catalog: Catalog, manifest: Manifest) -> None:
-    loss = catalog.loss(manifest)
-    lost = [] if loss is not None else catalog.store.lost_files(manifest)
-    if loss is not None or lost:
-        what = loss.value if loss is not None else f"damaged ({lost[0]} is not what it was)"
+    require_unmarked(catalog, manifest)
+    if lost := catalog.store.lost_files(manifest):
         raise TemperError(
-            f"the data of {manifest.name} is {what}; a run that asks for it makes it again"
+            f"the data of {manifest.name} is damaged ({lost[0]} is not what it was); a run that "
+            "asks for it makes it again"
         )
 
 

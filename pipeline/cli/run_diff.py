@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.canonical import Json
-from pipeline.catalog import Catalog
 from pipeline.cli.compare import Comparison, Difference, compare
-from pipeline.cli.runs import Run
-from pipeline.manifest import Manifest
-from pipeline.report.story import Story, Told, story_of_runs
-from pipeline.sweep import comparable_metrics, is_interval, is_number
+from pipeline.dag.canonical import Json
+from pipeline.show.metrics import comparable_metrics, is_interval, is_number
+from pipeline.show.report.story import Story, Told, story_of_runs
+from pipeline.store.catalog import Catalog
+from pipeline.store.manifest import Manifest
+from pipeline.store.runs import Run
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def diff_runs(catalog: Catalog, old: Run, new: Run) -> RunDiff:
     Raises:
         TemperError: the store cannot be read.
     """
-    stories = [story_of_runs([run], catalog, with_views=False) for run in (old, new)]
+    stories = [story_of_runs([run], catalog, look=None) for run in (old, new)]
     pairs, only_old, only_new = _paired(*stories)
     changed = [
         ChangedStep(two.name, compared, f"temper diff {one.manifest.name} {two.manifest.name}")

@@ -94,8 +94,9 @@ def imported(node: Import, package: str) -> Iterator[tuple[str, Imported]]:
         yield from ((alias.asname or alias.name, (source, alias.name)) for alias in node.names)
         return
     for alias in node.names:
-        if alias.asname:
-            yield alias.asname, (alias.name,)
+        if alias.asname:  # it reads the attribute of the package
+            package_name, _, name = alias.name.rpartition(".")
+            yield alias.asname, (package_name, name) if package_name else (name,)
         else:
             top = alias.name.partition(".")[0]
             yield top, (top,)

@@ -1,33 +1,102 @@
-"""What importing a module does besides binding names.
+"""What importing a module does besides binding names: which of its statements act.
 
-A statement that binds nothing acts. So does a definition or an assignment that reaches into
-something else of the project while it runs:
-
-- what it defines is handed to a decorator, metaclass or base, which may take note of it;
-- it calls a method of a *table*, which is a container or an object of the project that a module
-  makes (``_ = TABLE.setdefault("a", 1)``), or a project function that changes what it is given;
-- it calls a project function that changes what is not its own;
-- it stores through a name for something made elsewhere (``T = other.TABLE; T["a"] = 1``).
-
-Calls are followed once: what a function calls that is called here is not looked into.
+:mod:`pipeline.code.acting` says what a statement needs in order not to act; here these needs are
+held against what the names stand for. Known to be harmless are a short list of the standard library
+and of a few others, and project code that has been looked through. Everything else acts.
 """
 
-import ast
+import builtins
+import itertools
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
-from pipeline.code.execution import Call
+from pipeline.code.acting import (
+    APPLIED,
+    CALLED,
+    DECORATES,
+    EITHER,
+    INHERITED,
+    MAKES,
+    METACLASS,
+    OWNED,
+    PLAIN,
+    PLAIN_ATTRIBUTES,
+    PURE_METHODS,
+    READ,
+)
+from pipeline.code.form import Load, Need, Ref, first_names
 from pipeline.code.meaning import Project, Target
-from pipeline.code.names import Reference, dotted, last_name
+from pipeline.code.modules import is_core
+from pipeline.code.source import Module
 from pipeline.code.statement import Statement
 
-_READERS = frozenset({"get", "items", "keys", "values", "copy", "index", "count"})
-_DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
-_CONTAINERS = frozenset(
-    {"dict", "list", "set", "bytearray", "defaultdict", "OrderedDict", "Counter", "deque"}
-    | {"ChainMap", "SimpleNamespace", "WeakSet", "WeakKeyDictionary", "WeakValueDictionary"}
-)
-_CONSTRUCTORS = ("__new__", "__init__", "__post_init__")
 
-_Path = tuple[str, ...]
+def _is_error(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+_PLAIN_BUILTINS = frozenset(
+    {"abs", "all", "any", "ascii", "bin", "bool", "bytearray", "bytes", "callable", "chr"}
+    | {"complex", "dict", "divmod", "filter", "float", "format", "frozenset", "getattr", "hasattr"}
+    | {"hash", "hex", "int", "isinstance", "issubclass", "len", "list", "map", "max", "min", "oct"}
+    | {"ord", "pow", "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum"}
+    | {"tuple", "zip", "enumerate", "type"}
+)
+_BUILTINS = _PLAIN_BUILTINS | frozenset(
+    {"object", "property", "staticmethod", "classmethod", "super", "memoryview"}
+    | {name for name, value in vars(builtins).items() if _is_error(value)}
+)
+_MAKE_DATA = (
+    *("re.compile", "re.escape", "math", "textwrap.dedent", "os.path", "os.environ.get"),
+    *("os.getenv", "os.fspath", "pathlib", "datetime.timedelta", "datetime.date"),
+    *("datetime.datetime", "datetime.timezone", "decimal.Decimal", "fractions.Fraction"),
+    *(
+        "uuid.UUID",
+        "struct.calcsize",
+        "json.dumps",
+        "json.loads",
+        "sys.intern",
+        "collections.deque",
+    ),
+    *("collections.OrderedDict", "collections.Counter", "types.MappingProxyType"),
+    *("pyarrow", "numpy.dtype", "numpy.finfo", "numpy.iinfo", "torch.finfo", "torch.iinfo"),
+    *("torch.device", "torch.Size", "importlib.metadata.version", "enum.auto"),
+    *("torch.cuda.is_available", "typing.get_args", "itertools.chain.from_iterable"),
+    *("collections.namedtuple",),
+)
+"""Functions of libraries that make plain data of plain data."""
+_HARMLESS = (
+    *("typing", "typing_extensions", "dataclasses.field", "dataclasses.dataclass"),
+    *("functools.partial", "functools.wraps", "functools.lru_cache", "functools.cache"),
+    *("functools.cached_property", "functools.singledispatch", "functools.total_ordering"),
+    *("operator.itemgetter", "operator.attrgetter", "logging.getLogger", "abc.abstractmethod"),
+    *("contextlib.contextmanager", "contextlib.asynccontextmanager", "contextvars.ContextVar"),
+    *("threading.Lock", "threading.RLock", "threading.local", "threading.Event"),
+    *("collections.defaultdict", "collections.ChainMap", "types.SimpleNamespace", "enum.unique"),
+    *("string.Template", "struct.Struct", "torch.no_grad", "torch.inference_mode", "triton.jit"),
+    *("weakref.WeakKeyDictionary", "weakref.WeakValueDictionary", "weakref.WeakSet"),
+    *("torch.compiler", "torch.jit.ignore", "jinja2.Template", "enum.Enum", "enum.IntEnum"),
+)
+"""Functions of libraries that change nothing when they are called with what they may be given."""
+_BASES = (
+    *("abc.ABC", "typing.Generic", "typing.Protocol", "typing.NamedTuple", "typing.TypedDict"),
+    *("typing_extensions", "enum", "collections.UserDict", "collections.UserList", "json"),
+    *("collections.abc", "collections.OrderedDict", "contextlib", "logging", "threading.Thread"),
+    *("torch.nn", "torch.autograd.Function", "torch.utils.data", "torch.optim", "string.Template"),
+    *("torch.utils._python_dispatch", "pathlib", "pydantic.BaseModel", "datetime", "codecs"),
+    *("transformers.PreTrainedModel", "transformers.PretrainedConfig", "argparse", "ast", "io"),
+    *("transformers.StoppingCriteria", "transformers.LogitsProcessor", "types.SimpleNamespace"),
+    *("unittest.TestCase", "html.parser.HTMLParser", "dict", "concurrent.futures"),
+)
+_METACLASSES = ("abc.ABCMeta", "enum.EnumMeta", "enum.EnumType")
+_CONSTRUCTORS = frozenset(
+    {"__new__", "__init__", "__post_init__", "__setattr__", "__getattribute__", "__del__"}
+)
+_HOOKS = frozenset(
+    {"__init_subclass__", "__class_getitem__", "__mro_entries__", "__set_name__", "__get__"}
+    | {"__pydantic_init_subclass__", "__subclasshook__", "__instancecheck__", "__prepare__"}
+)
+_ENUM_HOOKS = frozenset({"_generate_next_value_", "_missing_", "_ignore_", "_order_"})
 
 
 class Effects:
@@ -40,122 +109,372 @@ class Effects:
     def __init__(self, project: Project):
         self.project = project
         self.subclasses_matter = False
-        self._found: dict[tuple[str, bool], tuple[Statement, ...]] = {}
+        self._held: dict[tuple[Need, bool], bool] = {}
+        self._acting: dict[tuple[str, bool], tuple[Statement, ...]] = {}
+        self._matters: dict[tuple[str, bool], bool] = {}
+        self._tangled: dict[str, bool] = {}
+        self._reached: dict[str, frozenset[str]] = {}
+        self._loaded_by: dict[Load, tuple[str, ...]] = {}
+        self._places: dict[tuple[str, bool], tuple[int, ...]] = {}
 
     def of(self, module: str) -> tuple[Statement, ...]:
         """The statements by which importing a module does something besides binding names."""
-        key = module, self.subclasses_matter
+        asked = module, self.subclasses_matter
         source = self.project.module(module)
         if source is None:
             return ()
-        if key not in self._found:
-            parts = (*source.effects, *filter(self._acts, source.possible_effects))
-            self._found[key] = tuple(sorted(parts, key=lambda part: part.place))
-        return self._found[key]
+        if asked not in self._acting:
+            found = (s for s in source.statements if s.kind != "import" and self._acts(source, s))
+            self._acting[asked] = tuple(found)
+        return self._acting[asked]
 
-    def _acts(self, statement: Statement) -> bool:
-        return (
-            any(self._is_own(decorator) for decorator in statement.decorators)
-            or self._is_hooked(statement, frozenset())
-            or any(self._call_acts(statement.module, call) for call in statement.calls)
-            or any(self._is_alias(statement.module, name) for name in statement.stores)
+    def matters(self, module: str) -> bool:
+        """Whether importing a module does anything, by itself or by what it imports."""
+        asked = module, self.subclasses_matter
+        if asked not in self._matters:
+            seen, waiting, found = {module}, [module], False
+            while waiting and not found:
+                name = waiting.pop()
+                source = self.project.module(name)
+                found = bool(source and source.binary) or bool(self.of(name))
+                found = found or self.is_tangled(name)
+                for other in self.loaded(source) if source else ():
+                    if other not in seen:
+                        seen.add(other)
+                        waiting.append(other)
+            self._matters.update(((name, asked[1]), False) for name in seen if not found)
+            self._matters[asked] = found
+        return self._matters[asked]
+
+    def is_tangled(self, module: str) -> bool:
+        """Whether a module is in a circle of imports in which something is read early: what that
+        finds depends on where the circle is entered, and on where in a module its imports are."""
+        if module not in self._tangled:
+            circle = [n for n in self.reached(module) if module in self.reached(n)]
+            looks = module in circle and any(self._looks_at(name, circle) for name in circle)
+            self._tangled.update((name, looks) for name in (*circle, module))
+        return self._tangled[module]
+
+    def reached(self, module: str) -> frozenset[str]:
+        """The modules of the project that a module imports, and these do, parents apart."""
+        if module not in self._reached:
+            seen: set[str] = set()
+            waiting = [module]
+            while waiting:
+                source = self.project.module(waiting.pop())
+                for statement in source.statements if source else ():
+                    new = {n for load in statement.loads for n in self._named(load)} - seen
+                    seen |= new
+                    waiting.extend(new)
+            self._reached[module] = frozenset(seen)
+        return self._reached[module]
+
+    def _named(self, load: Load) -> Iterator[str]:
+        """The modules of the project that an import names."""
+        for name in (load.module, f"{load.module}.{load.name}"):
+            if self.project.module(name) is not None:
+                yield name
+
+    def _looks_at(self, module: str, others: Collection[str]) -> bool:
+        """Whether a statement that runs when a module is imported reads from one of these."""
+        source = self.project.module(module)
+        assert source is not None
+        imported = {
+            local
+            for local, sources in source.names.items()
+            for _, load in sources
+            if not set(others).isdisjoint(self._named(load))
+        }
+        return any(
+            statement.kind == "other" and not imported.isdisjoint(first_names(statement.form))
+            for statement in source.statements
         )
 
-    # what takes note of a definition
+    def loaded(self, source: Module) -> Iterator[str]:
+        """The modules of the project that are imported when a module is, in order."""
+        for statement in source.statements:
+            for load in statement.loads:
+                yield from self.modules_of(load)
 
-    def _is_hooked(self, statement: Statement, seen: frozenset[Target]) -> bool:
-        """Whether a class has a metaclass of the project, or a base that hooks its subclasses."""
-        if any(map(self._is_own, statement.metaclass)):
+    def places(self, module: str) -> tuple[int, ...]:
+        """The places of the imports of a module that do something."""
+        asked = module, self.subclasses_matter
+        if asked not in self._places:
+            source = self.project.module(module)
+            self._places[asked] = tuple(
+                statement.place
+                for statement in (source.statements if source else ())
+                for load in statement.loads
+                if any(map(self.matters, self.modules_of(load)))
+            )
+        return self._places[asked]
+
+    def modules_of(self, load: Load) -> tuple[str, ...]:
+        """The modules of the project that an import loads: parents first."""
+        if load not in self._loaded_by:
+            self._loaded_by[load] = tuple(self._modules_of(load))
+        return self._loaded_by[load]
+
+    def _modules_of(self, load: Load) -> Iterator[str]:
+        project = self.project
+        parts = load.module.split(".")
+        for count in range(1, len(parts) + 1):
+            if project.module(name := ".".join(parts[:count])) is not None:
+                yield name
+        source = project.module(load.module)
+        if source is None:
+            return
+        names = (source.exports or ()) if load.name == "*" else filter(None, [load.name])
+        for name in names:
+            if project.module(f"{load.module}.{name}") is not None:
+                yield f"{load.module}.{name}"
+            elif "__getattr__" in source.units:
+                for target in project.resolve(load.module, (name,)):
+                    if not target.library and target.module != load.module:
+                        yield target.module
+
+    # --- what a statement needs ---------------------------------------------------------------
+
+    def _acts(self, source: Module, statement: Statement) -> bool:
+        if statement.needs is None:
+            return True
+        if any(name in source.names or name not in source.units for name in statement.changes):
             return True
         if self.subclasses_matter and any(map(self._is_own, statement.bases)):
             return True
-        meaning = self.project.meaning
-        bases = {base for reference in statement.bases for base in meaning(reference)} - seen
-        return any(
-            part.has_subclass_hook or self._is_hooked(part, seen | bases)
-            for base in bases
-            for part in self._parts(base)
-        )
-
-    # what a call changes
-
-    def _call_acts(self, module: str, call: Call) -> bool:
-        *owner, method = call.path
-        if owner and method not in _READERS and self._is_table(module, tuple(owner)):
+        if statement.is_class and self._is_enum(statement) and not self._is_quiet_enum(statement):
             return True
-        called = [target for target in self._targets(module, call.path) if not target.library]
-        given = any(self._is_table(module, path) for path in call.arguments)
-        return any(self._changes_others(target, given) for target in called)
+        return not (self._hold(statement.needs) and self._have_quiet_defaults(statement))
 
-    def _changes_others(self, target: Target, given: bool) -> bool:
-        """Whether a function, a method, or the constructor of a class does."""
-        methods = target.rest[:1] or _CONSTRUCTORS
+    def _have_quiet_defaults(self, statement: Statement) -> bool:
+        """Whether the defaults of a function do nothing. Those of a step are its arguments, whose
+        classes are among its code."""
+        needs = statement.needs_of_defaults
+        is_step = statement.is_function and any(map(self.project.is_core, statement.decorators))
+        if needs is None or not is_step:
+            return self._hold(needs)
+        return all(self._holds(need) or self._is_config(need) for need in needs)
+
+    def _is_config(self, need: Need) -> bool:
+        """Whether it is a call of a dataclass that checks itself."""
+        parts = [p for t in self.project.meaning(need.ref) for p in self.project.statements(t)]
+        return need.what == CALLED and bool(parts) and all(map(self.project.is_dataclass, parts))
+
+    def _holds(self, need: Need) -> bool:
+        asked = need, self.subclasses_matter
+        if asked not in self._held:
+            before = len(self._held)
+            self._held[asked] = True  # in a circle, what the others need decides
+            if not self._look(need):
+                for other in [*itertools.islice(self._held, before, None)]:
+                    if self._held[other]:  # perhaps because this one was taken to hold
+                        del self._held[other]
+                self._held[asked] = False
+        return self._held[asked]
+
+    def _hold(self, needs: tuple[Need, ...] | None) -> bool:
+        return needs is not None and all(map(self._holds, needs))
+
+    def _look(self, need: Need) -> bool:
+        targets = self.project.meaning(need.ref)
+        if not targets:
+            return _holds_of_builtin(need)
+        check = {
+            CALLED: self._is_harmless,
+            MAKES: self._makes_data,
+            DECORATES: lambda target: target.library and _is_of(target, _HARMLESS),
+            APPLIED: lambda target: self._is_harmless(target) or self._is_plain(target),
+            PLAIN: self._is_plain,
+            EITHER: lambda target: self._is_plain(target) or self._is_type(target),
+            READ: self._is_read,
+            INHERITED: self._is_quiet_base,
+            METACLASS: self._is_quiet_metaclass,
+            OWNED: lambda target: self._is_owned(need.ref.module, target),
+        }[need.what]
+        return all(map(check, targets))
+
+    # --- what is called ------------------------------------------------------------------------
+
+    def _is_harmless(self, target: Target) -> bool:
+        """Whether calling it with plain data changes nothing but what it makes."""
+        if target.library:
+            return _is_of(target, (*_MAKE_DATA, *_HARMLESS))
+        parts = self.project.statements(target)
+        if target.rest:
+            is_read = len(target.rest) == 1 and target.rest[0] in PURE_METHODS
+            return is_read and self._is_plain(Target(target.module, target.name))
+        return bool(parts) and all(map(self._is_harmless_part, parts))
+
+    def _makes_data(self, target: Target) -> bool:
+        """Whether calling it with plain data changes nothing and gives plain data."""
+        if target.library:
+            return _is_of(target, _MAKE_DATA)
+        parts = self.project.statements(target)
+        if target.rest:
+            return self._is_harmless(target)
+        return bool(parts) and all(
+            part.is_function and not part.decorators and self._hold(part.needs_of_result)
+            for part in parts
+        )
+
+    def _is_harmless_part(self, part: Statement) -> bool:
+        if part.is_function:
+            return not part.decorators and self._hold(part.needs_of_call)
+        return part.is_class and self._is_simple_class(part)
+
+    def _is_simple_class(self, part: Statement) -> bool:
+        """Whether making an instance of a class runs nothing that could change anything."""
+        if part.metaclass or not all(map(self._is_simple_base, part.bases)):
+            return False
+        own = part.decorators[: part.own_decorators]
+        if _HOOKS.intersection(part.special):
+            return False
+        if not own:
+            return not _CONSTRUCTORS.intersection(part.special)
+        return (
+            self.project.is_dataclass(part) and len(own) == 1 and self._hold(part.needs_of_making)
+        )
+
+    def _is_simple_base(self, base: Ref | None) -> bool:
+        if base is None:
+            return False
+        return all(
+            str(target).startswith(("abc.ABC", "typing.Generic", "typing.Protocol"))
+            if target.library
+            else any(p.is_class for p in self.project.statements(target))
+            and all(map(self._is_simple_class, self.project.statements(target)))
+            for target in self.project.meaning(base)
+        )
+
+    # --- what is worked with --------------------------------------------------------------------
+
+    def _is_plain(self, target: Target) -> bool:
+        """Whether it is data, on which operators and attributes do nothing but give a value."""
+        if target.library:
+            return True
+        parts = self.project.statements(target)
+        if any(part.is_class for part in parts):
+            return self._is_attribute(target, parts)
+        is_simple = all(name in PLAIN_ATTRIBUTES for name in target.rest)
+        return is_simple and bool(parts) and all(self._hold(part.needs_of_data) for part in parts)
+
+    def _is_attribute(self, target: Target, parts: tuple[Statement, ...]) -> bool:
+        """Whether it is something that a class binds to plain data, or a member of an enum."""
+        return bool(target.rest) and all(
+            part.is_class
+            and not part.metaclass
+            and target.rest[0] in part.attributes
+            and target.rest[1:] in ((), ("value",), ("name",))
+            and not {"__getattribute__", "__get__"}.intersection(part.special)
+            for part in parts
+        )
+
+    def _is_read(self, target: Target) -> bool:
+        """Whether reading it runs nothing."""
+        parts = self.project.statements(target)
+        is_function = bool(parts) and all(
+            part.is_function and all(map(self.project.is_core, part.decorators)) for part in parts
+        )
+        return not target.rest or is_function or self._is_plain(target)
+
+    def _is_type(self, target: Target) -> bool:
+        """Whether it is a type, on which ``|`` and ``[]`` do nothing but make another."""
+        if target.library:
+            return True
+        parts = self.project.statements(target)
+        return (
+            bool(parts)
+            and not target.rest
+            and all(
+                self._is_quiet_class(part)
+                if part.is_class
+                else part.kind == "other" and not part.makers and self._hold(part.needs)
+                for part in parts
+            )
+        )
+
+    def _is_owned(self, module: str, target: Target) -> bool:
+        """Whether it is a container that the module itself has made and nothing else names."""
+        if target.library or target.module != module or target.name is None or target.rest:
+            return False
+        parts = self.project.statements(target)
+        return bool(parts) and all(
+            target.name in part.made or target.name not in part.binds for part in parts
+        )
+
+    # --- what is inherited from -----------------------------------------------------------------
+
+    def _is_quiet_base(self, target: Target) -> bool:
+        """Whether it takes no note of what inherits from it."""
+        if target.library:
+            return _is_of(target, _BASES)
+        parts = self.project.statements(target)
+        return bool(parts) and not target.rest and all(map(self._is_quiet_class, parts))
+
+    def _is_quiet_class(self, part: Statement) -> bool:
+        return (
+            part.is_class
+            and not _HOOKS.intersection(part.special)
+            and all(self._holds(Need(METACLASS, meta)) for meta in part.metaclass)
+            and all(base is not None and self._holds(Need(INHERITED, base)) for base in part.bases)
+        )
+
+    def _is_quiet_metaclass(self, target: Target) -> bool:
+        if target.library:
+            return _is_of(target, _METACLASSES)
+        parts = self.project.statements(target)
+        return bool(parts) and all(not p.special and self._is_quiet_class(p) for p in parts)
+
+    def _is_enum(self, part: Statement) -> bool:
         return any(
-            changes.stores
-            or (given and changes.arguments)
-            or any(self._is_table(part.module, path) for path in changes.mutated)
-            for part in self._parts(target)
-            for changes in part.changes(methods)
+            str(target).startswith("enum.")
+            if target.library
+            else any(map(self._is_enum, self.project.statements(target)))
+            for base in part.bases
+            if base is not None
+            for target in self.project.meaning(base)
         )
 
-    # what a name stands for
-
-    def _is_table(self, module: str, path: _Path, seen: frozenset[Target] = frozenset()) -> bool:
-        """Whether it is an attribute of a class, or a name for what can be changed in place."""
-        targets = set(self._targets(module, path)) - seen
-        return any(
-            bool(target.rest)
-            if part.is_class
-            else any(
-                self._makes_table(part.module, value, seen | targets)
-                for value in part.values(str(target.name))
-            )
-            for target in targets
-            for part in self._parts(target)
+    def _is_quiet_enum(self, part: Statement) -> bool:
+        """Whether making the members of an enum runs nothing of the project."""
+        hooks = {"__new__", "__init__", *_ENUM_HOOKS}
+        return not hooks.intersection((*part.special, *part.methods)) and all(
+            self._is_quiet_enum(base)
+            for name in part.bases
+            if name is not None
+            for target in self.project.meaning(name)
+            for base in self.project.statements(target)
         )
 
-    def _makes_table(self, module: str, value: ast.expr, seen: frozenset[Target]) -> bool:
-        if isinstance(value, ast.Call):
-            return last_name(value.func) in _CONTAINERS or self._is_project(module, value.func)
-        path = dotted(value)
-        return isinstance(value, _DISPLAYS) or bool(path and self._is_table(module, path, seen))
-
-    def _is_alias(self, module: str, name: str) -> bool:
-        """Whether a name of a module may stand for something made elsewhere."""
-        source = self.project.module(module)
-        return source is not None and (
-            name in source.names
-            or any(
-                self._is_elsewhere(module, value)
-                for part in source.units.get(name, ())
-                for value in part.values(name)
-            )
-        )
-
-    def _is_elsewhere(self, module: str, value: ast.expr) -> bool:
-        if isinstance(value, ast.IfExp | ast.BoolOp | ast.Tuple):
-            parts = (part for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr))
-            return any(self._is_elsewhere(module, part) for part in parts)
-        if isinstance(value, ast.Call):
-            owner = getattr(value.func, "value", value.func)
-            return self._is_table(module, dotted(owner) or ()) or not all(
-                part.is_class for target in self._called(module, value) for part in target
-            )
-        return isinstance(value, ast.Name | ast.Attribute | ast.Subscript)
-
-    def _called(self, module: str, call: ast.Call) -> list[tuple[Statement, ...]]:
-        return [self._parts(target) for target in self._targets(module, dotted(call.func) or ())]
-
-    def _is_project(self, module: str, node: ast.expr) -> bool:
-        path = dotted(node)
-        return bool(path) and any(not target.library for target in self._targets(module, path))
-
-    def _is_own(self, reference: Reference) -> bool:
+    def _is_own(self, reference: Ref | None) -> bool:
         """Whether it is, or may be, something of the project."""
-        return any(not target.library for target in self.project.meaning(reference))
+        return reference is None or any(
+            not target.library for target in self.project.meaning(reference)
+        )
 
-    def _targets(self, module: str, path: _Path) -> tuple[Target, ...]:
-        return self.project.resolve(module, path) if path else ()
 
-    def _parts(self, target: Target) -> tuple[Statement, ...]:
-        return self.project.units(target.module).get(str(target.name), ())
+def _holds_of_builtin(need: Need) -> bool:
+    name, *rest = need.ref.parts
+    if need.what == CALLED:
+        return name in _BUILTINS and all(part in PURE_METHODS for part in rest)
+    if need.what == MAKES:
+        known = name in _PLAIN_BUILTINS and all(part in PURE_METHODS for part in rest)
+        return known and name != "type"
+    return need.what not in (DECORATES, OWNED) or name in ("property",)
+
+
+def _is_of(target: Target, known: Iterable[str]) -> bool:
+    """Whether it is one of these, or in one; the caching core is harmless."""
+    name = str(target)
+    return is_core(target.module) or any(
+        name == beginning or (name.startswith(f"{beginning}.") and beginning not in _CLASSES)
+        for beginning in known
+    )
+
+
+_CLASSES = frozenset(
+    {"collections.deque", "collections.Counter", "collections.OrderedDict", "collections.ChainMap"}
+    | {"collections.defaultdict", "types.SimpleNamespace", "functools.singledispatch"}
+    | {"weakref.WeakKeyDictionary", "weakref.WeakValueDictionary", "weakref.WeakSet"}
+)
+"""Of what is harmless to call, what has methods that are not."""

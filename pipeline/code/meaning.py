@@ -2,14 +2,14 @@
 
 A name stands for a *target*: a unit, all of a module, or something in a library. It is followed
 through imports and re-exports to where it is defined; one that several statements may bind stands
-for several targets, a builtin for none.
+for several targets, in the order of the statements; a builtin for none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from pipeline.code.form import Ref
 from pipeline.code.modules import Modules, is_core
-from pipeline.code.names import Reference
 from pipeline.code.source import Module
 from pipeline.code.statement import Statement
 
@@ -18,6 +18,9 @@ IMPORT = "(import)"
 
 BINARY = "(binary)"
 """The unit of a module without source: the bytes of its file."""
+
+ALL = "*"
+"""The unit of all that a module has a name for."""
 
 Unit = tuple[str, str]
 """A module and a name in it."""
@@ -46,7 +49,11 @@ class Target:
     def __str__(self) -> str:
         if self.library:
             return ".".join((self.module, *self.rest))
-        return f"{self.module}:{self.name or '*'}"
+        return f"{self.module}:{self.name or ALL}"
+
+    @property
+    def unit(self) -> Unit:
+        return self.module, self.name or ALL
 
 
 class Project:
@@ -58,24 +65,30 @@ class Project:
     """
 
     def __init__(self, modules: Modules):
+        self.modules = modules
         self.module = modules.get
         self._resolved: dict[tuple[str, tuple[str, ...]], tuple[Target, ...]] = {}
-        self._meanings: dict[Reference, tuple[Target, ...]] = {}
+        self._meanings: dict[tuple[str, str], tuple[Target, ...]] = {}
 
     def units(self, module: str) -> Mapping[str, tuple[Statement, ...]]:
         """The units of a module of project code; of a library, none."""
         source = self.module(module)
         return source.units if source is not None else {}
 
+    def statements(self, target: Target) -> tuple[Statement, ...]:
+        """The statements of a unit; none for a library."""
+        return self.units(target.module).get(str(target.name), ())
+
     def definition(self, module: str, name: str) -> Target:
         """The unit of a class that exists; all of its module if it was made in some other way."""
         return Target(module, name if name in self.units(module) else None)
 
-    def meaning(self, reference: Reference) -> tuple[Target, ...]:
+    def meaning(self, reference: Ref) -> tuple[Target, ...]:
         """What a reference stands for; nothing for a builtin."""
-        if reference not in self._meanings:
-            self._meanings[reference] = self._meaning(reference.module, reference.path)
-        return self._meanings[reference]
+        asked = reference.module, reference.path
+        if asked not in self._meanings:
+            self._meanings[asked] = self._meaning(reference.module, reference.parts)
+        return self._meanings[asked]
 
     def _meaning(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
         targets = self.resolve(module, path)
@@ -88,7 +101,8 @@ class Project:
     def resolve(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
         """What a dotted name stands for in a module: several, if a block decides; or nothing."""
         if (module, path) not in self._resolved:
-            self._resolved[module, path] = tuple(self._resolve(module, path, frozenset()))
+            found = self._resolve(module, path, frozenset())
+            self._resolved[module, path] = tuple(dict.fromkeys(found))
         return self._resolved[module, path]
 
     def _resolve(
@@ -99,7 +113,7 @@ class Project:
             yield Target(module, rest=path, library=True)
         elif source.binary is not None:
             yield Target(module, BINARY)
-        elif not path or path[0] == "__dict__":
+        elif not path or path[0] in ("__dict__", "__annotations__"):
             yield Target(module)
         else:
             yield from self._resolve_in(source, path, seen)
@@ -107,52 +121,88 @@ class Project:
     def _resolve_in(
         self, source: Module, path: tuple[str, ...], seen: frozenset[Unit]
     ) -> Iterator[Target]:
-        """A module's own names come before its imports of all names, these before submodules."""
         name, rest = path[0], path[1:]
         found: list[Target] = []
         if (source.name, name) not in seen:  # else `from . import x` in a package asks for itself
-            seen |= {(source.name, name)}
-            if name in source.units:
-                found.append(Target(source.name, name, rest))
-            for module, *names in source.names.get(name, ()):
-                found.extend(self._resolve(module, (*names, *rest), seen))
-            found = found or list(self._from_stars(source, path, seen))
+            found = self._bound(source, path, seen | {(source.name, name)})
         submodule = f"{source.name}.{name}"
-        if not found and self.module(submodule) is not None:
-            found.extend(self._resolve(submodule, rest, seen))
+        if (not found or self._is_shadowed(source, name)) and self.module(submodule) is not None:
+            found.extend(self._resolve(submodule, rest, seen | {(source.name, name)}))
         if not found and "__getattr__" in source.units:
             found.append(Target(source.name, "__getattr__"))
         if not found:
-            libraries = (star for star in source.stars if self.module(star) is None)
-            found.extend(Target(star, rest=("*",), library=True) for star in libraries)
+            libraries = (star for _, star in source.stars if self.module(star) is None)
+            found.extend(Target(star, rest=(ALL,), library=True) for star in libraries)
         yield from found
 
-    def _from_stars(
-        self, source: Module, path: tuple[str, ...], seen: frozenset[Unit]
-    ) -> Iterator[Target]:
-        """What the last ``import *`` with the name gives; where ``__all__`` is computed, it may."""
-        for star in reversed(source.stars):
-            other = self.module(star)
-            found = list(self._resolve(star, path, seen)) if other and other.offers(path[0]) else []
-            yield from found
-            if found and other and not other.computes_exports:
-                return
-            if found:
-                yield from self._resolve(star, ("__all__",), seen)
+    def _bound(self, source: Module, path: tuple[str, ...], seen: frozenset[Unit]) -> list[Target]:
+        """What the statements of a module bind a name to, in their order."""
+        name, rest = path[0], path[1:]
+        found: list[tuple[int, Iterable[Target]]] = []
+        if name in source.units:
+            place = source.units[name][0].place
+            found.append((place, [Target(source.name, name, rest)]))
+        for place, load in source.names.get(name, ()):
+            within = (*filter(None, [load.name]), *rest)
+            found.append((place, list(self._resolve(load.module, within, seen))))
+        for place, star in source.stars:
+            if targets := self._from_star(star, path, seen, is_sure=bool(found)):
+                found.append((place, targets))
+        found.sort(key=lambda bound: bound[0])
+        return [target for _, targets in found for target in targets]
+
+    def _from_star(
+        self, star: str, path: tuple[str, ...], seen: frozenset[Unit], is_sure: bool
+    ) -> list[Target]:
+        """What ``import *`` of a module may bind a name to, and where it computes its list, that.
+
+        Args:
+            is_sure: the name is bound by something else too; so a library may bind it anew.
+        """
+        other = self.module(star)
+        if other is None:
+            return [Target(star, rest=(ALL,), library=True)] if is_sure else []
+        if not other.offers(path[0]):
+            return []
+        found = [t for t in self._resolve(star, path, seen) if not _is_any(t)]
+        if found and other.computes_exports:
+            found += self._resolve(star, ("__all__",), seen)
+        return found
+
+    def _is_shadowed(self, source: Module, name: str) -> bool:
+        """Whether a submodule may take the place of what its package binds: it does when it is
+        imported after that."""
+        submodule = f"{source.name}.{name}"
+        loads = [
+            statement.place
+            for statement in source.statements
+            for load in statement.loads
+            if load.module == submodule or (load.module == source.name and load.name == name)
+        ]
+        binders = [s.place for s in source.units.get(name, ())]
+        binders += [place for place, _ in source.names.get(name, ())]
+        return bool(binders) and (not loads or max(loads) > max(binders))
 
     def is_dataclass(self, statement: Statement) -> bool:
         """Whether it is a class under the standard library's decorator, however imported."""
         return statement.is_class and any(
             str(target) == "dataclasses.dataclass"
             for decorator in statement.decorators
+            if decorator is not None
             for target in self.meaning(decorator)
         )
 
-    def is_core(self, reference: Reference) -> bool:
+    def is_core(self, reference: Ref | None) -> bool:
         """Whether it is something of the caching core, such as ``step``."""
-        return any(target.library and is_core(target.module) for target in self.meaning(reference))
+        return reference is not None and any(
+            target.library and is_core(target.module) for target in self.meaning(reference)
+        )
 
 
 def _may_be_builtin(targets: tuple[Target, ...]) -> bool:
     """Whether nothing binds a name, except perhaps a library of which all names are imported."""
-    return all(target.library and target.rest == ("*",) for target in targets)
+    return all(map(_is_any, targets))
+
+
+def _is_any(target: Target) -> bool:
+    return target.library and target.rest == (ALL,)

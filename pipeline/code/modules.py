@@ -1,18 +1,20 @@
 """The modules of project code, found without importing them and read when asked for.
 
 A module lies where the import system would find it, asked without importing its package.
-*Project code* is what does not lie in the interpreter's library folders, and whatever package the
-step function itself is in. The caching core, the top-level package that this module is in, is not
+*Project code* is what does not lie in the interpreter's library folders, whatever package the step
+function itself is in, and the steps that ship with Temper: keys must not depend on whether they are
+installed or checked out. The caching core, the top-level package that this module is in, is not
 project code: what a step takes from it is like a library's.
 """
 
 import importlib.util
+import os
 import pkgutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib.machinery import SOURCE_SUFFIXES, ModuleSpec
 from pathlib import Path, PurePath
 
@@ -22,6 +24,8 @@ from pipeline.code.source import Module, read_module
 from pipeline.errors import TemperError
 
 _CORE = __name__.partition(".")[0]
+SHIPPED_STEPS = str(Path(__file__).parents[2] / "steps")
+"""The package of steps that are installed, or checked out, together with the core."""
 
 
 class Modules:
@@ -33,9 +37,10 @@ class Modules:
     """
 
     def __init__(self, home: str, script: dict[str, str]):
-        self._home = home
+        self.home = home
         self._places: dict[str, _Place | None] = {n: _Place(file) for n, file in script.items()}
         self._modules: dict[str, Module | None] = {}
+        self._files: dict[str, _File | None] = {}
 
     def get(self, name: str) -> Module | None:
         """A module of project code; ``None`` for a library or where there is none.
@@ -44,10 +49,41 @@ class Modules:
             TemperError: its file cannot be read or is not Python.
         """
         if name not in self._modules:
+            file = self._file(name)
+            self._modules[name] = None if file is None else file.parse(name)
+        return self._modules[name]
+
+    def prints(self) -> dict[str, str]:
+        """The fingerprint of every module that was asked for."""
+        return {name: self.print_of(name) for name in self._files}
+
+    def print_of(self, name: str) -> str:
+        """All that bears on what `get` answers: "" where it is None.
+
+        Raises:
+            TemperError: its file cannot be read.
+        """
+        file = self._file(name)
+        return "" if file is None else file.fingerprint
+
+    @property
+    def where(self) -> str:
+        """The place of the step function's module, so that two checkouts are told apart."""
+        place = self._place(self.home)
+        return str(place and (place.file or place.folders))
+
+    def sources_of(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The bytes of the files of modules that were read, by file."""
+        files = (self._files.get(name) for name in sorted(names))
+        return {f.path: f.content for f in files if f is not None and f.path and f.is_source}
+
+    def _file(self, name: str) -> "_File | None":
+        """The file of a module of project code, read once."""
+        if name not in self._files:
             place = self._place(name)
             mine = place is not None and self._is_project(name, place)
-            self._modules[name] = _read(name, place) if place is not None and mine else None
-        return self._modules[name]
+            self._files[name] = _read(name, place) if place is not None and mine else None
+        return self._files[name]
 
     def _place(self, name: str) -> "_Place | None":
         if name not in self._places:
@@ -56,8 +92,8 @@ class Modules:
 
     def _is_project(self, name: str, place: "_Place") -> bool:
         if is_core(name):
-            return name == self._home  # a step of the core: itself alone
-        at_home = name.partition(".")[0] == self._home.partition(".")[0]
+            return name == self.home  # a step of the core: itself alone
+        at_home = name.partition(".")[0] == self.home.partition(".")[0]
         return at_home or place.file is None or not in_library(place.file)
 
 
@@ -72,6 +108,44 @@ class _Place:
 
     file: str | None
     folders: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _File:
+    """The file of a module; a folder without ``__init__`` has none."""
+
+    path: str | None
+    is_package: bool
+    content: bytes = b""
+
+    @property
+    def is_source(self) -> bool:
+        return self.path is not None and self.path.endswith(tuple(SOURCE_SUFFIXES))
+
+    @cached_property
+    def digest(self) -> str:
+        return blake3.blake3(self.content).hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.path is None} {self.is_source} {self.is_package} {self.digest}"
+
+    def parse(self, name: str) -> Module:
+        if self.path is None:
+            return Module(name)
+        if self.is_source:
+            return read_module(name, self.path, self.is_package, self.content)
+        return Module(name, binary=self.digest[:16])
+
+
+def _read(name: str, place: _Place) -> _File:
+    if place.file is None:
+        return _File(None, is_package=True)
+    try:
+        content = Path(place.file).read_bytes()
+    except OSError as error:
+        raise TemperError(f"cannot read {place.file}, the module {name}: {error}") from error
+    return _File(place.file, place.folders is not None, content)
 
 
 def _found(name: str, place_of: Callable[[str], _Place | None]) -> _Place | None:
@@ -114,21 +188,11 @@ def _spec_in(name: str, folders: Iterable[str]) -> ModuleSpec | None:
     return spec
 
 
-def _read(name: str, place: _Place) -> Module:
-    if place.file is None:
-        return Module(name)
-    try:
-        content = Path(place.file).read_bytes()
-    except OSError as error:
-        raise TemperError(f"cannot read {place.file}, the module {name}: {error}") from error
-    if place.file.endswith(tuple(SOURCE_SUFFIXES)):
-        return read_module(name, place.file, place.folders is not None, content)
-    return Module(name, binary=blake3.blake3(content).hexdigest()[:16])
-
-
 @lru_cache(maxsize=4096)
 def in_library(file: str) -> bool:
     """Whether a file belongs to the interpreter or to an installed package."""
+    if file.startswith(f"{SHIPPED_STEPS}{os.sep}"):
+        return False
     path = PurePath(file)
     return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(
         path.is_relative_to(folder) for folder in _library_folders()
@@ -139,3 +203,6 @@ def in_library(file: str) -> bool:
 def _library_folders() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return tuple(sysconfig.get_path(name) for name in names)
+
+
+_library_folders()  # now: under our import hook, sysconfig would import its own data half-made

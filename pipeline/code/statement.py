@@ -1,29 +1,27 @@
 """One statement at the top level of a module, with what can be asked of it.
 
-It has a *normal form* (:mod:`pipeline.code.normal`) and *references* (:mod:`pipeline.code.names`),
-worked out once. Where part of what it says arrives in the arguments of a step and is known by
-value there, a statement without that part stands in for it.
+Everything here is worked out from the syntax tree once, is plain data, and is kept on disk by the
+content of the source (:mod:`pipeline.code.source`).
 """
 
 import ast
-from collections.abc import Iterable, Iterator
-from copy import copy
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 
-from pipeline.code import execution
-from pipeline.code.bindings import Definition, Function, Imported, everything, own_scope
-from pipeline.code.names import Names, Reference, dotted, names_in
-from pipeline.code.normal import normal_form
-
-_NOT_STORED = ("ClassVar", "InitVar")
-_NAMES_OF_TYPES = frozenset({"__name__", "__qualname__", "__module__"})
-_LOOKS_AT_TYPES = frozenset({"__class__", "__annotations__", "__dataclass_fields__"})
-_TYPE_READERS = frozenset(
-    {"fields", "asdict", "astuple", "get_type_hints", "get_annotations", "signature"}
+from pipeline.code.acting import (
+    attributes,
+    made,
+    needs,
+    needs_of_call,
+    needs_of_data,
+    needs_of_defaults,
+    needs_of_making,
+    needs_of_result,
 )
-_Node = TypeVar("_Node", bound=ast.AST)
+from pipeline.code.bindings import Definition, Function, Import, bound, imported, loaded, own_scope
+from pipeline.code.form import CALL, Form, Load, Need, Ref
+from pipeline.code.reader import ITSELF, Home, called, dotted, is_field, read
 
 
 @dataclass(frozen=True)
@@ -31,233 +29,235 @@ class Statement:
     """A top-level statement of a module.
 
     Attributes:
-        package: what relative imports in it start from.
-        by_value: it is a dataclass whose instances are known by value, so that its fields are
-            left out and its bases are, like it, only types.
+        module: whose it is.
+        place: its number among the statements of the module.
+        kind: ``function``, ``class``, ``import`` or ``other``.
+        form: what it says.
+        traits: what it reads of code; see :mod:`pipeline.code.reader`.
+        binds: the global names that it binds.
+        changes: global names for what it changes in place, or sets an item or attribute of.
+        names: the local name and source of whatever it imports.
+        stars: modules of which it imports all names.
+        loads: what is imported when it runs.
+        needs: what it needs in order to do nothing but bind; ``None`` if it acts in any case.
+        needs_of_call: what calling the function that it defines needs; ``None`` likewise.
+        needs_of_defaults: what the defaults of that function need; likewise.
+        needs_of_result: what calling that function needs in order to give plain data; likewise.
+        needs_of_making: what making an instance of the dataclass that it defines needs; likewise.
+        needs_of_data: what the value that it binds needs in order to be plain data; likewise.
+        makers: what is called for the value that it binds.
+        made: the names that it binds to something that has no other name.
+        attributes: what the class that it defines binds to plain values.
+        reads_early: it may read names when the module is imported, not only when it is called.
+        decorators: of what it defines, methods too; ``None`` for one that is no dotted name.
+        own_decorators: how many of these are not of methods.
+        bases: of the class that it defines; ``None`` likewise.
+        metaclass: of that class, where it names one.
+        methods: of that class, those for its instances.
+        special: of that class, all methods with names like ``__init__``.
+        fields: of that class, the names that are annotated as fields of a dataclass are.
     """
 
-    node: ast.stmt
     module: str
-    package: str
-    by_value: bool = False
-
-    @cached_property
-    def normal_form(self) -> bytes:
-        return normal_form(self.node).encode()
-
-    @cached_property
-    def documented_form(self) -> bytes:
-        """The normal form with docstrings, for where they are read."""
-        return normal_form(self.node, docstrings=True).encode()
-
-    @cached_property
-    def _nodes(self) -> tuple[ast.AST, ...]:
-        """All of its nodes, listed once for all questions that look at every one."""
-        return tuple(everything(self.node))
-
-    @cached_property
-    def looks_at_types(self) -> bool:
-        """Whether it may come from a value to the declarations of its type, as ``type(x)(n=1)``."""
-        harmless = {
-            id(node.value)
-            for node in self._nodes
-            if isinstance(node, ast.Attribute) and node.attr in _NAMES_OF_TYPES
-        }
-        return any(
-            _reads_type(node) and not (self.is_class and _reads_own_type(node))
-            for node in self._nodes
-            if id(node) not in harmless
-        )
-
-    @cached_property
-    def reads_docstrings(self) -> bool:
-        return any(
-            getattr(node, "attr", getattr(node, "id", "")) == "__doc__"
-            or (isinstance(node, ast.Constant) and node.value == "__doc__")
-            for node in self._nodes
-        )
-
-    @cached_property
-    def reaches_itself(self) -> bool:
-        """Whether it is a class whose methods get at the class, and so at its declarations."""
-        return self.is_class and any(
-            _reads_own_type(node) or getattr(node, "id", "") == "classmethod"
-            for node in self._nodes
-        )
-
-    @property
-    def references(self) -> frozenset[Reference]:
-        return self._names.references
-
-    @property
-    def imports(self) -> frozenset[Imported]:
-        """What is imported when it runs."""
-        return self._names.imports
-
-    @cached_property
-    def _names(self) -> Names:
-        return names_in(self.node, self.module, self.package, self.by_value)
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Where it is in its file: line and column."""
-        return self.node.lineno, self.node.col_offset
-
-    @property
-    def reads_early(self) -> bool:
-        """Whether it may read names when its module is imported, not only when it is called."""
-        if not isinstance(self.node, Function):
-            return True
-        arguments = self.node.args
-        return bool(self.node.decorator_list or arguments.defaults or any(arguments.kw_defaults))
-
-    @cached_property
-    def calls(self) -> tuple[execution.Call, ...]:
-        """The calls that may run when it does."""
-        return tuple(execution.calls(self.node))
-
-    @cached_property
-    def stores(self) -> frozenset[str]:
-        """The names of which it sets an item or attribute, or which it changes in place."""
-        nodes = list(own_scope(self.node))
-        stored = (node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store))
-        changed = [node for node in stored if not isinstance(node, ast.Name)]
-        changed += [node.target for node in nodes if isinstance(node, ast.AugAssign)]
-        return frozenset(map(execution.root, changed))
-
-    def values(self, name: str) -> tuple[ast.expr, ...]:
-        """What it may bind to a name."""
-        return tuple(execution.values(self.node, name))
-
-    def changes(self, methods: Iterable[str]) -> Iterator[execution.Changes]:
-        """What a function defined here changes outside itself; of a class, what its methods do."""
-        for node in own_scope(self.node):
-            if isinstance(node, Function):
-                yield execution.changes(node)
-        yield from map(execution.changes, filter(None, map(self._methods.get, methods)))
-
-    @cached_property
-    def reads_subclasses(self) -> bool:
-        return any(
-            getattr(node, "attr", getattr(node, "value", "")) == "__subclasses__"
-            for node in self._nodes
-        )
-
-    @cached_property
-    def decorators(self) -> tuple[Reference, ...]:
-        """The decorators of what it defines in its own scope, without their arguments."""
-        return self._references(
-            _called(decorator)
-            for node in own_scope(self.node)
-            if isinstance(node, Definition)
-            for decorator in node.decorator_list
-        )
-
-    @cached_property
-    def bases(self) -> tuple[Reference, ...]:
-        """What a class is made from."""
-        return self._references(self.node.bases if isinstance(self.node, ast.ClassDef) else ())
-
-    @cached_property
-    def metaclass(self) -> tuple[Reference, ...]:
-        """The class of a class, where it names one."""
-        keywords = self.node.keywords if isinstance(self.node, ast.ClassDef) else ()
-        return self._references(word.value for word in keywords if word.arg == "metaclass")
-
-    def _references(self, expressions: Iterable[ast.expr]) -> tuple[Reference, ...]:
-        return tuple(Reference(self.module, path) for node in expressions if (path := dotted(node)))
-
-    @property
-    def is_definition(self) -> bool:
-        return isinstance(self.node, Definition)
+    place: int
+    kind: str
+    form: Form
+    traits: frozenset[str]
+    binds: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    names: tuple[tuple[str, Load], ...] = ()
+    stars: tuple[str, ...] = ()
+    loads: tuple[Load, ...] = ()
+    needs: tuple[Need, ...] | None = ()
+    needs_of_call: tuple[Need, ...] | None = None
+    needs_of_defaults: tuple[Need, ...] | None = ()
+    needs_of_result: tuple[Need, ...] | None = None
+    needs_of_making: tuple[Need, ...] | None = None
+    needs_of_data: tuple[Need, ...] | None = None
+    makers: tuple[Ref, ...] = ()
+    made: frozenset[str] = frozenset()
+    attributes: frozenset[str] = frozenset()
+    reads_early: bool = True
+    decorators: tuple[Ref | None, ...] = ()
+    own_decorators: int = 0
+    bases: tuple[Ref | None, ...] = ()
+    metaclass: tuple[Ref, ...] = ()
+    methods: tuple[str, ...] = ()
+    special: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
 
     @property
     def is_function(self) -> bool:
-        return isinstance(self.node, Function)
+        return self.kind == "function"
 
     @property
     def is_class(self) -> bool:
-        return isinstance(self.node, ast.ClassDef)
+        return self.kind == "class"
 
     @property
-    def has_subclass_hook(self) -> bool:
-        """Whether it is a class with code that runs for each of its subclasses."""
-        return "__init_subclass__" in self._methods
-
-    def has_method(self, name: str) -> bool:
-        """Whether it is a class with this method, for its instances."""
-        return name in self._methods and not self._methods[name].decorator_list
-
-    @cached_property
-    def _methods(self) -> dict[str, Function]:
-        body = self.node.body if isinstance(self.node, ast.ClassDef) else ()
-        return {inner.name: inner for inner in body if isinstance(inner, Function)}
-
-    @cached_property
-    def without_fields(self) -> "Statement":
-        """A dataclass less the fields that its constructor takes."""
-        assert isinstance(self.node, ast.ClassDef)
-        body = [inner for inner in self.node.body if not _is_field(inner)]
-        return replace(self, node=_changed(self.node, body=body), by_value=True)
-
-    def without_decorators(self, dropped: Iterable[Reference]) -> "Statement":
-        """A function less the ``dropped`` of its decorators."""
-        assert isinstance(self.node, Function)
-        paths = {reference.path for reference in dropped}
-        kept = [d for d in self.node.decorator_list if dotted(_called(d)) not in paths]
-        return replace(self, node=_changed(self.node, decorator_list=kept))
-
-    def without_defaults(self) -> "Statement":
-        """A function less its parameters' defaults."""
-        assert isinstance(self.node, Function)
-        bare = _changed(self.node.args, defaults=[], kw_defaults=[])
-        return replace(self, node=_changed(self.node, args=bare))
+    def reaches_itself(self) -> bool:
+        """Whether it is a class whose methods get at the class, and so at its declarations."""
+        return self.is_class and ITSELF in self.traits
 
 
-def _reads_type(node: ast.AST) -> bool:
-    match node:
-        case ast.Call(func=ast.Name(id="type"), args=[_]):
-            return True
-        case ast.Attribute(attr=name) | ast.Name(id=name):
-            return name in _LOOKS_AT_TYPES or name in _TYPE_READERS
-    return False
-
-
-def _reads_own_type(node: ast.AST) -> bool:
-    match node:
-        case ast.Call(func=ast.Name(id="type"), args=[ast.Name(id="self")]):
-            return True
-        case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name):
-            return name in _LOOKS_AT_TYPES
-    return False
-
-
-def _called(decorator: ast.expr) -> ast.expr:
-    """A decorator without its arguments."""
-    return decorator.func if isinstance(decorator, ast.Call) else decorator
-
-
-def _is_field(node: ast.stmt) -> bool:
-    """Whether it declares a dataclass field that the constructor takes and the instance keeps."""
-    if not isinstance(node, ast.AnnAssign):
-        return False
-    names = {
-        getattr(inner, "attr", getattr(inner, "id", "")) for inner in ast.walk(node.annotation)
-    }
-    if names.intersection(_NOT_STORED):
-        return False
-    keywords = node.value.keywords if isinstance(node.value, ast.Call) else []
-    return not any(
-        keyword.arg == "init"
-        and isinstance(keyword.value, ast.Constant)
-        and not keyword.value.value
-        for keyword in keywords
+def make_statement(node: ast.stmt, place: int, home: Home) -> Statement:
+    """What a syntax tree says."""
+    module, package = home.module, home.package
+    form, traits = read(node, home)
+    names, stars, loads = _imports(node, package)
+    binds, changes = _bindings(node)
+    if not isinstance(node, Import):  # which import of a block runs, the block says
+        binds |= {local for local, _ in names}
+    body = node.body if isinstance(node, ast.ClassDef) else []
+    if any(isinstance(n, ast.Name) and n.id == "classmethod" for n in _decorators_in(body)):
+        traits |= {ITSELF}
+    methods = [inner for inner in body if isinstance(inner, Function)]
+    return Statement(
+        module,
+        place,
+        _kind(node),
+        form,
+        traits,
+        tuple(sorted(binds)),
+        tuple(sorted(changes)),
+        names,
+        stars,
+        loads,
+        needs=() if isinstance(node, Import) else needs(node, module),
+        needs_of_call=needs_of_call(node, module),
+        needs_of_defaults=needs_of_defaults(node, module),
+        needs_of_result=needs_of_result(node, module),
+        needs_of_making=needs_of_making(node, module),
+        needs_of_data=needs_of_data(node, module),
+        makers=_makers(node, module),
+        made=made(node),
+        attributes=attributes(node),
+        reads_early=_reads_early(node),
+        decorators=_all_decorators(node, module),
+        own_decorators=len(node.decorator_list) if isinstance(node, Definition) else 0,
+        bases=_bases(node, module),
+        metaclass=_metaclass(node, module),
+        methods=tuple(m.name for m in methods if not m.decorator_list),
+        fields=tuple(m.target.id for m in body if is_field(m)),  # type: ignore[attr-defined]
+        special=tuple(m.name for m in methods if m.name.startswith("__")),
     )
 
 
-def _changed(node: _Node, **fields: object) -> _Node:
-    """A copy of a node with other fields; the tree it is in stays as it is."""
-    changed = copy(node)
-    for name, value in fields.items():
-        setattr(changed, name, value)
-    return changed
+def _makers(node: ast.stmt, module: str) -> tuple[Ref, ...]:
+    value = getattr(node, "value", None)
+    return tuple(
+        Ref(module, ".".join(path), CALL)
+        for inner in (own_scope(value) if isinstance(value, ast.AST) else ())
+        if isinstance(inner, ast.Call) and (path := dotted(inner.func))
+    )
+
+
+def _kind(node: ast.stmt) -> str:
+    if isinstance(node, Function):
+        return "function"
+    if isinstance(node, ast.ClassDef):
+        return "class"
+    return "import" if isinstance(node, Import) else "other"
+
+
+def _reads_early(node: ast.stmt) -> bool:
+    if not isinstance(node, Function):
+        return True
+    arguments = node.args
+    return bool(node.decorator_list or arguments.defaults or any(arguments.kw_defaults))
+
+
+def _imports(
+    node: ast.stmt, package: str
+) -> tuple[tuple[tuple[str, Load], ...], tuple[str, ...], tuple[Load, ...]]:
+    """The names that are imported, the modules of which all are, and what is loaded for it."""
+    names: list[tuple[str, Load]] = []
+    stars: list[str] = []
+    loads: list[Load] = []
+    for inner in own_scope(node):
+        if isinstance(inner, ast.ClassDef):
+            inside = chain.from_iterable(map(own_scope, inner.body))
+            for found in filter(lambda n: isinstance(n, Import), inside):
+                loads += [Load(*source) for source in loaded(found, package)]  # type: ignore[arg-type]
+        if not isinstance(inner, Import):
+            continue
+        loads += [Load(*source) for source in loaded(inner, package)]
+        for local, source in imported(inner, package):
+            if local == "*":
+                stars.append(source[0])
+            else:
+                names.append((local, Load(*source)))
+    return tuple(names), tuple(stars), tuple(loads)
+
+
+def _bindings(node: ast.stmt) -> tuple[set[str], set[str]]:
+    """The global names that a statement binds, and those of what it changes."""
+    binds: set[str] = set()
+    changes: set[str] = set()
+    augmented: set[ast.AST] = set()
+    for inner in own_scope(node):
+        match inner:
+            case ast.AugAssign(target=ast.Name(id=name)):
+                augmented.add(inner.target)
+                changes.add(name)
+            case ast.Attribute(ctx=ast.Store() | ast.Del()):
+                changes.add(root(inner))
+            case ast.Subscript(ctx=ast.Store() | ast.Del()):
+                changes.add(root(inner))
+            case ast.Name() if inner in augmented:
+                pass
+            case ast.ClassDef():
+                binds.add(inner.name)
+                changes |= _changed_by_class(inner)
+            case _:
+                binds.update(bound(inner))
+    return binds, changes - {""}
+
+
+def _changed_by_class(node: ast.ClassDef) -> set[str]:
+    inside = list(chain.from_iterable(map(own_scope, node.body)))
+    own = set(chain.from_iterable(map(bound, inside)))
+    stored = (
+        inner
+        for inner in inside
+        if isinstance(inner, ast.Attribute | ast.Subscript) and isinstance(inner.ctx, ast.Store)
+    )
+    return set(map(root, stored)) - own
+
+
+def root(node: ast.AST) -> str:
+    """The name at the left of ``a.b[0].c``; empty if there is none."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _decorators_in(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    for inner in body:
+        if isinstance(inner, Definition):
+            yield from inner.decorator_list
+
+
+def _all_decorators(node: ast.stmt, module: str) -> tuple[Ref | None, ...]:
+    found: list[Ref | None] = []
+    for inner in own_scope(node):
+        if isinstance(inner, Definition):
+            body = inner.body if isinstance(inner, ast.ClassDef) else []
+            for decorator in (*inner.decorator_list, *_decorators_in(body)):
+                path = dotted(called(decorator))  # type: ignore[arg-type]
+                found.append(Ref(module, ".".join(path), CALL) if path else None)
+    return tuple(found)
+
+
+def _bases(node: ast.stmt, module: str) -> tuple[Ref | None, ...]:
+    if not isinstance(node, ast.ClassDef):
+        return ()
+    plain = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+    paths = map(dotted, plain)
+    return tuple(Ref(module, ".".join(path), CALL) if path else None for path in paths)
+
+
+def _metaclass(node: ast.stmt, module: str) -> tuple[Ref, ...]:
+    keywords = node.keywords if isinstance(node, ast.ClassDef) else ()
+    paths = (dotted(word.value) for word in keywords if word.arg == "metaclass")
+    return tuple(Ref(module, ".".join(path), CALL) for path in paths if path)

@@ -1,57 +1,240 @@
 """The walk from a step function to every unit of project code that it reaches.
 
 A unit is reached either whole or *by value*: as the type of what comes in through an argument, and
-in no other way. Once nothing new turns up, each unit is digested on its own: what it says, what the
-names in it stand for, and where it stands among the statements of other units.
+in no other way. Units get numbers in the order in which they turn up, and the digest is over what
+they say, in that order, each name in it as the number of what it stands for. So it holds all that
+the code says, and nothing of where the code lies or what its modules and functions are called.
+
+What a unit says may depend on who else is among the code: docstrings count where something reads
+docstrings. Such a reader may turn up late; then the walk begins anew, knowing of it.
 """
 
+import dataclasses
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import blake3
 
-from pipeline.canonical import reference_to
-from pipeline.code.bindings import Imported
+from pipeline.code import walked_before
 from pipeline.code.effects import Effects
-from pipeline.code.meaning import BINARY, IMPORT, Project, Target, Unit
-from pipeline.code.modules import Modules
-from pipeline.code.names import Reference
+from pipeline.code.form import (
+    BASE,
+    CLASSES,
+    DEFAULTS,
+    DOCS,
+    FIELDS,
+    HINT,
+    HINTS,
+    LISTED,
+    MADE,
+    NAMED,
+    NAMES,
+    OWNED,
+    SHOWN,
+    STORED,
+    TEXTS,
+    VALUE,
+    Bound,
+    Caught,
+    Decorator,
+    Detail,
+    Dynamic,
+    Load,
+    Piece,
+    Ref,
+    Said,
+    flat,
+)
+from pipeline.code.meaning import ALL, BINARY, IMPORT, Project, Target, Unit
+from pipeline.code.modules import Modules, is_core
+from pipeline.code.reader import DETAIL, MODULES, NAMESPACES, SUBCLASSES, TYPES
 from pipeline.code.statement import Statement
-from pipeline.errors import TemperError
+from pipeline.code.walked_before import Walked
+from pipeline.dag.canonical import describe_type
+from pipeline.references import interactive, reference_to
+
+MESSAGES = "messages"
+"""A reader of what the interpreter says of an error, which names functions and modules."""
+EVERYTHING = frozenset({DOCS, HINTS, NAMES, TEXTS, TYPES, MODULES, NAMESPACES})
+_LOGGING = (
+    *("getLogger", "Logger", "LoggerAdapter", "NullHandler", "DEBUG", "INFO", "WARNING", "ERROR"),
+    *("CRITICAL", "debug", "info", "warning", "error", "critical", "exception", "log", "disable"),
+)
+"""What of logging gets at no text that is logged."""
+_LIBRARY_READERS: Mapping[str, frozenset[str]] = {
+    "inspect": EVERYTHING,
+    **dict.fromkeys(
+        ("inspect.signature", "inspect.getfullargspec", "inspect.get_annotations"),
+        frozenset({HINTS, TYPES}),
+    ),
+    **dict.fromkeys(
+        (
+            *("inspect.isfunction", "inspect.isclass", "inspect.ismodule", "inspect.ismethod"),
+            *("inspect.Parameter", "inspect.iscoroutinefunction", "inspect.isgeneratorfunction"),
+            *("inspect.isabstract", "inspect.unwrap", "inspect.isbuiltin", "inspect.isgenerator"),
+        ),
+        frozenset(),
+    ),
+    "pydoc": EVERYTHING,
+    "dis": EVERYTHING,
+    "pickle": frozenset({NAMES, MODULES}),
+    "cloudpickle": EVERYTHING,
+    "dill": EVERYTHING,
+    "marshal": EVERYTHING,
+    **dict.fromkeys(("traceback", "sys.exc_info", "sys.exception"), frozenset({MESSAGES})),
+    "sys._getframe": EVERYTHING,
+    "sys._current_frames": EVERYTHING,
+    "warnings": frozenset({TEXTS}),
+    "warnings.warn": frozenset(),
+    "contextlib.redirect_stderr": frozenset({TEXTS}),
+    "logging": frozenset({TEXTS, NAMES, MODULES}),
+    **{f"logging.{name}": frozenset() for name in _LOGGING},
+    "typing.get_type_hints": frozenset({HINTS, TYPES}),
+    "typing_extensions.get_type_hints": frozenset({HINTS, TYPES}),
+    "annotationlib": frozenset({HINTS, TYPES}),
+    "functools.singledispatch": frozenset({HINTS}),
+    "functools.singledispatchmethod": frozenset({HINTS}),
+    "dataclasses.fields": frozenset({TYPES, HINTS}),
+    "operator.attrgetter": frozenset({TYPES, NAMES, DOCS}),
+    "operator.methodcaller": frozenset({TYPES}),
+    "pydantic": EVERYTHING,
+    "omegaconf": frozenset({TYPES}),
+    "attrs": EVERYTHING,
+    "attr": EVERYTHING,
+    "help": frozenset({DOCS}),
+    **dict.fromkeys(("unittest", "asyncio.gather", "asyncio.wait"), frozenset({MESSAGES})),
+}
+"""What of the library reads code, by the beginning of its name, and what of it."""
+_NAMELESS = ("abc.ABC", "typing.Generic", "typing.Protocol", "typing.final")
+_IMPLIED: Mapping[str, frozenset[str]] = {
+    MESSAGES: frozenset({TEXTS, NAMES, CLASSES, MODULES}),
+    TEXTS: frozenset({CLASSES}),
+    NAMES: frozenset({CLASSES}),
+    NAMESPACES: frozenset({NAMES, CLASSES}),
+}
+"""Who reads one thing and so may read another: messages of errors name functions and modules."""
+_IMPORTERS = (
+    *("importlib.import_module", "importlib.__import__", "runpy", "pkgutil.resolve_name"),
+    *("pkgutil.get_loader", "pkgutil.find_loader", "importlib.util", "builtins.__import__"),
+)
+_QUIET = (
+    *("dataclasses", "functools", "typing", "typing_extensions", "abc", "contextlib", "enum"),
+    *("torch.no_grad", "torch.inference_mode", "torch.nn", "torch.autograd", "builtins", "types"),
+    *("collections", "torch.utils.data", "json", "threading"),
+)
+"""Libraries that read nothing of the definitions which they are given, decorate, or are the bases
+of, but what these do."""
 
 
-def closure(function: Callable[..., Any], types: Iterable[type] = ()) -> dict[str, str]:
-    """The units of project code that ``function`` reaches, each with its digest.
+@dataclass(frozen=True)
+class Closure:
+    """The code that a step function reaches.
+
+    Attributes:
+        digest: of all of it: what bears on the key. It is the same wherever the code lies.
+        units: ``module:name`` and 16 hexadecimal digits for each unit, sorted: to say what changed.
+        sources: the bytes of the files that were read for it, by path.
+        details: the units that are reached by way of execution details alone.
+    """
+
+    digest: str
+    units: Mapping[str, str]
+    sources: Mapping[str, bytes]
+    details: frozenset[str]
+
+
+NO_CODE = Closure("", {}, {}, frozenset())
+"""That of a function whose source is not to be had."""
+
+
+def closure(function: Callable[..., Any], types: Iterable[type] = ()) -> Closure:
+    """The units of project code that ``function`` reaches.
 
     Args:
         function: a step function, without its :func:`pipeline.step` decorator.
         types: classes of the values it is called with; those of libraries are ignored.
-
-    Returns:
-        ``module:name`` and 16 hexadecimal digits for each unit, sorted.
 
     Raises:
         TemperError: the source of the function cannot be read, or some file is not Python.
     """
     function = inspect.unwrap(function)
     module, name = _place_of(function)
-    project = Project(Modules(module, _script(function, *types)))
-    walk = _Walk(project)
-    walk.add_step(module, name)
-    for definition in types:
-        if definition.__module__ == "__main__" or project.module(definition.__module__):
-            walk.add(project.definition(*_place_of(definition)), by_value=True)
-    return walk.run()
+    effects = _effects(module, tuple(sorted(_script(function, *types).items())))
+    project = effects.project
+    if name not in project.units(module):
+        raise interactive(name)
+    own = [t for t in types if t.__module__ == "__main__" or project.module(t.__module__)]
+    arguments = sorted((json.dumps(describe_type(t)), *_place_of(t)) for t in own)
+    taken = [(project.definition(*place), True) for _, *place in arguments]
+    roots = [(Target(module, name), False), *taken]
+    fields = _fields_of(own)
+
+    about = json.dumps(
+        [module, name, arguments, sorted((*k, *sorted(v)) for k, v in fields.items())]
+    )
+    kept = walked_before.find(about, project.modules)
+    if kept is None:
+        walk = _walk(effects, roots, (module, name), fields)
+        kept = walk.found_out([text for text, *_ in arguments])
+        walked_before.keep(about, project.modules, kept)
+    sources = project.modules.sources_of(kept.modules)
+    return Closure(kept.digest, kept.units, sources, frozenset(kept.details))
+
+
+def forget() -> None:
+    """Forget what was read: the next closure is that of the source as it is then."""
+    _effects.cache_clear()
+
+
+@lru_cache(maxsize=16)
+def _effects(module: str, script: tuple[tuple[str, str], ...]) -> Effects:
+    """The project around a module, which the closures of all its steps look at."""
+    top = module.partition(".")[0]
+    if not is_core(module) and top != module:
+        return _effects(top, script)
+    return Effects(Project(Modules(module, dict(script))))
+
+
+def digests_of(names: Iterable[str], home: str) -> dict[str, str | None]:
+    """The present digest of each ``module:name``, ``module:(import)`` or ``module:*``, with all
+    that it reaches; ``None`` where there is none now.
+
+    Args:
+        home: the module of the step function, whose package is project code wherever it lies.
+    """
+    effects = Effects(Project(Modules(home, {})))
+    project = effects.project
+    digests: dict[str, str | None] = {}
+    for name in names:
+        module, _, unit = name.partition(":")
+        source = project.module(module)
+        if source is None or not (unit in (ALL, IMPORT, BINARY) or unit in source.units):
+            digests[name] = None
+        else:
+            digests[name] = _walk(effects, [(Target(module, unit), False)]).digest([])
+    return digests
+
+
+def _fields_of(types: Iterable[type]) -> dict[Unit, frozenset[str]]:
+    """The fields of dataclasses, and of those that they inherit from."""
+    return {
+        _place_of(definition): frozenset(f.name for f in dataclasses.fields(definition))
+        for given in types
+        for definition in given.__mro__
+        if dataclasses.is_dataclass(definition) and "<" not in definition.__qualname__
+    }
 
 
 def _place_of(definition: Any) -> Unit:
     """The module and the top-level name by which a worker reaches a function or class."""
     if getattr(sys.modules.get(definition.__module__), "__file__", None) is None:
-        raise _unreadable(definition.__name__)
+        raise interactive(definition.__name__)
     module, _, qualname = reference_to(definition).partition(":")
     return module, qualname.partition(".")[0]
 
@@ -64,193 +247,507 @@ def _script(*definitions: Any) -> dict[str, str]:
     return {}
 
 
-def _unreadable(step: str) -> TemperError:
-    return TemperError(
-        f"step {step}: its source cannot be read (defined interactively?); put it in a file or "
-        'declare version="…"'
-    )
+def _walk(
+    effects: Effects,
+    roots: Iterable[tuple[Target, bool]],
+    start: Unit | None = None,
+    classes: Mapping[Unit, frozenset[str]] = MappingProxyType({}),
+) -> "_Walk":
+    """Walk until no reader turns up that was not known of."""
+    roots = list(roots)
+    readers: frozenset[str] = frozenset()
+    calls_itself = False
+    while True:
+        effects.subclasses_matter = SUBCLASSES in readers
+        walk = _Walk(effects, readers, start, calls_itself, classes)
+        walk.start_at(roots)
+        found = walk.found.union(*(_IMPLIED.get(reader, ()) for reader in walk.found))
+        if found <= readers and walk.calls_itself == calls_itself:
+            return walk
+        readers, calls_itself = readers | found, walk.calls_itself
 
 
 class _Walk:
     """Follows references from unit to unit until nothing new turns up.
 
     Attributes:
-        by_value: of each unit reached, whether only by value.
+        readers: who reads more of code than what it does, as known when the walk began.
+        found: those that turned up.
+        by_value: of each unit reached, in order, whether only by value.
+        shown: units that are handed to somebody who may look at more than what they do.
         start: the step function's unit.
+        classes: the fields of the dataclasses that arguments are made of.
         calls_itself: the step is named by what it reaches, so its own defaults are used.
-        whole: modules of which every unit is reached.
-        waiting: units whose references are yet to be followed.
-        types_matter: some unit looks at the types of values, so none counts by value alone.
-        docstrings_matter: some unit reads docstrings.
-        places: of each module, the units of more than one statement, with where these are.
     """
 
-    def __init__(self, project: Project):
-        self.project = project
-        self.effects = Effects(project)
+    def __init__(
+        self,
+        effects: Effects,
+        readers: frozenset[str],
+        start: Unit | None,
+        calls_itself: bool,
+        classes: Mapping[Unit, frozenset[str]],
+    ):
+        self.classes = classes
+        self.project, self.effects, self.readers = effects.project, effects, readers
+        self.start, self.calls_itself = start, calls_itself
+        self.found: set[str] = set()
         self.by_value: dict[Unit, bool] = {}
-        self.start: Unit | None = None
-        self.calls_itself = False
-        self.whole: set[str] = set()
-        self.waiting: list[Unit] = []
-        self.types_matter = False
-        self.docstrings_matter = False
-        self.places: dict[str, list[tuple[str, list[tuple[int, int]]]]] = {}
+        self.shown: set[Unit] = set()
+        self._roots: list[tuple[Target, bool]] = []
+        self._follows_details = False
+        self._waiting: list[Unit] = []
+        self._pieces: dict[Unit, tuple[Piece, ...]] = {}
+        self._knew_itself = calls_itself
 
-    def run(self) -> dict[str, str]:
-        """The digest of every unit that can be reached from those that were added."""
-        while self.waiting:
-            self._follow(self.waiting.pop())
-            if self.types_matter and not self.waiting:
-                for unit in [unit for unit, by_value in self.by_value.items() if by_value]:
-                    self._add_unit(unit, by_value=False)
-        for unit in sorted(self.by_value):
-            places = [statement.place for statement in self._statements(unit)]
-            if len(places) > 1 or unit[1] == IMPORT:
-                self.places.setdefault(unit[0], []).append((unit[1], places))
-        digests = {unit: self._digest(unit) for unit in sorted(self.by_value)}
-        return {":".join(unit): digest for unit, digest in digests.items() if digest}
+    # --- going -------------------------------------------------------------------------------
 
-    def add_step(self, module: str, name: str) -> None:
-        """The step function, less what arrives in its arguments."""
-        if name not in self.project.units(module):
-            raise _unreadable(name)
-        self.start = (module, name)
-        self.add(Target(module, name))
+    def start_at(self, roots: Iterable[tuple[Target, bool]]) -> None:
+        """Walk from these targets, each whole or by value."""
+        self._roots = list(roots)
+        for target, by_value in self._roots:
+            self.add(target, by_value)
+        self._run()
+
+    def with_details(self) -> "_Walk":
+        """The same walk, which follows execution details like anything else."""
+        self.effects.subclasses_matter = SUBCLASSES in self.readers
+        walk = _Walk(self.effects, self.readers, self.start, self.calls_itself, self.classes)
+        walk._follows_details = True
+        walk.start_at(self._roots)
+        return walk
+
+    def _run(self) -> None:
+        done = 0
+        while done < len(self._waiting):
+            unit = self._waiting[done]
+            done += 1
+            for statement in self.statements(unit):
+                self.found |= statement.traits
+            for piece in self.pieces(unit):
+                self._follow(unit, piece)
+            if TYPES in self.readers and self.by_value[unit]:
+                self._add_unit(unit, by_value=False)
+            if NAMESPACES in self.readers:
+                self._add_unit((unit[0], ALL), by_value=False)
 
     def add(self, target: Target, by_value: bool = False) -> None:
         """A target, and with it what importing its module does."""
         if target.library:
+            self._note_library(target)
             return
-        self.add_import(target.module)
-        if target.name is not None:
-            self._add_unit((target.module, target.name), by_value or self._is_method(target))
-        elif target.module not in self.whole:
-            self.whole.add(target.module)
-            self._add_all(target.module)
+        by_value = by_value or self._is_method(target)
+        if target.name not in (IMPORT, BINARY):
+            self.add_import(Load(target.module))
+        self._add_unit(target.unit, by_value)
 
-    def add_import(self, module: str, name: str | None = None) -> None:
-        """What importing a module, or a name from it, does."""
-        source = self.project.module(module)
-        if source is None:
-            return
-        parts = module.split(".")
-        for count in range(1, len(parts) + 1):
-            self._add_unit((".".join(parts[:count]), IMPORT), by_value=False)
-        if source.binary is not None:
-            self._add_unit((module, BINARY), by_value=False)
-        names = (source.exports or ()) if name == "*" else filter(None, [name])
-        for imported in names:
-            for target in self.project.resolve(module, (imported,)):
-                if not target.library and target.module != module:
-                    self.add_import(target.module)
-
-    def _add_all(self, module: str) -> None:
-        """Whatever a module has a name for."""
-        source = self.project.module(module)
-        if source is None:
-            return
-        for name in (*source.units, *source.names):
-            for found in self.project.resolve(module, (name,)):
-                self.add(found)
-        for star in source.stars:
-            self.add(Target(star, library=self.project.module(star) is None))
+    def add_import(self, load: Load) -> None:
+        """What an import does, as far as that matters."""
+        for name in self.effects.modules_of(load):
+            if self.effects.matters(name):
+                self._add_unit((name, IMPORT), by_value=False)
 
     def _add_unit(self, unit: Unit, by_value: bool) -> None:
         if self.by_value.get(unit) is False or self.by_value.get(unit) is by_value:
             return
         self.by_value[unit] = by_value
-        self.waiting.append(unit)
+        self._waiting.append(unit)
 
-    def _follow(self, unit: Unit) -> None:
-        imports: set[Imported] = set()
-        source = self.project.module(unit[0])
-        if source is not None and unit[1] == IMPORT:
-            imports.update(source.imports)
-        for statement in self._statements(unit):
-            self.types_matter |= statement.looks_at_types
-            self.docstrings_matter |= statement.reads_docstrings
-            if statement.reads_subclasses and not self.effects.subclasses_matter:
-                self.effects.subclasses_matter = True
-                self.waiting.extend(unit for unit in self.by_value if unit[1] == IMPORT)
-            passed_on = self.by_value[unit] and not statement.is_definition  # a name for a type
-            for reference in statement.references:
-                for target in self.project.meaning(reference):
-                    self.add(target, reference.annotation or passed_on)
-                    self._note_recursion(target)
-            imports.update(statement.imports)
-        for imported in imports:
-            self.add_import(*imported)
+    def _follow(self, unit: Unit, piece: Piece) -> None:
+        match piece:
+            case Ref():
+                by_value = piece.use in (HINT, NAMED)
+                by_value |= self.by_value[unit] and self._is_type(unit, piece)
+                for target in self.project.meaning(piece):
+                    if piece.use == LISTED and target.library:
+                        continue
+                    self.add(target, by_value)
+                    if piece.use in (VALUE, SHOWN) and not (target.rest or target.library):
+                        self._show(target.unit, is_text=piece.use == SHOWN)
+                    if self._is_set(target, piece.use) and self._tells(target):
+                        self.found |= {TEXTS, NAMES, MODULES}
+                    if piece.use == MADE and self._shows_place(target):
+                        self.found |= {NAMES, MODULES}
+                    if target.unit == self.start:
+                        self.calls_itself = True
+            case Caught():
+                if not all(map(self._is_for_details, piece.given_to)):
+                    self.found |= {TEXTS, MESSAGES} if piece.is_risky else {TEXTS}
+            case Load():
+                self.add_import(piece)
+            case Dynamic():
+                for module in self._imported(piece):
+                    self.add(Target(module))
 
-    def _statements(self, unit: Unit) -> tuple[Statement, ...]:
+    def _show(self, unit: Unit, is_text: bool) -> None:
+        """Somebody is given a function or class; or its text, which tells its module."""
+        if is_text and any(s.is_function or s.is_class for s in self.statements(unit)):
+            self.found |= {NAMES, MODULES}
+        if unit not in self.shown:
+            self.shown.add(unit)
+            if unit in self.by_value:
+                self._waiting.append(unit)
+
+    def _note_library(self, target: Target) -> None:
+        parts = str(target).split(".")
+        for count in range(len(parts), 0, -1):
+            readers = _LIBRARY_READERS.get(".".join(parts[:count]))
+            if readers is not None:
+                self.found |= readers
+                return
+
+    def _imported(self, call: Dynamic) -> Iterator[str]:
+        """The modules that a call imports by the texts it is given."""
+        targets = self.project.meaning(call.called)
+        is_builtin = not targets and call.called.path == "__import__"
+        if not (is_builtin or any(str(t).startswith(_IMPORTERS) for t in targets)):
+            return
+        packages = [text for text in call.texts if not text.startswith(".")]
+        for text in call.texts:
+            name = text.partition(":")[0]
+            if name.startswith("."):
+                level = len(name) - len(name.lstrip("."))
+                parents = (packages[0] if packages else call.package).split(".")
+                parents = parents[: len(parents) - level + 1]
+                name = ".".join([*parents, *filter(None, [name[level:]])])
+            if self.project.module(name) is not None:
+                yield name
+
+    # --- what a unit says --------------------------------------------------------------------
+
+    def statements(self, unit: Unit) -> tuple[Statement, ...]:
         module, name = unit
         if name == IMPORT:
             return self.effects.of(module)
-        statements = self.project.units(module).get(name, ())
+        return self.project.units(module).get(name, ())
+
+    def pieces(self, unit: Unit) -> Iterator[Piece]:
+        """What a unit says to the readers that there are."""
+        module, name = unit
+        source = self.project.module(module)
+        if source is None:
+            return
+        if name == BINARY:
+            yield str(source.binary)
+        elif name == ALL:
+            yield from self._namespace(module)
+        elif name == IMPORT:
+            if source.binary is not None:
+                yield Ref(module, "")
+            acting = {statement.place for statement in self.effects.of(module)}
+            for statement in source.statements:
+                if statement.place in acting:
+                    yield "\n"
+                    yield from self._said(unit, statement)
+                yield from statement.loads
+        else:
+            for statement in self.statements(unit):
+                yield "\n"
+                yield from self._said(unit, statement)
+
+    def _namespace(self, module: str) -> Iterator[Piece]:
+        source = self.project.module(module)
+        assert source is not None
+        for name in sorted({*source.units, *source.names}):
+            if name != "__doc__" or DOCS in self.readers:
+                yield f"\n{name}="
+                yield Ref(module, name)
+        for _, star in source.stars:
+            yield "\n*="
+            yield Ref(star, "")
+
+    def _said(self, unit: Unit, statement: Statement) -> Iterator[Piece]:
+        readers = set(self.readers)
+        is_shown = unit in self.shown and statement.kind in ("function", "class")
+        if is_shown or not self._is_quiet(statement):
+            readers |= {DOCS, HINTS, NAMES, CLASSES}
+        if not self._is_nameless(statement):
+            readers.add(CLASSES)
+        readers |= {f"{FIELDS} {name}" for name in self._counted_fields(unit, statement)}
+        if unit != self.start or self._knew_itself:
+            readers.add(DEFAULTS)
         if unit == self.start:
-            return tuple(map(self._as_step, statements))
-        if not self.by_value[unit]:
-            return statements
-        return tuple(
-            statement.without_fields
-            if self.project.is_dataclass(statement) and not statement.reaches_itself
-            else statement
-            for statement in statements
+            readers -= {NAMES, DOCS, HINTS, CLASSES} - self.readers
+        yield from self._spelt(unit, statement.form, readers)
+
+    def _spelt(self, unit: Unit, form: Iterable[Piece], readers: set[str]) -> Iterator[Piece]:
+        for piece in flat(tuple(form), readers):
+            if isinstance(piece, Decorator):
+                if not (unit == self.start and self.project.is_core(piece.name)):
+                    yield from self._spelt(unit, piece.form, readers)
+            elif isinstance(piece, Detail):
+                if self._follows_details or not self._declares(piece.decorator):
+                    yield from self._spelt(unit, piece.form, readers)
+                else:
+                    yield "detail"
+            elif isinstance(piece, Said):
+                if TEXTS in self.readers or not self._only_tells(piece.called):
+                    yield from self._spelt(unit, piece.form, readers)
+            else:
+                yield piece
+
+    def _loses_fields(self, unit: Unit, statement: Statement) -> bool:
+        return (
+            self.by_value[unit]
+            and not statement.reaches_itself
+            and self.project.is_dataclass(statement)
         )
 
-    def _digest(self, unit: Unit) -> str | None:
-        """Of what a unit says and of what the names in it stand for; ``None`` if it is empty."""
-        source = self.project.module(unit[0])
-        if source is not None and unit[1] == BINARY:
-            return source.binary
-        statements = self._statements(unit)
-        if not statements:
-            return None
-        meanings = {
-            f"{reference.module}:{'.'.join(reference.path)}": sorted(map(str, targets))
-            for statement in statements
-            for reference in statement.references
-            if (targets := self.project.meaning(reference))
-        }
-        said = [meanings, order] if (order := self._order(unit, statements)) else meanings
-        hasher = blake3.blake3(json.dumps(said, sort_keys=True).encode())
-        for statement in statements:
-            form = statement.documented_form if self.docstrings_matter else statement.normal_form
-            hasher.update(b"\n" + form)
-        return hasher.hexdigest()[:16]
+    def _counted_fields(self, unit: Unit, statement: Statement) -> Iterable[str]:
+        """The fields of a class that count as code. Where the class of an argument is known, what
+        only looks like a field of it counts."""
+        if not self._loses_fields(unit, statement):
+            return statement.fields
+        if unit not in self.classes:
+            return ()
+        return set(statement.fields) - self.classes[unit]
 
-    def _order(self, unit: Unit, statements: Iterable[Statement]) -> list[tuple[int, str, int]]:
-        """Where a statement comes before some of what binds another unit of its module, or acts:
-        the number of the statement, that unit, and how many of its statements come before."""
-        found: list[tuple[int, str, int]] = []
-        for name, places in self.places.get(unit[0], []):
-            for number, statement in enumerate(statements):
-                before = sum(place < statement.place for place in places)
-                others = len(places) - places.count(statement.place)
-                if name != unit[1] and statement.reads_early and before < others:
-                    found.append((number, name, before))
-        return found
+    def _is_quiet(self, statement: Statement) -> bool:
+        """Whether nobody who made or decorated it can look at more than what it does."""
+        return all(
+            name is not None and self._is_quiet_name(name)
+            for name in (*statement.decorators, *statement.bases, *statement.metaclass)
+        )
 
-    def _as_step(self, statement: Statement) -> Statement:
-        if not statement.is_function:
-            return statement
-        core = frozenset(filter(self.project.is_core, statement.decorators))
-        return _bare(statement, core, self.calls_itself)
+    def _is_quiet_name(self, name: Ref) -> bool:
+        return all(
+            not target.library or self.project.is_core(name) or str(target).startswith(_QUIET)
+            for target in self.project.meaning(name)
+        )
 
-    def _note_recursion(self, target: Target) -> None:
-        if (target.module, target.name) == self.start and not self.calls_itself:
-            self.calls_itself = True
-            self.waiting.append((target.module, str(target.name)))
+    def _is_nameless(self, statement: Statement) -> bool:
+        """Whether the name of a class shows nowhere unless somebody asks for it: that of a
+        dataclass or of an enum stands in the text of a value."""
+        if statement.metaclass or None in statement.bases:
+            return False
+        names = (*statement.decorators[: statement.own_decorators], *statement.bases)
+        targets = [t for name in names if name is not None for t in self.project.meaning(name)]
+        return all(
+            str(target).startswith(_NAMELESS)
+            if target.library
+            else all(
+                part.is_class and self._is_nameless(part)
+                for part in self.project.statements(target)
+            )
+            for target in targets
+        )
+
+    def _only_tells(self, called: Ref) -> bool:
+        """Whether it is a logger, or an exception that keeps its text and does nothing with it."""
+        targets = self.project.meaning(called)
+        return all(map(self._is_teller, targets))
+
+    def _is_teller(self, target: Target) -> bool:
+        if target.library:
+            return True
+        parts = self.project.statements(target)
+        return bool(parts) and all(
+            self._is_plain_error(part) if part.is_class else self._is_logger(part) for part in parts
+        )
+
+    def _is_set(self, target: Target, use: str) -> bool:
+        """Whether it is set, or something of it is worked with that may be changed in place."""
+        return use == STORED or target.rest[-2:-1] in (("filters",), ("handlers",))
+
+    def _shows_place(self, target: Target) -> bool:
+        """Whether the text of what it makes names its class and module."""
+        parts = self.project.statements(target)
+        return not target.rest and any(
+            part.is_class
+            and not {"__repr__", "__str__", "__format__"}.intersection(part.special)
+            and not self.project.is_dataclass(part)
+            for part in parts
+        )
+
+    def _tells(self, target: Target) -> bool:
+        """Whether setting it, or an attribute of it, may change what becomes of what is logged."""
+        if target.library:
+            return str(target).startswith(("logging", "warnings", "sys.stderr"))
+        return any(self._is_logger(part) for part in self.project.statements(target))
+
+    def _is_plain_error(self, part: Statement) -> bool:
+        return not part.special and all(
+            base is not None and self._only_tells(base) for base in part.bases
+        )
+
+    def _is_logger(self, part: Statement) -> bool:
+        makers = [str(t) for maker in part.makers for t in self.project.meaning(maker)]
+        return part.kind == "other" and makers == ["logging.getLogger"]
+
+    # --- what a name is ----------------------------------------------------------------------
+
+    def _is_type(self, unit: Unit, reference: Ref) -> bool:
+        """Whether what a unit that counts by value refers to counts by value, too: the bases of a
+        dataclass, and what a name for a type stands for."""
+        if reference.use == BASE:
+            return any(self._loses_fields(unit, s) for s in self.statements(unit))
+        return not any(s.is_class or s.is_function for s in self.statements(unit))
+
+    def _is_for_details(self, called: Ref | None) -> bool:
+        """Whether it is a function that was declared an execution detail."""
+        if called is None:
+            return False
+        parts = [p for t in self.project.meaning(called) for p in self.project.statements(t)]
+        return bool(parts) and all(
+            isinstance(piece, Detail) and self._declares(piece.decorator)
+            for part in parts
+            for piece in part.form
+        )
 
     def _is_method(self, target: Target) -> bool:
         """Whether only a method is read of a class, to be called with an instance of it."""
-        parts = self.project.units(target.module).get(str(target.name), ())
-        return bool(target.rest) and any(part.has_method(target.rest[0]) for part in parts)
+        parts = self.project.statements(target)
+        return bool(target.rest) and any(target.rest[0] in part.methods for part in parts)
 
+    def _declares(self, decorator: Ref) -> bool:
+        """Whether a decorator is the one that declares execution details."""
+        targets = self.project.meaning(decorator)
+        return bool(targets) and all(
+            target.name == DETAIL or (target.library and target.rest[-1:] == (DETAIL,))
+            for target in targets
+        )
 
-@lru_cache(maxsize=256)
-def _bare(statement: Statement, dropped: frozenset[Reference], defaults: bool) -> Statement:
-    """A function less some decorators and, unless ``defaults``, those of its parameters. It is kept
-    because a statement keeps what was found out about it."""
-    bare = statement.without_decorators(dropped)
-    return bare if defaults else bare.without_defaults()
+    # --- digests -----------------------------------------------------------------------------
+
+    def found_out(self, described: Iterable[str]) -> Walked:
+        """All that the walk has found.
+
+        Args:
+            described: what is known of the classes of arguments, as they are at run time.
+        """
+        units, digest, modules = self.units(), self.digest(described), sorted(self.modules())
+        details = sorted(self.with_details().units().keys() - units.keys())
+        return Walked(digest, units, modules, details)
+
+    def modules(self) -> set[str]:
+        """The modules that were looked at: those of the units, and all that is imported with these
+        or by these."""
+        seen: dict[str, None] = {}
+        for unit in self.by_value:
+            loads = [piece for piece in self._all_pieces(unit) if isinstance(piece, Load)]
+            for load in (Load(unit[0]), *loads):
+                for name in self.effects.modules_of(load):
+                    if name not in seen:
+                        seen |= dict.fromkeys([name, *sorted(self.effects.reached(name))])
+        parents = {parent for name in seen for parent in self.effects.modules_of(Load(name))}
+        return {*seen, *parents}
+
+    def digest(self, described: Iterable[str]) -> str:
+        """Of all that was reached, told by numbers.
+
+        Args:
+            described: what is known of the classes of arguments, as they are at run time.
+        """
+        numbers = {unit: str(number) for number, unit in enumerate(self.by_value)}
+        hasher = blake3.blake3("\n".join([*sorted(self.readers), *described]).encode())
+        for unit in numbers:
+            hasher.update(b"\n\n" + self._text(unit, numbers).encode())
+        return hasher.hexdigest()[:32]
+
+    def units(self) -> dict[str, str]:
+        """The digest of each unit by itself, with names as they are."""
+        digests: dict[str, str] = {}
+        for unit in sorted(self.by_value):
+            if unit[1] == ALL or (unit[1] != BINARY and not self.statements(unit)):
+                continue
+            text = self._text(unit, None).encode()
+            digests[":".join(unit)] = blake3.blake3(text).hexdigest()[:16]
+        return digests
+
+    def _text(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> str:
+        parts = [self._module_of(unit, numbers), *self._order(unit, numbers)]
+        for piece in self._all_pieces(unit):
+            if isinstance(piece, str):
+                parts.append(piece)
+            elif isinstance(piece, Ref):
+                if piece.use not in (NAMED, OWNED):
+                    parts.append(self._named(piece, numbers))
+            elif isinstance(piece, Load):
+                parts += self._loads(piece, numbers)
+            elif isinstance(piece, Bound):
+                parts.append(f"<{self._number((unit[0], piece.name), numbers)}>")
+        return "".join(parts)
+
+    def _all_pieces(self, unit: Unit) -> tuple[Piece, ...]:
+        """What a unit says, once the walk is over."""
+        if unit not in self._pieces:
+            self._pieces[unit] = tuple(self.pieces(unit))
+        return self._pieces[unit]
+
+    def _module_of(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> str:
+        """What importing its module does; and where it lies, if that shows."""
+        place = f"{unit[0]}:{unit[1]} " if MODULES in self.readers else ""
+        if numbers is None:
+            return place
+        return f"{place}{self._number((unit[0], IMPORT), numbers)} "
+
+    def _named(self, reference: Ref, numbers: Mapping[Unit, str] | None) -> str:
+        targets = self.project.meaning(reference)
+        if not targets:
+            place = reference.module if MODULES in self.readers else ""
+            return f"{{{place}:{reference.path}}}"
+        return "{" + "|".join(self._target(target, numbers) for target in targets) + "}"
+
+    def _target(self, target: Target, numbers: Mapping[Unit, str] | None) -> str:
+        if target.library:
+            return str(target)
+        rest = "".join(f".{name}" for name in target.rest)
+        return self._number(target.unit, numbers) + rest
+
+    def _number(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> str:
+        return ":".join(unit) if numbers is None else f"#{numbers.get(unit, '')}"
+
+    def _loads(self, load: Load, numbers: Mapping[Unit, str] | None) -> Iterator[str]:
+        if numbers is not None:
+            for name in self.effects.modules_of(load):
+                if self.effects.matters(name):
+                    yield f"<import {self._number((name, IMPORT), numbers)}>"
+
+    def _order(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> Iterator[str]:
+        """Where a statement that reads early stands: for every other unit of its module, and for
+        the imports that matter, how many come before it, if not all do."""
+        loads = self.effects.places(unit[0])
+        is_tangled = self.effects.is_tangled(unit[0])
+        for number, statement in enumerate(self.statements(unit)):
+            before = sum(place < statement.place for place in loads)
+            if before < len(loads) and (statement.reads_early or is_tangled):
+                yield f"<{number} after {before}>"
+            if unit[1] == IMPORT:
+                yield from self._before(unit[0], statement, numbers)
+            for name, places in self._places(unit[0]) if statement.reads_early else ():
+                before = sum(place < statement.place for place in places)
+                others = len(places) - places.count(statement.place)
+                if name != unit[1] and before < others:
+                    yield f"<{number} {self._number((unit[0], name), numbers)} {before}>"
+
+    def _before(
+        self, module: str, acting: Statement, numbers: Mapping[Unit, str] | None
+    ) -> Iterator[str]:
+        """The units of other modules that were bound before a statement acts: what these have read
+        by then, it does not change."""
+        source = self.project.module(module)
+        assert source is not None
+        loaded: set[str] = set()
+        for statement in source.statements:
+            if statement.place < acting.place:
+                for load in statement.loads:
+                    for name in self.effects.modules_of(load):
+                        loaded |= {name, *self.effects.reached(name)}
+        for unit in numbers or ():
+            if unit[0] in loaded - {module} and any(
+                s.reads_early and s.kind == "other" for s in self.statements(unit)
+            ):
+                yield f"<bound {self._number(unit, numbers)}>"
+
+    def _places(self, module: str) -> list[tuple[str, list[int]]]:
+        """The units of a module of more than one statement, with where these are."""
+        return self._placed.get(module, [])
+
+    @cached_property
+    def _placed(self) -> dict[str, list[tuple[str, list[int]]]]:
+        found: dict[str, list[tuple[str, list[int]]]] = {}
+        for unit in self.by_value:
+            places = [statement.place for statement in self.statements(unit)]
+            if len(places) > 1 or (unit[1] == IMPORT and places):
+                found.setdefault(unit[0], []).append((unit[1], places))
+        return found

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from pipeline.dag.resources import Resources
 from pipeline.errors import TemperError
-from pipeline.resources import Resources
 
 
 @dataclass
@@ -15,10 +15,13 @@ class LocalConfig:
     Args:
         gpus: how many of its CUDA devices steps may use; by default all.
         grace_seconds: how long a step that is told to stop has for its checkpoint.
+        warm: import the libraries that steps of a run share once, and fork workers from there.
+            Results are the same; a step of which that is in doubt gets a fresh interpreter.
     """
 
     gpus: int | None = None
     grace_seconds: float = 10.0
+    warm: bool = True
 
 
 @dataclass
@@ -32,6 +35,8 @@ class SlurmConfig:
         setup: lines of shell that run on the first node before the workers, ``module load …``.
         options: more options of ``sbatch``, as ``{qos: high, reservation: temper}``.
         poll_seconds: how often a waiting step asks Slurm for its job.
+        account: what jobs are charged to; by default Slurm's own.
+        grace_seconds: how long a job that is told to stop has for its checkpoint.
     """
 
     partition: str | None = None
@@ -55,6 +60,8 @@ class RayConfig:
         python: the interpreter on the nodes; by default the path of this one.
         env: environment variables for the workers.
         autoscales: machines are added on demand, so what is there now is not all that is offered.
+        grace_seconds: how long a job that is told to stop has for its checkpoint.
+        poll_seconds: how often a waiting step asks Ray for its job.
     """
 
     address: str = "http://127.0.0.1:8265"
@@ -73,7 +80,7 @@ class LauncherConfig:
     Args:
         use: engines in order of preference: a step goes to the first that has what it asks for.
         steps: what steps ask for, by step name, each a mapping with the fields of
-            :class:`pipeline.resources.Resources`; ``step(...).on(...)`` comes before it.
+            :class:`pipeline.dag.resources.Resources`; ``step(...).on(...)`` comes before it.
     """
 
     use: list[str] = field(default_factory=lambda: ["local"])

@@ -61,15 +61,29 @@ def models() -> str:
 
 
 @cache
+def cards() -> tuple[tuple[str, int], ...]:
+    """Model and bytes of memory of each device; nothing if the driver cannot be asked."""
+    rows = _asked("name,memory.total")
+    return tuple((model, int(size) * 2**20) for model, size in rows if size.isdecimal())
+
+
+@cache
 def _described() -> tuple[tuple[str, str, str], ...]:
     """Index, identifier and model of each device; nothing if the driver cannot be asked."""
-    command = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
+    return tuple(
+        (index, identifier, model) for index, identifier, model in _asked("index,uuid,name")
+    )
+
+
+def _asked(fields: str) -> list[list[str]]:
+    """What the driver says of each device; nothing if it cannot be asked."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return ()
-    fields = (line.split(", ", 2) for line in answer.stdout.splitlines())
-    return tuple((row[0], row[1], row[2]) for row in fields if len(row) == 3)
+        return []
+    rows = [line.split(", ") for line in answer.stdout.splitlines()]
+    return [row for row in rows if len(row) == fields.count(",") + 1]
 
 
 def _description(name: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from pipeline.lifeline import WORKER_ENVIRONMENT
+from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 
 def import_path() -> str:

@@ -9,7 +9,7 @@ first:
 A driver that takes the lease of the key later looks there, and waits for the job instead of
 starting another. If the engine knows nothing of it, the driver gives the attempt up for good, so
 that a job that was on its way to the engine does not begin; or, if a worker has begun, waits until
-it ends or falls silent (:mod:`pipeline.presence`).
+it ends or falls silent (:mod:`pipeline.wire.presence`).
 
 A driver that loses its lease leaves the job alone: it belongs to who holds the lease.
 """
@@ -17,20 +17,22 @@ A driver that loses its lease leaves the job alone: it belongs to who holds the 
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from threading import Event
 from typing import IO, Any, Protocol
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
+from pipeline.dag.resources import Resources
 from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.orderly import uninterrupted
-from pipeline.launchers.protocol import REFUSED, Ended, Task
-from pipeline.presence import Watch, give_up
-from pipeline.resources import Resources
-from pipeline.spec import Report
-from pipeline.store import Store
+from pipeline.store.layout import Store
+from pipeline.store.stored import is_attempt, parse_json
+from pipeline.wire.launcher import REFUSED, Ended, Task
+from pipeline.wire.presence import Watch, give_up
+from pipeline.wire.spec import Report
 
 REPORT_SECONDS, REMOTE_REPORT_SECONDS = 0.5, 2.0
 """How often a waiting driver looks for the report, which comes before the engine knows the end."""
@@ -53,9 +55,12 @@ class JobRecord:
     def read(cls, store: Store, step: str, key: str) -> "JobRecord | None":
         """The record of a key, if it has one that can be read."""
         try:
-            return cls(**json.loads(store.read(store.job_path(step, key)) or b""))
+            found = cls(**parse_json(store.read(store.job_path(step, key)) or b""))
         except (ValueError, TypeError):
             return None
+        texts = isinstance(found.launcher, str) and isinstance(found.run, str)
+        named = is_attempt(found.attempt) and isinstance(found.withdrawn, bool)
+        return found if texts and named else None
 
 
 class EngineError(Exception):
@@ -77,7 +82,7 @@ class Engine(Protocol):
     def grace_seconds(self) -> float: ...
 
     def shortage(self, resources: Resources) -> str | None:
-        """As :meth:`pipeline.launchers.protocol.Launcher.shortage`."""
+        """As :meth:`pipeline.wire.launcher.Launcher.shortage`."""
         ...
 
     def submit(self, task: Task) -> str:
@@ -130,6 +135,9 @@ class JobLauncher:
 
     def capacity(self) -> Mapping[str, int]:
         return {}
+
+    def ready(self, asked: Sequence[tuple[str, Resources]]) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def run(self, task: Task, log: IO[bytes], stop: Event) -> Ended:
         """Submit the task's job, or find the one an earlier driver submitted, and wait for its

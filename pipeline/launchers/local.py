@@ -1,37 +1,67 @@
-"""Runs workers as processes of this machine, each started afresh (never forked: see below).
+"""Runs workers as processes of this machine: fresh interpreters, or forked from a warm parent.
 
-A worker is exec'd because forking a process that has run multi-threaded tensor code can deadlock.
-It gets its own session, so that Ctrl-C reaches the driver alone, which then stops the worker in
-order; if the driver is killed outright, the lifeline ends the worker.
+The driver itself is never forked for a worker. A parent that has only imported libraries is, where
+several steps of a run import the same ones (:mod:`pipeline.launchers.warm_parent`). A worker gets
+its own session, so that Ctrl-C reaches the driver alone, which then stops the worker in order; if
+the driver is killed outright, the lifeline ends the worker.
 """
 
 import contextlib
 import math
 import os
-import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
-from typing import IO
+from typing import IO, Protocol
 
+from pipeline.dag.resources import NOTHING, Resources
 from pipeline.launchers import devices
 from pipeline.launchers.config import LocalConfig
 from pipeline.launchers.environment import import_path
 from pipeline.launchers.orderly import uninterrupted
-from pipeline.launchers.protocol import PREEMPTED, Ended, Task
-from pipeline.lifeline import ENVIRONMENT, WORKER_ENVIRONMENT, Lifeline
-from pipeline.resources import Resources
+from pipeline.launchers.warm_parent import WarmParent
+from pipeline.price.machine import cores_here, memory_here
+from pipeline.redaction import shown
+from pipeline.wire import forking
+from pipeline.wire.launcher import Ended, Task
+from pipeline.wire.lifeline import ENVIRONMENT, WORKER_ENVIRONMENT, Lifeline
+from pipeline.wire.spec import SECRETS
 
 POLL_SECONDS = 0.5
+LOG_SECONDS = 5.0
+"""For the last lines of a worker that has ended."""
 GIB = 2**30
 
 
-@dataclass(frozen=True)
+class Process(Protocol):
+    """A worker, however it was started."""
+
+    @property
+    def status(self) -> int | None:
+        """Once it has ended, its exit status, or minus the number of the signal; ``None`` if
+        nobody knows."""
+        ...
+
+    def ended(self, seconds: float | None) -> bool:
+        """Wait until it has ended, at most so long; true if it has."""
+        ...
+
+    def stop(self, grace: float) -> None:
+        """Tell it to leave; kill it if it has not left by then."""
+        ...
+
+    def clear(self) -> None:
+        """End what the step started and left behind."""
+        ...
+
+
+@dataclass
 class LocalLauncher:
-    """Starts ``python -m pipeline.worker`` and waits for it.
+    """Starts ``python -m pipeline.worker.attempt`` and waits for it.
 
     Args:
         jobs: how many workers may run at once; each gets its share of the processors, because
@@ -43,6 +73,7 @@ class LocalLauncher:
     config: LocalConfig = field(default_factory=LocalConfig)
     kind: str = "local"
     detached: bool = False
+    _warm: WarmParent | None = field(default=None, init=False, repr=False)
 
     @property
     def grace_seconds(self) -> float:
@@ -58,10 +89,10 @@ class LocalLauncher:
             return f"gpus={gpus} on this machine"
         if resources.num_gpus > len(devices.present(resources.accelerator)):
             return f"GPUs of the kind {devices.models() or 'unknown'}"
-        if (resources.cpus or 0) > _cores():
-            return f"cpus={_cores()} on this machine"
-        if (resources.memory_bytes or 0) > _memory():
-            return f"memory={_memory() // GIB}GiB on this machine"
+        if (resources.cpus or 0) > cores_here():
+            return f"cpus={cores_here()} on this machine"
+        if (resources.memory_bytes or 0) > memory_here():
+            return f"memory={memory_here() // GIB}GiB on this machine"
         return None
 
     def claims(self, resources: Resources) -> Mapping[str, int]:
@@ -73,7 +104,30 @@ class LocalLauncher:
         return {name: amount for name, amount in asked.items() if amount}
 
     def capacity(self) -> Mapping[str, int]:
-        return {"gpus": self._gpus(), "cpus": _cores(), "memory": math.ceil(_memory() / GIB)}
+        return {
+            "gpus": self._gpus(),
+            "cpus": cores_here(),
+            "memory": math.ceil(memory_here() / GIB),
+        }
+
+    @contextlib.contextmanager
+    def ready(self, asked: Sequence[tuple[str, Resources]]) -> Iterator[None]:
+        """Have a parent of warm workers within the block, if there is anything for it to save."""
+        usual = self._environment(NOTHING, devices.Devices())
+        functions = [
+            function
+            for function, resources in asked
+            if _is_plain(resources) and self._environment(resources, devices.Devices()) == usual
+        ]
+        if not self.config.warm or len(functions) < 2 or not forking.is_possible():
+            yield
+            return
+        self._warm = WarmParent(functions, usual, self.lifeline.read_end)
+        try:
+            yield
+        finally:
+            self._warm.close()
+            self._warm = None
 
     def run(self, task: Task, log: IO[bytes], stop: Event) -> Ended:
         """Run one worker to its end, or until ``stop`` is set.
@@ -84,39 +138,37 @@ class LocalLauncher:
         with devices.taken(asked.num_gpus, stop.wait, asked.accelerator) as mine:
             if mine is None:
                 return Ended(None, "stopped while it waited for a GPU")
-            return self._run(task, mine, log, stop)
+            environment = self._environment(asked, mine)
+            with _printed(log, is_secret=SECRETS in task.environment) as output:
+                if self._warm is not None and _is_plain(asked):
+                    forked = self._warm.order(task, environment, output)
+                    if forked is not None:
+                        ended = self._until_end(forked, stop)
+                        if forked.has_begun or stop.is_set():
+                            return ended
+                kept = (self.lifeline.read_end, *mine.files)
+                fresh = _Fresh(task, {**environment, **task.environment}, output, kept)
+                return self._until_end(fresh, stop)
 
-    def _run(self, task: Task, mine: devices.Devices, log: IO[bytes], stop: Event) -> Ended:
-        process = subprocess.Popen(
-            # -P: the folder we are in is not where Python looks first
-            [sys.executable, "-P", "-m", "pipeline.worker", task.spec_url],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=self._environment(task.resources, mine),
-            pass_fds=(self.lifeline.read_end, *mine.files),
-            start_new_session=True,
-        )
+    def _until_end(self, worker: Process, stop: Event) -> Ended:
         try:
-            while process.returncode is None and not _ended(process, POLL_SECONDS):
+            while not worker.ended(POLL_SECONDS):
                 if stop.is_set():
-                    _stop(process, self.grace_seconds)
-            status = process.wait()
+                    worker.stop(self.grace_seconds)
         except BaseException:  # stopped by a signal: take the worker along
             with uninterrupted():
-                _stop(process, self.grace_seconds)
+                worker.stop(self.grace_seconds)
             raise
         finally:
-            with contextlib.suppress(ProcessLookupError):  # what the step started and left behind
-                os.killpg(process.pid, signal.SIGKILL)
-        return Ended(status, preempted=status == PREEMPTED)
+            worker.clear()
+        return Ended(worker.status)
 
     def _gpus(self) -> int:
         present = len(devices.present())
         return present if self.config.gpus is None else min(self.config.gpus, present)
 
     def _environment(self, resources: Resources, mine: devices.Devices) -> dict[str, str]:
-        cores = resources.cpus or _cores() // self.jobs
+        cores = resources.cpus or cores_here() // self.jobs
         return {
             "OMP_NUM_THREADS": str(max(1, cores // resources.num_processes)),
             "GOMP_SPINCOUNT": "2000",
@@ -132,32 +184,82 @@ class LocalLauncher:
         }
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+class _Fresh:
+    """A worker in an interpreter of its own.
 
+    Args:
+        kept: descriptors that it inherits.
+    """
 
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    def __init__(self, task: Task, environment: Mapping[str, str], log: int, kept: Sequence[int]):
+        self._process = subprocess.Popen(
+            # -P: the folder we are in is not where Python looks first
+            [sys.executable, "-P", "-m", "pipeline.worker.attempt", task.spec_url],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            pass_fds=kept,
+            start_new_session=True,
+        )
 
+    @property
+    def status(self) -> int | None:
+        return self._process.returncode
 
-def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait until the process ends, at most so long; true if it did."""
-    if hasattr(os, "pidfd_open"):  # the kernel says so at once; `wait` with a timeout polls
-        descriptor = os.pidfd_open(process.pid)
-        try:
-            select.select([descriptor], [], [], seconds)
-        finally:
-            os.close(descriptor)
-        return process.poll() is not None
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-    return process.returncode is not None
-
-
-def _stop(process: subprocess.Popen[bytes], grace: float) -> None:
-    for number, seconds in ((signal.SIGTERM, grace + 1), (signal.SIGKILL, None)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+    def ended(self, seconds: float | None) -> bool:
+        if hasattr(os, "pidfd_open"):  # the kernel says so at once; `wait` with a timeout polls
+            if self._process.returncode is None:
+                descriptor = os.pidfd_open(self._process.pid)
+                try:
+                    forking.is_readable(descriptor, seconds)
+                finally:
+                    os.close(descriptor)
+            return self._process.poll() is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-            return
+            self._process.wait(seconds)
+        return self._process.returncode is not None
+
+    def stop(self, grace: float) -> None:
+        for number, seconds in ((signal.SIGTERM, grace + 1), (signal.SIGKILL, None)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            if self.ended(seconds):
+                return
+
+    def clear(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _printed(log: IO[bytes], is_secret: bool) -> Iterator[int]:
+    """Where a worker prints. What it prints that was handed a secret reaches the log without it."""
+    if not is_secret:
+        yield log.fileno()
+        return
+    ours, theirs = os.pipe()
+
+    def copy() -> None:
+        with open(ours, "rb") as output:
+            for line in output:
+                with contextlib.suppress(OSError, ValueError):  # for people
+                    log.write(
+                        shown(line.decode(errors="surrogateescape")).encode(
+                            errors="surrogateescape"
+                        )
+                    )
+                    log.flush()
+
+    copying = threading.Thread(target=copy, name="log", daemon=True)
+    copying.start()
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
+        copying.join(LOG_SECONDS)
+
+
+def _is_plain(resources: Resources) -> bool:
+    """Whether a step wants one process without devices."""
+    return not resources.num_gpus and resources.num_nodes * resources.num_processes == 1

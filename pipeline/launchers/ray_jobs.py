@@ -8,20 +8,25 @@ a worker on each. Ray knows a TPU pod slice by a resource of its first host, ``T
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+
+from pipeline.dag.resources import Resources
 from pipeline.errors import TemperError
+from pipeline.extras import how_to_install
 from pipeline.launchers.config import RayConfig
 from pipeline.launchers.environment import job_environment
 from pipeline.launchers.jobs import EngineError
-from pipeline.launchers.protocol import PREEMPTED, Ended, Task
-from pipeline.resources import Resources
+from pipeline.wire.launcher import Ended, Task
 
 LOST = 77
 """Exit status of a job on several nodes that lost one of them."""
+START_SECONDS = 120.0
+"""For which a cluster that is starting is waited for."""
 ANY_AMOUNT = 0.001
 """Of a resource that only says where a job may run."""
 
@@ -66,7 +71,7 @@ class Ray:
         """
         python, resources = self.config.python or sys.executable, task.resources
         if resources.num_nodes == 1:
-            command = [python, "-P", "-m", "pipeline.worker", task.spec_url]
+            command = [python, "-P", "-m", "pipeline.worker.attempt", task.spec_url]
             asked = self._on_one_node(resources)
         else:
             command = [python, "-P", "-m", "pipeline.launchers.ray_nodes", task.spec_url]
@@ -76,7 +81,8 @@ class Ray:
         job = _job_of(task.name)
         with _answering():
             try:
-                self._client().submit_job(
+                _once_it_has_started(
+                    self._client().submit_job,
                     entrypoint=shlex.join(command),
                     submission_id=job,
                     runtime_env=self._runtime_environment(task),
@@ -110,7 +116,7 @@ class Ray:
             return Ended(None, reason, preempted=True, confirmed=False)
         if code == LOST:
             return Ended(None, f"{reason}, it lost a node", preempted=True, confirmed=False)
-        return Ended(code, reason, preempted=code == PREEMPTED)
+        return Ended(code, reason)
 
     def output(self, name: str, job: str, start: int) -> bytes:
         with _answering():
@@ -139,6 +145,7 @@ class Ray:
     def _runtime_environment(self, task: Task) -> dict[str, Any]:
         environment = {
             **job_environment(),
+            **task.environment,
             "RAY_JOB_STOP_WAIT_TIME_S": str(int(self.config.grace_seconds) + 1),
         }
         if task.resources.cpus:
@@ -167,12 +174,24 @@ class Ray:
             try:
                 from ray.job_submission import JobSubmissionClient  # pyright: ignore[reportMissingImports]
             except ImportError as error:
-                raise TemperError("launcher ray: pip install 'temper[ray]'") from error
+                raise TemperError(f"launcher ray: {how_to_install('ray')}") from error
             _clients[key] = JobSubmissionClient(self.config.address)
         return _clients[key]
 
 
 _clients: dict[tuple[int, str], Any] = {}
+
+
+def _once_it_has_started(submit: Callable[..., str], **job: Any) -> None:
+    """Submit a job to a cluster that may be starting: what takes jobs starts last."""
+    for attempt in Retrying(
+        retry=retry_if_exception(lambda error: "No available agent" in str(error)),
+        stop=stop_after_delay(START_SECONDS),
+        wait=wait_fixed(1.0),
+        reraise=True,
+    ):
+        with attempt:
+            submit(**job)
 
 
 def needs(resources: Resources) -> dict[str, float]:
@@ -208,7 +227,7 @@ def _answering() -> Iterator[None]:
     except (TemperError, EngineError):
         raise
     except ImportError as error:
-        raise TemperError("launcher ray: pip install 'temper[ray]'") from error
+        raise TemperError(f"launcher ray: {how_to_install('ray')}") from error
     except Exception as error:
         raise EngineError(f"Ray does not answer: {_line(error)}") from error
 

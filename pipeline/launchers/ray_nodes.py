@@ -18,10 +18,9 @@ from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports
 from ray.util.placement_group import placement_group  # pyright: ignore[reportMissingImports]
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-from pipeline.launchers.protocol import PREEMPTED
 from pipeline.launchers.ray_jobs import LOST
-from pipeline.lifeline import ENVIRONMENT, Lifeline
-from pipeline.ranks import MASTER, NODE
+from pipeline.wire.launcher import MASTER, NODE, PREEMPTED
+from pipeline.wire.lifeline import ENVIRONMENT, Lifeline
 
 POLL_SECONDS = 0.5
 
@@ -36,7 +35,7 @@ def main(spec: str, nodes: int, tpu: str, asked: dict[str, float]) -> int:
     ready = group.ready()
     while not ray.wait([ready], timeout=POLL_SECONDS)[0]:
         if told.is_set():
-            return PREEMPTED
+            return LOST  # no worker is there that could report
     hosts = [_on(group, bundles, i, _Host) for i in range(nodes)]
     try:
         return _run(hosts, spec, told)
@@ -83,7 +82,7 @@ class _Host:
 
     def run(self, spec: str, node: int, master: str) -> int:
         """The worker's status, as a shell says it."""
-        command = [sys.executable, "-P", "-m", "pipeline.worker", spec]
+        command = [sys.executable, "-P", "-m", "pipeline.worker.attempt", spec]
         lifeline = self._lifeline.read_end
         environment = {**os.environ, NODE: str(node), MASTER: master, ENVIRONMENT: str(lifeline)}
         self._process = subprocess.Popen(

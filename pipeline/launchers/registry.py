@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from pipeline.errors import TemperError
 from pipeline.launchers.config import LauncherConfig
-from pipeline.launchers.protocol import Launcher
-from pipeline.lifeline import Lifeline
-from pipeline.store import Store
+from pipeline.store.layout import Store
+from pipeline.wire.launcher import Launcher
+from pipeline.wire.lifeline import Lifeline
 
 KINDS = ("local", "slurm", "ray")
 

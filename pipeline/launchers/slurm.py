@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pipeline.dag.resources import Resources
 from pipeline.errors import TemperError
 from pipeline.launchers.config import SlurmConfig
 from pipeline.launchers.environment import job_environment
 from pipeline.launchers.jobs import EngineError
-from pipeline.launchers.protocol import PREEMPTED, Ended, Task
-from pipeline.resources import Resources
+from pipeline.wire.launcher import Ended, Task
 
 ANSWER_SECONDS = 60.0
 UNDER_WAY = {
@@ -100,7 +100,7 @@ class Slurm:
         if state == "OUT_OF_MEMORY":  # Slurm makes a signal of it that there is not
             return Ended(-signal.SIGKILL, reason)
         code = -int(number) if number not in ("", "0") else int(status)
-        return Ended(code, reason, preempted=code == PREEMPTED)
+        return Ended(code, reason)
 
     def output(self, name: str, job: str, start: int) -> bytes:
         with open(self._folder / f"{name}.log", "rb") as file:
@@ -150,9 +150,9 @@ class Slurm:
             if value is not None or name == "no-requeue"
         ]
         python = self.config.python or sys.executable
-        worker = shlex.join([python, "-P", "-m", "pipeline.worker", task.spec_url])
-        environment = job_environment().items()
-        exports = [f"export {name}={shlex.quote(value)}" for name, value in environment]
+        worker = shlex.join([python, "-P", "-m", "pipeline.worker.attempt", task.spec_url])
+        environment = {**job_environment(), **task.environment}
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
         return _SCRIPT.format(
             options="\n".join(lines),
             exports="\n".join([*exports, *self.config.setup]),
@@ -258,6 +258,11 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command, capture_output=True, text=True, timeout=ANSWER_SECONDS, env=_environment()
         )
+    except FileNotFoundError as error:
+        raise EngineError(
+            f"there is no {command[0]} on this machine: is Slurm's client installed here? On its "
+            "login node it is; launcher=local runs steps on this machine"
+        ) from error
     except (OSError, subprocess.SubprocessError) as error:
         raise EngineError(f"{command[0]} cannot be asked here ({error})") from error
 

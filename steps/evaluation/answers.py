@@ -7,21 +7,22 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from steps.data.reasons import MalformedRow
-from steps.data.rendering import Chat, load_tokenizer
-from steps.data.rows import PreferenceRow
-from steps.data.tables import from_record
-from steps.data.tokenizing import tokenization, tokenize_prompts
-from steps.evaluation.checkers import compile_checks, count_matches
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import PreferenceRow
+from steps.data.rows.tables import from_record
+from steps.data.tokens.rendering import Chat, load_tokenizer
+from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.evaluation.intervals import Interval, proportion
+from steps.evaluation.matches import compile_checks, count_matches
 from steps.evaluation.paired import paired_shares
 from steps.generation.config import SamplingConfig
-from steps.generation.sampling import sample
-from steps.markdown import as_text
-from steps.training.config import Dtype
-from steps.training.metrics import OnProgress
-from steps.training.models import load_model
-from steps.training.ranks import ALONE, Ranks
+from steps.generation.sampling import decoded, sample
+from steps.models.config import Dtype
+from steps.models.folders import load_model
+from steps.models.ranks import ALONE, Ranks
+from steps.models.workplace import OnProgress
+from steps.shared.execution_detail import execution_detail
+from steps.shared.markdown import as_text
 
 ANSWERS_SHOWN = 6
 
@@ -53,10 +54,12 @@ def answer_prompts(
     tokenizer = load_tokenizer(model)
     prompt_ids = _prompt_ids(tokenizer, asked)
     loaded = load_model(model, dtype)
-    texts = sample(loaded, tokenizer, prompt_ids, sampling, on_progress, ranks)
+    given = [(row.row, ids) for row, ids in zip(asked, prompt_ids, strict=True)]
+    drawn = sample(loaded, tokenizer, given, sampling, on_progress, ranks)
     return [
-        {"row": row.row, "prompt": row.prompt[-1]["content"], "answer": completions[0]}
-        for row, completions in zip(asked, texts, strict=True)
+        {"row": row.row, "prompt": row.prompt[-1]["content"], "answer": text}
+        for row, (first, *_) in zip(asked, drawn, strict=True)
+        for text in (decoded(tokenizer, first.ids),)
     ]
 
 
@@ -113,9 +116,13 @@ def compare_answers(
     return found
 
 
+@execution_detail
 def side_by_side(before: Sequence[Answer], after: Sequence[Answer]) -> str:
     """The first held-out prompts with both answers, as a Markdown table, and how many checks each
-    passes where answers have been judged.
+    passes where answers have been judged: the ``summary.md`` of an evaluation, for people.
+
+    No step reads it, and one that looks as it did before is still right, so an edit of it evaluates
+    nothing again.
 
     Raises:
         ValueError: the two sets of answers are not to the same prompts.

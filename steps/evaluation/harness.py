@@ -22,10 +22,9 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
-from pipeline import TemperError
+from steps.evaluation.config import HarnessConfig
 from steps.evaluation.intervals import Interval, proportion
-from steps.lm_eval import HarnessConfig
-from steps.training.models import load_model
+from steps.models.folders import load_model
 
 _RESAMPLES = 1000
 """For standard errors that have no formula."""
@@ -42,13 +41,17 @@ Answer = dict[str, Any]
 """``row``, ``prompt``, ``answer``, ``target`` and the metrics of this row."""
 
 
+class TasksError(ValueError):
+    """Tasks that cannot be asked: of a folder, or of the config that names them."""
+
+
 def run_harness(
     folder: Path, model: Path, config: HarnessConfig, on_progress: OnProgress
 ) -> tuple[dict[str, Any], list[Answer], str]:
     """The metrics of every task, what the model answered, and the harness's own record as JSON.
 
     Raises:
-        TemperError: a task is not there, or needs what is not in the folder.
+        TasksError: a task is not there, or needs what is not in the folder.
     """
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     asked = _Asked(on_progress, load_model(model, config.dtype), tokenizer, config.batch_size)
@@ -97,13 +100,13 @@ def _load(folder: Path, config: HarnessConfig) -> Any:
     names = config.tasks or list(manager.all_subtasks)
     known = [*manager.all_tasks]
     if missing := [name for name in names if name not in known]:
-        raise TemperError(f"tasks: there is no {missing[0]} in the folder; it has: {_list(known)}")
+        raise TasksError(f"tasks: there is no {missing[0]} in the folder; it has: {_list(known)}")
     if not names:
-        raise TemperError("tasks: the folder has no task file (NAME.yaml with a key `task`)")
+        raise TasksError("tasks: the folder has no task file (NAME.yaml with a key `task`)")
     try:
         return manager.load(names)
     except Exception as error:  # the harness's own, and those of whatever reads the rows
-        raise TemperError(
+        raise TasksError(
             f"tasks: {_list(names)} cannot be made from the folder alone ({_one_line(error)}); "
             "rows must lie in it, named relative to it"
         ) from error
@@ -112,7 +115,7 @@ def _load(folder: Path, config: HarnessConfig) -> Any:
 def _prepare(task: Any, config: HarnessConfig) -> None:
     """Settle what the harness would else leave to its command line."""
     if outside := [p for p in _data_files(task.config) if Path(p).is_absolute() or "://" in p]:
-        raise TemperError(
+        raise TasksError(
             f"tasks: {task.config.task} reads {outside[0]}, which is not in the folder, so that "
             "its content would be no part of the key; put it there, and name it relative to it"
         )

@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from steps.data.rendering import load_tokenizer
-from steps.generation.sampling import sample_ids
-from steps.measure_kl import KlConfig
-from steps.training.backends.build import build_backend
-from steps.training.examples import TokenGroup, TokenResponse
-from steps.training.metrics import OnProgress
-from steps.training.models import load_model
-from steps.training.parity import choose_attention
-from steps.training.ranks import ALONE, Ranks
+from steps.data.tokens.rendering import load_tokenizer
+from steps.evaluation.config import KlConfig
+from steps.generation.sampling import sample
+from steps.models.folders import load_model
+from steps.models.ranks import ALONE, Ranks
+from steps.models.workplace import OnProgress
+from steps.scoring.examples import TokenGroup, TokenResponse
+from steps.scoring.parity import choose_attention
+from steps.scoring.scorer import build_scorer
 
 
 def score_own_samples(
@@ -33,19 +33,13 @@ def score_own_samples(
     policy = load_model(model, config.dtype)
     prompts = {tuple(record["prompt_ids"]): record["row"] for record in reversed(records)}
     asked = list(reversed(prompts.items()))[: config.prompts]
-    drawn = sample_ids(
-        policy,
-        load_tokenizer(model),
-        [ids for ids, _ in asked],
-        config.sampling,
-        on_progress,
-        ranks,
-    )
+    tokenizer = load_tokenizer(model)
+    given = [(row, ids) for ids, row in asked]
+    drawn = sample(policy, tokenizer, given, config.sampling, on_progress, ranks)
     groups = [
-        TokenGroup(row, f"{row}#{number}", ids, (TokenResponse(tuple(response)),))
-        for (ids, row), responses in zip(asked, drawn, strict=True)
-        for number, response in enumerate(responses)
-        if response
+        TokenGroup(row, f"{row}#{one.k}", ids, (TokenResponse(one.ids),))
+        for (ids, row), completions in zip(asked, drawn, strict=True)
+        for one in completions
     ]
     own = _logps(policy, groups, config, ranks)
     del policy  # one model at a time
@@ -58,8 +52,8 @@ def score_own_samples(
 
 
 def _logps(model: Any, groups: Sequence[TokenGroup], config: KlConfig, ranks: Ranks) -> Tensor:
-    backend = build_backend(model, config.tokens_per_forward, ranks)
-    choose_attention(backend, groups, config.attention, ranks)
-    logps = backend.logps(backend.prepare(groups)).result().sequences
-    backend.close()
+    scorer = build_scorer(model, config.tokens_per_forward, ranks)
+    choose_attention(scorer, groups, config.attention, ranks)
+    logps = scorer.logps(scorer.prepare(groups)).result().sequences
+    scorer.close()
     return logps

@@ -1,6 +1,7 @@
 """What a model prefers among held-out pairs, and what it has come to be rewarded for."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,25 @@ from steps.evaluation.calibration import calibration_error
 from steps.evaluation.intervals import Interval, mean, proportion
 from steps.evaluation.length_control import length_controlled
 from steps.evaluation.paired import paired_means, paired_shares
-from steps.training.examples import TokenGroup, read_pairs
-from steps.training.losses.base import PairLogps, PreferenceLoss, ReferenceLoss, Totals
-from steps.training.reference import read_reference
+from steps.losses.base import PairLogps, PreferenceLoss, ReferenceLoss, Totals
+from steps.scoring.examples import TokenGroup, read_pairs
+from steps.scoring.packing import lengths_of
+from steps.scoring.reference import read_reference
 
 
 def preference_metrics(
     records: Sequence[Mapping[str, Any]],
     policy_logps: Path,
     reference_logps: Path,
-    loss: PreferenceLoss,
+    loss: PreferenceLoss | None,
 ) -> dict[str, Any]:
     """TRL's ``eval_`` metrics with 95 % intervals, from two folders that ``run_reference`` wrote.
 
-    ``eval_loss`` is what training minimises, with the weights of the pairs; all else counts each
-    pair once. ``eval_logps/accuracies`` is the raw preference: how often the model alone gives the
-    chosen response the greater probability. Where policy and reference are one, rewards that
-    compare the two are 0 by definition and have no interval; else there is also
+    ``eval_logps/accuracies`` is the raw preference: how often the model alone gives the chosen
+    response the greater probability. Given a loss, ``eval_loss`` is what training minimises, with
+    the weights of the pairs; all else counts each pair once. Rewards, and how often they are right,
+    are there wherever the loss gives any: where policy and reference are one, a loss that compares
+    the two gives none. Else there is also
 
     - ``eval_rewards/accuracies_at_equal_length``: see `length_control`;
     - ``eval_rewards/calibration_error``: see `calibration`;
@@ -34,27 +37,13 @@ def preference_metrics(
       with a ``p``: see `paired`.
     """
     pairs = read_pairs(records, vocabulary=2**31)
-    logps = _logps(pairs, policy_logps, reference_logps)
-    rewarded = loss.per_pair(logps)
-    margins = rewarded.chosen_rewards - rewarded.rejected_rewards
-    totals = Totals(len(pairs), int(logps.chosen_tokens.sum()))
-    weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
-    fixed = policy_logps == reference_logps and isinstance(loss, ReferenceLoss)
-    metrics = {
-        "eval_loss": loss.shares(logps, totals, weights).losses.sum().item(),
-        "eval_rewards/accuracies": 0.0 if fixed else _share(margins > 0),
-        "eval_rewards/margins": 0.0 if fixed else mean(margins.tolist()),
-        "eval_logps/accuracies": _share(logps.chosen > logps.rejected),
-        "pairs": len(pairs),
-    }
-    if not fixed:
-        longer = (logps.chosen_tokens - logps.rejected_tokens).numpy()
-        wins = length_controlled((margins > 0).numpy(), longer)
-        metrics["eval_rewards/accuracies_at_equal_length"] = wins
-        metrics["eval_rewards/calibration_error"] = calibration_error(margins.numpy())
-    if policy_logps != reference_logps:
-        metrics |= _gain(logps)
-    return metrics
+    logps = _logps(pairs, policy_logps, reference_logps, loss)
+    is_own_reference = policy_logps == reference_logps
+    metrics = {} if loss is None else {"eval_loss": _mean_loss(pairs, logps, loss)}
+    if loss is not None and not (is_own_reference and isinstance(loss, ReferenceLoss)):
+        metrics |= _rewards(logps, loss)
+    metrics |= {"eval_logps/accuracies": _share(logps.chosen > logps.rejected), "pairs": len(pairs)}
+    return metrics if is_own_reference else metrics | _gain(logps)
 
 
 def reward_margins(
@@ -65,8 +54,26 @@ def reward_margins(
 ) -> list[float]:
     """Of each pair, the reward of the chosen response less that of the rejected."""
     pairs = read_pairs(records, vocabulary=2**31)
-    rewarded = loss.per_pair(_logps(pairs, policy_logps, reference_logps))
+    rewarded = loss.per_pair(_logps(pairs, policy_logps, reference_logps, loss))
     return (rewarded.chosen_rewards - rewarded.rejected_rewards).tolist()
+
+
+def _mean_loss(pairs: Sequence[TokenGroup], logps: PairLogps, loss: PreferenceLoss) -> float:
+    totals = Totals(len(pairs), int(logps.chosen_tokens.sum()))
+    weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float64)
+    return loss.shares(logps, totals, weights).losses.sum().item()
+
+
+def _rewards(logps: PairLogps, loss: PreferenceLoss) -> dict[str, Any]:
+    rewarded = loss.per_pair(logps)
+    margins = rewarded.chosen_rewards - rewarded.rejected_rewards
+    longer = (logps.chosen_tokens - logps.rejected_tokens).numpy()
+    return {
+        "eval_rewards/accuracies": _share(margins > 0),
+        "eval_rewards/margins": mean(margins.tolist()),
+        "eval_rewards/accuracies_at_equal_length": length_controlled((margins > 0).numpy(), longer),
+        "eval_rewards/calibration_error": calibration_error(margins.numpy()),
+    }
 
 
 def _gain(logps: PairLogps) -> dict[str, Any]:
@@ -84,11 +91,27 @@ def _gain(logps: PairLogps) -> dict[str, Any]:
     }
 
 
-def _logps(pairs: Sequence[TokenGroup], policy_logps: Path, reference_logps: Path) -> PairLogps:
+def _logps(
+    pairs: Sequence[TokenGroup],
+    policy_logps: Path,
+    reference_logps: Path,
+    loss: PreferenceLoss | None,
+) -> PairLogps:
+    """Of `pairs`, which are one batch; token by token for a loss that looks at tokens."""
     policy, reference = read_reference(policy_logps), read_reference(reference_logps)
     policy.scored_by.require_comparable(reference.scored_by, reference_logps)
-    tokens = torch.tensor([[response.num_scored for response in p.responses] for p in pairs])
-    return PairLogps(*policy.of(pairs).unbind(1), *tokens.unbind(1), *reference.of(pairs).unbind(1))
+    (chosen, rejected), (theirs, others) = (
+        each.of(pairs).unbind(1) for each in (policy, reference)
+    )
+    chosen_tokens, rejected_tokens = lengths_of(pairs).unbind(1)
+    logps = PairLogps(chosen, rejected, chosen_tokens, rejected_tokens, theirs, others)
+    if loss is not None and loss.needs_tokens:
+        logps = replace(
+            logps,
+            tokens=policy.tokens_of(pairs).tokens,
+            reference_tokens=reference.tokens_of(pairs).tokens,
+        )
+    return logps.as_batch()
 
 
 def _share(hits: torch.Tensor) -> Interval:

@@ -1,21 +1,46 @@
-"""The model card of an exported model: what it is made from, how, and how it did."""
+"""The model card of an exported model: what it is made from, how, how it did, and how to use it.
+
+Front matter is what a Hub reads: it names a base model and data sets only where their names are
+those of a Hub. For people the text names what each thing was made from by the digest of its
+content. A value that does not exist is "–".
+"""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from steps.markdown import as_code, as_text
+from steps.losses.base import Loss
+from steps.shared.execution_detail import is_detail
+from steps.shared.markdown import as_code, as_text
 from steps.training.config import PreferenceConfig, TrainConfig
-from steps.training.losses.base import Loss
 
-_FRONT_MATTER = """---
-library_name: transformers
-pipeline_tag: text-generation
-{license}tags:
-- {loss}
-- temper
----
+HERE = 'model = "."  # this folder, or its name on a Hub'
+"""The line of the snippet that says which model; whoever uploads the card names the repository."""
+NONE = "–"
+SAMPLES_SHOWN = 4
+_LONGEST_SAMPLE = 400
+_ON_A_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_GAIN, _P = "gain/", "/p"
+_USAGE = """```python
+from transformers import pipeline
+
+{here}
+chat = pipeline("text-generation", model=model)
+messages = [{{"role": "user", "content": {prompt}}}]
+answer = chat(messages, max_new_tokens=128, do_sample=False)
+print(answer[0]["generated_text"][-1]["content"])
+```
+"""
+_USAGE_OF_ADAPTERS = """```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+{here}
+base = AutoModelForCausalLM.from_pretrained({base})
+adapted = PeftModel.from_pretrained(base, model)
+```
 """
 
 
@@ -40,29 +65,58 @@ class Ancestor:
     digest: str
 
 
+@dataclass(frozen=True)
+class Sample:
+    """A held-out prompt and what was answered; ``before`` training, if that is known."""
+
+    prompt: str
+    before: str | None
+    after: str
+
+
 def render_card(
     card: ModelCard,
     results: Mapping[str, Any],
     before: Mapping[str, Any] | None = None,
     lineage: Sequence[Ancestor] = (),
+    samples: Sequence[Sample] = (),
+    curves: str | None = None,
+    made_with: Mapping[str, str] | None = None,
+    adapters_alone: bool = False,
 ) -> str:
-    """Markdown with front matter, naming data, configuration, lineage and held-out results.
+    """Markdown with front matter.
 
     Args:
         before: the results of the model that preference training began from.
+        curves: the name of the file with the curves of training.
+        made_with: versions and hardware, by what they are of.
+        adapters_alone: the folder has no weights but those of adapters.
     """
-    license = f"license: {json.dumps(card.license)}\n" if card.license else ""
+    prompt = samples[0].prompt if samples else "What is the capital of France?"
     sections = [
-        _FRONT_MATTER.format(loss=card.dpo.loss.name, license=license),
+        _front_matter(card, adapters_alone),
         f"# {as_text(card.title)}\n",
         f"{as_code(card.base_model)}, fine-tuned on the chosen responses of {as_code(card.data)} "
         "(SFT) and then "
         f"on its preference pairs, minimising the loss `{card.dpo.loss.name}`.\n",
+        "## Use\n",
+        _usage(card, prompt, adapters_alone),
         "## Results on held-out pairs\n",
-        _table(("metric", "before", "after", "95 % interval"), _results(results, before or {})),
-        "## Configuration\n",
-        _table(("setting", "value"), [*_settings(card.sft, "sft"), *_settings(card.dpo, "dpo")]),
+        _table(("metric", "before", "after", "change", "p"), _results(results, before or {})),
+        "In brackets: 95 % intervals. The change is that of the same rows, before and after.\n",
     ]
+    if samples:
+        rows = (
+            (_cut(s.prompt), NONE if s.before is None else _cut(s.before), _cut(s.after))
+            for s in samples[:SAMPLES_SHOWN]
+        )
+        sections += ["## What it writes\n", _table(("prompt", "before", "after"), rows)]
+    if curves:
+        sections += ["## Training\n", f"![Curves of preference training]({curves})\n"]
+    settings = [*_settings(card.sft, "sft"), *_settings(card.dpo, "dpo")]
+    sections += ["## Configuration\n", _table(("setting", "value"), settings)]
+    if made_with:
+        sections += ["## Made with\n", _table(("what", "version"), made_with.items())]
     if lineage:
         rows = ((one.role, one.step, one.digest) for one in lineage)
         sections += ["## Lineage\n", _table(("what", "made by the step", "content"), rows)]
@@ -72,29 +126,75 @@ def render_card(
     return "\n".join(sections)
 
 
+def _front_matter(card: ModelCard, adapters_alone: bool) -> str:
+    """YAML; JSON texts are YAML too, and hold whatever somebody called something."""
+    lines = [f"library_name: {'peft' if adapters_alone else 'transformers'}"]
+    if _ON_A_HUB.fullmatch(card.base_model):
+        relation = "adapter" if adapters_alone else "finetune"
+        lines += [f"base_model: {json.dumps(card.base_model)}", f"base_model_relation: {relation}"]
+    if names := [name for name in card.data.split(" + ") if _ON_A_HUB.fullmatch(name)]:
+        lines += ["datasets:", *(f"- {json.dumps(name)}" for name in names)]
+    lines.append("pipeline_tag: text-generation")
+    if card.license:
+        lines.append(f"license: {json.dumps(card.license)}")
+    tags = dict.fromkeys(
+        ["temper", "sft", card.dpo.loss.name, *(["lora"] if card.dpo.lora else [])]
+    )
+    return "\n".join(["---", *lines, "tags:", *(f"- {tag}" for tag in tags), "---\n"])
+
+
+def _usage(card: ModelCard, prompt: str, adapters_alone: bool) -> str:
+    """A snippet; JSON texts without other characters than ASCII are Python's too."""
+    if adapters_alone:
+        return _USAGE_OF_ADAPTERS.format(here=HERE, base=json.dumps(card.base_model))
+    return _USAGE.format(here=HERE, prompt=json.dumps(prompt).replace("`", "\\u0060"))
+
+
 def _results(results: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for name, value in results.items():
-        number, interval = _number(value)
-        if number:
-            yield name, _number(before.get(name))[0], number, interval
+    """A row for each metric: before, after, and how much it changed."""
+    gains = {name.removeprefix(_GAIN): name for name in results if name.startswith(_GAIN)}
+    shown = {name: name.removeprefix("eval_") for name in results if not name.startswith(_GAIN)}
+    only = {f"eval_{gain}": gain for gain in gains if not gain.endswith(_P)}
+    only = {name: gain for name, gain in only.items() if gain not in shown.values()}
+    for name, gain in {**shown, **only}.items():
+        cells = (
+            _number(_existing(before, name)),
+            _number(_existing(results, name)),
+            _number(results.get(f"{_GAIN}{gain}")),
+            _number(results.get(f"{_GAIN}{gain}{_P}")),
+        )
+        if any(cell != NONE for cell in cells):
+            yield name, *cells
 
 
-def _number(value: Any) -> tuple[str, str]:
-    """A metric and its interval; empty where there is none."""
+def _existing(results: Mapping[str, Any], name: str) -> Any:
+    """A metric, unless it has no meaning: without a loss, nothing says what a reward is, and a
+    model that is its own reference has none."""
+    has_rewards = "eval_loss" in results
+    return results.get(name) if has_rewards or not name.startswith("eval_rewards/") else None
+
+
+def _number(value: Any) -> str:
+    """A metric with its interval."""
     if isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys():
-        return f"{value['value']:.4g}", f"{value['low']:.4g} to {value['high']:.4g}"
-    return (f"{value:.4g}", "") if isinstance(value, int | float) else ("", "")
+        return f"{value['value']:.4g} ({value['low']:.4g} to {value['high']:.4g})"
+    return f"{value:.4g}" if isinstance(value, int | float) else NONE
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_SAMPLE else f"{text[: _LONGEST_SAMPLE - 1]}…"
 
 
 def _settings(config: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    """Every setting that bears on the result; how the run was carried out is left out."""
+    """Every setting that has a value and bears on the result; how the run was carried out is left
+    out."""
     for setting in fields(config):
         value = getattr(config, setting.name)
         if isinstance(value, Loss):
             yield f"{prefix}.{setting.name}", value.name
         if is_dataclass(value):
             yield from _settings(value, f"{prefix}.{setting.name}")
-        elif setting.metadata.get("identity", True):
+        elif not is_detail(setting) and value is not None and value != []:
             yield f"{prefix}.{setting.name}", str(value)
 
 

@@ -1,0 +1,10 @@
+"""Generation: what a model writes, and with which probabilities.
+
+Begin with ``engine``, which says what a sampler is asked for and what it gives. ``slots`` is the
+engine of this process: ``cache`` has its keys and values, ``draws`` its random numbers, ``weights``
+replaces what it samples with. ``alone`` is the slow way for models that take no slots, and
+``choosing`` tries which way is right. ``sampling`` draws completions of prompts, as ``config``
+says, and puts them together by row.
+
+Uses ``steps.scoring``, ``steps.models`` and ``steps.shared.checks``.
+"""

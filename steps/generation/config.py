@@ -3,25 +3,35 @@
 import math
 from dataclasses import dataclass
 
+from steps.shared.checks import require_count
+from steps.shared.execution_detail import detail_field
+
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How completions are drawn. A temperature of 0 is greedy decoding.
+    """How completions are drawn.
 
-    `batch_size` counts sequences generated side by side; it bears on the result, because the random
-    numbers of a batch are drawn together.
+    Draws follow from `seed`, a row's id and a completion's number alone. So neither `slots` nor
+    `tokens_per_forward` bears on the result: more take more memory and less time.
+
+    Args:
+        max_new_tokens: where a completion is cut.
+        temperature: 0 is greedy decoding.
+        num_completions: how many completions each prompt gets.
+        seed: of the draws.
+        slots: the most completions that are written side by side.
+        tokens_per_forward: the most tokens of prompts that are read at once.
     """
 
     max_new_tokens: int = 64
     temperature: float = 0.0
     num_completions: int = 1
-    batch_size: int = 8
     seed: int = 0
+    slots: int = detail_field(64)
+    tokens_per_forward: int = detail_field(2048)
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "num_completions", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        require_count(self, "max_new_tokens", "num_completions", "slots", "tokens_per_forward")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be 0 or above, got {self.temperature}")
         if self.temperature == 0 and self.num_completions > 1:

@@ -1,6 +1,6 @@
 """Checkpoints: everything a training run needs to go on as if nothing had happened.
 
-    DIRECTORY/step-000012/state.safetensors    what the backend saved: weights, optimiser, version
+    DIRECTORY/step-000012/state.safetensors    what the trainer saved: weights, optimiser, version
                           metrics.jsonl        the steps logged so far
                           checkpoint.json      the step, and size and CRC-32 of each file above
               best-000008/weights.safetensors  what `keep_best` has chosen until now
@@ -33,10 +33,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
-from steps.training.backends.protocol import Backend
+from steps.models.pieces import Stored
+from steps.models.ranks import ALONE, Ranks
+from steps.shared.execution_detail import kept
 from steps.training.metrics import StepMetrics, read_metrics, write_metrics
-from steps.training.pieces import Stored
-from steps.training.ranks import ALONE, Ranks
+from steps.training.trainer import Trainer
 
 _STATE, _WEIGHTS = "state", "weights"
 _METRICS, _MANIFEST = "metrics.jsonl", "checkpoint.json"
@@ -76,7 +77,7 @@ class Checkpoints:
             self.wait()
 
     def save(
-        self, step: int, backend: Backend, log: list[StepMetrics], best: int | None = None
+        self, step: int, trainer: Trainer, log: list[StepMetrics], best: int | None = None
     ) -> None:
         """Saves the state after `step` steps beside what follows; older ones are then removed.
 
@@ -85,7 +86,7 @@ class Checkpoints:
         """
         self.wait()
         file = self._file(_STATE)
-        state = backend.save_checkpoint(file)
+        state = trainer.save_checkpoint(file)
         so_far = list(log)
 
         def write_files() -> list[Path]:
@@ -102,11 +103,11 @@ class Checkpoints:
 
         self._writing = self._writer.submit(write)
 
-    def save_best(self, step: int, backend: Backend) -> None:
+    def save_best(self, step: int, trainer: Trainer) -> None:
         """Saves the weights after `step` steps as the best so far, as `save` does."""
         self.wait()
         file = self._file(_WEIGHTS)
-        weights = backend.save_weights(file)
+        weights = trainer.save_weights(file)
 
         def write_files() -> list[Path]:
             weights.result()
@@ -134,8 +135,8 @@ class Checkpoints:
         folders = (self._folder(_STEP, step) for step in sorted(steps, reverse=True))
         return next(filter(self._verifies, folders), None)
 
-    def restore(self, backend: Backend) -> list[StepMetrics]:
-        """Puts the latest checkpoint into `backend`; returns the steps logged by it.
+    def restore(self, trainer: Trainer) -> list[StepMetrics]:
+        """Puts the latest checkpoint into `trainer`; returns the steps logged by it.
 
         The log is empty and nothing is changed when there is no checkpoint. Raises ValueError when
         the checkpoint is of a model with other parameters.
@@ -144,7 +145,7 @@ class Checkpoints:
         if folder is None:
             return []
         try:
-            backend.load_checkpoint(_files(folder, _STATE)).result()
+            trainer.load_checkpoint(_files(folder, _STATE)).result()
         except ValueError as error:
             raise ValueError(
                 f"checkpoint {folder} is of another model ({error}); delete it to start afresh"
@@ -180,7 +181,7 @@ class Checkpoints:
                 _force_to_disk(file)
                 sizes[file.name] = _checksum(file)
         except Exception as error:  # which the others must hear of too
-            fault = error
+            fault = kept(error)
         told = self._beside.gather({"sizes": sizes, "fault": fault and f"{fault}"})
         if fault is not None:
             raise fault

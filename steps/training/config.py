@@ -1,32 +1,32 @@
 """What a training run is told: frozen data, importable without torch.
 
-A field whose metadata says `identity: False` decides how a run is carried out and never what comes
-out of it. Everything else bears on the result, `tokens_per_forward` too: it changes rounding.
+A `detail_field` decides how a run is carried out and never what comes out of it. Everything else
+bears on the result, `tokens_per_forward` too: it changes rounding.
 """
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from steps.training.checks import require, require_count, set_choice
-from steps.training.losses.base import (
+from steps.losses.base import (
     PreferenceLoss,
     ReferenceFreeLoss,
     ReferenceLoss,
     UnpairedLoss,
 )
-from steps.training.losses.dpo import Dpo
-from steps.training.losses.kto import Kto
-from steps.training.losses.simpo import Simpo
+from steps.losses.dpo import Dpo
+from steps.losses.kto import Kto
+from steps.losses.simpo import Simpo
+from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
+from steps.scoring.config import Attention, ReferenceConfig, ScoringBackend
+from steps.shared.checks import require, require_count, set_choice
+from steps.shared.execution_detail import added_field, detail_field
 
-
-class Dtype(StrEnum):
-    """The dtype of weights, activations and gradients; a log-softmax is never below float32."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float64 = "float64"
+if TYPE_CHECKING:
+    from steps.models.ranks import Ranks
+    from steps.training.policy import Policy
 
 
 class Schedule(StrEnum):
@@ -42,38 +42,20 @@ class Schedule(StrEnum):
     wsd = "wsd"
 
 
-class Attention(StrEnum):
-    """How examples are laid out for a forward.
-
-    packed: one row without padding, the prompt of a pair once.
-    padded: a row for each response; for models that read no packs.
-    auto: packed where a check of the first examples finds that it gives what the model itself
-        gives, padded otherwise; the run says which.
-    """
-
-    auto = "auto"
-    packed = "packed"
-    padded = "padded"
-
-
-class ActivationCheckpointing(StrEnum):
-    """What a layer computes again in the backward, so as not to keep it from the forward.
-
-    selective: all but matrix products and attention, which costs little and halves what is kept;
-        of models that are packed.
-    full: everything, from the layer's input; a third more arithmetic.
-    """
-
-    none = "none"
-    selective = "selective"
-    full = "full"
-
-
 @dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW (Loshchilov and Hutter 2019). Biases and norm weights are not decayed.
 
-    `decay_fraction`: the last share of all steps, over which the schedule `wsd` falls.
+    Args:
+        learning_rate: the highest learning rate.
+        schedule: how the learning rate falls after the warm-up.
+        warmup_steps: steps over which the learning rate rises from 0.
+        decay_fraction: the last share of all steps, over which the schedule `wsd` falls.
+        weight_decay: of matrices.
+        adam_beta1: the decay of the mean of gradients.
+        adam_beta2: the decay of the mean of their squares.
+        adam_epsilon: added to the root of the latter.
+        max_grad_norm: gradients of a larger norm are scaled down to it; null: never.
     """
 
     learning_rate: float = 5e-6
@@ -103,64 +85,48 @@ class OptimizerConfig:
 
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
-class LoraConfig:
-    """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685) in place of all weights.
+class TrainingBackend:
+    """What runs a model that is trained, as `ScoringBackend` one that is scored with."""
 
-    An adapter adds `alpha / r · B A` to a matrix. `target_modules` names the matrices, as in
-    ``[q_proj, v_proj]``; none means every linear layer but the head.
+    name: ClassVar[str]
+
+    @property
+    def scoring(self) -> ScoringBackend:
+        """The same, for what is compared with the model that is trained."""
+        raise NotImplementedError
+
+    def open_policy(
+        self, folder: Path, config: "TrainConfig", ranks: "Ranks", dropout: bool
+    ) -> "Policy":
+        """The model of a folder, ready to be trained; with `dropout`, its own acts."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateConfig:
+    """How a model is updated, whatever it learns from.
+
+    A checkpoint is written when either interval has passed since the last one.
+
+    Args:
+        tokens_per_forward: the most tokens of one forward; examples are packed into so many, and a
+            longer one is a forward by itself. More takes more memory.
+        seed: of the order of examples and of dropout.
+        dtype: the dtype of weights and activations.
+        master_weights: a bfloat16 model is updated in float32; without, most updates are lost to
+            rounding.
+        attention: how examples are laid out for a forward: packed without padding, padded, or
+            whichever is right.
+        activation_checkpointing: what a layer computes again in the backward, to save memory.
+        lora: adapters in place of all weights.
+        router_aux_loss_coef: what the load-balancing loss of a mixture of experts counts for: by
+            default the coefficient of the model's own config; 0 switches it off.
+        optimizer: the optimiser.
+        checkpoint_every_steps: steps between checkpoints; null: no such interval.
+        checkpoint_every_seconds: seconds between checkpoints; null: no such interval.
+        keep_last: how many of the newest checkpoints are kept.
     """
 
-    r: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
-    target_modules: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        require_count(self, "r")
-        require(0 < self.alpha < math.inf, "alpha must be above 0", self.alpha)
-        require(0 <= self.dropout < 1, "dropout must be in [0, 1)", self.dropout)
-
-
-@dataclass(frozen=True)
-class ReferenceConfig:
-    """Reference logps. The first three must be those that the policy is trained with.
-
-    A shard is what is kept when the computation is interrupted.
-    """
-
-    dtype: Dtype = Dtype.float32
-    tokens_per_forward: int = 1024
-    attention: Attention = Attention.auto
-    groups_per_shard: int = field(default=256, metadata={"identity": False})
-
-    def __post_init__(self) -> None:
-        set_choice(self, "dtype", Dtype)
-        set_choice(self, "attention", Attention)
-        require_count(self, "tokens_per_forward", "groups_per_shard")
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """The optimisation loop: `epochs` passes over the examples, cut short after `max_steps`.
-
-    `batch_size` counts the examples of one optimiser step, `tokens_per_forward` the tokens of one
-    forward: examples are packed into so many, and a longer one is a forward by itself.
-
-    With `master_weights`, a bfloat16 model is updated in float32; without, most updates are lost to
-    rounding.
-
-    Held-out examples, where there are any, are scored after every `eval_every_steps` steps.
-    `keep_best` names what is the best model then, as in ``eval_loss``, and that is the one that is
-    kept; otherwise it is the last. Training stops once `early_stop_patience` evaluations in a row
-    have not bettered it (or `eval_loss`).
-
-    A checkpoint is written when either interval has passed since the last one, and the newest
-    `keep_last` are kept; null switches an interval off.
-    """
-
-    epochs: float = 1.0
-    max_steps: int | None = None
-    batch_size: int = 8
     tokens_per_forward: int = 1024
     seed: int = 0
     dtype: Dtype = Dtype.float32
@@ -168,28 +134,63 @@ class TrainConfig:
     attention: Attention = Attention.auto
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.selective
     lora: LoraConfig | None = None
+    router_aux_loss_coef: float | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    eval_every_steps: int | None = None
-    keep_best: str | None = None
-    early_stop_patience: int | None = None
-    checkpoint_every_steps: int | None = field(default=None, metadata={"identity": False})
-    checkpoint_every_seconds: float | None = field(default=300.0, metadata={"identity": False})
-    keep_last: int = field(default=1, metadata={"identity": False})
+    checkpoint_every_steps: int | None = detail_field(None)
+    checkpoint_every_seconds: float | None = detail_field(300.0)
+    keep_last: int = detail_field(1)
 
     def __post_init__(self) -> None:
         set_choice(self, "dtype", Dtype)
         set_choice(self, "attention", Attention)
         set_choice(self, "activation_checkpointing", ActivationCheckpointing)
-        require(
-            0 < self.epochs <= 1e6, "epochs must be above 0, and a million at most", self.epochs
-        )
         require_count(self, "seed", least=0)
-        require_count(self, "batch_size", "tokens_per_forward", "keep_last")
-        require_count(self, "max_steps", "eval_every_steps", "early_stop_patience", or_null=True)
+        require_count(self, "tokens_per_forward", "keep_last")
         require_count(self, "checkpoint_every_steps", or_null=True)
+        router = self.router_aux_loss_coef
+        if router is not None:
+            require(0 <= router < math.inf, "router_aux_loss_coef must not be negative", router)
         seconds = self.checkpoint_every_seconds
         if seconds is not None:
             require(seconds > 0, "checkpoint_every_seconds must be above 0 or null", seconds)
+
+    def reference(self) -> ReferenceConfig:
+        """How the reference is computed so that it can be compared with the policy."""
+        return ReferenceConfig(self.dtype, self.tokens_per_forward, self.attention)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(UpdateConfig):
+    """The optimisation loop over examples.
+
+    Args:
+        epochs: passes over the examples.
+        max_steps: cuts the run short after so many optimiser steps.
+        batch_size: the examples of one optimiser step, over all devices.
+        eval_every_steps: held-out examples, where there are any, are scored after so many steps
+            each.
+        keep_best: the evaluation whose best model is kept, as in ``eval_loss``; otherwise the last
+            model is.
+        early_stop_patience: training stops once so many evaluations in a row have not bettered
+            `keep_best` (or `eval_loss`).
+        backend: what trains; without one, transformers' model on torch.
+    """
+
+    epochs: float = 1.0
+    max_steps: int | None = None
+    batch_size: int = 8
+    eval_every_steps: int | None = None
+    keep_best: str | None = None
+    early_stop_patience: int | None = None
+    backend: TrainingBackend | None = added_field(None, before=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            0 < self.epochs <= 1e6, "epochs must be above 0, and a million at most", self.epochs
+        )
+        require_count(self, "batch_size")
+        require_count(self, "max_steps", "eval_every_steps", "early_stop_patience", or_null=True)
         if self.keep_best is not None:
             named = self.keep_best.startswith("eval_")
             require(named, "keep_best must be of an evaluation, as in eval_loss", self.keep_best)
@@ -200,19 +201,22 @@ class TrainConfig:
 
     def reference(self) -> ReferenceConfig:
         """How the reference is computed so that it can be compared with the policy."""
-        return ReferenceConfig(self.dtype, self.tokens_per_forward, self.attention)
+        backend = None if self.backend is None else self.backend.scoring
+        return replace(super().reference(), backend=backend)
 
 
 @dataclass(frozen=True)
 class PreferenceConfig(TrainConfig):
     """A run over pairs with any loss; `by_family` tells which steps that takes.
 
-    With `check_start`, a policy that does not equal its reference before its first step is an
-    error: then the two were computed from other tokens, from other models or in other ways.
+    Args:
+        loss: what is minimised.
+        check_start: a policy that does not equal its reference before its first step is an error:
+            then the two were computed from other tokens, from other models or in other ways.
     """
 
     loss: PreferenceLoss = field(default_factory=Dpo)
-    check_start: bool = field(default=True, metadata={"identity": False})
+    check_start: bool = detail_field(True)
 
 
 @dataclass(frozen=True)
@@ -231,7 +235,7 @@ class DpoConfig(PreferenceConfig):
 
 
 @dataclass(frozen=True)
-class ReferenceFreeConfig(PreferenceConfig):
+class ReferenceFreeConfig(TrainConfig):
     """A run over pairs with a loss that needs no reference."""
 
     loss: ReferenceFreeLoss = field(default_factory=Simpo)
@@ -247,15 +251,21 @@ class ReferenceFreeConfig(PreferenceConfig):
 
 @dataclass(frozen=True)
 class KtoConfig(TrainConfig):
-    """A run over single responses that are marked good or bad; `check_start` as for pairs."""
+    """A run over single responses that are marked good or bad.
+
+    Args:
+        loss: what is minimised.
+        check_start: as for pairs: a policy that does not begin as its reference is an error.
+    """
 
     loss: UnpairedLoss = field(default_factory=Kto)
-    check_start: bool = field(default=True, metadata={"identity": False})
+    check_start: bool = detail_field(True)
 
 
 def by_family(config: PreferenceConfig) -> DpoConfig | ReferenceFreeConfig:
     """The same settings, of the type that says whether the loss wants a reference."""
-    settings: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(PreferenceConfig)}
+    settings: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(TrainConfig)}
+    settings["loss"] = config.loss
     if isinstance(config.loss, ReferenceLoss):
-        return DpoConfig(**settings)
+        return DpoConfig(**settings, check_start=config.check_start)
     return ReferenceFreeConfig(**settings)

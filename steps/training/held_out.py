@@ -9,9 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from steps.training.backends.protocol import Backend
+from steps.scoring.examples import TokenGroup
+from steps.scoring.logps import TokenLogps
+from steps.scoring.packing import lengths_of
+from steps.scoring.scorer import Scorer
 from steps.training.config import TrainConfig
-from steps.training.examples import TokenGroup
 from steps.training.metrics import StepMetrics, sum_shares
 from steps.training.objectives import Objective
 
@@ -20,20 +22,22 @@ _FALLS = re.compile(r"eval_(\w*loss(/.*)?|kl)$")
 
 
 @torch.no_grad()
-def evaluate(backend: Backend, objective: Objective, config: TrainConfig) -> StepMetrics:
+def evaluate(scorer: Scorer, objective: Objective, config: TrainConfig) -> StepMetrics:
     """The objective over all of its examples as one batch, each name with the prefix `eval_`.
 
     Raises ValueError, naming what there is, if `config.keep_best` is not among it, and
     FloatingPointError naming examples whose loss is not finite: nothing is better or worse than
     that, so it would stay the best there ever was.
     """
-    logps = _logps(backend, objective.groups, config.batch_size)
+    logps = _logps(scorer, objective.groups, config.batch_size)
     baseline = None
-    if objective.baseline_groups is not None:
-        baseline = _logps(backend, objective.baseline_groups, config.batch_size)
+    if objective.baseline_groups is objective.groups:
+        baseline = logps
+    elif objective.baseline_groups is not None:
+        baseline = _logps(scorer, objective.baseline_groups, config.batch_size)
     everything = range(len(objective.groups))
     loss = objective.batch_loss(everything, baseline)
-    losses, metrics = loss(logps.view(len(everything), -1), torch.tensor(everything))
+    losses, metrics = loss(logps, torch.tensor(everything))
     if off := [objective.groups[i].row for i in (~losses.isfinite()).nonzero()[:, 0].tolist()]:
         raise FloatingPointError(f"the loss of the held-out {off[:8]} is not finite")
     evaluated = sum_shares({"loss": losses, **metrics})
@@ -70,10 +74,11 @@ def _metric(config: TrainConfig) -> str:
     return config.keep_best or _DEFAULT_METRIC
 
 
-def _logps(backend: Backend, groups: Sequence[TokenGroup], batch_size: int) -> torch.Tensor:
+def _logps(scorer: Scorer, groups: Sequence[TokenGroup], batch_size: int) -> TokenLogps:
     """Of every response of `groups`; the next batch is prepared while one is scored."""
     futures = [
-        backend.logps(backend.prepare(groups[start : start + batch_size]))
+        scorer.logps(scorer.prepare(groups[start : start + batch_size]))
         for start in range(0, len(groups), batch_size)
     ]
-    return torch.cat([future.result().sequences for future in futures])
+    tokens = [scored for future in futures for scored in future.result().tokens]
+    return TokenLogps(torch.cat(tokens).double(), lengths_of(groups))

@@ -1,8 +1,8 @@
-"""The optimisation loop, written once for every loss and every backend.
+"""The optimisation loop, written once for every loss, on one device or many.
 
 What differs between losses is an `Objective`: the examples, and the loss of any batch of them. Its
 values are shares of the batch's means, divided by counts of the whole batch which are known before
-the step, so the gradient is that of the batch however a backend cuts it into forwards.
+the step, so the gradient is that of the batch however a trainer cuts it into forwards.
 
 Every step is a function of the weights, the optimiser's state and its own number: the examples, the
 rate and the dropout noise all follow from (seed, step). That is what makes a resumed run end with
@@ -16,29 +16,35 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
 from torch import Tensor
 
-from steps.training.backends.protocol import Backend, Batch
-from steps.training.batches import batch_indices, steps_per_epoch, total_steps
+from steps.models.ranks import ALONE, Ranks
+from steps.models.workplace import Left, OnProgress, Stopping, ignore_progress, never
+from steps.scoring.examples import TokenGroup
+from steps.scoring.logps import TokenLogps
+from steps.scoring.scorer import Batch
 from steps.training.checkpoints import Checkpoints
-from steps.training.config import TrainConfig
-from steps.training.examples import TokenGroup
+from steps.training.config import TrainConfig, UpdateConfig
 from steps.training.held_out import best_step, evaluate, has_stopped
-from steps.training.leaving import Left, Stopping, never
-from steps.training.metrics import OnProgress, StepMetrics, ignore_progress, sum_shares
+from steps.training.metrics import StepMetrics, sum_shares
 from steps.training.objectives import Objective
-from steps.training.optimization import learning_rate
-from steps.training.ranks import ALONE, Ranks
+from steps.training.schedule import (
+    batch_indices,
+    learning_rate,
+    noise,
+    steps_per_epoch,
+    total_steps,
+)
+from steps.training.trainer import Trainer
 
 Result = TypeVar("Result")
 AtStart = Callable[[Sequence[TokenGroup], Tensor], None]
-"""Called with the first batch and the logps that the untrained weights give it, float64
-[n, responses of a group]; ends the run by raising an error."""
+"""Called with the first batch and the logps that the untrained weights give it, float64 [n, k];
+ends the run by raising an error."""
 
 
 def train(
-    backend: Backend,
+    trainer: Trainer,
     objective: Objective,
     config: TrainConfig,
     checkpoints: Checkpoints,
@@ -48,25 +54,25 @@ def train(
     stopping: Stopping = never,
     ranks: Ranks = ALONE,
 ) -> list[StepMetrics]:
-    """Trains `backend`, from the latest checkpoint if there is one; returns all steps' log.
+    """Trains `trainer`, from the latest checkpoint if there is one; returns all steps' log.
 
     Each step logs `step` (1-based), `epoch`, `loss`, what the objective adds, `grad_norm` (before
     clipping), `learning_rate` and `num_tokens` (so far); a step after which `held_out` is scored
     also the objective's values there, with the prefix `eval_`. Progress has the device's usage
     beside these.
 
-    The backend ends with the weights of the last step, or of the best one (`config.keep_best`).
+    The trainer ends with the weights of the last step, or of the best one (`config.keep_best`).
     `at_start` is asked before the first update, and not on resuming. Raises FloatingPointError,
     naming the step, if a loss or a gradient is not finite, and Left, with a checkpoint of the step
     just done, once `stopping` says so on any of `ranks`.
     """
-    log = checkpoints.restore(backend)
+    log = checkpoints.restore(trainer)
     with checkpoints:
-        stepper = _Stepper(backend, objective, config, at_start)
+        stepper = _Stepper(trainer, objective, config, at_start)
         _steps(stepper, log, checkpoints, on_progress, held_out, stopping, ranks)
         best = best_step(log, config)
         if best is not None and best != len(log):
-            backend.load_weights(checkpoints.best_weights(best)).result()
+            trainer.load_weights(checkpoints.best_weights(best)).result()
     return log
 
 
@@ -80,24 +86,24 @@ def _steps(
     ranks: Ranks,
 ) -> None:
     """Adds to `log` until the last step, or the one after which training stops early."""
-    backend, config = stepper.backend, stepper.config
+    trainer, config = stepper.trainer, stepper.config
     saved_at, saved_step = time.monotonic(), len(log)
     while len(log) < stepper.steps and not has_stopped(log, config):
         started = time.monotonic()
         metrics, batch = stepper.step(log)
-        usage = backend.usage(batch, time.monotonic() - started)
+        usage = trainer.usage(batch, time.monotonic() - started)
         done = len(log) + 1
         if held_out is not None and _is_evaluated(config, done, stepper.steps):
-            metrics |= evaluate(backend, held_out, config)
+            metrics |= evaluate(trainer.scorer, held_out, config)
         log.append(metrics)
         best = best_step(log, config)
         if best == done:
-            checkpoints.save_best(done, backend)
+            checkpoints.save_best(done, trainer)
         since = done - saved_step, time.monotonic() - saved_at
-        leaving, due = ranks.any(stopping(), _is_due(config, *since))
+        leaving, due = ranks.any(stopping(), is_due(config, *since))
         # The last state becomes the model folder; a checkpoint of it would only be thrown away.
         if done < stepper.steps and (due or leaving):
-            checkpoints.save(done, backend, log, best)
+            checkpoints.save(done, trainer, log, best)
             saved_at, saved_step = time.monotonic(), done
         on_progress(done, stepper.steps, {**metrics, **usage})
         if done < stepper.steps and leaving:
@@ -119,12 +125,12 @@ class _Stepper:
 
     def __init__(
         self,
-        backend: Backend,
+        trainer: Trainer,
         objective: Objective,
         config: TrainConfig,
         at_start: AtStart | None,
     ) -> None:
-        self.backend = backend
+        self.trainer = trainer
         self.config = config
         self.steps = total_steps(
             len(objective.groups), config.batch_size, config.epochs, config.max_steps
@@ -139,20 +145,22 @@ class _Stepper:
         now, self._next = self._next or self._prepare(number), None
         rate = learning_rate(self.config.optimizer, number, self.steps)
         loss = self._objective.batch_loss(now.indices, self._baseline(now))
-        result = self.backend.forward_backward(now.batch, loss)
+        if log and self._objective.continued is not None:
+            loss = self._objective.continued(loss, log[-1])
+        result = self.trainer.forward_backward(now.batch, loss)
         if number == 0 and self._at_start is not None:
-            self._at_start(now.batch.groups, _finite(result, number).logps)
-        norm = self.backend.optim_step(rate)
+            self._at_start(now.batch.groups, finite(result, number).logps)
+        norm = self.trainer.optim_step(rate)
         if number + 1 < self.steps:
             self._next = self._prepare(number + 1)
-        shares = _finite(result, number)
+        shares = finite(result, number)
         tokens = sum(group.num_tokens for group in now.batch.groups)
         return {
             "step": number + 1,
             "epoch": (number + 1)
             / steps_per_epoch(len(self._objective.groups), self.config.batch_size),
             **sum_shares({"loss": shares.losses, **shares.metrics}),
-            "grad_norm": _finite(norm, number),
+            "grad_norm": finite(norm, number),
             "learning_rate": rate,
             "num_tokens": (log[-1]["num_tokens"] if log else 0) + tokens,
         }, now.batch
@@ -160,21 +168,25 @@ class _Stepper:
     def _prepare(self, step: int) -> _Prepared:
         objective, config = self._objective, self.config
         indices = batch_indices(len(objective.groups), config.batch_size, step, config.seed)
-        batch = self.backend.prepare(
-            [objective.groups[i] for i in indices], _noise(config.seed, step)
+        batch = self.trainer.prepare(
+            [objective.groups[i] for i in indices], noise(config.seed, step)
         )
         baseline = None
-        if objective.baseline_groups is not None:
-            baseline = self.backend.prepare([objective.baseline_groups[i] for i in indices])
+        if objective.baseline_groups is objective.groups:
+            baseline = batch
+        elif objective.baseline_groups is not None:
+            baseline = self.trainer.prepare([objective.baseline_groups[i] for i in indices])
         return _Prepared(indices, batch, baseline)
 
-    def _baseline(self, prepared: _Prepared) -> Tensor | None:
+    def _baseline(self, prepared: _Prepared) -> TokenLogps | None:
         if prepared.baseline is None:
             return None
-        return self.backend.logps(prepared.baseline).result().sequences
+        scored = self.trainer.logps(prepared.baseline).result()
+        return scored.of(prepared.baseline.groups)
 
 
-def _finite(future: Future[Result], step: int) -> Result:
+def finite(future: Future[Result], step: int) -> Result:
+    """What 0-based `step` came to; raises FloatingPointError with advice if it is not finite."""
     try:
         return future.result()
     except FloatingPointError as error:
@@ -184,7 +196,8 @@ def _finite(future: Future[Result], step: int) -> Result:
         ) from error
 
 
-def _is_due(config: TrainConfig, steps: int, seconds: float) -> bool:
+def is_due(config: UpdateConfig, steps: int, seconds: float) -> bool:
+    """Whether a checkpoint is to be written so many steps and seconds after the last one."""
     every_steps, every_seconds = config.checkpoint_every_steps, config.checkpoint_every_seconds
     return (every_steps is not None and steps >= every_steps) or (
         every_seconds is not None and seconds >= every_seconds
@@ -194,7 +207,3 @@ def _is_due(config: TrainConfig, steps: int, seconds: float) -> bool:
 def _is_evaluated(config: TrainConfig, done: int, steps: int) -> bool:
     every = config.eval_every_steps
     return every is not None and (done % every == 0 or done == steps)
-
-
-def _noise(seed: int, step: int) -> int:
-    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])

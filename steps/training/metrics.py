@@ -5,20 +5,16 @@ does (tokens per second, memory) is for whoever watches, and goes into progress 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from steps.data.jsonl import read_json_lines, write_json_lines
+from steps.data.rows.jsonl import read_json_lines, write_json_lines
+from steps.shared.execution_detail import execution_detail
 
 StepMetrics = dict[str, float | int]
-OnProgress = Callable[[int, int, Mapping[str, float]], None]  # done, total, metrics of the last
-
-
-def ignore_progress(done: int, total: int, metrics: Mapping[str, float]) -> None:
-    """The `OnProgress` of a caller who does not care."""
 
 
 def sum_shares(shares: Mapping[str, Tensor]) -> dict[str, float]:
@@ -51,9 +47,20 @@ def summarise(log: list[StepMetrics]) -> dict[str, Any]:
     }
 
 
-def first_and_final(title: str, summary: Mapping[str, Any]) -> str:
-    """What `summarise` gave, as a Markdown table of the first step beside the last."""
-    lines = [f"### {title}", "", f"| | step 1 | step {summary['steps']} |", "|---|---:|---:|"]
+@execution_detail
+def first_and_final(loss: str, summary: Mapping[str, Any]) -> str:
+    """What `summarise` gave of a run with this loss, as a Markdown table of the first step beside
+    the last: the ``summary.md`` of a trained model, for people.
+
+    No step reads it, and one with an old heading is still right, so an edit of how it looks trains
+    nothing again.
+    """
+    lines = [
+        f"### {loss}, first and last step",
+        "",
+        f"| | step 1 | step {summary['steps']} |",
+        "|---|---:|---:|",
+    ]
     for name, value in summary["first"].items():
         if name in summary["final"]:
             lines.append(f"| {name} | {value:.6f} | {summary['final'][name]:.6f} |")

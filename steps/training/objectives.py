@@ -4,16 +4,14 @@ A batch's loss holds what belongs to its examples (reference logps, counts, weig
 can be asked for the losses of any few of them.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from steps.training.backends.protocol import BatchLoss, GroupLosses
-from steps.training.examples import TokenGroup
-from steps.training.losses.base import (
+from steps.losses.base import (
     PairLogps,
     PreferenceLoss,
     Shares,
@@ -21,7 +19,11 @@ from steps.training.losses.base import (
     UnpairedLogps,
     UnpairedLoss,
 )
-from steps.training.losses.sft import Sft
+from steps.losses.sft import Sft
+from steps.scoring.examples import TokenGroup
+from steps.scoring.logps import TokenLogps
+from steps.scoring.packing import lengths_of
+from steps.training.trainer import BatchLoss, GroupLosses
 
 
 @dataclass(frozen=True)
@@ -30,21 +32,23 @@ class Objective:
 
     groups: the examples.
     batch_loss: the loss of the examples with these indices as one batch; given the logps of their
-        baseline groups, float64 [n], where there are any.
+        baseline groups, where there are any.
     baseline_groups: one for each example, scored without gradients just before its batch.
+    continued: a batch's loss that knows what was logged of the step before.
     """
 
     groups: Sequence[TokenGroup]
-    batch_loss: Callable[[Sequence[int], Tensor | None], BatchLoss]
+    batch_loss: Callable[[Sequence[int], TokenLogps | None], BatchLoss]
     baseline_groups: Sequence[TokenGroup] | None = None
+    continued: Callable[[BatchLoss, Mapping[str, float]], BatchLoss] | None = None
 
 
 def sft_objective(groups: Sequence[TokenGroup]) -> Objective:
     """The mean over response tokens of their negative log-likelihood."""
-    tokens = _scored(groups)
+    tokens = lengths_of(groups)
     weights = _weights(groups)
 
-    def batch_loss(indices: Sequence[int], _: Tensor | None) -> "_SftBatch":
+    def batch_loss(indices: Sequence[int], _: TokenLogps | None) -> "_SftBatch":
         chosen = list(indices)
         return _SftBatch(_totals(tokens[chosen]), weights[chosen])
 
@@ -52,23 +56,39 @@ def sft_objective(groups: Sequence[TokenGroup]) -> Objective:
 
 
 def preference_objective(
-    groups: Sequence[TokenGroup], loss: PreferenceLoss, reference: Tensor | None = None
+    groups: Sequence[TokenGroup],
+    loss: PreferenceLoss,
+    reference: Tensor | None = None,
+    reference_tokens: TokenLogps | None = None,
 ) -> Objective:
-    """The mean of `loss` over pairs; `reference` has its logps, float64 [n, 2], in their order."""
-    tokens = _scored(groups)
+    """The mean of `loss` over pairs.
+
+    Args:
+        reference: the reference's logps of them, float64 [n, 2], in their order.
+        reference_tokens: the same token by token, for a loss that `needs_tokens`.
+    """
+    lengths = lengths_of(groups)
     weights = _weights(groups)
 
-    def batch_loss(indices: Sequence[int], _: Tensor | None) -> "_PairBatch":
+    def batch_loss(indices: Sequence[int], logps: TokenLogps | None) -> "_PairBatch":
         chosen = list(indices)
         return _PairBatch(
             loss,
-            _totals(tokens[chosen]),
+            _totals(lengths[chosen]),
             weights[chosen],
-            tokens[chosen],
+            lengths[chosen],
             None if reference is None else reference[chosen],
+            None if reference_tokens is None else reference_tokens.of(torch.tensor(chosen)).tokens,
+            None if logps is None else logps.sums(),
         )
 
-    return Objective(groups, batch_loss)
+    def continued(batch: BatchLoss, last: Mapping[str, float]) -> BatchLoss:
+        assert isinstance(batch, _PairBatch)
+        return replace(batch, last=last)
+
+    if not loss.needs_batch:
+        return Objective(groups, batch_loss)
+    return Objective(groups, batch_loss, groups, continued)
 
 
 def unpaired_objective(
@@ -85,15 +105,15 @@ def unpaired_objective(
         baseline_groups: what the loss's baseline is found on, one for each response.
         baseline_reference: the reference's logps of those, float64 [n].
     """
-    tokens = _scored(groups)[:, 0]
+    tokens = lengths_of(groups)[:, 0]
     weights = _weights(groups)
     desirable = torch.tensor([bool(group.label) for group in groups])
 
-    def batch_loss(indices: Sequence[int], logps: Tensor | None) -> "_UnpairedBatch":
+    def batch_loss(indices: Sequence[int], logps: TokenLogps | None) -> "_UnpairedBatch":
         chosen = list(indices)
         baseline = None
         if logps is not None:
-            baseline = loss.baseline(logps - baseline_reference[chosen])
+            baseline = loss.baseline(logps.sums()[:, 0] - baseline_reference[chosen])
         totals = _totals(tokens[chosen])
         return _UnpairedBatch(
             loss,
@@ -125,23 +145,43 @@ class _SftBatch(_OnDevice):
     totals: Totals
     weights: Tensor
 
-    def __call__(self, logps: Tensor, members: Tensor) -> GroupLosses:
-        return _of(Sft().shares(logps[:, 0], self.totals, self.weights[members]))
+    def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
+        return _of(Sft().shares(logps.sums()[:, 0], self.totals, self.weights[members]))
 
 
 @dataclass(frozen=True)
 class _PairBatch(_OnDevice):
+    """`reference_tokens` [S] and `policy` [n, 2], the logps before the step, are there for losses
+    that look at them."""
+
     loss: PreferenceLoss
     totals: Totals
     weights: Tensor
-    tokens: Tensor
+    lengths: Tensor
     reference: Tensor | None
+    reference_tokens: Tensor | None = None
+    policy: Tensor | None = None
+    last: Mapping[str, float] = field(default_factory=dict)
 
-    def __call__(self, logps: Tensor, members: Tensor) -> GroupLosses:
-        policy, tokens = logps.unbind(1), self.tokens[members].unbind(1)
-        reference = () if self.reference is None else self.reference[members].unbind(1)
-        pairs = PairLogps(*policy, *tokens, *reference)
+    def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
+        pairs = self._pairs(logps.sums(), members)
+        if self.reference_tokens is not None:
+            theirs = TokenLogps(self.reference_tokens, self.lengths).of(members, len(logps.tokens))
+            pairs = replace(pairs, tokens=logps.tokens, reference_tokens=theirs.tokens)
+        if self.policy is not None:
+            everything = torch.arange(len(self.policy), device=members.device)
+            batch = self._pairs(self.policy, everything)
+            pairs = replace(pairs, batch=batch, places=members, last=self.last)
         return _of(self.loss.shares(pairs, self.totals, self.weights[members]))
+
+    def _pairs(self, logps: Tensor, members: Tensor) -> PairLogps:
+        chosen, rejected = logps.unbind(1)
+        chosen_tokens, rejected_tokens = self.lengths[members].unbind(1)
+        pairs = PairLogps(chosen, rejected, chosen_tokens, rejected_tokens)
+        if self.reference is None:
+            return pairs
+        chosen, rejected = self.reference[members].unbind(1)
+        return replace(pairs, reference_chosen=chosen, reference_rejected=rejected)
 
 
 @dataclass(frozen=True)
@@ -154,9 +194,12 @@ class _UnpairedBatch(_OnDevice):
     reference: Tensor
     baseline: Tensor | None
 
-    def __call__(self, logps: Tensor, members: Tensor) -> GroupLosses:
+    def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
         responses = UnpairedLogps(
-            logps[:, 0], self.tokens[members], self.reference[members], self.desirable[members]
+            logps.sums()[:, 0],
+            self.tokens[members],
+            self.reference[members],
+            self.desirable[members],
         )
         weights = self.weights[members]
         return _of(self.loss.shares(responses, self.totals, self.baseline, weights))
@@ -164,11 +207,6 @@ class _UnpairedBatch(_OnDevice):
 
 def _of(shares: Shares) -> GroupLosses:
     return shares.losses, dict(shares.metrics)
-
-
-def _scored(groups: Sequence[TokenGroup]) -> Tensor:
-    """How many tokens of each response are scored, int64 [n, k]."""
-    return torch.tensor([[r.num_scored for r in group.responses] for group in groups])
 
 
 def _weights(groups: Sequence[TokenGroup]) -> Tensor:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.data.formats.turns import (
-    check_conversation,
+    found,
     is_list,
     messages,
+    ordered,
     prompt_messages,
     read_system,
     response_messages,
@@ -16,8 +17,8 @@ from steps.data.formats.turns import (
     tools,
     with_system,
 )
-from steps.data.reasons import MalformedRow
-from steps.data.rows import ConversationRow
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import ConversationRow
 
 _USUAL_NAMES = ("messages", "conversations", "conversation")
 
@@ -31,6 +32,7 @@ class ChatFormat:
     template_kwargs: str = "chat_template_kwargs"
     system_field: str | None = "system"
     system: str | None = None
+    turns: str = "alternating"
 
     makes: ClassVar[type] = ConversationRow
 
@@ -46,7 +48,7 @@ class ChatFormat:
         Raises:
             MalformedRow: the record is no conversation that ends in a response.
         """
-        value = record.get(self.messages)
+        value = found(record, self.messages)
         if value is None:
             raise MalformedRow("no messages", f"{self.messages} is missing")
         if not is_list(value):
@@ -54,7 +56,7 @@ class ChatFormat:
         if not value:
             raise MalformedRow("empty conversation", f"{self.messages} is an empty list")
         turns = with_system(messages(value, self.messages), read_system(record, self.system_field))
-        check_conversation(turns, self.messages)
+        turns = ordered(turns, self.messages, self.turns)
         return ConversationRow(
             row,
             with_system(turns, self.system),
@@ -73,6 +75,7 @@ class CompletionFormat:
     template_kwargs: str = "chat_template_kwargs"
     system_field: str | None = "system"
     system: str | None = None
+    turns: str = "alternating"
 
     makes: ClassVar[type] = ConversationRow
 
@@ -88,10 +91,10 @@ class CompletionFormat:
         Raises:
             MalformedRow: prompt and completion are no conversation.
         """
-        prompt = prompt_messages(record.get(self.prompt), self.prompt)
-        answer = response_messages(record.get(self.completion), self.completion, "no completion")
+        prompt = prompt_messages(found(record, self.prompt), self.prompt)
+        answer = response_messages(found(record, self.completion), self.completion, "no completion")
         turns = with_system((*prompt, *answer), read_system(record, self.system_field))
-        check_conversation(turns, f"{self.prompt} + {self.completion}")
+        turns = ordered(turns, f"{self.prompt} + {self.completion}", self.turns)
         return ConversationRow(
             row,
             with_system(turns, self.system),

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from steps.data.formats.preference import paired
 from steps.data.formats.turns import template_kwargs, text, tools
-from steps.data.reasons import MalformedRow
-from steps.data.rows import Message, Messages, PreferenceRow
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import Message, Messages, PreferenceRow
 
 _MARKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}

@@ -4,44 +4,68 @@
 
 * a list of messages that starts with the prompt (UltraFeedback binarized, Cui et al. 2023; Tulu 3;
   Skywork), with or without a `prompt` field of its own;
-* a list of the turns after `prompt`, or the response as a plain string, in which case `prompt` is
-  a string (one user message) or a list of messages (TRL's conversational and standard formats).
+* what comes after `prompt`: a list of turns, one message object, or a plain string; `prompt` is a
+  string (one user message) or a list of messages (TRL, LLaMA-Factory, axolotl, OpenAI).
 
 What both sides share is the prompt. They part at an assistant message: after it a side may go on
 for several turns.
+
+Where a column says which of two responses is better, `better` names it: `chosen` is then the first
+response and `rejected` the second. What the column holds is read as
+
+* the value `first` for the first one, where that is set, and any other value for the second;
+  with `first=negative` (or `positive`), numbers of that sign for the first one, zero for neither;
+* `model_a`, `A` and the like, or a word with `tie` in it for neither. Numbers are not understood
+  without `first`: data sets disagree on what 0 and 1 mean.
+
+`better=scores` takes the higher score.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from steps.data.formats.layouts import pair_layout
 from steps.data.formats.turns import (
-    check_conversation,
     check_question,
+    found,
+    ordered,
     prompt_messages,
     read_system,
     response_messages,
     score,
+    show,
     template_kwargs,
+    text,
     tools,
     weight,
     with_system,
 )
-from steps.data.reasons import MalformedRow, Reason
-from steps.data.rows import Messages, PreferenceRow
+from steps.data.rows.reasons import MalformedRow, Reason
+from steps.data.rows.rows import Messages, PreferenceRow
+
+BY_SCORE = "scores"
+_FIRST = re.compile(r"(?:model|response|answer|side|output)?[ _]?(?:a|first)", re.IGNORECASE)
+_SECOND = re.compile(r"(?:model|response|answer|side|output)?[ _]?(?:b|second)", re.IGNORECASE)
+_SIGNS = {"negative": -1.0, "positive": 1.0}
+_NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
 
 
 @dataclass(frozen=True)
 class PreferenceFormat:
     """Names of fields; `system_field` holds a system prompt, `system` is given to all without one.
 
-    Only `chosen` and `rejected` must be there, and `weight` where it is named: nothing is taken for
-    a weight by its name alone.
+    Only `chosen` and `rejected` must be there, and `weight`, `input` and `better` where they are
+    named. `input` is text that belongs to the prompt, after a line break (Alpaca's).
     """
 
     prompt: str = "prompt"
     chosen: str = "chosen"
     rejected: str = "rejected"
+    input: str | None = None
+    better: str | None = None
+    first: str | None = None
     score_chosen: str = "score_chosen"
     score_rejected: str = "score_rejected"
     tools: str = "tools"
@@ -49,15 +73,15 @@ class PreferenceFormat:
     weight: str | None = None
     system_field: str | None = "system"
     system: str | None = None
+    turns: str = "alternating"
 
     makes: ClassVar[type] = PreferenceRow
 
     @classmethod
     def detected(cls, record: Mapping[str, Any]) -> "PreferenceFormat | None":
-        """The format with its usual field names, if `record` looks like it."""
-        sides = [record.get("chosen"), record.get("rejected")]
-        only_text = all(isinstance(side, str) for side in sides) and record.get("prompt") is None
-        return None if sides == [None, None] or only_text else cls()
+        """The format with the names of fields of a known layout, if `record` looks like one."""
+        layout = pair_layout(record)
+        return None if layout is None else cls(**layout)
 
     def parse(self, record: Mapping[str, Any], row: str) -> PreferenceRow:
         """The pair that `record` describes, labelled `row`.
@@ -65,29 +89,99 @@ class PreferenceFormat:
         Raises:
             MalformedRow: the record is no usable pair.
         """
-        value = record.get(self.prompt)
-        prompt = None if value is None else prompt_messages(value, self.prompt)
+        prompt = self._prompt(record)
         own_system = read_system(record, self.system_field)
-        sides: dict[str, Messages] = {}
-        fields: tuple[tuple[str, Reason], ...] = (
-            (self.chosen, "no chosen"),
-            (self.rejected, "no rejected"),
-        )
-        for field, missing in fields:
-            given = response_messages(record.get(field), field, missing)
-            whole = given if prompt is None else _after(prompt, given, field, self.prompt)
-            sides[field] = with_system(whole, own_system)
-        return paired(
+        given = {
+            field: response_messages(found(record, field), field, missing)
+            for field, missing in self._sides
+        }
+        if prompt is not None and self._is_told_again(record, given):
+            prompt = None
+        whole = {
+            field: with_system(
+                side if prompt is None else _after(prompt, side, field, self.prompt), own_system
+            )
+            for field, side in given.items()
+        }
+        pair = paired(
             row,
-            sides[self.chosen],
-            sides[self.rejected],
+            whole[self.chosen],
+            whole[self.rejected],
             names=(self.chosen, self.rejected),
             system=self.system,
+            turns=self.turns,
             tools=tools(record, self.tools),
             template_kwargs=template_kwargs(record, self.template_kwargs),
             score_chosen=score(record, self.score_chosen),
             score_rejected=score(record, self.score_rejected),
             weight=weight(record, self.weight),
+        )
+        return pair if self._first_is_better(record, pair) else _swapped(pair)
+
+    @property
+    def _sides(self) -> tuple[tuple[str, Reason], tuple[str, Reason]]:
+        return (self.chosen, "no chosen"), (self.rejected, "no rejected")
+
+    def _prompt(self, record: Mapping[str, Any]) -> Messages | None:
+        value = found(record, self.prompt)
+        if value is None:
+            return None
+        more = None if self.input is None else found(record, self.input)
+        if more is not None and isinstance(value, str) and text(more, str(self.input)).strip():
+            value = f"{value}\n{more}"
+        return prompt_messages(value, self.prompt)
+
+    def _is_told_again(self, record: Mapping[str, Any], given: Mapping[str, Messages]) -> bool:
+        """Whether both sides are whole conversations, of which the prompt, one text, holds a user
+        message that they share (as in Capybara's several turns)."""
+        said = found(record, self.prompt)
+        first = {side[0]["role"] for side in given.values()}
+        if not isinstance(said, str) or "assistant" in first:
+            return False
+        chosen, rejected = given.values()
+        shared = chosen[: _shared_messages(chosen, rejected)]
+        asked = [m["content"].strip() for m in shared if m["role"] == "user"]
+        return any(text and (text in said or said.strip() in text) for text in asked)
+
+    def _first_is_better(self, record: Mapping[str, Any], pair: PreferenceRow) -> bool:
+        """Whether the side called chosen is the better one.
+
+        Raises:
+            MalformedRow: neither is, or what is said cannot be understood.
+        """
+        if self.better is None:
+            return True
+        if self.better == BY_SCORE:
+            one, other = pair.score_chosen, pair.score_rejected
+            if one is None or other is None:
+                raise MalformedRow("verdict not understood", "a score is missing")
+            verdict, what = one - other, f"both have the score {one}"
+        else:
+            value = found(record, self.better)
+            verdict, what = self._verdict(value), f"{self.better} is {show(value)}"
+        if not verdict:
+            raise MalformedRow("tie", what)
+        return verdict > 0
+
+    def _verdict(self, value: Any) -> float:
+        """Above zero for the first side, below for the second, zero for neither."""
+        if value is None:
+            raise MalformedRow("verdict not understood", f"{self.better} is missing")
+        said = str(int(value) if isinstance(value, bool | float) and value == int(value) else value)
+        said = said.strip()
+        if "tie" in said.lower():
+            return 0.0
+        if self.first in _SIGNS and _NUMBER.fullmatch(said):
+            return _SIGNS[self.first] * float(said)
+        if self.first is not None:
+            return 1.0 if said == self.first else -1.0
+        for pattern, verdict in ((_FIRST, 1.0), (_SECOND, -1.0)):
+            if pattern.fullmatch(said):
+                return verdict
+        raise MalformedRow(
+            "verdict not understood",
+            f"{self.better} is {show(value)}; say with data.fields.first which value means that "
+            f"{self.chosen} is the better one: a value, or negative or positive",
         )
 
 
@@ -97,6 +191,7 @@ def paired(
     rejected: Messages,
     names: tuple[str, str] = ("chosen", "rejected"),
     system: str | None = None,
+    turns: str = "alternating",
     **other: Any,
 ) -> PreferenceRow:
     """Two whole conversations as a pair, parted where they first differ.
@@ -104,8 +199,7 @@ def paired(
     Raises:
         MalformedRow: one of them is no conversation, or they do not part at an assistant message.
     """
-    for side, name in zip((chosen, rejected), names, strict=True):
-        check_conversation(side, name)
+    chosen, rejected = ordered(chosen, names[0], turns), ordered(rejected, names[1], turns)
     if chosen == rejected:
         raise MalformedRow("identical responses", "chosen and rejected hold the same text")
     shared = _shared_messages(chosen, rejected)
@@ -120,6 +214,16 @@ def paired(
     check_question(prompt, names[0])
     return PreferenceRow(
         row, with_system(prompt, system), chosen[shared:], rejected[shared:], **other
+    )
+
+
+def _swapped(pair: PreferenceRow) -> PreferenceRow:
+    return replace(
+        pair,
+        chosen=pair.rejected,
+        rejected=pair.chosen,
+        score_chosen=pair.score_rejected,
+        score_rejected=pair.score_chosen,
     )
 
 

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from steps.data.formats.turns import (
     check_prompt,
+    found,
+    merged,
     prompt_messages,
     read_system,
     template_kwargs,
@@ -13,7 +15,7 @@ from steps.data.formats.turns import (
     tools,
     with_system,
 )
-from steps.data.rows import PromptRow
+from steps.data.rows.rows import PromptRow
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class PromptFormat:
     template_kwargs: str = "chat_template_kwargs"
     system_field: str | None = "system"
     system: str | None = None
+    turns: str = "alternating"
 
     makes: ClassVar[type] = PromptRow
 
@@ -43,13 +46,14 @@ class PromptFormat:
         Raises:
             MalformedRow: the record holds nothing that could be answered.
         """
-        given = prompt_messages(record.get(self.prompt), self.prompt)
+        given = prompt_messages(found(record, self.prompt), self.prompt)
         prompt = with_system(given, read_system(record, self.system_field))
-        check_prompt(prompt, self.prompt)
+        prompt = merged(prompt) if self.turns == "merged" else prompt
+        check_prompt(prompt, self.prompt, self.turns)
         return PromptRow(
             row,
             with_system(prompt, self.system),
-            _answer(record.get(self.answer), self.answer),
+            _answer(found(record, self.answer), self.answer),
             tools(record, self.tools),
             template_kwargs(record, self.template_kwargs),
         )

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.data.formats.turns import text
-from steps.data.reasons import MalformedRow
-from steps.data.rows import TextRow
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import TextRow
 
 
 @dataclass(frozen=True)

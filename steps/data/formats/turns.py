@@ -12,8 +12,9 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from steps.data.reasons import MalformedRow, Reason
-from steps.data.rows import EXTRA_KEYS, ROLES, Message, Messages, Tools
+from steps.data.readers import Cell
+from steps.data.rows.reasons import MalformedRow, Reason
+from steps.data.rows.rows import EXTRA_KEYS, ROLES, Message, Messages, Tools
 
 _SHAREGPT_ROLES = {
     "human": "user",
@@ -21,6 +22,14 @@ _SHAREGPT_ROLES = {
     "function_response": "tool",
     "observation": "tool",
 }
+_OTHER_ROLES = {"developer": "system", "function": "tool"}
+"""Names that servers of models give to roles, new and old."""
+
+TURNS = ("alternating", "merged", "any")
+"""What is done with turns out of order: the row goes; consecutive turns of one role become one; or
+they stay as they are, as long as the last is the assistant's."""
+
+_DECIMAL = re.compile(r"[+-]?\d{1,15}(\.\d{1,15})?")
 _DIALOGUE = re.compile(r"\s*Human:.*\n\nAssistant:", re.DOTALL)
 _FOLLOWERS = {
     "system": {"user"},
@@ -43,10 +52,35 @@ def messages(value: Sequence[Any], field: str) -> Messages:
     return tuple(_message(item, f"{field}[{index}]") for index, item in enumerate(value))
 
 
+def found(record: Mapping[str, Any], field: str) -> Any:
+    """The value of a field; `a.b` is the field `b` of the object in `a`, unless it is a name."""
+    if field in record or "." not in field:
+        return record.get(field)
+    outer, _, inner = field.partition(".")
+    within = record.get(outer)
+    return found(within, inner) if isinstance(within, Mapping) else None
+
+
+def merged(conversation: Messages) -> Messages:
+    """A conversation in which consecutive turns of one role, but for tools, are one."""
+    turns: list[Message] = []
+    for message in conversation:
+        last = turns[-1] if turns else None
+        alike = last is not None and last["role"] == message["role"] != "tool"
+        if last is None or not alike or set(last) | set(message) != {"role", "content"}:
+            turns.append(message)
+            continue
+        texts = (text for text in (last["content"], message["content"]) if text)
+        turns[-1] = Message(role=message["role"], content="\n\n".join(texts))
+    return tuple(turns)
+
+
 def prompt_messages(value: Any, field: str) -> Messages:
     """A prompt: a string stands for one user message."""
     if value is None:
         raise MalformedRow("no prompt", f"{field} is missing")
+    if _is_message(value):
+        return messages([value], field)
     if not is_list(value):
         return ({"role": "user", "content": _one_turn(value, field)},)
     if not value:
@@ -54,10 +88,17 @@ def prompt_messages(value: Any, field: str) -> Messages:
     return messages(value, field)
 
 
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and ("role" in value or "from" in value)
+
+
 def response_messages(value: Any, field: str, missing: Reason) -> Messages:
-    """A response, or a conversation that ends in one: a string stands for one message."""
+    """A response, or a conversation that ends in one: a string stands for one message, and so does
+    an object."""
     if value is None:
         raise MalformedRow(missing, f"{field} is missing")
+    if _is_message(value):
+        return messages([value], field)
     if not is_list(value):
         return ({"role": "assistant", "content": _one_turn(value, field)},)
     if not value:
@@ -65,12 +106,23 @@ def response_messages(value: Any, field: str, missing: Reason) -> Messages:
     return messages(value, field)
 
 
-def check_conversation(conversation: Messages, field: str) -> None:
+def ordered(conversation: Messages, field: str, turns: str) -> Messages:
+    """A conversation that ends in a response, with turns out of order treated as `turns` says.
+
+    Raises:
+        MalformedRow: turns are out of order, or there is no response.
+    """
+    conversation = merged(conversation) if turns == "merged" else conversation
+    check_conversation(conversation, field, turns)
+    return conversation
+
+
+def check_conversation(conversation: Messages, field: str, turns: str = TURNS[0]) -> None:
     """Refuse messages out of order, and a conversation that does not end in a response."""
     roles = [message["role"] for message in conversation]
     if roles in (["assistant"], ["system", "assistant"]):
         raise MalformedRow("no prompt", f"{field} holds no user message, and there is no prompt")
-    _check_order(roles, field)
+    _check_order(roles, field, turns)
     if roles[-1] != "assistant":
         raise _wrong_order(roles, field, "the last message must be the assistant's")
     if is_blank(conversation[-1]):
@@ -78,12 +130,12 @@ def check_conversation(conversation: Messages, field: str) -> None:
     check_question(conversation[:-1], field)
 
 
-def check_prompt(prompt: Messages, field: str) -> None:
+def check_prompt(prompt: Messages, field: str, turns: str = TURNS[0]) -> None:
     """Refuse messages out of order, and a prompt that the assistant could not answer."""
     roles = [message["role"] for message in prompt]
     if "user" not in roles:
         raise MalformedRow("no prompt", f"{field} holds no user message")
-    _check_order(roles, field)
+    _check_order(roles, field, turns)
     if "assistant" not in _FOLLOWERS[roles[-1]]:
         raise _wrong_order(roles, field, "the last message must be the user's or a tool's")
     check_question(prompt, field)
@@ -122,7 +174,7 @@ def text(value: Any, field: str, reason: Reason = "content not a string") -> str
 
 def score(record: Mapping[str, Any], field: str) -> float | None:
     """A number that may be absent."""
-    return _number(record.get(field), field, "score not a number")
+    return _number(found(record, field), field, "score not a number")
 
 
 def weight(record: Mapping[str, Any], field: str | None) -> float | None:
@@ -139,6 +191,10 @@ def weight(record: Mapping[str, Any], field: str | None) -> float | None:
 def _number(value: Any, field: str, reason: Reason) -> float | None:
     if value is None:
         return None
+    if isinstance(value, Cell) and (not value.strip() or _DECIMAL.fullmatch(value)):
+        value = float(value) if value.strip() else None
+        if value is None:
+            return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise MalformedRow(reason, f"{field} is {show(value)}")
     try:
@@ -154,9 +210,11 @@ def _number(value: Any, field: str, reason: Reason) -> float | None:
 
 def tools(record: Mapping[str, Any], field: str) -> Tools | None:
     """Tool descriptions: a list of objects, or that as JSON text; absent or empty: `None`."""
-    value = _decoded(record.get(field))
+    value = _decoded(found(record, field))
     if value is None or (is_list(value) and not value):
         return None
+    if is_list(value):
+        value = [_decoded(tool) for tool in value]
     if not is_list(value) or not all(isinstance(tool, Mapping) for tool in value):
         raise MalformedRow("tools not a list of objects", f"{field} is {show(value)}")
     return tuple(plain(value, field))
@@ -221,8 +279,9 @@ def _message(item: Any, field: str) -> Message:
         )
     sharegpt = "role" not in item and "from" in item
     role = item.get("from" if sharegpt else "role")
-    if sharegpt and isinstance(role, str):
-        role = _SHAREGPT_ROLES.get(role, role)
+    if isinstance(role, str):
+        role = _SHAREGPT_ROLES.get(role, role) if sharegpt else role
+        role = _OTHER_ROLES.get(role, role)
     if role not in ROLES:
         expected = ", ".join(ROLES)
         raise MalformedRow(
@@ -232,12 +291,25 @@ def _message(item: Any, field: str) -> Message:
     content, calls = item.get(key), _decoded(item.get("tool_calls"))
     if content is None and calls:
         content = ""  # how a message that only calls tools is spelled
-    message: Message = {"role": role, "content": text(content, f"{field}.{key}")}
+    said = _parts(content, f"{field}.{key}") if is_list(content) else content
+    message: Message = {"role": role, "content": text(said, f"{field}.{key}")}
     for name in EXTRA_KEYS:
         value = calls if name == "tool_calls" else item.get(name)
         if value is not None and value != []:
             message[name] = _extra(value, name, f"{field}.{name}")
     return message
+
+
+def _parts(content: Sequence[Any], field: str) -> str:
+    """The text of a message that is given in parts."""
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type", "text") if isinstance(part, Mapping) else None
+        if not isinstance(part, Mapping) or kind != "text" or "text" not in part:
+            what = f"of type {kind}" if isinstance(part, Mapping) else show(part)
+            raise MalformedRow("content not a string", f"{field}[{index}] is {what}, not a text")
+        texts.append(text(part["text"], f"{field}[{index}].text"))
+    return "".join(texts)
 
 
 def _extra(value: Any, name: str, field: str) -> Any:
@@ -271,12 +343,15 @@ def _decoded(value: Any) -> Any:
         return value
 
 
-def _check_order(roles: Sequence[str], field: str) -> None:
+def _check_order(roles: Sequence[str], field: str, turns: str) -> None:
+    if turns == "any":
+        return
     first = "user" if roles[0] != "system" else "system"
     pairs = zip((None, *roles), roles, strict=False)
     for before, role in pairs:
         if role not in ({first} if before is None else _FOLLOWERS[before]):
-            raise _wrong_order(roles, field, f"{role} comes after {before or 'nothing'}")
+            how = "data.turns=merged joins them" if role == before else "data.turns=any takes them"
+            raise _wrong_order(roles, field, f"{role} comes after {before or 'nothing'}; {how}")
 
 
 def _wrong_order(roles: Sequence[str], field: str, found: str) -> MalformedRow:

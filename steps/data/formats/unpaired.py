@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from steps.data.formats.turns import (
     check_conversation,
+    found,
+    merged,
     prompt_messages,
     read_system,
     response_messages,
@@ -15,8 +17,8 @@ from steps.data.formats.turns import (
     weight,
     with_system,
 )
-from steps.data.reasons import MalformedRow
-from steps.data.rows import UnpairedRow
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import UnpairedRow
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class UnpairedFormat:
     weight: str | None = None
     system_field: str | None = "system"
     system: str | None = None
+    turns: str = "alternating"
 
     makes: ClassVar[type] = UnpairedRow
 
@@ -49,24 +52,32 @@ class UnpairedFormat:
         Raises:
             MalformedRow: prompt and completion are no conversation, or there is no verdict.
         """
-        given = prompt_messages(record.get(self.prompt), self.prompt)
+        given = prompt_messages(found(record, self.prompt), self.prompt)
         prompt = with_system(given, read_system(record, self.system_field))
-        answer = response_messages(record.get(self.completion), self.completion, "no completion")
-        check_conversation((*prompt, *answer), f"{self.prompt} + {self.completion}")
+        answer = response_messages(found(record, self.completion), self.completion, "no completion")
+        if self.turns == "merged":
+            prompt, answer = merged(prompt), merged(answer)
+        check_conversation((*prompt, *answer), f"{self.prompt} + {self.completion}", self.turns)
         return UnpairedRow(
             row,
             with_system(prompt, self.system),
             answer,
-            _label(record.get(self.label), self.label),
+            _label(found(record, self.label), self.label),
             tools(record, self.tools),
             template_kwargs(record, self.template_kwargs),
             weight(record, self.weight),
         )
 
 
+_LABELS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
+
+
 def _label(value: Any, field: str) -> bool:
     if value is None:
         raise MalformedRow("no label", f"{field} is missing")
-    if not isinstance(value, bool):
-        raise MalformedRow("label not a boolean", f"{field} is {show(value)}")
-    return value
+    spelled = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    if (label := _LABELS.get(spelled.strip().lower())) is None:
+        raise MalformedRow(
+            "label not a boolean", f"{field} is {show(value)}, expected true or false, 1 or 0"
+        )
+    return label

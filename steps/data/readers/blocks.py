@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-import pyarrow as pa
-
 BLOCK_BYTES = 2**20
 
 
@@ -46,6 +44,8 @@ class Watched(io.RawIOBase):
     @contextmanager
     def damage_as_cut_off(self) -> Iterator[None]:
         """Turn what Arrow says of bad bytes into `CutOff`; failures of the file itself pass."""
+        import pyarrow as pa  # here and below: a plan looks for files, and reads none
+
         try:
             yield
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -77,6 +77,8 @@ def read_blocks(opened: IO[bytes], codec: str | None) -> Iterator[bytes]:
 
 
 def _decompressed(opened: IO[bytes], codec: str, size: int) -> Iterator[bytes]:
+    import pyarrow as pa
+
     watched = Watched(opened)
     with watched.damage_as_cut_off():
         stream = pa.CompressedInputStream(watched, codec)  # pyright: ignore[reportArgumentType]
@@ -86,6 +88,8 @@ def _decompressed(opened: IO[bytes], codec: str, size: int) -> Iterator[bytes]:
 
 def _up_to_the_break(opened: IO[bytes], codec: str, delivered: int) -> bytes:
     """What follows the first `delivered` bytes, which Arrow drops with the read that fails."""
+    import pyarrow as pa
+
     opened.seek(0)
     found = bytearray()
     watched = Watched(opened)

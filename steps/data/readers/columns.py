@@ -9,21 +9,24 @@ was meant cannot be told from them: where it matters, the table must hold JSON t
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import IO, TYPE_CHECKING, Any
 
 from steps.data.readers import Item
 from steps.data.readers.blocks import CutOff, Watched
 from steps.data.readers.lines import MAX_ROW_BYTES, cut_off, too_large
-from steps.data.reasons import MalformedRow
+from steps.data.rows.reasons import MalformedRow
+
+if TYPE_CHECKING:  # a plan looks for files, and reads none
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 _ROWS_AT_ONCE = 256
 
 
 def parquet_rows(opened: IO[bytes], start: int = 1) -> Iterator[Item]:
     """The rows of a Parquet file from row `start` on; row groups before it are not read."""
+    import pyarrow.parquet as pq
+
     watched = Watched(opened)
     try:
         with watched.damage_as_cut_off():
@@ -70,7 +73,7 @@ def _from(start: int, items: Iterable[Item]) -> Iterator[Item]:
 
 
 def _row_group(
-    file: pq.ParquetFile, watched: Watched, group: int, before: int, count: int
+    file: "pq.ParquetFile", watched: Watched, group: int, before: int, count: int
 ) -> Iterator[Item]:
     done = 0
     batches = file.iter_batches(_ROWS_AT_ONCE, row_groups=[group])
@@ -87,7 +90,9 @@ def _row_group(
             yield number, MalformedRow("damaged row group", f"row group {group}: {error}")
 
 
-def _arrow_batches(watched: Watched) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(watched: Watched) -> Iterator["pa.RecordBatch"]:
+    import pyarrow as pa
+
     with watched.damage_as_cut_off():
         magic = watched.read(6)
         watched.seek(0)
@@ -99,13 +104,15 @@ def _arrow_batches(watched: Watched) -> Iterator[pa.RecordBatch]:
             yield file.get_batch(index)
 
 
-def _rows(batch: pa.RecordBatch, before: int) -> Iterator[Item]:
+def _rows(batch: "pa.RecordBatch", before: int) -> Iterator[Item]:
     for offset in range(0, batch.num_rows, _ROWS_AT_ONCE):
         part = batch.slice(offset, _ROWS_AT_ONCE)
         yield from enumerate(_records(part), start=before + offset + 1)
 
 
-def _records(batch: pa.RecordBatch) -> list[Mapping | MalformedRow]:
+def _records(batch: "pa.RecordBatch") -> list[Mapping | MalformedRow]:
+    import pyarrow as pa
+
     try:
         # An IPC file is memory as it lay: with damaged offsets, reading a value is a crash.
         batch.validate(full=True)
@@ -116,7 +123,9 @@ def _records(batch: pa.RecordBatch) -> list[Mapping | MalformedRow]:
     return [_record(batch.slice(index, 1)) for index in range(batch.num_rows)]
 
 
-def _record(row: pa.RecordBatch) -> Mapping | MalformedRow:
+def _record(row: "pa.RecordBatch") -> Mapping | MalformedRow:
+    import pyarrow as pa
+
     try:
         row.validate(full=True)
         if row.nbytes > MAX_ROW_BYTES:

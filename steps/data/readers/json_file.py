@@ -25,7 +25,7 @@ from steps.data.readers.lines import (
     json_lines,
     too_large,
 )
-from steps.data.reasons import MalformedRow
+from steps.data.rows.reasons import MalformedRow
 
 
 def json_file(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:

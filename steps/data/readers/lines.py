@@ -12,7 +12,7 @@ from typing import Any
 
 from steps.data.readers import Item
 from steps.data.readers.blocks import CutOff
-from steps.data.reasons import MalformedRow
+from steps.data.rows.reasons import MalformedRow
 
 MAX_ROW_BYTES = 16 * 2**20
 """A longer row is left out: it would be some four million tokens, and is a mistake."""

@@ -1,0 +1,300 @@
+"""Masks of a folder of real chat templates, judged by an oracle: one table of what is wrong.
+
+    python -m benchmarks.chat_templates FOLDER [--only NAME] [--cases CASE] [--details]
+
+FOLDER holds `*.jinja` files. Each is given a small byte-level tokenizer that has the special
+tokens which the template names, and is tried on the conversations below, once for the last turn
+and once for all. `template_oracle` says what is right; it shares no code with what it judges.
+"""
+
+import argparse
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.template_oracle import Conversation, Made, Oracle
+
+_SPECIAL = re.compile(
+    r"<\|[^|<>\s{}'\"]{1,40}\|?>|<[^|<>\s{}'\"]{1,40}\|>|<｜[^｜<>{}'\"]{1,40}｜>"
+    r"|</?s>|<(?:bos|eos|pad|unk|sep)>|<(?:start|end)_of_\w+>|<(?:start|end|extra)_\w+>"
+    r"|\[/?[A-Z][A-Z_]{2,}\]|<\|\"\|>|\[gMASK\]|<sop>|<[a-zA-Z_]+:[a-z_]+>|\[e~\[|\]~[a-z!]*b?\["
+)
+_PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>",
+          "</tool_response>")  # fmt: skip
+_ENDS = (
+    "<|END_OF_TURN_TOKEN|>", "<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<turn|>",
+    "<｜end▁of▁sentence｜>", "<|return|>", "<|end_of_text|>", "[|endofturn|]", "<|im_sep|>",
+    "<|endoftext|>", "<|eom|>", "[e~[", "</s>", "<eos>", "<|end|>", "<|eos|>", "<|endofturn|>",
+)  # fmt: skip
+"""What may end a sequence: the first of these that a template names."""
+
+CALL = {"name": "weather", "arguments": {"city": "Zürich", "days": 2}}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tell it.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "where"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def called(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    listed = [
+        {"type": "function", "id": f"call0000{index}", "function": call}
+        for index, call in enumerate(calls)
+    ]
+    return said(more.pop("text", ""), tool_calls=listed, **more)
+
+
+def result(text: str, number: int = 0) -> dict[str, Any]:
+    return {
+        "role": "tool", "name": "weather", "tool_call_id": f"call0000{number}", "content": text,
+    }  # fmt: skip
+
+
+SYSTEM = {"role": "system", "content": "Be brief, please."}
+OTHER = {"name": "time", "arguments": {"zone": "CET"}}
+THOUGHT = "<think>\nSeven has no divisors\n</think>\n\nYes, prime."
+CASES = [
+    Conversation(name, messages, tools)
+    for name, messages, tools in (
+        ("plain", (user("Is it?"), said("Yes, it is.")), None),
+        ("one word", (user("Is it?"), said("Yes")), None),
+        ("same words", (user("yes"), said("yes"), user("yes"), said("yes")), None),
+        ("system", (SYSTEM, user("Is it?"), said("Yes, it is.")), None),
+        ("two turns", (user("One?"), said("First one."), user("Two?"), said("Second.")), None),
+        (
+            "system, three turns",
+            (SYSTEM, user("A?"), said("Aa."), user("B?"), said("Bb."), user("C?"), said("Cc.")),
+            None,
+        ),
+        ("spaces", (user(" so "), said(" and so on ")), None),
+        ("lines", (user("go\non"), said("\n\n  two lines\n\nand more\n")), None),
+        ("not ASCII", (user("東京は？"), said("Ça va: 東京 ü – ½ fin.")), None),
+        ("emoji", (user("👩‍👩‍👧‍👦 ok?"), said("🎉👍🏽 yes 🏳️‍🌈")), None),
+        ("quotes", (user('a "b" c'), said("d \"e\" 'f' \\ g {h}")), None),
+        ("code", (user("code"), said("```python\nprint('x')\n```")), None),
+        ("answer in question", (user("say Yes, it is."), said("Yes, it is.")), None),
+        ("empty earlier", (user("a b"), said(""), user("c d"), said("efg")), None),
+        ("think in text", (user("Is 7 prime?"), said(THOUGHT)), None),
+        (
+            "think in text earlier",
+            (user("Is 7?"), said(THOUGHT), user("Is 8?"), said("No, not.")),
+            None,
+        ),
+        ("think in both", (user("Is 7?"), said(THOUGHT), user("8?"), said(THOUGHT)), None),
+        (
+            "reasoning",
+            (user("Is 7 prime?"), said("Yes.", reasoning_content="No divisors there.")),
+            None,
+        ),
+        (
+            "reasoning, two turns",
+            (
+                user("Is 7 prime?"),
+                said("Yes.", reasoning_content="No divisors there."),
+                user("And 8?"),
+                said("No.", reasoning_content="Two divides it."),
+            ),
+            None,
+        ),
+        ("tools unused", (user("Is it?"), said("Yes, it is.")), (TOOL,)),
+        ("call last", (user("Weather?"), called(CALL)), (TOOL,)),
+        ("call last, text", (user("Weather?"), called(CALL, text="Let me see.")), (TOOL,)),
+        (
+            "call last, reasoning",
+            (user("Weather?"), called(CALL, reasoning_content="I must ask.")),
+            (TOOL,),
+        ),
+        ("two calls last", (user("Weather?"), called(CALL, OTHER)), (TOOL,)),
+        (
+            "tool round",
+            (user("Weather?"), called(CALL), result("sunny"), said("It is sunny there.")),
+            (TOOL,),
+        ),
+        (
+            "tool round, no tools",
+            (user("Weather?"), called(CALL), result("sunny"), said("It is sunny there.")),
+            None,
+        ),
+        (
+            "tool round, reasoning",
+            (
+                user("Weather?"),
+                called(CALL, reasoning_content="I must ask."),
+                result("sunny"),
+                said("It is sunny.", reasoning_content="So it is."),
+            ),
+            (TOOL,),
+        ),
+        (
+            "two results",
+            (
+                user("Weather?"),
+                called(CALL, OTHER),
+                result("sunny"),
+                result("late", 1),
+                said("Sunny and late."),
+            ),
+            (TOOL,),
+        ),
+        (
+            "tools, then on",
+            (
+                SYSTEM,
+                user("Weather?"),
+                called(CALL),
+                result("sunny"),
+                said("It is sunny there."),
+                user("And now?"),
+                said("Still so."),
+            ),
+            (TOOL,),
+        ),
+    )
+]
+
+
+def named_special(template: str) -> list[str]:
+    """The special tokens that a template names, and the usual ones."""
+    found = {match.group() for match in _SPECIAL.finditer(template)} - set(_PLAIN)
+    bracketed = {token for token in found if re.fullmatch(r"\[/?(THE|YOUR|BEGIN|END)\w*\]", token)}
+    return sorted((found - bracketed) | {"<s>", "</s>"})
+
+
+def tokenizer_for(template: str) -> tuple[Any, list[str]]:
+    """A byte-level tokenizer for a template, and its special tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = named_special(template)
+    eos = next((end for end in _ENDS if end in template), "</s>")
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
+    core.decoder = decoders.ByteLevel()  # pyright: ignore
+    words = ["Yes, it is. No, it is not. the weather there is sunny and so on"] * 3
+    trainer = trainers.BpeTrainer(
+        vocab_size=340, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    core.train_from_iterator(words, trainer)
+    core.add_special_tokens(sorted({*special, eos}))
+    core.add_tokens([AddedToken(token, normalized=False) for token in _PLAIN])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=eos,
+        bos_token="<s>" if eos == "</s>" else None,
+        clean_up_tokenization_spaces=False,
+    )
+    return tokenizer, sorted({*special, eos})
+
+
+def made_of(tokenizer: Any, conversation: Conversation, every: bool, config: Any) -> Made:
+    """What Temper makes of a conversation."""
+    from steps.data.rows.reasons import MalformedRow
+    from steps.data.rows.rows import ConversationRow
+    from steps.data.tokens.tokenizing import tokenize_conversations
+
+    row: Any = ConversationRow("1", tuple(conversation.messages), conversation.tools)  # pyright: ignore
+    (found,) = tokenize_conversations(config[every], [row])
+    if isinstance(found, MalformedRow):
+        return Made(refused=found.reason, detail=found.detail)
+    told = frozenset(name for name, value in vars(found.findings).items() if value)
+    return Made(found.tokens.ids, found.tokens.mask, told)
+
+
+def judged(path: Path, names: set[str]) -> Iterator[tuple[str, str, bool, Any, Made]]:
+    """Every case of a template with what is made of it and the verdict."""
+    from steps.data.tokens.rendering import _prepared
+    from steps.data.tokens.tokenizing import TokenizeConfig, TrainOn, tokenization
+
+    template = path.read_text("utf-8")
+    tokenizer, special = tokenizer_for(template)
+    tokenizer.chat_template = _prepared(template)
+    oracle = Oracle(tokenizer, special)
+    config = {
+        every: tokenization(tokenizer, TokenizeConfig(10**6, 10**6, train_on=mode))
+        for every, mode in ((False, TrainOn.answer), (True, TrainOn.all_turns))
+    }
+    ends: dict[str, Counter[str]] = defaultdict(Counter)
+    for conversation in CASES:
+        if names and conversation.name not in names:
+            continue
+        turns = [i for i, m in enumerate(conversation.messages) if m["role"] == "assistant"]
+        for every in (False, True):
+            made = made_of(tokenizer, conversation, every, config)
+            verdict = oracle.judge(conversation, turns if every else turns[-1:], made)
+            if verdict.kind == "plain" and not verdict.wrong and not made.refused:
+                ends[conversation.name][verdict.end] += 1
+                usual = ends["plain"].most_common(1)
+                if usual and verdict.end != usual[0][0]:
+                    verdict.wrong.append("turns end in different tokens")
+            yield path.stem, conversation.name, every, verdict, made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="", help="templates whose name holds this")
+    parser.add_argument("--cases", nargs="*", default=[])
+    parser.add_argument("--details", action="store_true")
+    options = parser.parse_args()
+    counts, kinds = Counter[str](), Counter[str]()
+    by_template: dict[str, Counter[str]] = defaultdict(Counter)
+    for path in sorted(options.folder.glob("*.jinja")):
+        if options.only not in path.stem:
+            continue
+        try:
+            for name, case, every, verdict, made in judged(path, set(options.cases)):
+                outcome = _outcome(verdict, made)
+                counts[outcome] += 1
+                for wrong in verdict.wrong:
+                    kinds[wrong] += 1
+                    by_template[name][wrong] += 1
+                if options.details and verdict.wrong:
+                    mode = "all" if every else "last"
+                    print(f"{name}: {case} ({mode}): {'; '.join(verdict.wrong)}")
+        except Exception as error:
+            print(f"{path.stem}: {type(error).__name__}: {error}", file=sys.stderr)
+            counts["crashed"] += 1
+            if options.details:
+                raise
+    print("\n| outcome | cases |\n|---|--:|")
+    for outcome, count in counts.most_common():
+        print(f"| {outcome} | {count} |")
+    print("\n| what is wrong | cases | templates |\n|---|--:|--:|")
+    for kind, count in kinds.most_common():
+        templates = [name for name, found in by_template.items() if found[kind]]
+        shown = ", ".join(sorted(templates)[:6])
+        print(f"| {kind} | {count} | {len(templates)}: {shown} |")
+
+
+def _outcome(verdict: Any, made: Made) -> str:
+    if verdict.wrong:
+        return "refused though traceable" if made.refused else "WRONG"
+    if verdict.raises:
+        return "refused: the template raises"
+    if verdict.no_oracle:
+        return "no oracle"
+    if made.refused:
+        return f"refused: {made.refused}"
+    return "right, with a notice" if made.told else "right"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What was foreseen of steps against what they took.
+
+    python benchmarks/estimates.py STORE [STORE …]
+
+The stores hold runs, the earliest first. Every artifact that recorded what it took is priced twice:
+as its estimator foresaw it, and as a plan would have told it that knew all attempts of the runs
+before, on like hardware. Times are compared as wall time, and as processor seconds, which other
+work on the machine changes less. Printed are the ratios of what was told to what was measured;
+the last lines count how many lie within the factor that is promised: 1.5 for time, 1.2 for memory.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.price.experience import Experience, corrected, experience_of
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import Store
+from pipeline.store.manifest import Manifest
+from pipeline.text import clock, size
+
+PROMISED = {"seconds": 1.5, "cpu_seconds": 1.5, "memory": 1.2, "bytes": 1.2}
+FORESEEN_AS = {"cpu_seconds": "seconds"}
+
+
+def told(what: str, one: Experience, earlier: Sequence[Experience]) -> float | None:
+    """What a plan would have said, knowing the attempts before; ``None`` if nothing is foreseen."""
+    name = FORESEEN_AS.get(what, what)
+    foreseen = one.foreseen.get(name)
+    if foreseen is None:
+        return None
+    like = [e for e in reversed(earlier) if e.is_like(one.hardware)]
+    own = [e for e in like if e.step == one.step]
+    others = [e for e in like if e.step != one.step] if name == "seconds" else []
+    return corrected(foreseen, name, one.estimator, own, others, took=what)
+
+
+def main(stores: Sequence[str]) -> None:
+    made: list[Manifest] = [m for url in stores for m in Catalog(Store(url)).everything()]
+    by_run = groupby(made, lambda manifest: manifest.provenance.get("run"))
+    earlier: list[Experience] = []
+    ratios: dict[str, list[float]] = {what: [] for what in PROMISED}
+    console = Console(width=140)
+    for _, group in by_run:
+        manifests = list(group)
+        table = Table(box=None, header_style="bold", title_justify="left")
+        of_run: list[Experience] = []
+        table.add_column("step")
+        for heading in ("took", "CPU", "memory", "disk", "time ×", "CPU ×", "memory ×", "disk ×"):
+            table.add_column(heading, justify="right")
+        for manifest in manifests:
+            if (one := experience_of(manifest)) is None:
+                continue
+            of_run.append(one)
+            cells = []
+            for what, measured in ((w, one.took.get(w)) for w in PROMISED):
+                said = told(what, one, earlier)
+                known = said is not None and measured is not None
+                cells.append(f"{said / measured:.2f}" if known and said and measured else "–")
+                if known and said and measured:
+                    ratios[what].append(said / measured)
+            took = (clock(one.took["seconds"]), clock(one.took.get("cpu_seconds", 0.0)),
+                    size(one.took.get("memory", 0.0)), size(manifest.size))  # fmt: skip
+            table.add_row(manifest.step, *took, *cells)
+        knowing = f"knowing {len(earlier)} earlier attempts"
+        table.title = f"{manifests[0].provenance.get('experiment')}, {knowing}"
+        console.print(table)
+        earlier += of_run
+    for what, factor in PROMISED.items():
+        within = [abs(math.log(ratio)) <= math.log(factor) for ratio in ratios[what]]
+        console.print(f"{what}: {sum(within)} of {len(within)} within {factor}×")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,380 @@
+"""Who wrote each character of a rendered conversation, and whether a mask is right: an oracle.
+
+Every ASCII letter and digit that a message holds is replaced by a character of a private plane that
+says which message it is of and which letter it was. The template renders that; mapped back, the
+result must be what it renders of the true words: then each letter's author is known. This shares
+nothing with how `steps.data` finds masks: no slots, no searching, no rules of spans.
+
+What is right is said here once more and otherwise, as one would check a mask by hand:
+
+* no letter of another message is trained on, and every letter of a trained turn is;
+* a turn is trained on from where the generation prompt ends, or a notice says that it is not;
+* the end of sequence is trained on where the template writes it among the tokens after the words,
+  nothing after it is, and no token with which the next turn is opened;
+* turns of one template end alike, be they plain, reasoned or calls;
+* what the template leaves out is told;
+* ids are those of the whole text.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PLANE = 0xF0000
+LETTERS = re.compile(r"[A-Za-z0-9]")
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages that end with the assistant's, and what else the template is given."""
+
+    name: str
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made of a conversation: ids and mask up to the last trained token, and what was
+    told; or why it was refused."""
+
+    ids: Sequence[int] = ()
+    mask: Sequence[bool] = ()
+    told: frozenset[str] = frozenset()
+    refused: str = ""
+    detail: str = ""
+
+
+@dataclass
+class Verdict:
+    """What is wrong with it; `end`: the tokens with which its last turn ends."""
+
+    wrong: list[str] = field(default_factory=list)
+    end: str = ""
+    kind: str = ""
+    no_oracle: bool = False
+    raises: bool = False
+
+
+class Oracle:
+    """Judges masks of one tokenizer and its template."""
+
+    def __init__(self, tokenizer: Any, special: Sequence[str]) -> None:
+        self.tokenizer = tokenizer
+        self.eos = str(tokenizer.eos_token)
+        self.names = True
+        longest = sorted(map(re.escape, special), key=len, reverse=True)
+        self.special = re.compile("|".join(longest))
+
+    def judge(self, conversation: Conversation, turns: Sequence[int], made: Made) -> Verdict:
+        """What is wrong with `made`, in which the messages `turns` were to be trained on."""
+        verdict = Verdict()
+        try:
+            text = self._render(conversation.messages, conversation.tools)
+        except Exception:
+            verdict.raises = True
+            if not made.refused:
+                verdict.wrong.append("kept though the template raises")
+            return verdict
+        found = self._authors(conversation, text)
+        if found is None:
+            verdict.no_oracle = True
+            return verdict
+        authors, self.names = found
+        if made.refused:
+            if made.refused == "assistant turn not found in the rendered text" and all(
+                self._is_written(conversation, authors, turn) for turn in turns
+            ):
+                verdict.wrong.append("refused though traceable")
+            return verdict
+        self._judge(verdict, conversation, text, authors, turns, made)
+        return verdict
+
+    # --- authors ---------------------------------------------------------------------------------
+
+    def _render(self, messages: Sequence[Message], tools: Any, header: bool = False) -> str:
+        return self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] if tools else None,
+            tokenize=False,
+            add_generation_prompt=header,
+        )
+
+    def _authors(
+        self, conversation: Conversation, text: str
+    ) -> tuple[list[int | None], bool] | None:
+        """The author of each character, and whether names of functions are marked."""
+        for names in (True, False):
+            marked = [
+                _marked_message(message, index, names)
+                for index, message in enumerate(conversation.messages)
+            ]
+            try:
+                shown = self._render(marked, conversation.tools)
+            except Exception:
+                continue
+            if "".join(map(_true_letter, shown)) == text:
+                return [_author(character) for character in shown], names
+        return None
+
+    def _is_written(
+        self, conversation: Conversation, authors: Sequence[int | None], turn: int
+    ) -> bool:
+        """Whether all that a turn says is there, and nobody else's letter in its midst."""
+        own = [at for at, author in enumerate(authors) if author == turn]
+        parts = _parts(conversation.messages[turn], self.names)
+        needed = (*parts["content"], *parts["call"])
+        said = sum(len(LETTERS.findall(text)) for text in needed)
+        if not own or len(own) < said:
+            return False
+        within = set(authors[own[0] : own[-1] + 1])
+        return within <= {turn, None}
+
+    # --- masks -----------------------------------------------------------------------------------
+
+    def _judge(
+        self,
+        verdict: Verdict,
+        conversation: Conversation,
+        text: str,
+        authors: Sequence[int | None],
+        turns: Sequence[int],
+        made: Made,
+    ) -> None:
+        trained, whole = self._characters(text, made)
+        if not whole:
+            verdict.wrong.append("ids are not those of the text")
+            return
+        for at, author in enumerate(authors):
+            if trained[at] and author is not None and author not in turns:
+                verdict.wrong.append("a letter of another message is trained on")
+                return
+        self._judge_losses(verdict, conversation, authors, turns, made)
+        for turn in turns:
+            own = [at for at, author in enumerate(authors) if author == turn]
+            later = [at for at, a in enumerate(authors) if a is not None and a > turn]
+            own = [at for at in own if not own or not later or at < _after(own[0], later)]
+            if not own:
+                continue
+            if not all(trained[at] for at in own) and "merged" not in made.told:
+                verdict.wrong.append("a letter of a trained turn is not trained on")
+            self._judge_start(verdict, conversation, text, authors, turn, own[0], trained, made,
+                              len(turns) == 1)  # fmt: skip
+            self._judge_end(verdict, conversation, text, authors, turn, own[-1], trained)
+
+    def _characters(self, text: str, made: Made) -> tuple[list[bool], bool]:
+        """For each character, whether all tokens that hold a part of it are trained on."""
+        data = text.encode()
+        flags: list[bool] = []
+        for token, flag in zip(made.ids, made.mask, strict=True):
+            flags += [flag] * len(token_bytes(self.tokenizer, token))
+        said = b"".join(token_bytes(self.tokenizer, token) for token in made.ids)
+        if not data.startswith(said):
+            return [], False
+        flags += [False] * (len(data) - len(flags))
+        characters, at = [], 0
+        for character in text:
+            size = len(character.encode())
+            characters.append(all(flags[at : at + size]))
+            at += size
+        return characters, True
+
+    def _judge_losses(
+        self,
+        verdict: Verdict,
+        conversation: Conversation,
+        authors: Sequence[int | None],
+        turns: Sequence[int],
+        made: Made,
+    ) -> None:
+        lost = False
+        for index, message in enumerate(conversation.messages):
+            marks = sum(author == index for author in authors)
+            parts = _parts(message, self.names)
+            wanted = ["content", "call"] + (["reasoning"] if index in turns else [])
+            lost |= marks < sum(len(LETTERS.findall(t)) for kind in wanted for t in parts[kind])
+        told = {"messages_lost", "calls_lost", "reasoning_lost"} & made.told
+        if lost and not told:
+            verdict.wrong.append("a message or call is lost, untold")
+        calls = sum(len(message.get("tool_calls") or ()) for message in conversation.messages)
+        if not lost and told and calls < 2:  # of several calls, one may be written twice
+            verdict.wrong.append("told that something is lost which is not")
+
+    def _judge_start(
+        self,
+        verdict: Verdict,
+        conversation: Conversation,
+        text: str,
+        authors: Sequence[int | None],
+        turn: int,
+        first: int,
+        trained: Sequence[bool],
+        made: Made,
+        alone: bool,
+    ) -> None:
+        others = [at for at in range(first) if authors[at] is not None]
+        begins = next(at for at in range(others[-1] + 1 if others else 0, first + 1)
+                      if trained[at] or at == first)  # fmt: skip
+        before = conversation.messages[:turn]
+        try:
+            prompt = self._render(before, conversation.tools, header=True)
+        except Exception:
+            return
+        if text.startswith(prompt) and len(prompt) <= first:
+            added = prompt != self._render(before, conversation.tools)
+            spaces = text[begins : len(prompt)].isspace()
+            if begins == len(prompt) and added and "rewritten" in made.told and alone:
+                verdict.wrong.append("told of another prompt though it is the same")
+            if begins != len(prompt) and added and not (spaces and "merged" in made.told):
+                if begins > len(prompt) and {"merged", "rewritten"} & made.told:
+                    return
+                verdict.wrong.append("a turn does not begin at the generation prompt")
+        elif "rewritten" not in made.told:
+            verdict.wrong.append("another prompt than generation's, untold")
+
+    def _judge_end(
+        self,
+        verdict: Verdict,
+        conversation: Conversation,
+        text: str,
+        authors: Sequence[int | None],
+        turn: int,
+        last: int,
+        trained: Sequence[bool],
+    ) -> None:
+        following = [at for at in range(last + 1, len(text)) if authors[at] is not None]
+        rest = text[last + 1 : following[0] if following else len(text)]
+        ends = last + 1
+        while ends < len(text) and ends < last + 1 + len(rest) and trained[ends]:
+            ends += 1
+        end = text[last + 1 : ends]
+        found = [match.group() for match in self.special.finditer(end)]
+        if self.eos in found[:-1]:
+            verdict.wrong.append("something after the end of sequence is trained on")
+        if (not following or authors[following[0]] == turn + 1) and any(
+            trained[ends : last + 1 + len(rest)]
+        ):
+            verdict.wrong.append("something after the end of the turn is trained on")
+        run = self._run(rest)
+        if self.eos in run and self.eos not in found:
+            verdict.wrong.append("the end of sequence is not trained on")
+        opener = self._opener(conversation)
+        if opener and opener in found:
+            verdict.wrong.append("the next header is trained on")
+        if turn == len(conversation.messages) - 1:
+            message = conversation.messages[turn]
+            verdict.end = found[-1] if found else ""
+            verdict.kind = "call" if message.get("tool_calls") else "plain"
+
+    def _run(self, rest: str) -> list[str]:
+        """The special tokens that follow each other without a gap, from the first one on."""
+        run: list[str] = []
+        end = None
+        for match in self.special.finditer(rest):
+            if end is not None and match.start() != end:
+                break
+            run.append(match.group())
+            end = match.end()
+            if match.group() == self.eos:
+                break
+        return run
+
+    def _opener(self, conversation: Conversation) -> str:
+        question = conversation.messages[:1] if conversation.messages[0]["role"] == "user" else ()
+        if not question:
+            return ""
+        try:
+            asked = self._render(question, None)
+            prompt = self._render(question, None, header=True)
+        except Exception:
+            return ""
+        at = 0
+        for match in self.special.finditer(asked):
+            at = match.end() if prompt.startswith(asked[: match.end()]) else at
+        found = self.special.findall(prompt[at:]) if prompt != asked else []
+        return next((token for token in found if token != self.eos), "")
+
+
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """The bytes that a token of a byte-level tokenizer stands for."""
+    piece = tokenizer.convert_ids_to_tokens(token)
+    if token in tokenizer.added_tokens_decoder:
+        return piece.encode()
+    return bytes(_BYTES[character] for character in piece)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def _after(first: int, positions: Sequence[int]) -> int:
+    return next((at for at in positions if at > first), positions[-1] + 1)
+
+
+def _marked(text: str, message: int) -> str:
+    return LETTERS.sub(lambda found: chr(PLANE + 128 * message + ord(found.group())), text)
+
+
+def _true_letter(character: str) -> str:
+    return chr((ord(character) - PLANE) % 128) if ord(character) >= PLANE else character
+
+
+def _author(character: str) -> int | None:
+    return (ord(character) - PLANE) // 128 if ord(character) >= PLANE else None
+
+
+def _marked_message(message: Message, index: int, names: bool) -> dict[str, Any]:
+    marked = dict(message)
+    kept = re.split(r"(</?think>)", message["content"])
+    marked["content"] = "".join(
+        part if position % 2 else _marked(part, index) for position, part in enumerate(kept)
+    )
+    if "reasoning_content" in marked:
+        marked["reasoning_content"] = _marked(marked["reasoning_content"], index)
+    if "tool_calls" in marked:
+        marked["tool_calls"] = [
+            {
+                **call,
+                "function": {
+                    "name": _marked(call["function"]["name"], index)
+                    if names
+                    else call["function"]["name"],
+                    "arguments": {
+                        key: _marked(value, index) if isinstance(value, str) else value
+                        for key, value in call["function"]["arguments"].items()
+                    },
+                },
+            }
+            for call in marked["tool_calls"]
+        ]
+    return marked
+
+
+def _parts(message: Message, names: bool) -> dict[str, list[str]]:
+    """What a message says, as far as it is marked."""
+    *reasoning, content = re.split("</think>", message["content"])
+    reasoned = [re.sub("<think>", "", text) for text in reasoning]
+    calls = [
+        text
+        for call in message.get("tool_calls") or ()
+        for text in (
+            *([call["function"]["name"]] if names else []),
+            *(v for v in call["function"]["arguments"].values() if isinstance(v, str)),
+        )
+    ]
+    return {
+        "content": [re.sub("<think>", "", content)],
+        "reasoning": [*reasoned, message.get("reasoning_content", "")],
+        "call": calls,
+    }
+
+
+def _texts(message: Message, names: bool) -> list[str]:
+    return [text for part in _parts(message, names).values() for text in part]

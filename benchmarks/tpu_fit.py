@@ -1,0 +1,63 @@
+"""What a training step takes of each chip of a TPU slice, by the compiler's account: no TPU needed.
+
+    python benchmarks/tpu_fit.py                  the table of docs/tpu.md, a few minutes a row
+    python benchmarks/tpu_fit.py 1b v5e:2x4       one row
+
+Needs ``pip install 'temper-ml[tpu]'``. Rows have random weights' shapes: nothing is loaded.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaConfig
+
+from steps.jax_backend.command import report
+from steps.jax_backend.fit import Step, compile_step
+from steps.models.config import ActivationCheckpointing
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "toy": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1024,
+        "tie_word_embeddings": True,
+    },
+    "1b": {  # Llama 3.2 1B
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128256,
+        "tie_word_embeddings": True,
+    },
+    "8b": {  # Llama 3.1 8B
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    },
+}
+ROWS = [("1b", "v5e:2x4"), ("8b", "v5e:4x4"), ("8b", "v5p:2x2x2")]
+
+
+def main(shape: str, topology: str, tokens: int = 2048) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaConfig(**SHAPES[shape], max_position_embeddings=8192).save_pretrained(folder)
+        step = Step(tokens, tokens // 2, recomputed=ActivationCheckpointing.full)
+        found = compile_step(Path(folder), topology, step)
+    print(f"{shape}\n{report(found, step.tokens, step.scored)}\n", flush=True)
+
+
+if __name__ == "__main__":
+    for row in [(sys.argv[1], sys.argv[2])] if len(sys.argv) > 2 else ROWS:
+        main(*row)

@@ -1,0 +1,79 @@
+"""GRPO and its relatives: a model learns from its own answers to prompts that can be checked.
+
+    temper run grpo --data problems.jsonl --model MODEL
+    temper run grpo --data problems.jsonl --model MODEL checker=pattern checker.expression='^Yes'
+    temper run grpo --data problems.jsonl --model MODEL rl=raft iterations=20
+    temper run grpo --data problems.jsonl --model MODEL segment=10  a checkpoint to keep every 10
+
+A row is {"prompt": …, "answer": …}.
+"""
+
+from dataclasses import dataclass, field
+
+from pipeline import Input, Step
+from pipeline.experiment import ExperimentConfig, main
+from steps.checking.boxed import Boxed
+from steps.checking.checkers import CHECKERS
+from steps.checking.config import JudgeConfig
+from steps.checking.verdicts import Checker
+from steps.generation.config import SamplingConfig
+from steps.import_model import import_model
+from steps.judge import judge
+from steps.load_prompts import load_prompts
+from steps.models.config import ADAPTERS
+from steps.online.config import RlConfig
+from steps.online.methods.choices import METHODS
+from steps.sample_rollouts import sample_rollouts
+from steps.sources import ModelSource, PreferenceData, load_rows
+from steps.train_online import train_online
+
+
+@dataclass
+class Config(ExperimentConfig):
+    """Learning from one's own answers.
+
+    Args:
+        iterations: how often the policy draws and learns.
+        segment: how many iterations are one step, whose model is judged and kept.
+        checker: the rule that says which answers are right.
+        answering: how the held-out prompts are answered.
+    """
+
+    data: PreferenceData = field(default_factory=PreferenceData)
+    model: ModelSource = field(default_factory=ModelSource)
+    iterations: int = 50
+    segment: int = 25
+    checker: Checker = field(default_factory=Boxed)
+    rl: RlConfig = field(default_factory=RlConfig)
+    judging: JudgeConfig = field(default_factory=JudgeConfig)
+    answering: SamplingConfig = field(default_factory=SamplingConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.iterations, self.segment) < 1:
+            raise ValueError("iterations and segment must be at least 1")
+
+
+def grpo(cfg: Config) -> dict[str, Step]:
+    """Prompts → segments of drawing, checking and learning → held-out prompts, before and after."""
+    policy = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.rl.dtype)
+    rows = load_rows(load_prompts, cfg.data)
+
+    def judged(model: Step | Input) -> Step:
+        answers = sample_rollouts(rows["test"], model, cfg.answering, cfg.rl.dtype)
+        return judge(answers, cfg.checker, cfg.judging)
+
+    results, start = {"before": judged(policy)}, None
+    for done in range(0, cfg.iterations, cfg.segment):
+        length = min(cfg.segment, cfg.iterations - done)
+        trained = train_online(
+            rows["train"], policy, length, cfg.checker, cfg.rl, cfg.judging, start=start
+        )
+        results[f"model after {done + length}"] = trained
+        results[f"after {done + length}"] = judged(trained["model"])
+        start = trained["state"]
+    return results
+
+
+if __name__ == "__main__":
+    main(grpo, {"checker": CHECKERS, "rl.method": METHODS, "rl.lora": ADAPTERS})

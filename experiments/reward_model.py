@@ -1,0 +1,88 @@
+"""How far can a reward model be trusted? A task whose answers can be checked, from scratch.
+
+A small Llama is taught two-digit addition by annotators half of whom forget the carry, and samples
+answers; a rule says which are right. A reward model learns from right against wrong, on training
+prompts. On held-out prompts the best of n samples is picked by the reward model, by majority vote
+and by the checker. More samples find the errors of the reward model, too: where its curve falls it
+is over-optimised.
+
+    python experiments/reward_model.py
+    python experiments/reward_model.py seed=1
+    python experiments/reward_model.py reward.loss.center_rewards_coefficient=0.01
+    python experiments/reward_model.py reward/lora=lora            adapters
+    python experiments/reward_model.py shuffle_labels=true         the control: nothing to learn
+"""
+
+from dataclasses import dataclass, field
+
+from pipeline import Input, Step
+from pipeline.experiment import ExperimentConfig, main
+from steps.build_pairs import PairConfig, build_pairs
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.evaluate_reward_model import BestOfConfig, evaluate_reward_model
+from steps.generation.config import SamplingConfig
+from steps.init_model import LlamaShape, init_model
+from steps.make_arithmetic import make_arithmetic
+from steps.models.config import ADAPTERS
+from steps.reward_models.config import RewardConfig, RewardScoring
+from steps.sample_completions import sample_completions
+from steps.score_with_reward_model import score_with_reward_model
+from steps.tokenize_conversations import tokenize_conversations
+from steps.tokenize_preferences import tokenize_preferences
+from steps.train_reward_model import train_reward_model
+from steps.train_sft import train_sft
+from steps.training.config import TrainConfig
+
+
+@dataclass
+class Config(ExperimentConfig):
+    """Addition from careless annotators, then a reward model from a checker's verdicts.
+
+    Args:
+        seed: of the task, the weights, the training and the draws.
+        shuffle_labels: shuffle the labels of training pairs: the control, with nothing to learn.
+        train_problems: how many problems there are to train on.
+        test_problems: how many are held out.
+        max_pairs: the most pairs that the reward model learns from; null: all.
+    """
+
+    seed: int = 0
+    shuffle_labels: bool = False
+    train_problems: int = 1100
+    test_problems: int = 500
+    max_pairs: int | None = None
+    shape: LlamaShape = field(default_factory=LlamaShape)
+    tokenize: TokenizeConfig = field(default_factory=TokenizeConfig)
+    sft: TrainConfig = field(default_factory=TrainConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    scoring: RewardScoring = field(default_factory=RewardScoring)
+    trying: SamplingConfig = field(default_factory=SamplingConfig)
+    best_of: BestOfConfig = field(default_factory=BestOfConfig)
+
+
+def reward_model(cfg: Config) -> dict[str, Step]:
+    """SFT from scratch → sample → check and pair → reward model → held-out pairs and best of n."""
+    task = make_arithmetic(cfg.train_problems, cfg.test_problems, cfg.seed)
+    base = init_model(cfg.shape, cfg.seed)
+    demonstrations = tokenize_conversations(task["sft"], tokenizer=base, config=cfg.tokenize)
+    sft = train_sft(demonstrations, init=base, config=cfg.sft)
+
+    def pairs(samples: Step, labels: PairConfig) -> Step | Input:
+        return tokenize_preferences(build_pairs(samples, labels), base, cfg.tokenize)["train"]
+
+    learnt_from = sample_completions(task["train"], model=sft, config=cfg.sampling)
+    held_out = sample_completions(task["test"], model=sft, config=cfg.trying)
+    labels = PairConfig(cfg.max_pairs, cfg.shuffle_labels, cfg.seed)
+    others = pairs(held_out, PairConfig())
+    reward = train_reward_model(pairs(learnt_from, labels), init=sft, config=cfg.reward)
+
+    def scores(responses: Step | Input) -> Step:
+        return score_with_reward_model(responses, reward, cfg.scoring, cfg.tokenize)
+
+    evaluation = evaluate_reward_model(scores(others), scores(held_out), cfg.best_of)
+    return {"reward model": reward, "evaluation": evaluation}
+
+
+if __name__ == "__main__":
+    main(reward_model, {"reward.lora": ADAPTERS, "sft.lora": ADAPTERS})

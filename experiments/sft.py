@@ -1,0 +1,47 @@
+"""SFT: a model learns to answer as in conversations, or prompts with completions, of one's own.
+
+    temper run sft --data chats.jsonl --model MODEL
+    temper run sft --data chats.jsonl --model MODEL sft/lora=lora sft.optimizer.learning_rate=1e-4
+    temper run sft --data chats.jsonl --model MODEL sft.eval_every_steps=10 sft.keep_best=eval_loss
+
+A row is {"messages": [{"role": "user", "content": …}, {"role": "assistant", "content": …}, …]} or
+{"prompt": …, "completion": …}.
+"""
+
+from dataclasses import dataclass, field
+
+from pipeline import Step
+from pipeline.experiment import ExperimentConfig, main
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.import_model import import_model
+from steps.load_conversations import load_conversations
+from steps.models.config import ADAPTERS
+from steps.sources import ModelSource, PreferenceData, load_rows
+from steps.tokenize_conversations import tokenize_conversations
+from steps.train_sft import train_sft
+from steps.training.config import TrainConfig
+
+
+@dataclass
+class Config(ExperimentConfig):
+    """Supervised fine-tuning."""
+
+    data: PreferenceData = field(default_factory=PreferenceData)
+    model: ModelSource = field(default_factory=ModelSource)
+    tokenize: TokenizeConfig = field(default_factory=TokenizeConfig)
+    sft: TrainConfig = field(default_factory=TrainConfig)
+
+
+def sft(cfg: Config) -> dict[str, Step]:
+    """Conversations → tokens → SFT."""
+    base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.sft.dtype)
+    rows = load_rows(load_conversations, cfg.data)
+    train = tokenize_conversations(rows["train"], tokenizer=base, config=cfg.tokenize)
+    held_out = None
+    if cfg.sft.eval_every_steps is not None:
+        held_out = tokenize_conversations(rows["test"], tokenizer=base, config=cfg.tokenize)
+    return {"model": train_sft(train, init=base, config=cfg.sft, held_out=held_out)}
+
+
+if __name__ == "__main__":
+    main(sft, {"sft.lora": ADAPTERS})

@@ -1,0 +1,33 @@
+"""A step of one's own: a function under ``@step``, with typed inputs, that writes files.
+
+Its code is part of its key: edit it, and it runs again, with what follows it.
+"""
+
+from pipeline import Metrics, Output, step
+from steps.kinds import Preferences
+
+
+@step(makes=Preferences)
+def drop_long(out: Output, pairs: Preferences, longest: int) -> Metrics:
+    """Write ``pairs`` again, less those that have a response of more characters than ``longest``.
+
+    Heavy libraries are imported here and not above: a plan must be ready at once.
+    """
+    from steps.data.rows.parquet import read_rows, write_rows
+    from steps.data.rows.tables import PAIRS
+
+    metrics: Metrics = {}
+    for split in sorted(path.name for path in pairs.path.iterdir() if path.is_dir()):
+        rows = read_rows(pairs.path / split)
+        kept = [row for row in rows if max(map(_characters, _responses(row))) <= longest]
+        metrics[split] = write_rows(out.path / split / "pairs-00000.parquet", PAIRS, kept)
+        metrics[f"{split} left out"] = len(rows) - len(kept)
+    return metrics
+
+
+def _responses(row: dict) -> list[list[dict]]:
+    return [row["chosen"], row["rejected"]]
+
+
+def _characters(messages: list[dict]) -> int:
+    return sum(len(message["content"] or "") for message in messages)

@@ -1,0 +1,77 @@
+"""Letting go of artifacts' data while their manifests stay.
+
+What was made from an evicted artifact stays cached; the data is made again when somebody needs the
+bytes. An artifact in use is not evicted: while its key's lease is held, or while a step that is
+running reads it. The latter is seen from the specs of the attempts under held leases, so a step
+that starts at the same moment may find its input gone: then that run makes the input again.
+"""
+
+import contextlib
+from collections.abc import Sequence
+
+from pipeline.cli.naming import SHOWN_DIGITS
+from pipeline.errors import TemperError
+from pipeline.store.activity import alone_with, attempts, leases
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import DataLoss, Store
+from pipeline.store.manifest import Manifest
+from pipeline.store.stored import parse_json
+
+
+def evictable(catalog: Catalog, manifest: Manifest) -> list[Manifest]:
+    """All generations of an artifact's key that still have their data."""
+    return [
+        generation
+        for generation in catalog.history(manifest.step)
+        if generation.key == manifest.key and catalog.loss(generation) is not DataLoss.EVICTED
+    ]
+
+
+def others(catalog: Catalog, step: str, chosen: Sequence[Manifest]) -> int:
+    """How many artifacts of a step have data and are not among the chosen ones."""
+    going = {manifest.key for manifest in chosen}
+    have_data = [m for m in catalog.history(step) if catalog.loss(m) is None]
+    return len({manifest.key for manifest in have_data} - going)
+
+
+def require_unused(store: Store, manifests: Sequence[Manifest]) -> None:
+    """
+    Raises:
+        TemperError: an artifact is being made, or read by a step that runs.
+    """
+    mine = {(manifest.step, manifest.key) for manifest in manifests}
+    contents = {store.content_path(manifest): manifest for manifest in manifests}
+    for lease in [lease for lease in leases(store) if lease.is_held]:
+        who = f"{lease.step}@{lease.key[:SHOWN_DIGITS]}, which {lease.who} is making"
+        if (lease.step, lease.key) in mine:
+            raise TemperError(f"cannot evict {who}; wait for it or stop it")
+        for content in _inputs_of(store, lease.step, lease.key):
+            for path, manifest in contents.items():
+                if content == path or content.startswith(f"{path}/"):
+                    raise TemperError(
+                        f"cannot evict {manifest.name}: it is an input of {who}; "
+                        "wait for it or stop it"
+                    )
+
+
+def evict(store: Store, manifest: Manifest) -> None:
+    """Delete the data of one generation.
+
+    Raises:
+        TemperError: another process has just begun to make it, or the store cannot be written.
+    """
+    with alone_with(store, manifest.step, manifest.key, "temper evict") as alone:
+        if not alone:
+            raise TemperError(f"cannot evict {manifest.name}: it is being made; see: temper status")
+        store.evict(manifest)
+
+
+def _inputs_of(store: Store, step: str, key: str) -> list[str]:
+    """Where the newest attempt at a key reads its inputs."""
+    tries = [attempt for attempt in attempts(store, step) if attempt.key == key]
+    if not tries:
+        return []  # its driver has only just taken the lease
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        spec = parse_json(store.read(f"{store.root}/{tries[-1].folder}/spec.json") or b"{}")
+        return [str(entry["content"]) for entry in spec["inputs"]]
+    return []

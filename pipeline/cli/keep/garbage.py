@@ -1,0 +1,466 @@
+"""Garbage: what lies in a store and nobody needs. :mod:`pipeline.cli.keep.collect` deletes it.
+
+What goes, and when:
+
+- An *attempt* that no manifest names, when nobody holds its key's lease. One whose job an engine
+  may still run, without a driver, stays until its key is committed or no kept run left it
+  unfinished, and so does the record of the job.
+- *Scratch* of a key whose lease nobody holds, when the key is committed or no kept run left it
+  unfinished. Scratch lies on a local disk: this machine's alone is seen, and the copies in a remote
+  store.
+- An *artifact* that no kept run used or made: its manifests, then its marks, then its data. A key
+  goes with all its generations; of a key that stays, an earlier generation that no kept run used
+  or whose data is marked lost keeps its manifest and loses its data.
+- *Progress* files and *leases* of keys that nobody holds; a lease only if the key needs no scratch
+  any more, because its epoch says which scratch is good.
+
+Attempts, scratch and whatever no run mentions must also have been left alone for a grace period, so
+that the log of a failure can be read, and clocks of several machines may differ. Kept runs are all
+on record, or those asked for, and every run in progress, which also keeps all that steps may turn
+out to be whose keys it does not know yet. A record of the first layout does not say what it used:
+while one is kept, so is everything made up to its end. A lease whose holder died on another machine
+counts as held until a run has taken it over.
+
+Drivers may be at work meanwhile; nothing is locked, and what makes that safe is the order. Listed
+are attempts and scratch, then leases, then manifests, then the records of runs:
+
+- A driver takes a lease, makes an attempt, commits it, and then releases the lease. So an attempt
+  that was listed, whose lease was not held after that, is named by a manifest that is listed after
+  that, or never will be. (A holder whose lease ran out between its last look and its commit may
+  still commit. It finds its files gone by their sizes, as after any damage.)
+- A driver writes its record before it takes a lease, and names itself in every manifest. So a
+  manifest that was listed has its run among the records that are read after that.
+"""
+
+import contextlib
+import enum
+import itertools
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipeline.cli.naming import SHOWN_DIGITS
+from pipeline.cli.present import NotImportable, present_code
+from pipeline.launchers.jobs import JobRecord
+from pipeline.observed.discovery import Present
+from pipeline.store.activity import Attempt, Lease, attempts, holding_runs, leases
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import DataLoss, Store, parse_object_name
+from pipeline.store.manifest import Manifest
+from pipeline.store.runs import Run, read_runs, stamp_seconds
+from pipeline.store.stored import is_key, is_step
+
+_OF_KEY = re.compile(r"([^/]+)/([0-9a-f]{32})\.json")
+
+Key = tuple[str, str]
+"""A step's name and a key."""
+
+
+class Kind(enum.Enum):
+    """What a piece of garbage is, in words."""
+
+    ATTEMPT = "attempts that failed or were killed"
+    SCRATCH = "scratch"
+    STAGED = "copies of scratch"
+    JOB = "records of jobs"
+    ARTIFACT = "artifacts that no kept run used"
+    DATA = "data of artifacts made again or evicted"
+    MARK = "marks without an artifact"
+    PROGRESS = "progress files"
+    LEASE = "leases that are over"
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """Something that can go.
+
+    Attributes:
+        files, folders: their paths, in the order in which they go.
+        manifests: of an artifact, the latest generation first; of data, whose it is.
+    """
+
+    kind: Kind
+    step: str
+    key: str
+    size: int
+    files: Sequence[str] = ()
+    folders: Sequence[str] = ()
+    manifests: Sequence[Manifest] = ()
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What to keep.
+
+    Args:
+        last, days: keep this many of the latest runs, and those this young; all if neither.
+        grace: seconds that must have passed.
+    """
+
+    last: int | None = None
+    days: float | None = None
+    grace: float = 3600.0
+
+    def kept(self, runs: Sequence[Run], holders: frozenset[str]) -> list[Run]:
+        """The runs whose artifacts stay, of all on record, oldest first."""
+        if self.last is None and self.days is None:
+            return list(runs)
+        latest = {run.name for run in runs[len(runs) - min(self.last or 0, len(runs)) :]}
+        since = time.time() - 86400 * (self.days or 0)
+        return [
+            run
+            for run in runs
+            if run.name in latest
+            or (self.days is not None and run.started >= since)
+            or run.is_in_progress(holders)
+        ]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All garbage, and what else a person should know.
+
+    Attributes:
+        runs: names of the records that it was judged by.
+        leases: keys that had a lease, held or not.
+    """
+
+    garbage: Sequence[Garbage]
+    notes: Sequence[str]
+    runs: frozenset[str]
+    leases: frozenset[Key]
+
+
+def find_garbage(store: Store, policy: Policy) -> Findings:
+    """What can go. Deletes nothing, writes nothing.
+
+    Raises:
+        TemperError: something in the store is damaged and must be dealt with first.
+        OSError: the store cannot be read.
+    """
+    tries, scratch = attempts(store), _scratch(store)  # this order matters: see above
+    staged, jobs = _staged(store), _jobs(store)
+    progress = store.objects.sizes(f"{store.root}/progress")
+    known_leases = leases(store)
+    shelves = _Shelves.read(store)
+    runs = read_runs(store)
+    held = frozenset((lease.step, lease.key) for lease in known_leases if lease.is_held)
+    kept = policy.kept(runs, holding_runs(known_leases))
+    finder = _Finder(store, policy, shelves, held, tries, jobs, runs, kept)
+    garbage = [
+        *finder.attempts(),
+        *finder.scratch(scratch),
+        *finder.staged(staged),
+        *finder.jobs_over(),
+        *finder.artifacts(),
+        *finder.marks(),
+        *finder.progress(progress),
+        *finder.leases(known_leases),
+    ]
+    return Findings(
+        garbage,
+        finder.notes(),
+        frozenset(run.name for run in runs),
+        frozenset((lease.step, lease.key) for lease in known_leases),
+    )
+
+
+class Uses:
+    """What runs made or used, by their records."""
+
+    def __init__(self, runs: Iterable[Run]):
+        runs = list(runs)
+        self.names = {run.name for run in runs}
+        entries = [entry for run in runs for entry in run.steps]
+        self.attempts = {(e["step"], e.get("attempt")) for e in entries}
+        self.keys = {(e["step"], e["key"]) for e in entries if e.get("key")}
+        # what a run in progress has yet to find, where it does not know the key beforehand
+        pending = [run for run in runs if run.is_in_progress()]
+        self.keys |= {(e["step"], None) for run in pending for e in run.steps if not e.get("key")}
+        # up to when records that name no keys may have used what there is
+        self.until = max((run.last_stamp for run in runs if not run.names_keys), default="")
+
+    def has(self, manifest: Manifest, latest: bool) -> bool:
+        """Whether a run made or used an artifact.
+
+        Args:
+            latest: it is what its key stands for now, so a run that had the key would use it.
+        """
+        step = manifest.step
+        return (
+            (step, manifest.attempt) in self.attempts
+            or (latest and not self.keys.isdisjoint(((step, manifest.key), (step, None))))
+            or manifest.provenance.get("run") in self.names
+            or manifest.attempt[:15] <= self.until
+        )
+
+
+@dataclass(frozen=True)
+class _Shelves:
+    """Every manifest of a store by its key, earliest generation first, and every mark by its key
+    and generation.
+
+    Attributes:
+        unread: keys with a manifest that is there and cannot be read: hands off.
+    """
+
+    manifests: Mapping[Key, Sequence[Manifest]]
+    marks: Mapping[Key, Mapping[int, Sequence[DataLoss]]]
+    unread: frozenset[Key]
+
+    @classmethod
+    def read(cls, store: Store) -> "_Shelves":
+        listed: dict[Key, set[int]] = {}
+        marks: dict[Key, dict[int, list[DataLoss]]] = {}
+        for path in store.objects.sizes(f"{store.root}/manifests"):
+            step, _, name = path.partition("/")
+            if (parsed := parse_object_name(name)) is None or not is_step(step):
+                continue
+            key, generation, loss = parsed
+            if loss is None:
+                listed.setdefault((step, key), set()).add(generation)
+            else:
+                marks.setdefault((step, key), {}).setdefault(generation, []).append(loss)
+        catalog = Catalog(store)
+        manifests: dict[Key, list[Manifest]] = {}
+        for step in {step for step, _ in listed}:
+            for manifest in catalog.history(step):
+                manifests.setdefault((step, manifest.key), []).append(manifest)
+        for group in manifests.values():
+            group.sort(key=lambda manifest: manifest.generation)
+        unread = {k for k, numbers in listed.items() if len(manifests.get(k, ())) < len(numbers)}
+        return cls(manifests, marks, frozenset(unread))
+
+    def is_marked(self, manifest: Manifest, *losses: DataLoss) -> bool:
+        marks = self.marks.get((manifest.step, manifest.key), {})
+        return not set(losses).isdisjoint(marks.get(manifest.generation, ()))
+
+
+@dataclass(frozen=True)
+class _Finder:
+    """Judges each kind of garbage by what was listed. ``kept`` are the runs to keep of ``runs``,
+    ``jobs`` the attempts that an engine may be running."""
+
+    store: Store
+    policy: Policy
+    shelves: _Shelves
+    held: frozenset[Key]
+    tries: Sequence[Attempt]
+    jobs: Mapping[Key, str]
+    runs: Sequence[Run]
+    kept: Sequence[Run]
+
+    def attempts(self) -> Iterator[Garbage]:
+        named = {(m.step, m.attempt) for group in self.shelves.manifests.values() for m in group}
+        for attempt in self.tries:
+            if (attempt.step, attempt.name) in named or not self._is_free(
+                attempt.step, attempt.key
+            ):
+                continue
+            may_run = self.jobs.get((attempt.step, attempt.key)) == attempt.name
+            if self._is_old(attempt.name) and not (may_run and not self._is_over(attempt)):
+                folder = f"{self.store.root}/{attempt.folder}"
+                yield Garbage(
+                    Kind.ATTEMPT, attempt.step, attempt.key, attempt.size, folders=[folder]
+                )
+
+    def scratch(self, found: Iterable["_Scratch"]) -> Iterator[Garbage]:
+        for scratch in found:
+            old = scratch.changed < time.time() - self.policy.grace
+            if old and self._is_free(scratch.step, scratch.key) and self._is_over(scratch):
+                yield Garbage(
+                    Kind.SCRATCH, scratch.step, scratch.key, scratch.size, folders=[scratch.folder]
+                )
+
+    def staged(self, found: Mapping[Key, int]) -> Iterator[Garbage]:
+        for (step, key), size in found.items():
+            if (
+                self._is_free(step, key)
+                and self._is_quiet(step, key)
+                and self._is_over((step, key))
+            ):
+                folder = self.store.staged_scratch(step, key)
+                yield Garbage(Kind.STAGED, step, key, size, folders=[folder])
+
+    def jobs_over(self) -> Iterator[Garbage]:
+        for step, key in self.jobs:
+            if (
+                self._is_free(step, key)
+                and self._is_quiet(step, key)
+                and self._is_over((step, key))
+            ):
+                yield Garbage(Kind.JOB, step, key, 0, files=[self.store.job_path(step, key)])
+
+    def artifacts(self) -> Iterator[Garbage]:
+        """Artifacts that go, and data of generations that stay without it."""
+        uses, mentioned = Uses(self.kept), Uses(self.runs)
+        tries = {(attempt.step, attempt.name): attempt for attempt in self.tries}
+        for (step, key), group in self.shelves.manifests.items():
+            if not self._is_free(step, key):
+                continue
+            latest, standing = group[-1], self._standing(group)
+            needed = [
+                m
+                for m in group
+                if uses.has(m, m.attempt in standing)
+                or not (mentioned.has(m, m.attempt in standing) or self._is_old(m.attempt))
+            ]
+            if not needed:
+                left = [tries[step, m.attempt] for m in group if (step, m.attempt) in tries]
+                yield self._artifact(group, sum(attempt.size for attempt in left))
+                continue
+            for manifest in group:
+                attempt = tries.get((step, manifest.attempt))
+                idle = self._has_idle_data(manifest, manifest is latest, manifest in needed)
+                if attempt is not None and attempt.content and idle:
+                    yield Garbage(Kind.DATA, step, key, attempt.content, manifests=[manifest])
+
+    def _standing(self, group: Sequence[Manifest]) -> frozenset[str]:
+        """The attempts that a key may stand for: the latest, and the one that a plan would use now
+        if what the latest turned out to depend on has changed."""
+        if len(group) == 1 or not any(made.discovered for made in group):
+            return frozenset({group[-1].attempt})
+        try:
+            home = present_code(group[-1], self.store).home
+        except NotImportable:  # who knows
+            return frozenset(made.attempt for made in group)
+        pairs, now = self.store.accepted(group[-1].step), Present()
+        stand = (
+            made.attempt
+            for made in reversed(group)
+            if not now.changes(home, made.discovered, lambda: pairs)
+        )
+        return frozenset({group[-1].attempt, *itertools.islice(stand, 1)})
+
+    def marks(self) -> Iterator[Garbage]:
+        """Left by who was stopped while deleting; a new artifact would be taken for a lost one."""
+        for (step, key), marks in self.shelves.marks.items():
+            present = {m.generation for m in self.shelves.manifests.get((step, key), ())}
+            left = {number: marks[number] for number in sorted(marks.keys() - present)}
+            if left and self._is_free(step, key):
+                yield Garbage(Kind.MARK, step, key, 0, files=self._mark_paths(step, key, left))
+
+    def progress(self, found: Mapping[str, int]) -> Iterator[Garbage]:
+        for path, size in found.items():
+            if (place := _OF_KEY.fullmatch(path)) is None or not is_step(place[1]):
+                continue
+            step, key = place.groups()
+            if self._is_free(step, key) and self._is_quiet(step, key):
+                file = f"{self.store.root}/progress/{path}"
+                yield Garbage(Kind.PROGRESS, step, key, size, files=[file])
+
+    def leases(self, found: Iterable[Lease]) -> Iterator[Garbage]:
+        for lease in found:
+            place = (lease.step, lease.key)
+            if self._is_free(*place) and self._is_quiet(*place) and self._is_over(lease):
+                yield Garbage(Kind.LEASE, lease.step, lease.key, 0)
+
+    def notes(self) -> list[str]:
+        """What a person should know of what is kept, and why."""
+        notes = [
+            f"{step}@{key[:SHOWN_DIGITS]} is kept: a manifest of it cannot be read"
+            for step, key in sorted(self.shelves.unread)
+        ]
+        if old := [run.name for run in self.kept if not run.names_keys]:
+            notes.append(
+                f"{len(old)} of the kept runs were recorded by an older version, which did not say "
+                f"what they used: all artifacts made up to {max(old)} are kept "
+                "(temper runs --forget RUN lets go of one)"
+            )
+        if not self.store.is_local:
+            notes.append("scratch on other machines' disks is not seen from here; its copies are")
+        return notes
+
+    def _artifact(self, group: Sequence[Manifest], size: int) -> Garbage:
+        step, key = group[0].step, group[0].key
+        files = [self.store.manifest_path(step, key, m.generation) for m in reversed(group)]
+        files += self._mark_paths(step, key, self.shelves.marks.get((step, key), {}))
+        data = [self.store.attempt_path(manifest) for manifest in group]
+        return Garbage(Kind.ARTIFACT, step, key, size, files, data, tuple(reversed(group)))
+
+    def _mark_paths(
+        self, step: str, key: str, marks: Mapping[int, Sequence[DataLoss]]
+    ) -> list[str]:
+        return [
+            self.store.manifest_path(step, key, generation, loss)
+            for generation, losses in marks.items()
+            for loss in losses
+        ]
+
+    def _has_idle_data(self, manifest: Manifest, latest: bool, needed: bool) -> bool:
+        if self.shelves.is_marked(manifest, DataLoss.EVICTED):
+            return True
+        return not latest and (not needed or self.shelves.is_marked(manifest, DataLoss.DAMAGED))
+
+    @cached_property
+    def _last_tries(self) -> Mapping[Key, str]:
+        return {(attempt.step, attempt.key): attempt.name for attempt in self.tries}
+
+    def _is_free(self, step: str, key: str) -> bool:
+        return (step, key) not in self.held and (step, key) not in self.shelves.unread
+
+    def _is_old(self, attempt: str) -> bool:
+        stamp = stamp_seconds(attempt)
+        return stamp is not None and stamp < time.time() - self.policy.grace
+
+    def _is_quiet(self, step: str, key: str) -> bool:
+        """Whether the last attempt at a key is long ago."""
+        return (step, key) not in self._last_tries or self._is_old(self._last_tries[step, key])
+
+    def _is_over(self, of: "Lease | _Scratch | Attempt | Key") -> bool:
+        """Whether a key is committed, or no kept run would go on with it."""
+        step, key = of if isinstance(of, tuple) else (of.step, of.key)
+        if (step, key) in self.shelves.manifests:
+            return True
+        return not any(run.may_go_on_with(step, key) for run in self.kept)
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    """One scratch folder of this machine; ``changed`` is when anything in it last did."""
+
+    step: str
+    key: str
+    folder: str
+    size: int
+    changed: float
+
+
+def _scratch(store: Store) -> list[_Scratch]:
+    found = []
+    for folder in store.scratch_root().glob("*/[!.]*"):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a running step tidies up
+            key = folder.name.partition("-")[0]
+            if folder.is_symlink() or folder.parent.is_symlink() or not is_key(key):
+                continue  # somebody else's
+            states = [path.lstat() for path in (folder, *folder.rglob("*"))]
+            size = sum(state.st_size for state in states if stat.S_ISREG(state.st_mode))
+            changed = max(state.st_mtime for state in states)
+            found.append(_Scratch(folder.parent.name, key, str(folder), size, changed))
+    return found
+
+
+def _staged(store: Store) -> dict[Key, int]:
+    """Bytes of the copies of scratch in a remote store, by key."""
+    found: dict[Key, int] = {}
+    if store.is_local:
+        return found
+    for path, size in store.objects.sizes(f"{store.root}/scratch").items():
+        step, key, *rest = path.split("/")
+        if not rest or not (is_step(step) and is_key(key)):
+            continue  # somebody else's
+        found[step, key] = found.get((step, key), 0) + size
+    return found
+
+
+def _jobs(store: Store) -> dict[Key, str]:
+    """The attempts that are on record as jobs of an engine, by key."""
+    found = {}
+    for path in store.objects.sizes(f"{store.root}/jobs"):
+        if (place := _OF_KEY.fullmatch(path)) and is_step(place[1]):
+            record = JobRecord.read(store, *place.groups())
+            found[place[1], place[2]] = record.attempt if record else ""
+    return found

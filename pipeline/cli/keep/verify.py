@@ -1,0 +1,103 @@
+"""Are artifacts' files what was committed? Sizes first, then BLAKE3 of every byte.
+
+Nothing is taken from a cache of digests: what a disk has changed behind everybody's back is what is
+looked for. What is found damaged is marked, so that whoever needs it next makes it again.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pipeline.dag.files import FileEntry, describe_stream
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import DataLoss, Store
+from pipeline.store.manifest import Manifest
+
+_REMOTE_READERS = 16
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not what was committed; ``found`` says what is there instead.
+
+    Attributes:
+        expected: ``None`` for what was not committed at all.
+    """
+
+    manifest: Manifest
+    file: str
+    expected: FileEntry | None
+    found: str
+
+
+def verify(
+    store: Store, manifests: Sequence[Manifest], read: Callable[[int], None] = lambda _: None
+) -> list[Damage]:
+    """Read artifacts and say which of their files are damaged.
+
+    An artifact that is let go while it is read is not damaged, and not in the answer.
+
+    Args:
+        read: told of bytes that are done with, as they are.
+
+    Raises:
+        TemperError, OSError: the store cannot be read.
+    """
+    contents = store.contents(manifests)
+    files = [(manifest, name) for manifest in manifests for name in manifest.files]
+
+    def look(manifest: Manifest, name: str) -> Damage | None:
+        expected = manifest.files[name]
+        path = f"{store.content_path(manifest)}/{name}"
+        size = contents[manifest.attempt][0].get(name)
+        if size is None or size != expected.size:
+            read(expected.size)
+            found = "nothing" if size is None else f"{size} bytes"
+            return Damage(manifest, name, expected, found)
+        try:
+            digest = _stored_digest(store, path, read)
+        except FileNotFoundError:
+            return Damage(manifest, name, expected, "nothing")
+        same = digest == expected.blake3
+        return None if same else Damage(manifest, name, expected, f"BLAKE3 {digest}")
+
+    with ThreadPoolExecutor(os.cpu_count() if store.is_local else _REMOTE_READERS) as pool:
+        damages = [damage for damage in pool.map(lambda f: look(*f), files) if damage is not None]
+    damages += [
+        Damage(manifest, name, None, "what was not committed")
+        for manifest in manifests
+        for name in contents[manifest.attempt][1]
+    ]
+    return _still_there(store, damages)
+
+
+def mark_damaged(store: Store, damages: Iterable[Damage]) -> None:
+    """Mark artifacts as damaged, so that the next run that needs one makes it again.
+
+    Raises:
+        TemperError: the store cannot be written.
+    """
+    for manifest in {damage.manifest.attempt: damage.manifest for damage in damages}.values():
+        store.mark(manifest, DataLoss.DAMAGED)
+
+
+def _stored_digest(store: Store, path: str, read: Callable[[int], None]) -> str:
+    try:
+        with store.objects.fs.open(path, "rb") as file:
+            return describe_stream(file, read=read).blake3
+    except OSError:
+        raise
+    except Exception as error:  # the libraries behind fsspec have errors of their own
+        raise OSError(f"cannot read {store.url_of(path)}: {error}") from error
+
+
+def _still_there(store: Store, damages: list[Damage]) -> list[Damage]:
+    """Without those of artifacts that were evicted, collected or marked since they were listed."""
+    catalog = Catalog(store)
+
+    def stands(manifest: Manifest) -> bool:
+        known = any(m.attempt == manifest.attempt for m in catalog.history(manifest.step))
+        return known and catalog.loss(manifest) is None
+
+    return [damage for damage in damages if stands(damage.manifest)]

@@ -1,0 +1,365 @@
+"""How artifacts, runs and leases look in the terminal: each view is made from values, and printed.
+
+What anybody but Temper has written (names, settings, metrics, paths) is shown as text, with control
+characters made visible: never as markup, and never as commands to the terminal.
+"""
+
+import contextlib
+import json
+import re
+import shlex
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.highlighter import JSONHighlighter
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.cli.compare import RECIPE_FIELDS, Comparison, Difference, inputs, settings
+from pipeline.cli.explanation import Explanation
+from pipeline.cli.keep.acceptance import Candidate
+from pipeline.cli.keep.garbage import Findings, Garbage
+from pipeline.cli.keep.verify import Damage
+from pipeline.cli.naming import SHOWN_DIGITS
+from pipeline.cli.run_diff import RunDiff
+from pipeline.plan import variants
+from pipeline.show.metrics import metric_text
+from pipeline.show.terminal import parse_progress, progress_text
+from pipeline.store.activity import Lease
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import Store
+from pipeline.store.manifest import Manifest
+from pipeline.store.runs import Run
+from pipeline.text import clock, visible
+
+MOST_DIFFERENCES = 8
+"""Of one kind and step, told of two runs; two artifacts are told in full."""
+_STATE_STYLES = {"done": "green", "cached": "dim", "failed": "bold red", "killed": "bold red"}
+_STATE_STYLES |= {"damaged": "bold red", "evicted": "yellow", "superseded": "dim"}
+
+
+def text(value: object, style: str = "") -> Text:
+    """Anything as it is, on one line."""
+    return Text(visible(str(value)), style)
+
+
+def show_line(console: Console, value: object, style: str = "") -> None:
+    console.print(text(value, style), highlight=False, soft_wrap=True)
+
+
+def show_artifacts(console: Console, catalog: Catalog, manifests: Iterable[Manifest]) -> None:
+    """A line for each artifact, and what has become of it."""
+    manifests = list(manifests)
+    table = _table("artifact", "of", "kind", "made (UTC)", "seconds>", "files>", "size>", "")
+    labels = variants.names(variants.of_manifests(manifests))
+    for manifest in manifests:
+        state = state_of(catalog, manifest)
+        table.add_row(
+            text(manifest.name),
+            text(labels[manifest.attempt], "dim"),
+            text((manifest.kind or "").rpartition(":")[2], "dim"),
+            text(_when(manifest.attempt)),
+            f"{manifest.seconds:.1f}",
+            str(len(manifest.files)),
+            decimal(manifest.size),
+            text(state, _STATE_STYLES.get(state, "")),
+        )
+    console.print(table)
+
+
+def state_of(catalog: Catalog, manifest: Manifest) -> str:
+    """``evicted | damaged``, or ``superseded`` by a later generation; empty if all is well."""
+    loss = catalog.loss(manifest)
+    latest = catalog.latest(manifest.step, manifest.key)
+    if latest is not None and latest.generation > manifest.generation:
+        return "superseded"
+    return loss.value if loss else ""
+
+
+def show_manifest(console: Console, manifest: Manifest) -> None:
+    """All of a manifest as JSON."""
+    data = json.dumps(json.loads(manifest.to_json()), indent=2, ensure_ascii=False)
+    safe = re.sub(r"[^\n\x20-\x7e]", _escaped, data)
+    console.print(JSONHighlighter()(Text(safe)), soft_wrap=True)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    character = found[0]
+    return character if character.isprintable() else json.dumps(character)[1:-1]
+
+
+def show_log(console: Console, data: bytes) -> None:
+    show_lines(console, data.decode(errors="replace").splitlines())
+
+
+def show_lines(console: Console, lines: Iterable[str]) -> None:
+    """Each line when it comes."""
+    for line in lines:
+        console.file.write(f"{visible(line)}\n")  # whole: rich takes long over long lines
+        console.file.flush()
+
+
+def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None:
+    """Who makes what now, and how far it is."""
+    table = _table("step", "host", "pid>", "run", "since", "", "progress")
+    for lease in leases:
+        holder = lease.holder
+        if holder is None:
+            continue
+        gone = holder.is_gone()
+        table.add_row(
+            text(f"{lease.step}@{lease.key[:SHOWN_DIGITS]}"),
+            text(holder.host),
+            str(holder.pid),
+            text(holder.run),
+            text(holder.since),
+            text("its process is gone" if gone else "", "bold red"),
+            text(_progress(store, lease)),
+        )
+    console.print(table)
+
+
+def _progress(store: Store, lease: Lease) -> str:
+    progress = parse_progress(store.read(store.progress_path(lease.step, lease.key)) or b"")
+    return "" if progress is None else progress_text(progress)
+
+
+def show_runs(console: Console, runs: Iterable[Run]) -> None:
+    """A line for each run."""
+    table = _table(
+        "run", "when (UTC)", "outcome", "took>", "done>", "cached>", "failed>", "command"
+    )
+    for run in runs:
+        outcome = run.shown_outcome()
+        table.add_row(
+            text(run.name),
+            text(_when(run.name)),
+            text(outcome, _STATE_STYLES.get(outcome, "")),
+            clock(run.seconds),
+            *(str(run.count(name)) for name in ("done", "cached", "failed")),
+            _cut(shlex.join(run.command)),
+        )
+    console.print(table)
+
+
+def show_run(console: Console, run: Run) -> None:
+    """One run, step by step."""
+    outcome = run.shown_outcome()
+    show_line(console, f"{run.name}: {outcome} in {clock(run.seconds)}", "bold")
+    for name, value in (
+        ("command", shlex.join(run.command)),
+        ("in", run.cwd),
+        ("on", f"{run.host} (pid {run.pid})" if run.host else ""),
+        ("commit", run.commit),
+    ):
+        if value:
+            show_line(console, f"{name:8} {value}")
+    table = _table("step", "state", "key", "took>", "on", "why")
+    for entry in run.steps:
+        state = str(entry.get("state", ""))
+        table.add_row(
+            text(entry["step"]),
+            text(state, _STATE_STYLES.get(state, "")),
+            text(str(entry.get("key") or "")[:SHOWN_DIGITS]),
+            clock(entry["seconds"]) if entry.get("seconds") else "",
+            text(str(entry.get("place") or "")),
+            text(entry.get("message") or entry.get("why") or "", "dim"),
+        )
+    console.print(table)
+
+
+def show_explanation(console: Console, explained: Explanation) -> None:
+    """Why an artifact was made and from what."""
+    manifest = explained.manifest
+    provenance = manifest.provenance
+    show_line(console, manifest.name, "bold")
+    made = f"made {_when(manifest.attempt)} in {clock(manifest.seconds)}"
+    show_line(console, f"{made} by the run {provenance.get('run')} on {provenance.get('host')}")
+    _show_values(console, "settings", settings(manifest))
+    _show_values(console, "inputs", inputs(manifest))
+    show_line(console, "code", "bold")
+    version = manifest.made_by.get("version")
+    if version is not None:
+        show_line(console, f"  version {version!r} is declared")
+    show_line(console, f"  {explained.code}")
+    for change in explained.changed_code:
+        show_line(console, f"    {change}")
+    if explained.discovered:
+        show_line(console, "discovered dependencies", "bold")
+        for line in (*explained.discovered, *explained.outdated):
+            show_line(console, f"  {line}")
+    _show_why(console, explained)
+    show_line(console, "used by", "bold")
+    for other in explained.uses:
+        show_line(console, f"  {other.name}")
+    if not explained.uses:
+        show_line(console, "  nothing", "dim")
+
+
+def _show_why(console: Console, explained: Explanation) -> None:
+    show_line(console, "why", "bold")
+    if explained.again:
+        times = "once" if explained.again == 1 else f"{explained.again} times"
+        show_line(console, f"  it had been made {times} before, and was made again")
+    if explained.nearest is None or explained.differences is None:
+        show_line(console, f"  the first of {explained.manifest.step} in this store")
+        return
+    show_line(console, f"  the nearest made before it is {explained.nearest.name}; what differs:")
+    compared = explained.differences
+    differences = [*compared.settings, *compared.inputs, *_code_lines(compared)]
+    for difference in differences:
+        show_line(console, f"    {difference}")
+    if not differences:
+        show_line(console, "    code that was not recorded")
+
+
+def show_comparison(console: Console, old: Manifest, new: Manifest, compared: Comparison) -> None:
+    """Two artifacts side by side."""
+    show_line(console, f"{old.name} → {new.name}", "bold")
+    for title, differences in (
+        ("settings", compared.settings),
+        ("inputs", compared.inputs),
+        ("code", _code_lines(compared)),
+        ("files", compared.files),
+    ):
+        same = f", {compared.same_files} the same" if title == "files" else ""
+        many = {0: "no difference", 1: "1 difference"}
+        count = many.get(len(differences), f"{len(differences)} differences")
+        show_line(console, f"{title}: {count}{same}", "bold")
+        for difference in differences:
+            show_line(console, f"  {difference}")
+    if compared.metrics:
+        table = _table("metric", f"{old.name}>", f"{new.name}>")
+        for metric in compared.metrics:
+            changed = "" if metric.old == metric.new else "bold"
+            table.add_row(
+                text(metric.name), text(metric.old or ""), text(metric.new or "", changed)
+            )
+        console.print(table)
+
+
+def show_run_diff(console: Console, found: RunDiff) -> None:
+    """Two runs: what differs, and what that did to the results."""
+    show_line(console, f"{found.old.name} → {found.new.name}", "bold")
+    for name, old, new in (
+        ("command", shlex.join(found.old.command), shlex.join(found.new.command)),
+        ("commit", _commit(found.old), _commit(found.new)),
+        ("host", found.old.host, found.new.host),
+    ):
+        if old != new:
+            show_line(console, f"{name}: {old} → {new}")
+    for changed in found.steps:
+        show_line(console, changed.name, "bold")
+        lines = _code_lines(changed.compared)
+        for title, differences in (
+            ("settings", changed.settings), ("data", changed.data), ("code", lines),
+        ):  # fmt: skip
+            for difference in differences[:MOST_DIFFERENCES]:
+                show_line(console, f"  {title}: {difference}")
+            if (more := len(differences) - MOST_DIFFERENCES) > 0:
+                show_line(console, f"  {title}: and {more} more: {changed.command}", "dim")
+    for which, names in (("first", found.only_old), ("second", found.only_new)):
+        if names:
+            show_line(console, f"only the {which} run has {', '.join(names)}")
+    if not (found.steps or found.only_old or found.only_new):
+        show_line(console, "no difference in settings, data or code")
+    if found.effects:
+        table = _table("result", "metric", "first>", "second>", "change>")
+        for effect in found.effects:
+            change = "" if effect.change is None else f"{effect.change:+.4g}"
+            cells = (metric_text(effect.old), metric_text(effect.new), change)
+            table.add_row(text(effect.result), text(effect.metric), *map(text, cells))
+        console.print(table)
+    if found.same_results:
+        many = "1 result is" if found.same_results == 1 else f"{found.same_results} results are"
+        show_line(console, f"{many} the same artifact in both", "dim")
+
+
+def _commit(run: Run) -> str:
+    return f"{run.commit[:SHOWN_DIGITS] or 'not in git'}{' with changes' if run.dirty else ''}"
+
+
+def _code_lines(compared: Comparison) -> Sequence[Difference | str]:
+    """Digests of source say nothing to a person; which function it is does."""
+    lines: list[Difference | str] = []
+    for difference in compared.code:
+        if difference.name in RECIPE_FIELDS:
+            lines.append(difference)
+        elif difference.old is None:
+            lines.append(f"{difference.name} added")
+        else:
+            lines.append(f"{difference.name} {'removed' if difference.new is None else 'changed'}")
+    return lines
+
+
+def show_candidate(console: Console, candidate: Candidate) -> None:
+    """What accepting would mean."""
+    name = candidate.manifest.name
+    where = f" ({candidate.present.file})"
+    if candidate.is_equal:
+        show_line(console, f"{name}: the present code{where} equals what made it, or is accepted")
+        if candidate.older:
+            what = f"{candidate.older} of its artifacts were made by other code"
+            show_line(console, f"  {what}; --of KEY accepts the code of one", "dim")
+        return
+    show_line(console, f"{name}: the present code{where} differs from what made it:", "bold")
+    for change in candidate.changes:
+        show_line(console, f"  {change}")
+    many = f"{candidate.revived} artifact{'' if candidate.revived == 1 else 's'}"
+    show_line(console, f"  if it gives the same results, {many} will be valid again")
+
+
+def show_damages(console: Console, damages: Iterable[Damage]) -> None:
+    for damage in damages:
+        expected = damage.expected
+        show_line(console, f"{damage.manifest.name}: {damage.file} is damaged", "bold red")
+        if expected is not None:
+            show_line(console, f"  expected {expected.size} bytes, BLAKE3 {expected.blake3}")
+        show_line(console, f"  found {damage.found}")
+
+
+def show_findings(console: Console, findings: Findings) -> None:
+    """What can go, by kind and step."""
+    groups: dict[tuple[str, str], list[Garbage]] = {}
+    for garbage in findings.garbage:
+        groups.setdefault((garbage.kind.value, garbage.step), []).append(garbage)
+    if groups:
+        table = _table("what", "step", "how many>", "size>")
+        for (kind, step), group in groups.items():
+            size = decimal(sum(garbage.size for garbage in group))
+            table.add_row(kind, text(step), str(len(group)), size)
+        console.print(table)
+    for note in findings.notes:
+        show_line(console, f"! {note}", "yellow")
+
+
+def _show_values(console: Console, title: str, values: Mapping[str, Any]) -> None:
+    if values:
+        show_line(console, title, "bold")
+    for name, value in values.items():
+        show_line(console, f"  {name} = {value}")
+
+
+def _table(*headings: str) -> Table:
+    """Columns by their headings; one that ends with ``>`` is aligned to the right."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in headings:
+        right = heading.endswith(">")
+        table.add_column(
+            text(heading.removesuffix(">")), justify="right" if right else "left", overflow="fold"
+        )
+    return table
+
+
+def _cut(value: str) -> Text:
+    """On one line, however narrow its column."""
+    return Text(visible(value), "dim", no_wrap=True, overflow="ellipsis")
+
+
+def _when(stamp: str) -> str:
+    with contextlib.suppress(ValueError):
+        return time.strftime("%F %T", time.strptime(stamp[:15], "%Y%m%dT%H%M%S"))
+    return stamp

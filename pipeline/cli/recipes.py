@@ -1,0 +1,287 @@
+"""``temper run`` and ``temper recipes``: the experiments that ship with Temper, without Python.
+
+A recipe is one of the scripts in ``experiments`` under a short name, with the settings that it
+takes for one's own data and model; ``experiments/recipes.yaml`` lists them. ``temper run`` turns
+its arguments into the script's own settings and runs the script in this process. So a recipe and
+the script make the same steps, and share what is cached.
+
+A recipe may also be a YAML file: ``recipe``, ``data`` and ``model`` say what ``temper run RECIPE
+--data … --model …`` would, and everything else is a setting.
+"""
+
+import difflib
+import json
+import re
+import runpy
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.configs.shipped import CONF, EXPERIMENTS, read_options, read_recipes
+from pipeline.errors import TemperError
+
+_PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*")
+_QUOTE = re.compile(r"(\\*)('|$)")
+"""What Hydra would not take as it is in quotes: a quote, and backslashes before one."""
+_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
+_BARE = ("local", "hub", "mine")
+"""Options of groups that need a value besides."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A shipped experiment under a short name.
+
+    Attributes:
+        about: what it does, in a sentence.
+        rows: what a row of ``--data`` is; empty if it makes its own data.
+        own: settings that come with one's own data.
+        settings: settings that make the script this recipe.
+    """
+
+    name: str
+    script: str
+    about: str
+    rows: str = ""
+    own: Sequence[str] = ()
+    settings: Sequence[str] = ()
+
+    @property
+    def file(self) -> Path:
+        return EXPERIMENTS / f"{self.script}.py"
+
+    def arguments(self, data: str | None, model: str | None) -> list[str]:
+        """The script's settings for one's own data and model.
+
+        Raises:
+            TemperError: it takes none.
+        """
+        for option, given in (("--data", data), ("--model", model)):
+            if given is not None and not self.rows:
+                raise TemperError(f"the recipe {self.name} makes its own data; leave out {option}")
+        found = list(self.settings)
+        if data is not None:
+            found += [*self.own, *_data_settings(data)]
+        return found + (_model_settings(model) if model is not None else [])
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``temper run`` was asked for: a recipe's name or file, and arguments of its script."""
+
+    recipe: str
+    data: str | None = None
+    model: str | None = None
+    others: Sequence[str] = field(default_factory=list)
+
+
+def run_recipe(words: Sequence[str]) -> None:
+    """Run what ``temper run`` was asked for.
+
+    Raises:
+        TemperError: there is no such recipe, or its file cannot be read.
+    """
+    from pipeline import experiment
+
+    asked = _asked(words)
+    called = ["temper", "run", asked.recipe]
+    settings: list[str] = []
+    if asked.recipe.endswith((".yaml", ".yml")):
+        asked, settings = _from_file(asked)
+    recipe = find_recipe(asked.recipe)
+    arguments = [*recipe.arguments(asked.data, asked.model), *settings, *asked.others]
+    experiment.CALLED[:] = called
+    sys.argv = [str(recipe.file), *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = str(EXPERIMENTS)  # as `python SCRIPT` does
+    runpy.run_path(str(recipe.file), run_name="__main__")
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe by its name, or by that of its script.
+
+    Raises:
+        TemperError: there is none.
+    """
+    known = recipes()
+    scripts = {recipe.script: recipe for recipe in known.values() if not recipe.settings}
+    if found := known.get(name) or scripts.get(name):
+        return found
+    close = difflib.get_close_matches(name, [*known, *scripts], 2)
+    meant = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+    losses = [*EXPERIMENTS.parent.glob(f"steps/losses/**/{name.replace('-', '_')}.py")]
+    if name.isidentifier() and losses:
+        meant = f"a loss is a setting: temper run dpo dpo/loss={name}"
+    raise TemperError(f"there is no recipe {name}; {meant}")
+
+
+def recipes() -> dict[str, Recipe]:
+    """All recipes by name, in the order in which people are shown them."""
+    return {name: Recipe(name, **entry) for name, entry in read_recipes().items()}
+
+
+def show_recipes(console: Console) -> None:
+    """Each recipe with a sentence, and what a row of its data is."""
+    table = Table(box=None, padding=(0, 2), header_style="bold")
+    for heading in ("recipe", "what it does, and a row of --data"):
+        table.add_column(heading, overflow="fold")
+    for recipe in recipes().values():
+        about = Text(recipe.about)
+        if recipe.rows:
+            about.append(f"\n{recipe.rows}", "dim")
+        table.add_row(recipe.name, about)
+    console.print(table)
+    for line in (
+        "temper run RECIPE --data FILE --model MODEL [SETTING=VALUE]... [--plan]",
+        "temper run RECIPE --help          what each setting is",
+        "temper recipes copy RECIPE FILE   as a .yaml or a .py of your own",
+    ):
+        console.print(Text(f"  {line}"))
+
+
+def copy_recipe(name: str, target: Path) -> list[Path]:
+    """Write a recipe as a file of one's own: YAML for ``temper run``, or Python with its config.
+
+    Raises:
+        TemperError: a file is there already, or it has another ending.
+    """
+    recipe = find_recipe(name)
+    if target.suffix in (".yaml", ".yml"):
+        files = {target: _as_yaml(recipe, target)}
+    elif target.suffix == ".py":
+        files = {target: recipe.file.read_text("utf-8")}
+        inherited = target.parent / "conf" / f"{target.stem}.yaml"
+        files[inherited] = (CONF / f"{recipe.script}.yaml").read_text("utf-8")
+    else:
+        raise TemperError(f"{target}: name a file that ends in .yaml or .py")
+    for file in files:
+        if file.exists():
+            raise TemperError(f"{file} is there already; name another file")
+    for file, text in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
+    return list(files)
+
+
+def _as_yaml(recipe: Recipe, target: Path) -> str:
+    """The recipe with the settings that it begins with, to be changed."""
+    content = yaml.safe_load((CONF / f"{recipe.script}.yaml").read_text("utf-8"))
+    content.pop("defaults", None)
+    own = [setting.partition("=") for setting in recipe.own if recipe.rows]
+    for group, _, option in own:
+        content = read_options(group)[option][1] | content
+    lines = [
+        f"# {recipe.about}",
+        f"# Run it with `temper run {target}`; --plan shows what would run, and why. More",
+        f"# settings can stand here or be typed; `temper run {recipe.name} --help` explains them.",
+        f"recipe: {recipe.name}",
+    ]
+    if recipe.rows:
+        lines += [
+            f"data: data.jsonl  # rows of {recipe.rows}",
+            "model: MODEL  # a Hugging Face folder, a .gguf file, or OWNER/NAME of the Hub",
+        ]
+    lines += [f"{group}: {option}" for group, _, option in own]
+    settings = yaml.safe_dump(content, sort_keys=False, allow_unicode=True) if content else ""
+    return "\n".join(lines) + f"\n\n{settings}"
+
+
+def _asked(words: Sequence[str]) -> Asked:
+    """The words after ``temper run``."""
+    named: dict[str, str] = {}
+    others: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        option, has_value, value = word.partition("=")
+        if option not in ("--data", "--model"):
+            others.append(word)
+            continue
+        if not has_value and not waiting:
+            raise TemperError(f"{option} needs a value")
+        named[option[2:]] = value if has_value else waiting.pop(0)
+    if not others or others[0].startswith("-") or "=" in others[0]:
+        raise TemperError("name a recipe or a .yaml file first, as in temper run dpo")
+    return Asked(others[0], named.get("data"), named.get("model"), others[1:])
+
+
+def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
+    """What a file asks for, and its settings; the command line comes before it."""
+    file = Path(asked.recipe)
+    try:
+        content = yaml.safe_load(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise TemperError(f"there is no file {file}; temper recipes copy dpo {file}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TemperError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(content, Mapping) or not isinstance(content.get("recipe"), str):
+        raise TemperError(f"{file}: say which recipe it is, as in `recipe: dpo`")
+    if content["recipe"].endswith((".yaml", ".yml")):
+        raise TemperError(
+            f"{file}: recipe: {content['recipe']}; name one that temper recipes lists"
+        )
+    settings = {str(name): value for name, value in content.items() if name != "recipe"}
+    found: dict[str, str | None] = {"data": asked.data, "model": asked.model}
+    for name in found:
+        if isinstance(settings.get(name), str):
+            found[name] = found[name] or settings.pop(name)
+            settings.pop(name, None)
+    return Asked(content["recipe"], **found, others=asked.others), list(_settings(settings))
+
+
+def _settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Nested values as settings of the command line."""
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from _settings(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}={_typed(value)}"
+
+
+def _data_settings(given: str) -> list[str]:
+    if given in read_options("data") and given not in _BARE and not Path(given).exists():
+        return [f"data={given}"]
+    if _is_of_hub(given):
+        repository, _, revision = given.removeprefix("hub:").partition("@")
+        hub = [f"data.hub={repository}", f"data.revision={revision or 'main'}"]
+        return ["data=mine", "data.path=null", *hub]
+    return ["data=mine", f"data.path={_typed(given)}"]
+
+
+def _model_settings(given: str) -> list[str]:
+    if given in read_options("model") and given not in _BARE and not Path(given).exists():
+        return [f"model={given}"]
+    if _is_of_hub(given):
+        repository, _, revision = given.removeprefix("hub:").partition("@")
+        return ["model=hub", f"model.hub={repository}", f"model.revision={revision or 'main'}"]
+    return ["model=local", f"model.path={_typed(given)}"]
+
+
+def _is_of_hub(given: str) -> bool:
+    """``OWNER/NAME`` or ``OWNER/NAME@REVISION``, unless that lies here."""
+    name = given.removeprefix("hub:")
+    is_file = Path(name).suffix in (".jsonl", ".json", ".gguf", ".parquet", ".gz", ".zst", ".arrow")
+    return bool(_HUB.fullmatch(name)) and not Path(name).parent.exists() and not is_file
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[1] * 2 + ("\\'" if found[2] else "")
+
+
+def _typed(value: Any) -> str:
+    """A value as Hydra's command line reads it."""
+    if isinstance(value, str):
+        is_plain = _PLAIN.fullmatch(value) and isinstance(yaml.safe_load(value), str)
+        return value if is_plain else f"'{_QUOTE.sub(_escaped, value)}'"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_typed(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_typed, value))}]"
+    return json.dumps(value)

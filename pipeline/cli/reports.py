@@ -1,0 +1,68 @@
+"""What ``temper report`` and ``temper ui`` tell of: which runs, what is seen of them."""
+
+from collections.abc import Iterable, Sequence
+
+from pipeline.cli import present
+from pipeline.dag.artifact import Kind
+from pipeline.errors import TemperError
+from pipeline.show.made import Made
+from pipeline.show.report.earlier import run_to_tell_of, with_others
+from pipeline.show.report.story import Story, story_of_runs
+from pipeline.show.views import View, views_of
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import Store
+from pipeline.store.manifest import Manifest
+from pipeline.store.runs import Run, names_of_runs, one_run, read_run
+
+
+class Looks:
+    """Views of artifacts, by the kinds that a project declares. An artifact never changes, so each
+    is looked at once.
+
+    Attributes:
+        unknown: why the kind of an artifact could not be asked, by its name.
+    """
+
+    def __init__(self, runs: Iterable[Run]):
+        self._project = present.project_of(runs)
+        self._seen: dict[str, Sequence[View]] = {}
+        self.unknown: dict[str, str] = {}
+
+    def __call__(self, made: Made) -> Sequence[View]:
+        attempt = made.manifest.attempt
+        if attempt not in self._seen:
+            self._seen[attempt] = views_of(made, self._kind_of)
+        return self._seen[attempt]
+
+    def _kind_of(self, manifest: Manifest) -> Kind:
+        try:
+            return present.kind_in(self._project, manifest)
+        except present.NotImportable as error:
+            self.unknown[manifest.name] = str(error)
+            raise
+
+
+def chosen_runs(store: Store, names: Sequence[str]) -> tuple[list[Run], str]:
+    """The named runs, oldest first, or the one to tell of by default; and what to remark on that.
+
+    Raises:
+        TemperError: there is none, or one cannot be read.
+    """
+    known = names_of_runs(store)
+    if not known:
+        raise TemperError(f"no run is on record in {store.url}; set --store or TEMPER_STORE")
+    if names:
+        return [read_run(store, name) for name in sorted({one_run(known, n) for n in names})], ""
+    found = run_to_tell_of(store)
+    if found is None:
+        return [read_run(store, known[-1])], ""
+    run, newest = found
+    if run.name == newest.name:
+        return [run], ""
+    remark = f"The newest run with these results, {newest.name}, found all of them made already."
+    return [run], remark
+
+
+def story_of(runs: Sequence[Run], catalog: Catalog, looks: Looks) -> Story:
+    """The story of runs, with what other runs made beside it."""
+    return with_others(story_of_runs(runs, catalog, looks), catalog, looks)

@@ -1,0 +1,581 @@
+"""What a statement needs of what it names in order to do nothing but bind names.
+
+Importing a module runs its top-level statements. One that only binds names bears on those who read
+the names. Any other *acts*: it may fill a registry, draw from a generator, change what somebody
+else made. Which of the two it is depends on what it calls, and on what its operators and attributes
+are applied to: all of these may run code of the project. So a statement is read here for its
+*needs*: what the names in it must stand for. Whatever is not known to be harmless acts.
+
+An expression is *plain* if working it out changes nothing and gives data: numbers, texts, built-in
+containers of these, what a short list of library functions make. Operators may be applied to that.
+It is *harmless* if working it out changes nothing, whatever it gives: that may be bound or kept.
+"""
+
+import ast
+from collections.abc import Callable, Iterable
+
+from pipeline.code.bindings import Comprehension, Definition, Function, Import, bound, own_scope
+from pipeline.code.form import CALL, Need, Ref
+from pipeline.code.reader import called, dotted, is_idle, parameters
+
+CALLED, MAKES, DECORATES, APPLIED = "called", "makes", "decorates", "applied"
+PLAIN, EITHER, READ = "plain", "either", "read"
+INHERITED, METACLASS, OWNED = "inherited", "metaclass", "owned"
+"""What a name must stand for: something harmless to call; that also gives plain data; a decorator
+of a library; something harmless that a built-in function may call; plain data; that or a type;
+something of which an attribute may be read; a base that takes no note of its subclasses; a
+metaclass that does nothing; a container that the module itself has made."""
+
+
+class Acts(Exception):
+    """A statement does more than bind names, whatever they stand for."""
+
+
+PURE_METHODS = frozenset(
+    {"get", "items", "keys", "values", "copy", "index", "count", "union", "intersection"}
+    | {"difference", "issubset", "issuperset", "isdisjoint", "split", "rsplit", "splitlines"}
+    | {"strip", "lstrip", "rstrip", "lower", "upper", "title", "capitalize", "casefold", "replace"}
+    | {"join", "startswith", "endswith", "encode", "decode", "partition", "format"}
+    | {"rpartition", "removeprefix", "removesuffix", "zfill", "ljust", "rjust", "center", "find"}
+    | {"rfind", "isdigit", "isalpha", "isidentifier", "translate", "expandtabs", "hex"}
+    | {"bit_length", "joinpath", "with_suffix", "with_name", "with_stem", "resolve", "absolute"}
+    | {"relative_to", "as_posix", "is_relative_to", "fullmatch", "match", "search", "findall"}
+    | {"total_seconds", "isoformat", "fromkeys"}
+)
+"""Methods of plain data that change nothing."""
+_ACCESSORS = frozenset({"setter", "getter", "deleter"})
+_GIVES_TO = frozenset({"map", "filter", "sorted", "min", "max"})
+_USED_UP = frozenset({"filter", "map", "reversed", "zip", "enumerate", "iter"})
+"""What these give is used up by reading it."""
+_CONSUME = frozenset(
+    {"tuple", "list", "set", "frozenset", "dict", "sum", "min", "max", "any", "all", "sorted"}
+    | {"join", "bytes", "Counter", "OrderedDict", "deque", "fromkeys"}
+)
+"""These read what they are given to its end."""
+_KEEPS = frozenset(
+    {"field", "added_field", "execution_detail", "detail_field", "partial", "TypeVar", "NewType"}
+    | {"cast", "ParamSpec"}
+)
+"""Called with something, these keep it and do nothing with it."""
+_CONTAINERS = frozenset(
+    {"dict", "list", "set", "bytearray", "OrderedDict", "Counter", "deque", "defaultdict"}
+)
+
+
+def needs(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
+    """What a top-level statement needs, apart from the defaults of a function; ``None`` if it acts
+    whatever its names stand for."""
+
+    def look(finder: "_Finder") -> None:
+        finder.skips_defaults = isinstance(node, Function)
+        finder.statement(node)
+
+    return _found(module, look)
+
+
+def needs_of_defaults(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
+    """What the defaults of a function need."""
+    if not isinstance(node, Function):
+        return ()
+    return _found(module, lambda finder: finder.defaults(node))
+
+
+def needs_of_call(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
+    """What calling a function needs in order to change nothing but what it makes itself.
+
+    It is called with plain data, so its parameters are that.
+    """
+    if not isinstance(node, ast.FunctionDef):
+        return None
+    return _found(module, lambda finder: finder.body(node))
+
+
+def needs_of_result(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
+    """What calling a function needs in order to give plain data, too."""
+    if not isinstance(node, ast.FunctionDef):
+        return None
+
+    def look(finder: "_Finder") -> None:
+        finder.returns_data = True
+        finder.body(node)
+
+    return _found(module, look)
+
+
+def needs_of_making(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
+    """What making an instance of a dataclass with plain data needs, apart from its bases."""
+    if not isinstance(node, ast.ClassDef):
+        return None
+    return _found(module, lambda finder: finder.making(node))
+
+
+def needs_of_data(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
+    """What the value that a statement binds to its one name needs in order to be plain data."""
+    value = getattr(node, "value", None)
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    is_one = len(targets) == 1 and isinstance(targets[0], ast.Name | ast.Subscript)
+    if not (isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and is_one and value):
+        return None
+    return _found(module, lambda finder: finder.plain(value))
+
+
+def made(node: ast.stmt) -> frozenset[str]:
+    """The names that a statement binds to a container or value that has no other name."""
+    value = getattr(node, "value", None)
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    if value is None or not _is_made(value) or len(targets) != 1:
+        return frozenset()
+    return frozenset({targets[0].id} if isinstance(targets[0], ast.Name) else ())
+
+
+def attributes(node: ast.stmt) -> frozenset[str]:
+    """The names that a class body binds to plain values and methods."""
+    body = node.body if isinstance(node, ast.ClassDef) else []
+    found: set[str] = set()
+    for inner in body:
+        match inner:
+            case ast.FunctionDef(name=name, decorator_list=[]):
+                found.add(name)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _is_constant(value):
+                found.add(name)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                if _is_constant(value):
+                    found.add(name)
+    return frozenset(found)
+
+
+def _is_constant(value: ast.expr) -> bool:
+    """Whether an expression is made of constants alone; or is what an enum numbers itself."""
+    if isinstance(value, ast.Call):
+        return (dotted(value.func) or ("",))[-1] == "auto" and not value.args
+    kinds = ast.Constant | ast.Tuple | ast.BinOp | ast.UnaryOp | ast.JoinedStr
+    return all(
+        isinstance(inner, kinds | ast.operator | ast.unaryop | ast.expr_context)
+        for inner in ast.walk(value)
+    )
+
+
+def _found(module: str, look: Callable[["_Finder"], None]) -> tuple[Need, ...] | None:
+    finder = _Finder(module)
+    try:
+        look(finder)
+    except (Acts, RecursionError):
+        return None
+    return tuple(dict.fromkeys(finder.needs))
+
+
+def _names(node: ast.AST) -> set[str]:
+    """The names that are bound in a node's own scope."""
+    return {name for inner in own_scope(node) for name in bound(inner)}
+
+
+def _is_made(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return (dotted(value.func) or ("",))[-1] in _CONTAINERS
+    return isinstance(
+        value,
+        ast.Constant | ast.JoinedStr | ast.Dict | ast.List | ast.Set | ast.Tuple | ast.ListComp
+        | ast.DictComp | ast.SetComp,
+    )  # fmt: skip
+
+
+class _Finder:
+    """Walks what runs when a statement does, and notes what that needs.
+
+    Attributes:
+        local: names that are no globals, and are plain data.
+        opaque: names that are no globals, and may be anything.
+        fresh: in a function, the names of containers that it has made; elsewhere ``None``.
+        owned: in a class body, likewise.
+        is_consumed: what is looked at is read to its end where it stands.
+        skips_defaults: the defaults of the function at the top level are asked for apart.
+        returns_data: what a function returns must be plain data.
+    """
+
+    def __init__(self, module: str):
+        self.module = module
+        self.needs: list[Need] = []
+        self.local: set[str] = set()
+        self.opaque: set[str] = set()
+        self.fresh: set[str] | None = None
+        self.owned: set[str] = set()
+        self.in_class = False
+        self.is_consumed = False
+        self.skips_defaults = False
+        self.returns_data = False
+
+    def need(self, what: str, path: Iterable[str]) -> None:
+        self.needs.append(Need(what, Ref(self.module, ".".join(path), CALL)))
+
+    def is_local(self, name: str) -> bool:
+        return name in self.local or name in self.opaque
+
+    # --- statements --------------------------------------------------------------------------
+
+    def body(self, node: ast.FunctionDef) -> None:
+        """What a function does when it is called."""
+        given = {argument.arg for argument in parameters(node.args)}
+        inside = {name for part in node.body for name in _names(part)}
+        self.local, self.fresh = given | inside, set()
+        self.block(node.body)
+
+    def making(self, node: ast.ClassDef) -> None:
+        """What the constructor of a dataclass does."""
+        for inner in node.body:
+            match inner:
+                case ast.FunctionDef(name="__post_init__"):
+                    self.body(inner)
+                case ast.FunctionDef(name=name, decorator_list=decorators):
+                    if any(getattr(d, "attr", "") in _ACCESSORS for d in decorators):
+                        raise Acts
+                    if name.startswith("__") and name not in _QUIET_METHODS:
+                        raise Acts
+                case ast.AnnAssign(value=ast.Call(func=func, keywords=words)):
+                    path = dotted(func)
+                    if path is None or path[-1] != "field":
+                        self.harmless(inner.value)
+                    for word in words:
+                        if word.arg == "default_factory":
+                            self.factory(word.value)
+                case ast.AnnAssign(value=value):
+                    self.harmless(value)
+
+    def factory(self, node: ast.expr) -> None:
+        path = dotted(node)
+        if path is None:
+            if not isinstance(node, ast.Lambda):
+                raise Acts
+            self.harmless(node.body)
+        else:
+            self.need(CALLED, path)
+
+    def block(self, body: Iterable[ast.stmt]) -> None:
+        for node in body:
+            self.statement(node)
+
+    def statement(self, node: ast.stmt) -> None:
+        match node:
+            case _ if is_idle(node):
+                pass
+            case ast.Import() | ast.ImportFrom():
+                if self.fresh is not None:
+                    raise Acts  # what a function imports may act
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self.function(node)
+            case ast.ClassDef():
+                if self.fresh is not None:
+                    raise Acts
+                self.definition(node)
+            case ast.Assign(targets=targets, value=value):
+                self.assign(targets, value)
+            case ast.AnnAssign(target=target, annotation=annotation, value=value):
+                if self.fresh is None or not isinstance(target, ast.Name):
+                    self.annotation(annotation)
+                if value is not None:
+                    self.assign([target], value)
+            case ast.AugAssign(target=ast.Name(id=name), value=value):
+                self.plain(value)
+                self.change(name)
+            case ast.If(test=test, body=body, orelse=orelse):
+                self.plain(test)
+                self.block(body + orelse)
+            case ast.For(target=target, iter=items, body=body, orelse=orelse):
+                self.consumed(items)
+                self.bind(target)
+                if not self.in_class:
+                    self.local |= _names(target)
+                self.block(body + orelse)
+            case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=final):
+                self.block(body + [s for h in handlers for s in h.body] + orelse + final)
+            case ast.Return(value=value) if self.fresh is not None:
+                self.plain(value) if self.returns_data else self.harmless(value)
+            case ast.Raise(exc=value) if self.fresh is not None:
+                self.harmless(value)
+            case ast.Expr(value=value) if self.fresh is not None:
+                self.expression(value)
+            case _ if type(node).__name__ == "TypeAlias":
+                pass  # its value is worked out when somebody asks for it
+            case _:
+                raise Acts
+
+    def expression(self, value: ast.expr) -> None:
+        """In a function: a call that changes a container made there, or nothing at all."""
+        match value:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=args, keywords=words):
+                if name in (self.fresh or ()):
+                    for argument in (*args, *(word.value for word in words)):
+                        self.plain(argument)
+                    return
+        self.harmless(value)
+
+    def change(self, name: str) -> None:
+        """A name is given an item, or changed in place."""
+        if self.fresh is not None:
+            if name not in self.fresh:
+                raise Acts
+        elif not self.is_local(name):
+            self.need(OWNED, [name])
+        elif name not in self.owned:
+            raise Acts
+
+    def assign(self, targets: list[ast.expr], value: ast.expr) -> None:
+        is_one = len(targets) == 1 and isinstance(targets[0], ast.Name)
+        known = {name for target in targets for name in _names(target)} & self.local
+        if self.fresh is not None or known or not is_one:
+            self.plain(value)  # a variable is worked with; what is unpacked is iterated
+        else:
+            self.harmless(value)
+        for target in targets:
+            self.bind(target, value)
+
+    def bind(self, target: ast.expr, value: ast.expr | None = None) -> None:
+        match target:
+            case ast.Name(id=name):
+                if self.fresh is not None:
+                    if name not in self.local:
+                        raise Acts  # a global
+                    (self.fresh.add if value and _is_made(value) else self.fresh.discard)(name)
+                elif self.in_class:
+                    (self.owned.add if value and _is_made(value) else self.owned.discard)(name)
+            case ast.Tuple(elts=targets) | ast.List(elts=targets):
+                for inner in targets:
+                    self.bind(inner)
+            case ast.Starred(value=inner):
+                self.bind(inner)
+            case ast.Subscript(value=ast.Name(id=name), slice=key):
+                self.plain(key)
+                if value is not None:
+                    self.harmless(value)
+                self.change(name)
+            case _:
+                raise Acts
+
+    # --- definitions -------------------------------------------------------------------------
+
+    def function(self, node: Function) -> None:
+        self.decorators(node)
+        if not self.skips_defaults:
+            self.defaults(node)
+        for argument in parameters(node.args):
+            self.annotation(argument.annotation)
+        self.annotation(node.returns)
+
+    def defaults(self, node: Function) -> None:
+        for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
+            self.harmless(default)
+
+    def annotation(self, node: ast.expr | None) -> None:
+        if node is not None and any(
+            isinstance(inner, ast.Call | ast.NamedExpr) for inner in ast.walk(node)
+        ):
+            self.harmless(node)
+
+    def decorators(self, node: Definition) -> None:
+        for decorator in node.decorator_list:
+            path = dotted(called(decorator))
+            if path is None:
+                raise Acts
+            if isinstance(decorator, ast.Call):
+                for argument in (*decorator.args, *(w.value for w in decorator.keywords)):
+                    self.harmless(argument)
+            if not self.is_local(path[0]):
+                self.need(DECORATES if isinstance(decorator, ast.Call) else CALLED, path)
+            elif path[-1] not in _ACCESSORS:
+                raise Acts
+
+    def definition(self, node: ast.ClassDef) -> None:
+        self.decorators(node)
+        for base in node.bases:
+            if isinstance(base, ast.Call):
+                self.plain(base)
+                continue
+            path = dotted(base.value if isinstance(base, ast.Subscript) else base)
+            if path is None or self.is_local(path[0]):
+                raise Acts
+            self.need(INHERITED, path)
+        for keyword in node.keywords:
+            path = dotted(keyword.value)
+            if keyword.arg != "metaclass" or path is None:
+                raise Acts
+            self.need(METACLASS, path)
+        outer = self.local, self.opaque, self.in_class, self.fresh
+        inside = {name for part in node.body for name in _names(part)}
+        self.opaque, self.in_class, self.fresh = self.opaque | inside, True, None
+        for statement in node.body:
+            if not isinstance(statement, Import):
+                self.statement(statement)
+        self.local, self.opaque, self.in_class, self.fresh = outer
+
+    # --- expressions -------------------------------------------------------------------------
+
+    def harmless(self, node: ast.expr | None) -> None:
+        """An expression whose value is bound or kept, not worked with."""
+        match node:
+            case None | ast.Name():
+                pass
+            case ast.Lambda(args=arguments):
+                for default in (*arguments.defaults, *filter(None, arguments.kw_defaults)):
+                    self.harmless(default)
+            case ast.Attribute():
+                self.attribute(node)
+            case ast.Tuple(elts=items) | ast.List(elts=items):
+                for item in items:
+                    self.harmless(item)
+            case ast.Dict(keys=keys, values=items):
+                for key, item in zip(keys, items, strict=True):
+                    if key is None:
+                        self.plain(item)
+                    else:
+                        self.type_or_plain(key)
+                        self.harmless(item)
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                self.plain(test)
+                self.harmless(body)
+                self.harmless(orelse)
+            case ast.NamedExpr(target=target, value=inner):
+                self.harmless(inner)
+                self.bind(target)
+            case ast.Call(func=func):
+                path = dotted(func)
+                if path is None or self.is_local(path[0]):
+                    self.plain(node)
+                else:
+                    self.need(CALLED, path)
+                    self.arguments(node, path)
+            case ast.BinOp(op=ast.BitOr()) | ast.Subscript():
+                self.type_or_plain(node)
+            case _:
+                self.plain(node)
+
+    def type_or_plain(self, node: ast.expr) -> None:
+        """``A | None`` and ``list[A]``: types are worked with like data."""
+        match node:
+            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+                self.type_or_plain(left)
+                self.type_or_plain(right)
+            case ast.Subscript(value=value, slice=inner):
+                self.type_or_plain(value)
+                items = inner.elts if isinstance(inner, ast.Tuple | ast.List) else [inner]
+                for item in items:
+                    self.type_or_plain(item)
+            case ast.List(elts=items):
+                for item in items:
+                    self.type_or_plain(item)
+            case ast.Name() | ast.Attribute():
+                path = dotted(node)
+                if path is None:
+                    self.plain(node)
+                elif not self.is_local(path[0]):
+                    self.need(EITHER, path)
+                elif path[0] in self.opaque or len(path) > 1:
+                    raise Acts
+            case _:
+                self.plain(node)
+
+    def plain(self, node: ast.expr | None) -> None:
+        """An expression whose value is worked with, and so must be data."""
+        match node:
+            case None | ast.Constant():
+                pass
+            case ast.Name(id=name):
+                if name in self.opaque:
+                    raise Acts
+                if name not in self.local:
+                    self.need(PLAIN, [name])
+            case ast.Attribute(value=value, attr=attribute):
+                path = dotted(node)
+                if path is not None and not self.is_local(path[0]):
+                    self.need(PLAIN, path)
+                elif attribute in PLAIN_ATTRIBUTES:
+                    self.plain(value)
+                else:
+                    self.field_of_parameter(path)
+            case ast.Call():
+                self.plain_call(node)
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                self.comprehension(node)
+            case ast.NamedExpr(target=target, value=inner):
+                self.plain(inner)
+                self.bind(target)
+            case (
+                ast.BinOp() | ast.UnaryOp() | ast.BoolOp() | ast.Compare() | ast.Subscript()
+                | ast.JoinedStr() | ast.FormattedValue() | ast.Slice() | ast.Tuple() | ast.List()
+                | ast.Set() | ast.Dict() | ast.IfExp() | ast.Starred()
+            ):  # fmt: skip
+                for inner in ast.iter_child_nodes(node):
+                    if isinstance(inner, ast.expr):
+                        self.plain(inner)
+            case _:
+                raise Acts
+
+    def field_of_parameter(self, path: tuple[str, ...] | None) -> None:
+        """``self.beta`` in a ``__post_init__``: the fields of a dataclass made of plain data."""
+        if path is None or path[0] != "self" or len(path) != 2 or "self" not in self.local:
+            raise Acts
+
+    def attribute(self, node: ast.Attribute) -> None:
+        path = dotted(node)
+        if path is None or self.is_local(path[0]):
+            self.plain(node)
+        else:
+            self.need(READ, path)
+
+    def comprehension(self, node: Comprehension) -> None:
+        outer = set(self.local)
+        if isinstance(node, ast.GeneratorExp) and not self.is_consumed:
+            raise Acts  # it is used up by reading it
+        for generator in node.generators:
+            self.consumed(generator.iter)
+            self.local |= _names(generator.target)
+            for test in generator.ifs:
+                self.plain(test)
+        for made_of in [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]:
+            self.plain(made_of)
+        self.local = outer
+
+    def consumed(self, node: ast.expr) -> None:
+        """An expression that is read to its end where it stands, as an iterator may be."""
+        before, self.is_consumed = self.is_consumed, True
+        self.plain(node)
+        self.is_consumed = before
+
+    def plain_call(self, node: ast.Call) -> None:
+        path = dotted(node.func)
+        if path is not None and path[-1] in _USED_UP and not self.is_consumed:
+            raise Acts
+        if path is not None and not self.is_local(path[0]):
+            self.need(MAKES, path)
+            self.arguments(node, path)
+            return
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in PURE_METHODS:
+            raise Acts
+        self.plain(node.func.value)
+        self.arguments(node, (node.func.attr,))
+
+    def arguments(self, node: ast.Call, path: tuple[str, ...]) -> None:
+        """What a call is given must be data; but for functions that keep it, or call it."""
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            given = dotted(argument)
+            if path[-1] in _KEEPS:
+                self.harmless(argument)
+            elif path[-1] in _GIVES_TO and given is not None and not self.is_local(given[0]):
+                self.need(APPLIED, given)
+            elif path[-1] in _GIVES_TO and isinstance(argument, ast.Lambda):
+                outer = set(self.local)
+                self.local |= {parameter.arg for parameter in parameters(argument.args)}
+                self.plain(argument.body)
+                self.local = outer
+            elif path[-1] in _CONSUME or (self.is_consumed and path[-1] in _USED_UP):
+                self.consumed(argument)
+            else:
+                before, self.is_consumed = self.is_consumed, False
+                self.plain(argument)
+                self.is_consumed = before
+
+
+_QUIET_METHODS = frozenset(
+    {"__str__", "__repr__", "__len__", "__iter__", "__call__", "__eq__", "__hash__", "__lt__"}
+    | {"__contains__", "__getitem__", "__format__", "__bool__", "__enter__", "__exit__"}
+)
+"""Methods that making an instance does not call."""
+PLAIN_ATTRIBUTES = frozenset({"parent", "parents", "name", "stem", "suffix", "parts", "value"})

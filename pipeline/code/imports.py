@@ -1,0 +1,141 @@
+"""Which libraries a step function is certain to import, read without importing anything.
+
+The walk follows plain Python from the function's module: statements at the top of a module run when
+it is imported; those of a function's body run when it is called. What stands in a branch, in a loop
+or below a statement that leaves the function may not run, so it is passed over. An import in a
+``try`` is made in any case, whatever becomes of it. The walk goes into project modules and into
+project functions that are called on the way; into nothing else.
+
+It is a guess for the sake of speed: what runs is decided by the code itself.
+"""
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from pipeline.code.modules import Modules, is_core
+from pipeline.errors import TemperError
+
+
+def certain_imports(function: str) -> tuple[str, ...]:
+    """What of libraries a step function imports whenever it is called, in that order.
+
+    Args:
+        function: ``module:name``, as :func:`pipeline.references.reference_to` says it.
+
+    Returns:
+        ``module`` for ``import module``, and ``module:name`` for ``from module import name``;
+        nothing of the standard library. Empty where the code cannot be read.
+    """
+    module, _, name = function.partition(":")
+    walk = _Walk(module)
+    try:
+        walk.import_module(module)
+        walk.call(module, name)
+    except TemperError:
+        return ()
+    return tuple(walk.found)
+
+
+class _Walk:
+    def __init__(self, home: str):
+        self._modules = Modules(home, {})
+        self._done: set[tuple[str, str]] = set()
+        self._sources: dict[tuple[str, str], tuple[str, str]] = {}
+        self.found: dict[str, None] = {}
+
+    def import_module(self, name: str) -> None:
+        """As ``import name``."""
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            part = ".".join(parts[:count])
+            if ("import", part) not in self._done and (tree := self._tree(part)) is not None:
+                self._done.add(("import", part))
+                self._run(part, tree.body)
+
+    def call(self, module: str, name: str) -> None:
+        """As ``name()`` in a module: a function of it, or one that it imports from elsewhere."""
+        if (module, name) in self._done or (tree := self._tree(module)) is None:
+            return
+        self._done.add((module, name))
+        if (source := self._sources.get((module, name))) is not None:
+            self.call(*source)
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                self._run(module, node.body)
+
+    def _tree(self, name: str) -> ast.Module | None:
+        """The syntax tree of a module of project code."""
+        if is_core(name) or self._modules.get(name) is None:
+            return None
+        return next(map(_parsed, self._modules.sources_of([name]).values()), None)
+
+    def _run(self, module: str, body: Iterable[ast.stmt]) -> None:
+        for node in _that_run(body):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self._import(alias.name)
+            elif isinstance(node, ast.ImportFrom):
+                base = self._absolute(module, node)
+                self._import_from(base, node.names)
+                for alias in node.names:
+                    self._sources[module, alias.asname or alias.name] = base, alias.name
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                self.call(module, node.func.id)
+
+    def _import(self, name: str) -> None:
+        if self._is_library(name):
+            self.found[name] = None
+        else:
+            self.import_module(name)
+
+    def _import_from(self, base: str, names: list[ast.alias]) -> None:
+        if not base:  # it leaves the package, which fails
+            return
+        self._import(base)
+        for alias in names:
+            if not self._is_library(base):
+                self.import_module(f"{base}.{alias.name}")
+            elif base in self.found and alias.name != "*":
+                self.found[f"{base}:{alias.name}"] = None
+
+    def _is_library(self, name: str) -> bool:
+        top = name.partition(".")[0]
+        if is_core(top) or top in sys.stdlib_module_names:
+            return False
+        return self._modules.get(top) is None
+
+    def _absolute(self, module: str, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        is_package = any(
+            file.endswith("__init__.py") for file in self._modules.sources_of([module])
+        )
+        base = module.split(".")
+        base = base[: len(base) - node.level + is_package]
+        return ".".join([*base, *([node.module] if node.module else [])]) if base else ""
+
+
+@lru_cache(maxsize=1024)
+def _parsed(content: bytes) -> ast.Module | None:
+    try:
+        return ast.parse(content)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _that_run(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+    """The imports and calls among statements that are sure to run, in order."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.With | ast.Try):
+            yield from _that_run(node.body)
+        elif isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return):
+            if isinstance(node.value, ast.Call):
+                yield node.value
+            if isinstance(node, ast.Return):
+                return
+        elif isinstance(node, ast.Raise):
+            return

@@ -1,0 +1,122 @@
+"""What reading a source file yields, kept on disk by the content of the file.
+
+Reading the source of a large project takes a second, and it is read for every plan. The shelf is a
+cache of the machine's user, not of a store: whoever can write to it can run code anyway. An entry
+that is damaged, or was written by other code than this, is read anew.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import blake3
+
+from pipeline.code.form import from_json, to_json
+from pipeline.code.statement import Statement
+
+if TYPE_CHECKING:
+    from pipeline.code.source import Module
+
+_SETS = ("traits", "made", "attributes")
+FOLDER = "TEMPER_CACHE"
+"""The environment variable that names another folder for it."""
+
+
+def find(name: str, is_package: bool, source: bytes) -> "Module | None":
+    """What was kept of a module with this source."""
+    with suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return _restored(load(_path(name, is_package, source)))
+    return None
+
+
+def keep(module: "Module", is_package: bool, source: bytes) -> None:
+    """Keep what was found out about a module; where that cannot be, it will be found out again."""
+    statements = [[_portable(getattr(s, f.name)) for f in fields(s)] for s in module.statements]
+    found = [module.name, statements, module.docstring, module.exports]
+    save(_path(module.name, is_package, source), found)
+
+
+def load(path: Path) -> Any:
+    """What `save` wrote.
+
+    Raises:
+        OSError: nothing is there.
+        ValueError: it is damaged.
+    """
+    digest, _, data = path.read_bytes().partition(b"\n")
+    if digest != _checksum(data):
+        raise ValueError(f"{path} is damaged")
+    return json.loads(data)
+
+
+def save(path: Path, value: Any) -> None:
+    """Write a JSON value and its digest in one go, or nothing where that cannot be."""
+    with suppress(OSError, RecursionError, UnicodeError):
+        data = json.dumps(value, separators=(",", ":")).encode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_checksum(data) + b"\n" + data)
+        os.replace(temporary, path)
+
+
+def place(kind: str, about: bytes) -> Path:
+    """Where to keep something of a kind, told by what it is about."""
+    digest = blake3.blake3(about).hexdigest()[:40]
+    return _folder() / kind / digest[:2] / f"{digest[2:]}.json"
+
+
+def _checksum(data: bytes) -> bytes:
+    return blake3.blake3(data).hexdigest().encode()
+
+
+def _portable(value: Any) -> Any:
+    return to_json(tuple(sorted(value)) if isinstance(value, frozenset) else value)
+
+
+def _restored(data: Any) -> "Module":
+    from pipeline.code.source import Module
+
+    name, statements, docstring, exports = data
+    exports = None if exports is None else tuple(exports)
+    return Module(name, tuple(map(_statement, statements)), docstring, exports)
+
+
+def _statement(data: list[Any]) -> Statement:
+    values = [from_json(value) for value in data]
+    named = dict(zip((f.name for f in fields(Statement)), values, strict=True))
+    return Statement(**{**named, **{name: frozenset(named[name]) for name in _SETS}})
+
+
+def _path(name: str, is_package: bool, source: bytes) -> Path:
+    about = f"{_READERS} {sys.version_info[:2]} {name} {is_package} ".encode()
+    return place("code", about + source)
+
+
+@cache
+def _folder() -> Path:
+    named = os.environ.get(FOLDER)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(named) if named else Path(home, "temper")
+
+
+def version_of(names: Iterable[str]) -> str:
+    """A digest of modules of this room, so that what another version of them found is not used.
+    To be asked when they are imported: later, the files may be of another version."""
+    hasher = blake3.blake3()
+    for name in names:
+        with suppress(OSError):
+            hasher.update((Path(__file__).parent / f"{name}.py").read_bytes())
+    return hasher.hexdigest()[:16]
+
+
+_READERS = version_of(
+    ("acting", "bindings", "form", "reader", "shelf", "source", "statement"),
+)

@@ -1,0 +1,110 @@
+"""The config of an experiment that has no YAML, or a YAML of settings alone.
+
+Such an experiment is its dataclass, and the groups that come with Temper where they fit:
+``launcher`` always, ``model`` and ``data`` if the config has fields of these names whose
+dataclasses take what the group's options set. A folder ``conf`` beside the script wins over both.
+"""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from pipeline.configs.shipped import CONF, read_options, shipped_groups
+
+Choices = Mapping[str, Mapping[str, type]]
+"""The types that a field may be of, by name, for the path of each such field."""
+WITHOUT_YAML = "without_yaml"
+"""The name of the config that is made here."""
+_DEFAULTS = re.compile(r"^defaults\s*:", re.MULTILINE)
+_ON = {"launcher": "local"}
+"""The option that a group has from the beginning; others have none."""
+
+
+def choose_config(script: Path, schema: type) -> tuple[Path | None, str]:
+    """The folder of an experiment's config, if it has one, and the config's name there.
+
+    The nearest ``conf/SCRIPT.yaml`` beside the script or above it is the experiment's own. If it
+    has a defaults list, that says all. Otherwise a config is made of the dataclass, of the groups
+    that fit and of that file.
+    """
+    name = script.stem
+    folders = [parent / "conf" for parent in script.resolve().parents]
+    folder = next((f for f in folders if (f / f"{name}.yaml").is_file()), None)
+    if folder is not None and _DEFAULTS.search(
+        text := (folder / f"{name}.yaml").read_text("utf-8")
+    ):
+        if not folder.samefile(CONF):
+            with contextlib.suppress(yaml.YAMLError):  # Hydra meets it again, and says where it is
+                _store_named(text, folder)
+        return folder, name
+    own = [] if folder is None else [name]
+    folder = folder or next((f for f in folders[:1] if f.is_dir()), None)
+    _store_config(schema, folder, own)
+    return folder, WITHOUT_YAML
+
+
+def _store_config(schema: type, folder: Path | None, own: list[str]) -> None:
+    defaults: list[Any] = ["schema"]
+    for group in shipped_groups():
+        options = _fitting(group, schema)
+        for name, (package, content) in options.items():
+            _store(group, name, package, content)
+        if options or (folder and (folder / group).is_dir()):
+            is_set = _default(schema, group) != _default(schema, group, of_type=True)
+            defaults.append({group: None if is_set else _ON.get(group)})
+    _store(None, WITHOUT_YAML, None, {"defaults": [*defaults, *own, "_self_"]})
+
+
+def _store(group: str | None, name: str, package: str | None, content: Mapping[str, Any]) -> None:
+    ConfigStore.instance().store(group=group, name=name, node=content, package=package)
+
+
+def _store_named(text: str, folder: Path) -> None:
+    """Offer what a defaults list names and only Temper has: groups, and configs to build on."""
+    for entry in yaml.safe_load(text)["defaults"] or ():
+        inherited = CONF / f"{entry}.yaml"
+        if isinstance(entry, Mapping):
+            for group in entry:
+                name = str(group).removeprefix("override ").strip("/ ")
+                for option, (package, content) in read_options(name).items():
+                    _store(name, option, package, content)
+        elif inherited.is_file() and not (folder / inherited.name).exists():
+            text = inherited.read_text("utf-8")
+            _store(None, str(entry), None, yaml.safe_load(text))
+            _store_named(text, folder)
+
+
+def _fitting(group: str, schema: type) -> dict[str, tuple[str | None, dict[str, Any]]]:
+    """The options of a shipped group that set nothing but what the experiment has."""
+    kinds = get_type_hints(schema)
+    kind = kinds.get(group)
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    plain = _default(schema, group, of_type=True)
+    return {
+        name: (package, content if package else plain | content)
+        for name, (package, content) in read_options(group).items()
+        if _sets(content) <= (set(kinds) if package else set(plain))
+    }
+
+
+def _default(schema: type, group: str, of_type: bool = False) -> dict[str, Any]:
+    """What a group's field holds unless it is set; or what its dataclass would make of it.
+
+    An option of the group takes the place of the whole field, so it begins with the latter.
+    """
+    config = OmegaConf.structured(get_type_hints(schema)[group] if of_type else schema)
+    content = OmegaConf.to_container(config if of_type else config[group])
+    assert isinstance(content, dict)
+    return {str(name): value for name, value in content.items()}
+
+
+def _sets(content: Mapping[str, Any]) -> set[str]:
+    return set(content) - {"defaults"}

@@ -1,0 +1,196 @@
+"""``--help`` of an experiment: what it does, its options, its choices, and what each setting means.
+
+The values shown are those that a run with the same command line would have. ``--help PATH`` shows
+the settings below a path, or those whose name or meaning has a word.
+"""
+
+import contextlib
+import inspect
+import json
+import os
+import re
+import shlex
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from pipeline.configs.explained import Group, Setting, explained, source_of, summary_of
+from pipeline.configs.groups import Choices
+from pipeline.configs.shipped import CONF
+from pipeline.errors import TemperError
+from pipeline.redaction import shown
+from pipeline.text import visible
+
+_COLUMN = 44
+_NARROWEST, _WIDEST = 72, 120
+OPTIONS = (
+    ("--plan", "show what would run and why, and run nothing"),
+    ("-v, --verbose", "show what steps print, too, and a plan with every step"),
+    ("-q, --quiet", "show only what fails, and where results lie"),
+    ("-m, --multirun", "one job for each combination of values, as in -m SETTING=1,2"),
+    ("-h, --help [PATH|WORD]", "this page, or of it the settings below a path or with a word"),
+    ("--cfg job", "print the config as YAML, and run nothing"),
+)
+OF_RECIPES = (
+    ("--data FILE", "rows of your own: a file, a folder, a pattern, or OWNER/NAME of the Hub"),
+    ("--model MODEL", "a Hugging Face folder, a .gguf file, or OWNER/NAME of the Hub"),
+)
+"""Options of ``temper run`` alone."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment with the config that a command line gives it.
+
+    Attributes:
+        called: the words by which it is called, without settings.
+    """
+
+    build: Callable[[Any], Any]
+    choices: Choices
+    folder: Path | None
+    config: DictConfig
+    called: Sequence[str]
+
+
+def show_help(experiment: Experiment, about: str) -> None:
+    """Print the page, or what of it is ``about`` something.
+
+    Raises:
+        TemperError: there is nothing about that.
+    """
+    lines = list(_about(experiment, about) if about else _page(experiment))
+    if not lines:
+        raise TemperError(f"--help {about}: no setting has this path, and none has this word")
+    _print([visible(shown(line)) for line in lines])
+
+
+def _page(experiment: Experiment) -> Iterator[str]:
+    module = sys.modules.get(experiment.build.__module__)
+    yield from inspect.cleandoc(getattr(module, "__doc__", None) or "").splitlines()
+    yield from ("", f"usage: {shlex.join(experiment.called)} [OPTION]... [SETTING=VALUE]...", "")
+    yield "options:"
+    is_recipe = list(experiment.called[:2]) == ["temper", "run"]
+    for option, meaning in (*(OF_RECIPES if is_recipe else ()), *OPTIONS):
+        yield from _entry(option, meaning)
+    if chosen := _chosen():
+        yield from ("", "choices, each a set of values by name (--help NAME explains them):")
+        for group, option in chosen.items():
+            options = _options(experiment, group)
+            yield from _entry(f"{group} = {option or 'none'}", f"one of {', '.join(options)}")
+    for group in explained(experiment.config):
+        yield from _group(experiment, group, group.settings)
+
+
+def _about(experiment: Experiment, about: str) -> Iterator[str]:
+    """The settings below a path; else the options of a choice, and settings that have a word."""
+    path, word = about.replace("/", "."), about.casefold()
+    groups = list(explained(experiment.config))
+    if chosen := {g: o for g, o in _chosen().items() if g.replace("/", ".") == path}:
+        for group, option in chosen.items():
+            yield f"{group} = {option or 'none'}"
+            for name, meaning in _options(experiment, group).items():
+                yield from _entry(f"{group}={name}", meaning)
+    below = [g for g in groups if f"{g.path}.".startswith(f"{path}.")]
+    for group in below:
+        yield from _group(experiment, group, group.settings)
+    if chosen or below:
+        return
+    for group in groups:
+        found = [s for s in group.settings if word in f"{s.name} {s.meaning}".casefold()]
+        if found:
+            yield from _group(experiment, group, found)
+
+
+def _group(experiment: Experiment, group: Group, settings: Sequence[Setting]) -> Iterator[str]:
+    if not settings:
+        return
+    is_chosen = group.path in experiment.choices
+    source = source_of(group.kind) if is_chosen else ""
+    what = source if re.search(r"\d{4}", source) else summary_of(group.kind)
+    means = " ".join(filter(None, (group.meaning, what)))
+    heading = ": ".join(filter(None, (group.path or "the run", means)))
+    yield from ("", *textwrap.wrap(heading, _width()))
+    for setting in settings:
+        yield from _entry(f"{setting.name} = {_value(setting.value)}", setting.meaning)
+
+
+def _entry(name: str, meaning: str) -> Iterator[str]:
+    """A name and, beside it if that is short, what it means."""
+    first = f"  {name}"
+    indent = " " * _COLUMN
+    beside = len(first) < _COLUMN
+    lines = textwrap.wrap(meaning, _width() - _COLUMN, break_on_hyphens=False)
+    if not beside or not lines:
+        yield first
+    for number, line in enumerate(lines):
+        yield f"{first:<{_COLUMN}}{line}" if beside and number == 0 else indent + line
+
+
+def _width() -> int:
+    columns = os.get_terminal_size().columns if sys.stdout.isatty() else 100
+    return min(max(columns, _NARROWEST), _WIDEST)
+
+
+def _value(value: Any) -> str:
+    """A value as it would be typed."""
+    if value == "???":
+        return "(to be set)"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(getattr(value, "value", value))
+
+
+def _chosen() -> dict[str, str | None]:
+    """The choices of the experiment, by their paths, with what is chosen."""
+    choices = HydraConfig.get().runtime.choices
+    return {str(g): o for g, o in sorted(choices.items()) if not str(g).startswith("hydra/")}
+
+
+def _options(experiment: Experiment, group: str) -> dict[str, str]:
+    """What a choice may be, each with a sentence."""
+    types = experiment.choices.get(group.replace("/", "."), {})
+    found = {name: source_of(kind) for name, kind in types.items()}
+    with contextlib.suppress(OSError):  # there is no such group but in YAML
+        names = ConfigStore.instance().list(group)
+        of_temper = ((name, CONF / group / name) for name in names)
+        found = {n.removesuffix(".yaml"): _first_comment(f) for n, f in of_temper} | found
+    if experiment.folder is not None:
+        own = sorted((experiment.folder / group).glob("*.yaml"))
+        found |= {file.stem: _first_comment(file) for file in own}
+    return found
+
+
+def _first_comment(file: Path) -> str:
+    """The comment at the beginning of a YAML file, if there is one."""
+    lines: list[str] = []
+    if not file.is_file():
+        return ""
+    for line in file.read_text("utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @"):
+            lines.append(line.lstrip("# "))
+    return " ".join(lines)
+
+
+def _print(lines: Sequence[str]) -> None:
+    """To a terminal through a pager, where it is longer than the screen."""
+    try:
+        if sys.stdout.isatty() and len(lines) >= os.get_terminal_size().lines:
+            import pydoc
+
+            pydoc.pager("\n".join(lines) + "\n")
+        else:
+            print("\n".join(lines), flush=True)
+    except BrokenPipeError:  # whoever read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,186 @@
+"""Hydra's errors as one sentence, with the setting that was probably meant.
+
+People remember the end of a setting's path better than its beginning, and know other tools' names
+for it. So a setting that does not exist is looked for by the last part of its path first
+(``beta=0.05`` → ``dpo.loss.beta``), as a choice (``loss=ipo`` → ``dpo/loss=ipo``), and under the
+names of ``experiments/other_names.yaml``; then by its spelling.
+"""
+
+import difflib
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline.configs.groups import Choices
+from pipeline.configs.shipped import EXPERIMENTS, read_options, shipped_groups
+from pipeline.errors import TemperError
+
+MOST_SUGGESTIONS = 4
+_HYDRA_OPTIONS = (
+    "--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--resolve", "--package", "-p",
+    "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--config-path", "-cp",
+    "--config-name", "-cn", "--config-dir", "-cd", "--info", "-i", "--experimental-rerun",
+)  # fmt: skip
+_OURS = ("--plan", "--quiet", "--verbose")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What an experiment can be told.
+
+    Attributes:
+        keys: of settings, dotted.
+        groups: the names of the options of each choice, under its path with slashes.
+    """
+
+    keys: Sequence[str]
+    groups: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def of(cls, schema: type, choices: Choices, arguments: Sequence[str]) -> "Known":
+        """
+        Args:
+            arguments: of the command line, which say what has been chosen.
+        """
+        keys = list(dotted_keys(OmegaConf.structured(schema)))
+        groups: dict[str, Sequence[str]] = {g: list(read_options(g)) for g in shipped_groups()}
+        for path, types in choices.items():
+            groups[path.replace(".", "/")] = list(types)
+            chosen = [a.partition("=")[2] for a in arguments if _names(a, path)]
+            if chosen and chosen[-1] in types:
+                keys = [key for key in keys if not key.startswith(f"{path}.")]
+                keys += dotted_keys(OmegaConf.structured(types[chosen[-1]]), f"{path}.")
+        return cls(keys, groups)
+
+    def suggestions(self, key: str, value: str = "") -> list[str]:
+        """What may have been meant by ``key=value``, as it would be typed."""
+        meant = _other_names().get(key.rpartition(".")[2], key.rpartition(".")[2])
+        meant, _, fixed = meant.partition("=")
+        prefix = key.rpartition(".")[0]
+        typed = fixed or value
+        chosen = [g for g in self.groups if f"/{g}".endswith(f"/{meant.replace('.', '/')}")]
+        if options := [f"{g}={typed}" for g in chosen if typed in self.groups[g]]:
+            return options
+        found = self._by_last_part(prefix, meant) or self._by_last_part("", meant)
+        if found:
+            return [f"{name}={typed}" if typed else name for name in found]
+        if chosen:
+            return [f"{g}={'|'.join(self.groups[g])}" for g in chosen]
+        return self._alike(prefix, meant, key)
+
+    def _by_last_part(self, prefix: str, last: str) -> list[str]:
+        below = f"{prefix}." if prefix else ""
+        ends = (key for key in self.keys if f".{key}".endswith(f".{last}"))
+        return [key for key in ends if key.startswith(below)]
+
+    def _alike(self, prefix: str, last: str, key: str) -> list[str]:
+        near = [k for k in self.keys if not prefix or k.startswith(f"{prefix.partition('.')[0]}.")]
+        lasts = list(dict.fromkeys(k.rpartition(".")[2] for k in near))
+        close = difflib.get_close_matches(last, lasts, n=1, cutoff=0.75)
+        found = [k for k in near if k.rpartition(".")[2] in close]
+        whole = difflib.get_close_matches(key, self.keys, n=3, cutoff=0.6)
+        return list(dict.fromkeys([*(k for k in whole if k in found), *found, *whole]))
+
+
+def _names(argument: str, path: str) -> bool:
+    return argument.partition("=")[0] == path.replace(".", "/")
+
+
+def _other_names() -> Mapping[str, str]:
+    """What other tools call a setting, and the last parts of what it is called here."""
+    return yaml.safe_load((EXPERIMENTS / "other_names.yaml").read_text("utf-8"))
+
+
+def unknown_setting(key: str, value: str, known: Known) -> str:
+    """A sentence about a setting that does not exist."""
+    found = known.suggestions(key, value)[:MOST_SUGGESTIONS]
+    meant = f"did you mean {' or '.join(found)}?" if found else "--help lists every setting"
+    return f"unknown config key {key!r}; {meant}"
+
+
+def refuse_options(arguments: Sequence[str], known_of: Callable[[], Known]) -> None:
+    """Refuse what is neither an option nor a setting.
+
+    Args:
+        known_of: what there is to suggest; asked only if something is refused.
+
+    Raises:
+        TemperError: it says how settings are written, and which one may have been meant.
+    """
+    takes_words = any(a.startswith("-") and a not in ("-m", "--multirun") for a in arguments)
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        option, _, value = argument.partition("=")
+        if option in _HYDRA_OPTIONS:
+            continue
+        if argument.startswith("-"):
+            name = option.lstrip("-").replace("-", "_")
+            value = value or ("" if following.startswith("-") or "=" in following else following)
+            found = known_of().suggestions(name, value)[:MOST_SUGGESTIONS]
+            if near := difflib.get_close_matches(option, (*_OURS, *_HYDRA_OPTIONS), 1, 0.75):
+                found = near
+            meant = f"; did you mean {' or '.join(found)}?" if found else ""
+            raise TemperError(f"unknown option {option}: settings are written key=value{meant}")
+        if "=" not in argument and not argument.startswith("~") and not takes_words:
+            raise TemperError(f"{argument!r} is no setting: settings are written key=value")
+
+
+def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> str:
+    """Hydra's multi-line message as one line, with what may have been meant."""
+    parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
+    lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
+    if option := re.search(r"Could not find '(.+)/(.+)'", lines[0]):
+        options = re.findall(r"^\t(\S+)$", str(error), re.MULTILINE)
+        return f"unknown choice {option[1]}={option[2]}; known: {', '.join(options)}"
+    if typed := re.search(r"override ([\w.]+)=(\S*); Invalid type assigned", "; ".join(lines)):
+        group = typed[1].replace(".", "/")
+        return f"{typed[1]} is not a value but a choice, with settings: {group}={typed[2]}"
+    unknown = re.search(r"Could not override '([^']+)'", lines[0])
+    key = unknown[1].split("@")[0].replace("/", ".") if unknown else ""
+    owner = re.search(r"Key '\S+' not in '(\w+)'", str(error.__cause__))
+    if key in known.keys and owner:
+        return f"unknown config key {key!r}; {owner[1]}, which was chosen, has no such field"
+    if key and key not in known.keys:
+        return unknown_setting(key, _value_of(key, arguments), known)
+    if missing := re.search(r"Missing mandatory value: (\S+)", lines[0]):
+        return f"{missing[1]} is missing; set {missing[1]}=VALUE"
+    kept = [line for line in lines if not line.startswith(("full_key", "object_type", "reference"))]
+    return "; ".join(dict.fromkeys(kept))
+
+
+def _value_of(key: str, arguments: Sequence[str]) -> str:
+    """What a setting was to be, as it was typed last."""
+    typed = (argument.partition("=") for argument in arguments)
+    values = [v for name, _, v in typed if name.lstrip("+~").replace("/", ".") == key]
+    return values[-1] if values else ""
+
+
+def set_within_null(arguments: Sequence[str], schema: type) -> str:
+    """What Hydra fails on without a word: a key that lies within one that is null."""
+    config = OmegaConf.structured(schema)
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        *outer, _ = itertools.accumulate(f"{key}{'.' * value.startswith('{')}".split("."), _dotted)
+        for name in outer:
+            if OmegaConf.select(config, name, default=config) is None:
+                group = name.replace(".", "/")
+                return f"{name} is null, so {key} cannot be set; choose one first: {group}=NAME"
+    return ""
+
+
+def _dotted(outer: str, inner: str) -> str:
+    return f"{outer}.{inner}"
+
+
+def dotted_keys(config: Any, prefix: str = "") -> Iterator[str]:
+    """The names of all settings in a config."""
+    for key in config:
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and len(node):
+            yield from dotted_keys(node, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"

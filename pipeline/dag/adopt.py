@@ -1,0 +1,39 @@
+"""Bringing in what was made elsewhere: a dataset or checkpoint becomes an artifact, by content."""
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.dag.artifact import Artifact, Kind
+from pipeline.dag.inputs import File, files_below
+from pipeline.dag.step import Metrics, Output, Step, step
+
+
+def adopt(url: str, kind: Kind = Artifact) -> Step:
+    """A step whose output is a copy of the file or folder at ``url``.
+
+    Known by content: the same files elsewhere are the same artifact, edited ones are another.
+
+    Args:
+        url: a local path or fsspec URL.
+        kind: what the files are; see :mod:`pipeline.dag.artifact`.
+    """
+    fs, path = fsspec.url_to_fs(url)
+    name = path.rpartition("/")[2] if fs.isfile(path) else None
+    return Step(adopt_files, {"source": File(url), "name": name}, kind)
+
+
+@step(version="1")
+def adopt_files(out: Output, source: File, name: str | None = None) -> Metrics:
+    """Copy a file as ``name``, or all files of a folder under their names within it."""
+    fs, path = fsspec.url_to_fs(source.url)
+    prefix = f"{path.rstrip('/')}/"
+    local = isinstance(fs, LocalFileSystem) and not fs.isfile(path)
+    files = (
+        list(files_below(path)) if local else fs.find(path)
+    )  # links are followed, as for the key
+    for number, file in enumerate(files, start=1):
+        target = out.path / (name or file.removeprefix(prefix))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fs.get_file(file, str(target))
+        out.progress(number, len(files))
+    return {"files": len(files)}

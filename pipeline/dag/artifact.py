@@ -1,0 +1,240 @@
+"""Artifacts and their kinds: what flows along the edges of a DAG.
+
+A *kind* is a subclass of :class:`Artifact` that says what the files of an artifact are. A step
+function takes kinds (``policy: Model``) and makes one (``@step(makes=Model)``), so an edge that
+cannot work is refused when the DAG is built, long before a worker would trip over a missing file.
+``Artifact`` itself is any kind. Kinds bear on no key: they check, they do not identify.
+
+    class PairTokens(Artifact):
+        \"""``tokens.parquet``: preference pairs as token ids.\"""
+
+    class TokenizedPairs(Artifact):
+        \"""One folder a split.\"""
+
+        parts = PairTokens            # or {"train": PairTokens, "report": Table}
+"""
+
+import dataclasses
+import reprlib
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePath
+from typing import Any, ClassVar, TypeGuard, Union, get_args, get_origin, get_type_hints
+
+from pipeline.dag.canonical import DEEPEST, too_deep
+from pipeline.dag.inputs import File, HubModel
+from pipeline.errors import TemperError
+from pipeline.redaction import shown
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An input as a running step function sees it: a local folder of finished files.
+
+    What the step that made it returned as metrics is not here: it is no part of what the artifact
+    is, so nothing may depend on it.
+
+    ``artifact / "tokens.parquet"`` is the path of a file in it.
+
+    Attributes:
+        parts: declared by a kind: the kind of each part (folder at the top), or of every part.
+        views: declared by a kind: ``module:name`` of the function that says what there is to see of
+            such an artifact; see :mod:`pipeline.show.views`.
+        viewer: declared by a kind: ``module:function`` that prints one row of such an artifact,
+            called with the URL of its files, the row's name, that of a split or ``None``, and a
+            rich console; it raises ``LookupError`` where there is no such row.
+    """
+
+    path: Path
+    step: str
+    digest: str
+
+    parts: ClassVar["type[Artifact] | Mapping[str, type[Artifact]] | None"] = None
+    views: ClassVar[str | None] = None
+    viewer: ClassVar[str | None] = None
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+
+Kind = type[Artifact]
+KindOf = Callable[[Any], Kind | None]
+"""The kind of a reference to a step's output; ``None`` for any other value."""
+_SCALARS = (bool, int, float, str, bytes)
+
+
+def kind_of_part(kind: Kind, part: str, step: str) -> Kind:
+    """The kind of one part of an artifact.
+
+    Raises:
+        TemperError: the kind declares which parts there are, and this is none of them.
+    """
+    if isinstance(kind.parts, Mapping):
+        if part not in kind.parts:
+            known = ", ".join(sorted(kind.parts))
+            raise TemperError(f"{step} makes {kind.__name__}, which has no part {part!r}: {known}")
+        return kind.parts[part]
+    return kind.parts or Artifact
+
+
+def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf, depth: int = 0) -> None:
+    """Refuse a value that cannot be what a parameter's annotation asks for, as far as artifacts and
+    dataclasses go.
+
+    Args:
+        where: names the step and parameter, as in ``train_dpo(policy)``.
+        depth: how deep the value lies within the argument.
+
+    Raises:
+        TemperError: an artifact of another kind, an artifact where none is taken, no artifact
+            where one is, or another dataclass than is taken.
+    """
+    taken = _taken(annotation)
+    given = kind_of(value)
+    if taken.anything:
+        return
+    if given is not None:
+        if not any(issubclass(given, kind) or given is Artifact for kind in taken.kinds):
+            raise TemperError(f"{where} takes {_names(taken.options)}, and was given {value}, "
+                              f"which is {_indefinite(given)}")  # fmt: skip
+        return
+    if taken.only_kinds:
+        if value is not None or type(None) not in taken.options:
+            raise TemperError(
+                f"{where} takes {_names(taken.options)}, the output of a step, and was given "
+                f"{reprlib.repr(value)}; adopt(PATH, KIND) makes a step of files that exist"
+            )
+        return
+    if isinstance(value, str) and taken.no_text_but_paths:
+        told = shown(value)
+        hub = "/" in value and any(o is HubModel for o in taken.options)
+        raise TemperError(
+            f"{where} takes {_names(taken.options)}, and was given the text {told!r}, which would "
+            f"stand for itself and not for what is in the file; pass File({told!r})"
+            + (f", or HubModel({told!r}) if that is its name on the Hub" if hub else "")
+        )
+    if value is None or isinstance(value, _SCALARS):
+        return
+    _check_config(value, taken.options, where)
+    _check_container(value, taken.options, where)
+    if depth > DEEPEST:
+        raise too_deep(where)
+    for item, expected, name in _within(value, taken.options):
+        check_kinds(item, expected, f"{where}{name}", kind_of, depth + 1)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What an annotation asks for: an annotation is looked at once, and values by the million."""
+
+    options: tuple[Any, ...]
+    anything: bool
+    kinds: tuple[Kind, ...]
+    only_kinds: bool
+    no_text_but_paths: bool
+
+    @classmethod
+    def by(cls, annotation: Any) -> "_Taken":
+        options = tuple(_options(annotation))
+        kinds = tuple(filter(_is_kind, options))
+        return cls(
+            options,
+            any(option in (Any, object) for option in options),
+            kinds,
+            bool(kinds) and len(kinds) == sum(option is not type(None) for option in options),
+            str not in options and any(map(_is_path, options)),
+        )
+
+
+_known = cache(_Taken.by)
+
+
+def _taken(annotation: Any) -> _Taken:
+    try:
+        return _known(annotation)
+    except TypeError:  # it has no hash, as `Annotated` with a list
+        return _Taken.by(annotation)
+
+
+def _check_config(value: Any, options: tuple[Any, ...], where: str) -> None:
+    """Refuse a dataclass where only others are taken: the wrong step for it, or it for the step."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return
+    taken = [option for option in options if option is not type(None)]
+    if all(map(dataclasses.is_dataclass, taken)) and not isinstance(value, tuple(taken)):
+        given = type(value).__name__
+        if any(option.__name__ == given for option in taken):
+            given += f" of another module, {type(value).__module__}"
+        raise TemperError(f"{where} takes {_names(options)}, and was given a {given}")
+
+
+def _check_container(value: Any, options: tuple[Any, ...], where: str) -> None:
+    """Refuse a list where only dicts are taken, and a dict where only lists are."""
+    taken = [get_origin(option) or option for option in options if option is not type(None)]
+    if not all(isinstance(option, type) for option in taken):
+        return
+    names = " or ".join(str(option) for option in options)
+    if all(issubclass(option, Mapping) for option in taken) and _is_list(value):
+        raise TemperError(
+            f"{where} takes {names}, and was given a {type(value).__name__}; give a dict with a "
+            "name for each, as in {'first': …}"
+        )
+    if all(issubclass(option, Sequence | Set) for option in taken) and isinstance(value, Mapping):
+        raise TemperError(f"{where} takes {names}, and was given a dict; give a list")
+
+
+def _is_list(value: Any) -> TypeGuard[Sequence[Any] | Set[Any]]:
+    return isinstance(value, Sequence | Set) and not isinstance(value, str | bytes)
+
+
+def _options(annotation: Any) -> Iterator[Any]:
+    """The members of a union, or the annotation itself."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from _options(member)
+    else:
+        yield Any if annotation is None or annotation == "" else annotation
+
+
+def _within(value: Any, options: tuple[Any, ...]) -> Iterator[tuple[Any, Any, str]]:
+    """What a container or dataclass holds, with its annotation and how to name it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        hints = annotations_of(type(value))
+        for field in dataclasses.fields(value):
+            yield getattr(value, field.name), hints.get(field.name, Any), f".{field.name}"
+        return
+    arguments = next((get_args(option) for option in options if get_args(option)), (Any,))
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield item, arguments[-1], f"[{key!r}]"
+    elif _is_list(value):
+        fixed = isinstance(value, tuple) and len(arguments) == len(value)
+        for index, item in enumerate(value):
+            yield item, arguments[index if fixed else 0], f"[{index}]"
+
+
+@cache
+def annotations_of(definition: Any) -> Mapping[str, Any]:
+    """Resolved annotations of a function or class; what cannot be resolved counts as ``Any``."""
+    try:
+        return get_type_hints(definition)
+    except Exception:  # a name that exists for the type checker only
+        return {}
+
+
+def _is_kind(option: Any) -> bool:
+    return isinstance(option, type) and issubclass(option, Artifact)
+
+
+def _is_path(option: Any) -> bool:
+    return isinstance(option, type) and issubclass(option, PurePath | File)
+
+
+def _names(options: tuple[Any, ...]) -> str:
+    return " or ".join(getattr(o, "__name__", str(o)).replace("NoneType", "None") for o in options)
+
+
+def _indefinite(kind: Kind) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"

@@ -1,0 +1,175 @@
+"""Digests of local files: BLAKE3 of their bytes, in parallel, and nothing large read twice.
+
+Reading 100 GB to plan a run that is cached takes minutes, so the digest of a file is kept with
+what its file system says of it: device, inode, size, and the times of the last change of content
+(``mtime``) and of anything (``ctime``). While all five are as they were, so are the bytes, if the
+file had been left alone for a while when it was read. Otherwise an edit could follow within one
+tick of the clock and leave no trace (git calls such an entry "racily clean": its documentation,
+technical/racy-git), so a file that young is read every time.
+
+The cache is a convenience that may be deleted, or fail in any way, and then files are read. It is
+``digests.sqlite3`` in ``$TEMPER_CACHE``, else ``temper`` in the user's cache folder.
+"""
+
+import os
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from pipeline.dag.files import describe_stream
+from pipeline.errors import TemperError
+
+SETTLED_SECONDS = 60.0
+"""How long a file must have been left alone for its digest to be kept. The clock of a file system
+ticks every 2 s at worst (FAT), but what is written through a shared memory map changes ``mtime``
+once, and then not again until the kernel has written the page out (Linux: after 30 to 35 s)."""
+KEPT_BYTES = 64 * 2**10
+"""Smaller files are not worth a look into the cache."""
+
+_SAVE_SECONDS = 2.0
+_LOCK_SECONDS = 2.0
+
+_T = TypeVar("_T")
+
+
+def file_digests(paths: Iterable[str]) -> list[str]:
+    """BLAKE3 of the bytes of each file, as 64 hexadecimal digits.
+
+    Raises:
+        OSError: a file is not there or cannot be read.
+        ValueError: a path names no regular file.
+        TemperError: a file changed while it was read.
+    """
+    stop = threading.Event()
+    with closing(_KeptDigests()) as kept, ThreadPoolExecutor() as pool:
+        try:
+            return list(pool.map(lambda path: _settled_digest(path, kept, stop), paths))
+        except BaseException:
+            stop.set()  # or Ctrl-C would wait for the files that are being read
+            raise
+
+
+def _settled_digest(path: str, kept: "_KeptDigests", stop: threading.Event) -> str:
+    if not stat.S_ISREG(os.stat(path).st_mode):  # before opening: to open a pipe is to wait
+        raise ValueError(f"{path} is not a regular file")
+    began = time.time()
+    with open(path, "rb", buffering=0) as file:
+        state = _FileState.of(file)
+        if state.size >= KEPT_BYTES and (known := kept.recall(path, state)):
+            return known
+        digest = _hash(file, state.size, stop)
+        if _FileState.of(file) != state:
+            raise TemperError(f"{path} changed while it was read; try again when it is complete")
+    if state.size >= KEPT_BYTES and state.last_change < began - SETTLED_SECONDS:
+        kept.keep(path, state, digest)
+    return digest
+
+
+def _hash(file: FileIO, size: int, stop: threading.Event) -> str:
+    def go_on(_: int) -> None:
+        if stop.is_set():
+            raise InterruptedError(f"stopped while reading {file.name}")
+
+    return describe_stream(file, size, go_on).blake3
+
+
+class _FileState(NamedTuple):
+    """What a file system says of a file: as long as it is the same, so are the bytes."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, file: FileIO) -> "_FileState":
+        # of the open file: on a network file system a path's state may be seconds out of date
+        now = os.fstat(file.fileno())
+        return cls(now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+
+    @property
+    def last_change(self) -> float:
+        return max(self.mtime_ns, self.ctime_ns) / 1e9
+
+
+class _KeptDigests:
+    """The cache, used by several threads. It is given up for good at the first error of any kind:
+    no room, no right to write, a damaged file, another process that holds it for too long."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+        self._usable = True
+        self._unsaved: list[tuple[bytes, str, str]] = []
+        self._saved_at = time.monotonic()
+
+    def recall(self, path: str, state: _FileState) -> str | None:
+        """The digest of the file at ``path``, if it was kept for exactly this state."""
+        select = "SELECT digest FROM digests WHERE path = ? AND state = ?"
+        found = self._try(lambda db: db.execute(select, _row_key(path, state)).fetchone())
+        return found[0] if found else None
+
+    def keep(self, path: str, state: _FileState, digest: str) -> None:
+        """Keep a digest; saved every few seconds, so that a run that is stopped loses little."""
+        self._unsaved.append((*_row_key(path, state), digest))
+        if time.monotonic() - self._saved_at > _SAVE_SECONDS:
+            self._try(self._save)
+
+    def close(self) -> None:
+        if self._unsaved:
+            self._try(self._save)
+        if self._database is not None:
+            self._database.close()
+
+    def _save(self, database: sqlite3.Connection) -> None:
+        rows, self._unsaved = self._unsaved, []
+        with database:
+            database.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", rows)
+        self._saved_at = time.monotonic()
+
+    def _try(self, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
+        with self._lock:
+            if not self._usable:
+                return None
+            try:
+                if self._database is None:
+                    self._database = _open_database()
+                return work(self._database)
+            except (sqlite3.Error, OSError, RuntimeError):
+                self._usable = False
+                return None
+
+
+def _row_key(path: str, state: _FileState) -> tuple[bytes, str]:
+    # as bytes and text: a file's name need not be valid Unicode, nor its inode fit SQLite's 63 bits
+    return os.fsencode(os.path.abspath(path)), " ".join(map(str, state))
+
+
+def _open_database() -> sqlite3.Connection:
+    # SQLite's write-ahead log would be faster and does not work where a home folder often lies,
+    # on a network file system; nothing is waited for to reach the disk, as nothing would be lost.
+    folder = _cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    database = sqlite3.connect(
+        folder / "digests.sqlite3", timeout=_LOCK_SECONDS, check_same_thread=False
+    )
+    database.execute("PRAGMA synchronous = OFF")
+    database.execute(
+        "CREATE TABLE IF NOT EXISTS digests"
+        " (path BLOB PRIMARY KEY, state TEXT NOT NULL, digest TEXT NOT NULL) WITHOUT ROWID"
+    )
+    return database
+
+
+def _cache_folder() -> Path:
+    if chosen := os.environ.get("TEMPER_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "temper"

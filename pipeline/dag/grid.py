@@ -1,0 +1,139 @@
+"""Sweeps: many configs from one.
+
+Nothing here knows of steps. A sweep is a loop in an experiment, and what its variants share runs
+once because equal steps are one:
+
+    for name, variant in grid(cfg, {"dpo.loss.beta": [0.05, 0.1]}, seed=[0, 1]).items():
+        results[name] = my_experiment(variant)["evaluation"]    # "beta=0.05 seed=0", …
+
+    rich.print(compare(run(results), ["eval_rewards/margins"]))
+"""
+
+import dataclasses
+import enum
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pipeline.errors import TemperError
+from pipeline.text import hint
+
+T = TypeVar("T")
+
+
+def grid(
+    base: T, axes: Mapping[str, Sequence[Any]] | None = None, /, **fields: Sequence[Any]
+) -> dict[str, T]:
+    """Every combination of values of some fields, each as ``base`` with these values in it.
+
+    Args:
+        base: a config dataclass; it is left as it is.
+        axes: the values of each field; a field within a field by its path, as in
+            ``{"optimizer.learning_rate": [1e-6, 5e-6]}``.
+        fields: the same, for fields of ``base`` itself, as in ``beta=[0.05, 0.1]``.
+
+    Returns:
+        Configs by name, as in ``beta=0.05 learning_rate=1e-06``: in the order of the axes, the
+        last one varying fastest. A field is named by its path where two end alike.
+
+    Raises:
+        TemperError: there is no such field, an axis is no list of different values, or the config
+            refuses a value.
+    """
+    if not dataclasses.is_dataclass(base) or isinstance(base, type):
+        raise TemperError(
+            f"grid: the base is of the type {type(base).__name__}, which is no config dataclass, "
+            "whose fields could be varied; give one made of its class, as Config()"
+        )
+    axes = _checked_axes(axes)
+    if twice := axes.keys() & fields.keys():
+        raise TemperError(f"grid: {', '.join(sorted(twice))} is given twice")
+    axes |= fields
+    _check_apart(axes)
+    shown = shown_names(axes)
+    labelled = [_labelled(base, path, values, shown[path]) for path, values in axes.items()]
+    variants: dict[str, T] = {}
+    for choice in itertools.product(*labelled):
+        config: Any = base
+        for path, (label, value) in zip(axes, choice, strict=True):
+            config = replaced(config, path, value, label)
+        variants[" ".join(label for label, _ in choice)] = config
+    return variants
+
+
+# --- the axes of a grid --------------------------------------------------------------------------
+
+
+def _checked_axes(axes: Any) -> dict[str, Sequence[Any]]:
+    if axes is not None and not isinstance(axes, Mapping):
+        kind = type(axes).__name__
+        raise TemperError(f"grid: the axes are a {kind}; give a dict, as {{'optimizer.beta': […]}}")
+    for path in axes or {}:
+        if not isinstance(path, str):
+            raise TemperError(f"grid: {path!r} is no field's name; name it as text, as in 'seed'")
+    return dict(axes or {})
+
+
+def shown_names(paths: Iterable[str]) -> dict[str, str]:
+    """What to call each field: the end of its path, or all of it where two end alike."""
+    ends = {path: path.rpartition(".")[2] for path in paths}
+    ambiguous = {end for end in ends.values() if list(ends.values()).count(end) > 1}
+    return {path: path if end in ambiguous else end for path, end in ends.items()}
+
+
+def _check_apart(paths: Iterable[str]) -> None:
+    for outer, inner in itertools.permutations(paths, 2):
+        if inner.startswith(f"{outer}."):
+            raise TemperError(f"grid: {inner} lies within {outer}; vary one of them")
+
+
+def _labelled(base: Any, path: str, values: Any, shown: str) -> list[tuple[str, Any]]:
+    """The values of one axis, each with what it is called."""
+    _require_field(base, path)
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
+        raise TemperError(f"grid: {path}={values!r}; give a list of values, as in {path}=[…]")
+    labels = [f"{shown}={_value_text(value)}" for value in values]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise TemperError(f"grid: {path} is to be {label.partition('=')[2]} more than once")
+    return list(zip(labels, values, strict=True))
+
+
+def _paths(config: Any, prefix: str = "") -> Iterator[str]:
+    """Every field by its path, those within other dataclasses included."""
+    for field in dataclasses.fields(config):
+        if not field.init:
+            continue
+        yield f"{prefix}{field.name}"
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from _paths(value, f"{prefix}{field.name}.")
+
+
+def replaced(config: Any, path: str, value: Any, label: str) -> Any:
+    """A config dataclass with another value of one field, named by its path.
+
+    Args:
+        label: what to call the value, should the config refuse it.
+
+    Raises:
+        TemperError: there is no such field, or the config refuses the value.
+    """
+    _require_field(config, path)
+    name, _, rest = path.partition(".")
+    if rest:
+        value = replaced(getattr(config, name), rest, value, label)
+    try:
+        return dataclasses.replace(config, **{name: value})
+    except (ValueError, TypeError) as error:  # as its __post_init__ says it
+        raise TemperError(f"{type(config).__name__} refuses {label}: {error}") from error
+
+
+def _require_field(config: Any, path: str) -> None:
+    if path not in (known := list(_paths(config))):
+        kind = type(config).__name__
+        raise TemperError(f"{kind} has no field {path!r}; {hint(path, known)}")
+
+
+def _value_text(value: Any) -> str:
+    return value.name if isinstance(value, enum.Enum) else str(value)

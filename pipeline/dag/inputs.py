@@ -1,0 +1,281 @@
+"""What comes into a DAG from outside, each named by something that cannot change under it.
+
+- A :class:`File` is known by its content, wherever it lies: a local one by the digest of its
+  bytes, an object by the checksum that its store gives, so that nothing is downloaded in order to
+  plan.
+- A :class:`HubModel` or :class:`HubDataset` is known by a commit. A branch or tag, which can come
+  to mean something else, is resolved to the commit that it means when the object is made.
+
+A process sees one version of each, until :func:`forget_sources`.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.dag.canonical import Json, execution_detail, hash_json
+from pipeline.dag.digests import file_digests
+from pipeline.dag.files import describe_stream
+from pipeline.errors import TemperError
+from pipeline.redaction import meet, shown
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SUFFIX = re.compile(r"\.\w+(\.(gz|zst|bz2|xz))?$")
+_HUB_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class File:
+    """A file or folder at a local path or fsspec URL.
+
+    Identified by its content, and by its suffix, which says how to read it; not by where it lies.
+    """
+
+    url: str
+
+    def identity(self) -> Json:
+        return {"content": source_identity(self.url), "suffix": self._suffix()}
+
+    def _suffix(self) -> str | None:
+        """What a reader goes by: ``.jsonl`` or ``.jsonl.gz``; ``None`` for a folder."""
+        found = _SUFFIX.search(fsspec.url_to_fs(self.url)[1])
+        return found[0] if found and _look_at(_absolute(self.url)).is_file else None
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model repository on the Hugging Face Hub at one commit.
+
+    Attributes:
+        revision: the commit; given as a branch or tag, it is resolved when the object is made.
+        requested: the branch or tag that was given, for the record; ``None`` if it was a commit.
+
+    Raises:
+        TemperError: the revision is no commit, and the Hub does not say which commit it means.
+    """
+
+    repo: str
+    revision: str = "main"
+    requested: str | None = execution_detail(None)
+
+    def __post_init__(self) -> None:
+        _pin(self, "model")
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """One split of a dataset repository on the Hugging Face Hub at one commit.
+
+    ``revision`` and ``requested`` are as in :class:`HubModel`.
+    """
+
+    repo: str
+    revision: str
+    split: str
+    requested: str | None = execution_detail(None)
+
+    def __post_init__(self) -> None:
+        _pin(self, "dataset")
+
+
+def packaged_file(package: str, filename: str, install: str) -> File:
+    """A data file that an installed Python package ships, found without importing the package.
+
+    Args:
+        install: how to install the package, for the error when it is missing.
+    """
+    spec = find_spec(package)
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    for folder in folders:
+        if (Path(folder) / filename).is_file():
+            return File(str(Path(folder) / filename))
+    missing = f"the package {package!r}" if spec is None else f"{filename} in package {package!r}"
+    raise TemperError(f"cannot find {missing}; install it with: {install}")
+
+
+def source_identity(url: str) -> Json:
+    """What is at ``url``, as a value that is another one when the content is another one.
+
+    Of a file: the BLAKE3 digest of its bytes, or an object's checksum as its store gives it. Of a
+    folder: a hash over the relative names of its files and their identities. Found once per
+    process: a plan sees one version of a file.
+
+    Raises:
+        TemperError: nothing is there, it cannot be read, or it changed while it was read.
+    """
+    return _look_at(_absolute(url)).content
+
+
+def forget_sources() -> None:
+    """Look again at every file, folder and branch from now on."""
+    _look_at.cache_clear()
+    _commit_of.cache_clear()
+
+
+def _absolute(url: str) -> str:
+    """A relative path means another file once the process is in another folder, and a leading
+    ``~`` is a shell's: Python does not expand it."""
+    if not url or "://" in url or "::" in url:
+        return url
+    if url.startswith("~") and not os.path.lexists(url):
+        raise TemperError(f"input {url}: only a shell knows ~; write {os.path.expanduser(url)}")
+    return str(Path.cwd() / url)
+
+
+@dataclass(frozen=True)
+class _Source:
+    content: Json
+    is_file: bool
+
+
+@cache
+def _look_at(url: str) -> _Source:
+    meet(url)
+    try:
+        if not url:
+            raise ValueError("it has no name")
+        fs, path = fsspec.url_to_fs(url)
+        fs.invalidate_cache()
+        files = _files(fs, path)
+        contents = _contents(fs, files)
+    except TemperError:
+        raise
+    except Exception as error:  # what the libraries behind fsspec raise has no common base
+        said = f"cannot read input {shown(url)}: {shown(_one_line(error))}"
+        # the error of a library tells a URL whole, and Python would print it as the cause
+        raise TemperError(said) from (error if shown(url) == url else None)
+    if not files:
+        raise TemperError(
+            f"input {shown(url)} does not exist; check the path (now in {Path.cwd()})"
+        )
+    if list(files) == [path]:
+        return _Source(contents[path], is_file=True)
+    prefix = f"{path.rstrip('/')}/"
+    return _Source(hash_json({n.removeprefix(prefix): c for n, c in contents.items()}), False)
+
+
+def _files(fs: Any, path: str) -> dict[str, Mapping[str, Any]]:
+    """The file at ``path``, or those below it, each with what the file system says of it."""
+    if _is_local(fs):
+        return {path: {}} if os.path.isfile(path) else {n: {} for n in files_below(path)}
+    try:
+        info = fs.info(path)
+    except FileNotFoundError:
+        return {}
+    if info["type"] == "file":
+        return {path: info}
+    return {
+        name: found
+        for name, found in fs.find(path, detail=True).items()
+        if not name.endswith("/")  # object stores: a marker that stands for an empty folder
+    }
+
+
+def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """The files below a local folder; a link to a folder counts as that folder.
+
+    Raises:
+        TemperError: it holds what has no content to go by, or a link back to a folder around it.
+    """
+    if not os.path.isdir(folder):
+        if os.path.lexists(folder):
+            raise TemperError(_unreadable(folder))
+        return
+    place = os.path.realpath(folder)
+    if place in above:
+        raise TemperError(
+            f"cannot read input {folder}: it is a link to {place}, in which it lies; delete it"
+        )
+    with os.scandir(folder) as items:
+        for item in sorted(items, key=lambda item: item.name):
+            if item.is_dir():
+                yield from files_below(item.path, (*above, place))
+            elif item.is_file():
+                yield item.path
+            else:
+                raise TemperError(_unreadable(item.path))
+
+
+def _unreadable(path: str) -> str:
+    """Why a path has no content to go by, and what to do."""
+    if os.path.islink(path):
+        what = f"it is a link to {os.readlink(path)}, where nothing is; delete or mend it"
+    else:
+        what = f"{os.path.basename(path)} is not a regular file, but a pipe, socket or device"
+    return f"cannot read input {path}: {what}"
+
+
+def _contents(fs: Any, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Json]:
+    """The identity of each file, by its name; in order, so that errors do not vary."""
+    names = sorted(files)
+    if _is_local(fs):
+        return dict(zip(names, file_digests(names), strict=True))
+    checksums = {name: _checksum(fs, name, files[name]) for name in names}
+    return {name: checksums[name] or _remote_digest(fs, name) for name in names}
+
+
+def _is_local(fs: Any) -> bool:
+    return isinstance(fs, LocalFileSystem)
+
+
+def _checksum(fs: Any, name: str, info: Mapping[str, Any]) -> Json:
+    """The identity of an object from its listing, or ``None`` where its store gives none.
+
+    Google's MD5 is of the content. A composite object has only a CRC, which is too weak to stand
+    alone, so the generation, a number that no other upload of this object has, stands with it.
+    Amazon's ETag is MD5 of the content for a plain upload; for one in parts it is made from the
+    MD5 of the parts, so that the same bytes uploaded with another part size have another identity
+    (and so have, on each upload, objects encrypted with a customer's key): a step may rerun
+    needlessly, and never fails to.
+    """
+    match fs.protocol:
+        case ("gs", *_) if "md5Hash" in info:
+            return {"md5": info["md5Hash"]}
+        case ("gs", *_) if "generation" in info:
+            known = {key: info.get(key) for key in ("crc32c", "size", "generation")}
+            return {**known, "url": fs.unstrip_protocol(name)}
+        case ("s3", *_) if info.get("ETag"):
+            return {"etag": info["ETag"].strip('"'), "size": info["size"]}
+    return None
+
+
+def _remote_digest(fs: Any, path: str) -> str:
+    with fs.open(path, "rb") as file:
+        return describe_stream(file).blake3
+
+
+def _pin(source: HubModel | HubDataset, kind: str) -> None:
+    """Replace a branch or tag by the commit that it means now."""
+    if not _COMMIT.fullmatch(source.revision):
+        requested = source.revision or "main"
+        object.__setattr__(source, "requested", requested)
+        object.__setattr__(source, "revision", _commit_of(kind, source.repo, requested))
+
+
+@cache
+def _commit_of(kind: str, repo: str, revision: str) -> str:
+    from huggingface_hub import HfApi
+
+    try:
+        lookup = HfApi().model_info if kind == "model" else HfApi().dataset_info
+        commit = lookup(repo, revision=revision, timeout=_HUB_SECONDS, expand=["sha"]).sha or ""
+        if not _COMMIT.fullmatch(commit):
+            raise ValueError(f"the Hub answered with the commit {commit!r}")
+    except Exception as error:  # its own errors and its HTTP library's have no common base
+        raise TemperError(
+            f"cannot find out which commit the {kind} {repo} has at revision {revision!r} "
+            f"({_one_line(error)}); give the full 40-digit commit as its revision"
+        ) from error
+    return commit
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,27 @@
+"""The settings of a recipe, as an author would write them: ``config.beta``."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.dag.canonical import Json
+
+HIDDEN = ("arguments", "fields", "identity", "$tuple")
+"""Parts of the encoding that no author writes."""
+
+
+def leaves(data: Json, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every scalar of a recipe with its path as an author would write it: ``config.beta``."""
+    if isinstance(data, dict) and "$enum" in data:
+        yield path, str(data["$enum"]).rpartition(".")[2]
+    elif isinstance(data, dict) and data:
+        for name, item in data.items():
+            if name == "$type":
+                yield f"{path} type".lstrip(), str(item)
+                continue
+            hidden = name in HIDDEN
+            yield from leaves(item, path if hidden else f"{path}.{name}".lstrip("."))
+    elif isinstance(data, list) and data:
+        for index, item in enumerate(data):
+            yield from leaves(item, f"{path}[{index}]")
+    else:
+        yield path, data

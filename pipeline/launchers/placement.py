@@ -1,0 +1,163 @@
+"""Which launcher runs which step, settled and checked before anything runs."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.dag.resources import NOTHING, Resources
+from pipeline.dag.step import Step
+from pipeline.errors import TemperError
+
+if TYPE_CHECKING:
+    from pipeline.wire.launcher import Launcher
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a step runs, and what it has there."""
+
+    launcher: "Launcher"
+    resources: Resources
+
+
+class Placement:
+    """The places of the steps of one run.
+
+    Args:
+        launchers: in order of preference.
+        requests: what each step asks for, by fingerprint; see :func:`requests`.
+        open_launcher: opens others by their kind, for jobs that an earlier driver left.
+    """
+
+    def __init__(
+        self,
+        launchers: "Sequence[Launcher]",
+        requests: Mapping[str, Resources] | None = None,
+        open_launcher: "Callable[[str], Launcher] | None" = None,
+    ):
+        self.launchers = tuple(launchers)
+        self._requests = dict(requests or {})
+        self._open = open_launcher
+        self._places: dict[str, Place] = {}
+
+    def place(self, step: Step) -> Place:
+        """Where a step runs: the same place for the whole run, whatever becomes of its machines.
+
+        Raises:
+            TemperError: no launcher has what it asks for.
+        """
+        if (known := self._places.get(step.fingerprint)) is not None:
+            return known
+        asked = self._requests.get(step.fingerprint, step.resources)
+        offered = []
+        for launcher in self.launchers:
+            shortage = launcher.shortage(asked)
+            if shortage is None:
+                return self._places.setdefault(step.fingerprint, Place(launcher, asked))
+            offered.append(f"{launcher.kind} has {shortage}")
+        raise TemperError(
+            f"{step.name} asks for {asked}, and {'; '.join(offered)}; ask for less, or choose "
+            "another launcher= (add --plan to see what would run)"
+        )
+
+    def told(self, step: Step) -> str:
+        """The same in few words: ``slurm, gpus=8``; empty if no launcher could run it."""
+        try:
+            place = self.place(step)
+        except TemperError:  # it is cached, or it will be said when it is to run
+            return ""
+        asked = place.resources
+        return place.launcher.kind if asked == NOTHING else f"{place.launcher.kind}, {asked}"
+
+    def require(self, steps: Iterable[Step]) -> None:
+        """Refuse steps that no launcher can run.
+
+        Raises:
+            TemperError: naming the first of them, what it asks for and what there is.
+        """
+        for step in steps:
+            self.place(step)
+
+    @contextmanager
+    def ready(self, steps: Iterable[Step]) -> Iterator[None]:
+        """Let launchers prepare, within the block, for the steps that are going to run."""
+        asked: dict[int, list[tuple[str, Resources]]] = {}
+        for step in steps:
+            place = self.place(step)
+            wanted = step.function.reference, place.resources
+            asked.setdefault(id(place.launcher), []).append(wanted)
+        with ExitStack() as stack:
+            for launcher in self.launchers:
+                stack.enter_context(launcher.ready(asked.get(id(launcher), [])))
+            yield
+
+    def capacity(self) -> dict[str, int]:
+        """What steps that run at once share, by name."""
+        return {name: n for launcher in self.launchers for name, n in launcher.capacity().items()}
+
+    def claims(self, step: Step) -> Mapping[str, int]:
+        """What a step takes of :meth:`capacity`; nothing, if no launcher could run it."""
+        try:
+            place = self.place(step)
+        except TemperError:  # it will be said when it is to run; perhaps it is cached
+            return {}
+        return place.launcher.claims(place.resources)
+
+    @property
+    def grace_seconds(self) -> float:
+        """The longest that a worker may take to leave."""
+        return max((launcher.grace_seconds for launcher in self.launchers), default=0.0)
+
+    def launcher(self, kind: str) -> "Launcher":
+        """A launcher by its kind, also one that no step of this run goes to.
+
+        Raises:
+            TemperError: there is none.
+        """
+        for launcher in self.launchers:
+            if launcher.kind == kind:
+                return launcher
+        if self._open is None:
+            raise TemperError(f"there is no launcher {kind}")
+        return self._open(kind)
+
+
+def requests(roots: Iterable[Step], defaults: Mapping[str, Resources]) -> dict[str, Resources]:
+    """What every step that the roots need asks for, by fingerprint.
+
+    Args:
+        defaults: by step name.
+
+    Raises:
+        TemperError: one step, called twice with equal arguments, asks for different things.
+    """
+    asked: dict[str, tuple[str, Resources]] = {}
+    pending, seen = [*reversed(list(roots))], set[int]()
+    while pending:
+        step = pending.pop()
+        if id(step) in seen:
+            continue
+        seen.add(id(step))
+        pending.extend(reference.step for reference in step.inputs)
+        _, before = asked.get(step.fingerprint, ("", NOTHING))
+        said = step.resources.said
+        if any(said.get(name, value) != value for name, value in before.said.items()):
+            raise TemperError(
+                f"{step.name} asks for {before} in one place and for {step.resources} in another; "
+                "calls with equal arguments are one step: ask once"
+            )
+        asked[step.fingerprint] = step.name, step.resources.over(before)
+    return {
+        fingerprint: _over(name, resources, defaults.get(name, NOTHING))
+        for fingerprint, (name, resources) in asked.items()
+    }
+
+
+def _over(step: str, asked: Resources, defaults: Resources) -> Resources:
+    try:
+        return asked.over(defaults)
+    except TemperError as error:
+        raise TemperError(
+            f"{step} asks for {asked}, and launcher.steps.{step} for {defaults}: {error}"
+        ) from error

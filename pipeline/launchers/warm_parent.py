@@ -1,0 +1,138 @@
+"""The launcher's side of warm workers: the parent that forks them, and each of them.
+
+What the parent does, and why a worker of it is as good as one started afresh, is said in
+``pipeline.worker.warm``. The parent is started once for a run, with the environment in which a
+worker of this launcher is started; a worker that is to have another environment is not forked.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from socket import socket
+
+from pipeline.wire import forking
+from pipeline.wire.forking import is_readable
+from pipeline.wire.launcher import Task
+
+
+class Forked:
+    """A worker that the parent of warm workers forks."""
+
+    def __init__(self, answers: socket):
+        self._answers, self._descriptor = answers, -1
+        self._pid: int | None = None
+        self._is_over = False
+        self.status: int | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """False if the parent has not forked it: it wants a fresh interpreter."""
+        return self._pid is not None
+
+    def ended(self, seconds: float | None) -> bool:
+        """Wait until it has ended, at most so long; true if it has."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not self._is_over:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            waits_for = self._answers if self._descriptor < 0 else self._descriptor
+            if not is_readable(waits_for, left):
+                break
+            self._listen()
+        return self._is_over
+
+    def _listen(self) -> None:
+        if self._descriptor >= 0:  # its parent is gone: how it ended, nobody knows
+            self._is_over = True
+            return
+        match forking.receive_answer(self._answers):
+            case forking.Started(pid, descriptor):
+                self._pid, self._alive = pid, descriptor
+            case forking.Status(status):
+                self.status, self._is_over = status, True
+            case None:
+                self._is_over = not self.has_begun
+                self._descriptor = self._alive if self.has_begun else -1
+
+    def stop(self, grace: float) -> None:
+        """Tell it to leave; kill it if it has not left by then."""
+        for number, seconds in ((signal.SIGTERM, grace + 1), (signal.SIGKILL, None)):
+            if self._pid is None:
+                self._answers.close()  # it will not begin: nobody waits for it
+                self._is_over = True
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, number)
+            if self.ended(seconds):
+                return
+
+    def clear(self) -> None:
+        """End what the step started and left behind: its parent's business, if that lives."""
+        if self._descriptor >= 0 and self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
+        self._answers.close()
+        if self.has_begun:
+            os.close(self._alive)
+
+
+class WarmParent:
+    """The parent of a run's warm workers.
+
+    Args:
+        functions: of the steps that are to run, as often as they are.
+        environment: of the parent, and so of its workers.
+        lifeline: the descriptor that ends them with the driver.
+    """
+
+    def __init__(self, functions: Sequence[str], environment: Mapping[str, str], lifeline: int):
+        self._environment, self._folder = dict(environment), _folder()
+        self._control, theirs = forking.connected()
+        wanted = {"functions": list(functions), "without": [], "control": theirs.fileno()}
+        with theirs, tempfile.TemporaryFile() as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pipeline.worker.warm", json.dumps(wanted)],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                pass_fds=(lifeline, theirs.fileno()),
+                start_new_session=True,
+            )
+
+    def order(self, task: Task, environment: Mapping[str, str], log: int) -> Forked | None:
+        """A worker, if the parent may fork it; whether it does, :attr:`Forked.has_begun` says.
+
+        Args:
+            environment: in which it is to run, what ``task`` adds aside.
+            log: the descriptor to which it prints.
+        """
+        if environment != self._environment or _folder() != self._folder:
+            return None
+        answers, theirs = forking.connected()
+        order = forking.Order(task.function, task.spec_url, task.environment)
+        with theirs:
+            try:
+                forking.send_order(self._control, order, theirs, log)
+            except OSError:  # the parent is gone
+                answers.close()
+                return None
+        return Forked(answers)
+
+    def close(self) -> None:
+        """End the parent. Its workers, if it has any, go on."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _folder() -> str | None:
+    """The working folder; ``None`` if somebody has deleted it."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return None

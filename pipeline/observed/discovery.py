@@ -1,0 +1,366 @@
+"""Discovered dependencies: what a step turned out to depend on, and what these are now.
+
+A key says what a step was *going* to depend on. What it did depend on is known once it has run: the
+functions that ran, the modules that were loaded, the files that were read and the folders that were
+listed. Whatever of that is in no key becomes a *discovered dependency*, as in the depfiles of a
+compiler: it is recorded with its digest, and the artifact is a hit only while all digests are as
+they were (Mokhov et al., 2018, call this verifying traces).
+
+- :func:`discover` is the worker's side: from an observation, once the step is done.
+- :class:`Present` is the side of whoever plans: what differs now. It looks at each file once.
+
+Files of the project are named relative to the folder that the step's module is imported from, so
+that a copy of the project elsewhere has the same names; others by absolute path.
+"""
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from pipeline.code import Closure, digests_of
+from pipeline.code.modules import in_library
+from pipeline.dag.canonical import Json, hash_json
+from pipeline.dag.digests import file_digests
+from pipeline.errors import TemperError
+from pipeline.observed.observation import ABSENT, Observation, Rules, folder_digest, state_of
+from pipeline.store.accepted import equal_states
+from pipeline.store.manifest import Discovered
+
+UNSTEADY = "changed while the step ran"
+"""In place of a digest, and equal to none: nobody knows which content the step saw."""
+_UNREADABLE = "unreadable"
+_UNKNOWN = "a file that could not be noted"
+
+Pairs = Sequence[tuple[Json, Json]]
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a step's code lies: its module, and the folder from which that is imported."""
+
+    module: str
+    folder: str
+
+    @classmethod
+    def of(cls, module: str, file: str) -> "Home":
+        """
+        Args:
+            file: of the module, which may run as a script.
+        """
+        path = Path(os.path.abspath(file))
+        if path.stem == "__init__":
+            path = path.parent
+        return cls(module, str(path.parents[module.count(".")]))
+
+    def name(self, path: str, roots: tuple[str, ...]) -> str:
+        """What a file is called: by its place in the project, if it lies in it."""
+        for folder in (self.folder, os.path.realpath(self.folder)):
+            if path == folder or path.startswith(f"{folder}/"):
+                return os.path.relpath(path, folder)
+        if not in_library(f"{self.folder}/x") and f"{path}/".startswith(roots):
+            return os.path.relpath(path, self.folder)
+        return path
+
+    def path(self, name: str) -> str:
+        """The file that is called so."""
+        return os.path.normpath(os.path.join(self.folder, name))
+
+
+def home_of(function: Any) -> Home:
+    """Where the code of a step function lies."""
+    inner = inspect.unwrap(function.function)
+    return Home.of(function.reference.partition(":")[0], inner.__code__.co_filename)
+
+
+# --- the worker's side ---------------------------------------------------------------------------
+
+
+def discover(observation: Observation, home: Home, closure: Closure) -> Discovered:
+    """What was observed and is in no key."""
+    modules = _modules(observation)
+    reads, folders = _events(observation)
+    code, sources = _code(modules, home, closure, observation.rules)
+    for path in sources:
+        reads[path] = modules[path].digest
+    roots = observation.rules.roots
+    files = {home.name(path, roots): _read_digest(path, reads[path]) for path in sorted(reads)}
+    return Discovered(
+        code=dict(sorted(code.items())),
+        files=files if observation.is_complete else {**files, _UNKNOWN: UNSTEADY},
+        folders={home.name(path, roots): digest for path, digest in sorted(folders.items())},
+    )
+
+
+def started_python(observation: Observation) -> bool:
+    """Whether the step has started a Python that imports the code again, from its files."""
+    return any(kind == "python" for kind, *_ in _records(observation.events))
+
+
+@dataclass
+class _Module:
+    """A module of project code, as all processes together loaded it.
+
+    Attributes:
+        digest: of its bytes.
+        ran: its units that ran; ``None`` where all of it may have.
+    """
+
+    name: str
+    digest: str
+    ran: set[str] | None
+
+
+def _modules(observation: Observation) -> dict[str, _Module]:
+    """What was loaded, by path."""
+    found: dict[str, _Module] = {}
+    start = 0
+    for line in Path(observation.modules).read_bytes().splitlines(keepends=True):
+        name, path, digest, units = json.loads(line)
+        module = found.setdefault(path, _Module(name, digest, set()))
+        if module.digest != digest:
+            module.digest = UNSTEADY
+        if units is None:
+            module.ran = None
+        elif module.ran is not None:
+            ran = observation.marks[start : start + len(units)]
+            module.ran.update(unit for unit, mark in zip(units, ran, strict=True) if mark)
+        start += len(line)
+    return found
+
+
+def _code(
+    modules: Mapping[str, _Module], home: Home, closure: Closure, rules: Rules
+) -> tuple[dict[str, str], list[str]]:
+    """Digests of the units that are not in the closure, and files of modules without a name."""
+    known = closure.units.keys() | closure.details
+    analysed = set(map(os.path.abspath, closure.sources))
+    of_details = {unit.partition(":")[0] for unit in closure.details}
+    wanted: dict[str, _Module] = {}
+    for path, module in modules.items():
+        read = path in analysed or module.name in of_details
+        if not read or module.ran is None:
+            wanted[f"{module.name}:*"] = module
+        else:
+            units = (f"{module.name}:{unit}" for unit in module.ran)
+            wanted |= {unit: module for unit in units if unit not in known}
+    paths = {module.name: path for path, module in modules.items()}
+    nameless = {name for name, path in paths.items() if _file_of(name) != path}
+    names = [name for name, module in wanted.items() if module.name not in nameless]
+    digests = digests_of(names, home.module)
+    whole = [f"{wanted[n].name}:*" for n in names if digests[n] is None]
+    digests = {n: d for n, d in digests.items() if d is not None} | digests_of(whole, home.module)
+    found: dict[str, str] = {}
+    for name, digest in digests.items():
+        module = wanted.get(name) or modules[paths[name.partition(":")[0]]]
+        is_steady = _present_file(paths[module.name]) == module.digest
+        found[name] = digest if digest is not None and is_steady else UNSTEADY
+    sources = {module.name for module in wanted.values()} & nameless
+    return found, sorted(path for path in map(paths.__getitem__, sources) if rules.counts(path))
+
+
+def _file_of(module: str) -> str | None:
+    """The file that a module's name stands for, found without importing anything."""
+    folders = None
+    spec = None
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:count]), folders)
+        if spec is None:
+            return None
+        folders = spec.submodule_search_locations
+    return os.path.abspath(spec.origin) if spec and spec.origin else None
+
+
+def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str]]:
+    """The state, or the digest, of each file that was read before the step wrote it; and digests of
+    folders that were listed and are not the step's own."""
+    reads: dict[str, Any] = {}
+    folders: dict[str, str] = {}
+    own: set[str] = set()
+    made: list[str] = []
+    for kind, path, *said in _records(observation.events):
+        if path in own or path.startswith(tuple(made)):
+            continue
+        if kind == "read":
+            reads.setdefault(path, said[0])
+        elif kind == "before":
+            state, digest = said
+            if not isinstance(reads.get(path), str):
+                reads[path] = digest if reads.get(path, state) == state else UNSTEADY
+        elif kind == "list":
+            folders.setdefault(path, said[0])
+        elif kind == "make":
+            made.append(f"{path}/")
+            own.add(path)
+        elif kind == "write" and reads.get(path) is None:
+            own.add(path)
+            reads.pop(path, None)
+    return reads, folders
+
+
+def _records(path: str) -> Iterator[list[Any]]:
+    for line in Path(path).read_bytes().splitlines():
+        yield json.loads(line)
+
+
+def _read_digest(path: str, seen: Any) -> str:
+    """The digest of a file that was read.
+
+    Args:
+        seen: its digest, if that is known; or its state when it was read.
+    """
+    if isinstance(seen, str):
+        return seen
+    digest = _present_file(path)
+    is_steady = state_of(path) == seen and digest != _UNREADABLE
+    return digest if is_steady else UNSTEADY
+
+
+# --- the planner's side --------------------------------------------------------------------------
+
+
+class Present:
+    """What discovered dependencies are now. Everything is looked at once: a plan sees one version
+    of the code and the files."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], str] = {}
+
+    def changes(
+        self, home: Home, discovered: Discovered, accepted: Callable[[], Pairs] = tuple
+    ) -> list[str]:
+        """A phrase for each dependency that is not what it was.
+
+        Args:
+            accepted: asks which states somebody has said are equal, as :func:`state_of_discovered`
+                says them; then there is none.
+        """
+        now = self.state(home, discovered) if discovered else discovered
+        if now == discovered:
+            return []
+        if state_of_discovered(now) in equal_states(state_of_discovered(discovered), accepted()):
+            return []
+        phrases = [
+            _of_code(name) for name, digest in discovered.code.items() if now.code[name] != digest
+        ]
+        for name, digest in discovered.files.items():
+            if now.files[name] != digest:
+                phrases.append(_of_file(name, digest, now.files[name]))
+        for name, digest in discovered.folders.items():
+            if now.folders[name] != digest:
+                phrases.append(f"what is in the folder {_shown(name)}, which it listed, changed")
+        return phrases
+
+    def state(self, home: Home, discovered: Discovered) -> Discovered:
+        """The same dependencies with the digests that they have now."""
+        unseen = [
+            n for n in discovered.code if (f"{home.folder} {home.module}", n) not in self._seen
+        ]
+        now = _present_code(unseen, home) if unseen else {}
+        gone = {name: discovered.code[name] for name, digest in now.items() if digest is None}
+        moved = _elsewhere(gone, home) if gone else set()
+        for name, digest in now.items():
+            digest = discovered.code[name] if name in moved else digest
+            self._seen[f"{home.folder} {home.module}", name] = digest or ABSENT
+        return Discovered(
+            {name: self._seen[f"{home.folder} {home.module}", name] for name in discovered.code},
+            {name: self._of(_present_file, home.path(name)) for name in discovered.files},
+            {name: self._of(folder_digest, home.path(name)) for name in discovered.folders},
+        )
+
+    def _of(self, look: Any, path: str) -> str:
+        if (look.__name__, path) not in self._seen:
+            self._seen[look.__name__, path] = look(path)
+        return self._seen[look.__name__, path]
+
+
+def discovered_lines(discovered: Discovered) -> list[str]:
+    """What was discovered, a phrase for each dependency."""
+    return [
+        *(
+            f"{_unit(name)} {'was imported' if _is_whole(name) else 'ran'}"
+            for name in discovered.code
+        ),
+        *(
+            f"{_shown(name)} was {'looked for, and not there' if digest == ABSENT else 'read'}"
+            for name, digest in discovered.files.items()
+        ),
+        *(f"the folder {_shown(name)} was listed" for name in discovered.folders),
+    ]
+
+
+def state_of_discovered(discovered: Discovered) -> Json:
+    """What stands for the dependencies where somebody says that two states are equal."""
+    digest = hash_json([{**discovered.code}, {**discovered.files}, {**discovered.folders}])
+    return {"discovered": digest}
+
+
+def _present_code(names: list[str], home: Home) -> Mapping[str, str | None]:
+    try:
+        return digests_of(names, home.module)
+    except TemperError:  # some file is not Python now
+        return dict.fromkeys(names, _UNREADABLE)
+
+
+def _elsewhere(gone: Mapping[str, str], home: Home) -> set[str]:
+    """Which of the units that are gone have moved: the project has the same code in another module.
+
+    What is searched is the top-level package of the step, or the modules beside it; once for all.
+
+    Args:
+        gone: the digests that the units had.
+    """
+    folder, package = Path(home.folder), home.module.partition(".")[0]
+    files = (folder / package).rglob("*.py") if "." in home.module else folder.glob("*.py")
+    places: dict[str, list[str]] = {name: [] for name in gone}
+    for file in files:
+        source = file.read_bytes()
+        module = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+        for name, found in places.items():
+            was, _, unit = name.partition(":")
+            alike = file.stem == was.rpartition(".")[2]
+            if unit.encode() in source if unit.isidentifier() else alike:
+                found.append(f"{module}:{unit}")
+    now = _present_code([place for found in places.values() for place in found], home)
+    return {name for name, found in places.items() if gone[name] in map(now.get, found)}
+
+
+def _present_file(path: str) -> str:
+    if state_of(path) is None:
+        return ABSENT
+    try:
+        return file_digests([path])[0]
+    except (OSError, ValueError, TemperError):
+        return _UNREADABLE
+
+
+def _of_code(name: str) -> str:
+    return f"{_unit(name)}, which it {'imported' if _is_whole(name) else 'ran'}, changed"
+
+
+def _unit(name: str) -> str:
+    """A unit, or the module of which all is meant."""
+    return name.removesuffix(":*")
+
+
+def _shown(name: str) -> str:
+    """A file's name need not be text."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _is_whole(name: str) -> bool:
+    return name.endswith(":*")
+
+
+def _of_file(name: str, was: str, now: str) -> str:
+    name = _shown(name)
+    if was == UNSTEADY:
+        return f"{name}, which it read, changed while it ran"
+    if was == ABSENT:
+        return f"{name}, which it looked for, is there now"
+    return f"{name}, which it read, {'is gone' if now == ABSENT else 'changed'}"

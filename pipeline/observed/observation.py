@@ -1,0 +1,587 @@
+"""What a running step opens, lists and starts, seen by an audit hook in each of its processes.
+
+The model:
+
+- The worker makes an *observation*: a temporary folder that all processes of the step write to. The
+  variable ``TEMPER_OBSERVED`` names it, so that ranks and spawned processes join; forked ones go on
+  with what they inherited. Everything is appended, one line at a time, so that a process may be
+  killed at any moment.
+- A file or folder *counts* unless it lies in a place that is known otherwise: libraries, the store,
+  inputs, temporary folders, caches. Of two such statements about a path the longer prefix holds:
+  code in ``/tmp/project`` counts although ``/tmp`` does not, and the store within it does not.
+- Of a file, its state (size, times, inode) is noted at the first read, and its content is hashed
+  once the step is done: see :mod:`pipeline.observed.discovery`. What a step itself wrote first is
+  its own.
+
+The hook is called for very many events that it has no use for, and in hot loops. So it returns at
+once from all others, and for a path that it has seen. It never raises, and what goes wrong in it
+goes unnoticed: a step must not fail because it is watched.
+"""
+
+import contextlib
+import fcntl
+import inspect
+import json
+import marshal
+import mmap
+import os
+import shlex
+import shutil
+import stat
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import get_ident
+from typing import IO, Any
+
+import blake3
+
+from pipeline.observed import marks
+
+ENVIRONMENT = "TEMPER_OBSERVED"
+"""Set for the processes of a step: the folder of its observation."""
+
+MOST_MARKS = 2**20
+"""How many bytes of names all modules may have, in all processes together; see
+:meth:`Observation.add_module`."""
+
+_SOMETHING_LOST = MOST_MARKS
+"""The mark that says that something could not be noted."""
+
+ABSENT = "absent"
+"""In place of the digest of a file or folder that was looked for in vain."""
+
+_BLOCK_BYTES = 4 * 2**20
+_SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
+_TEMPORARY = ("/tmp", "/var/tmp")
+_CACHE_VARIABLES = ("HF_HOME", "TORCH_HOME", "MPLCONFIGDIR")
+_WRITES = os.O_WRONLY | os.O_TRUNC
+_KINDS_OF_OPEN = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which paths count; see the module docstring. All are absolute.
+
+    Attributes:
+        roots: folders of project code: what lies below them counts.
+        others: what does not count.
+        package: the step's, which is code of the project wherever it lies.
+    """
+
+    roots: tuple[str, ...]
+    others: tuple[str, ...]
+    package: str
+
+    @classmethod
+    def of(cls, package: str, roots: Iterable[str], known: Iterable[str]) -> "Rules":
+        """
+        Args:
+            known: the store, inputs and whatever else is the step's for another reason.
+        """
+        others = (*_variants((*known, *_elsewhere())), os.path.expanduser("~/."))
+        return cls(tuple(_variants(roots)), others, package)
+
+    def counts(self, path: str) -> bool:
+        """Whether a file or folder is one to depend on."""
+        below = f"{path}/"
+        if "/__pycache__/" in below:
+            return False
+        longest = 0
+        if below.startswith(self.others):  # at once for very many paths
+            longest = max(len(other) for other in self.others if below.startswith(other))
+        for name in ("/site-packages/", "/dist-packages/"):
+            longest = max(longest, below.rfind(name) + len(name) if name in below else 0)
+        return longest == 0 or self._root(below) > longest
+
+    def is_project(self, path: str) -> bool:
+        """Whether it lies with the project's code."""
+        return self._root(f"{path}/") > 0 and self.counts(path)
+
+    def _root(self, below: str) -> int:
+        return max((len(root) for root in self.roots if below.startswith(root)), default=0)
+
+
+def _variants(folders: Iterable[str]) -> Iterator[str]:
+    """Folders with a slash, as named and without symbolic links."""
+    found = {f"{way(folder).rstrip('/')}/" for folder in folders for way in _WAYS}
+    yield from sorted(found - {"/"})
+
+
+_WAYS: tuple[Callable[[str], str], ...] = (os.path.abspath, os.path.realpath)
+
+
+def _elsewhere() -> Iterator[str]:
+    """Folders of the machine, the interpreter and the user that no step's result depends on."""
+    yield from (*_SYSTEM, *_TEMPORARY, tempfile.gettempdir())
+    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
+        with contextlib.suppress(Exception):  # Python 3.13.0 cannot say this in every case
+            yield sysconfig.get_path(name)
+    yield from (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
+    for name, value in os.environ.items():
+        is_cache = name in _CACHE_VARIABLES or name.endswith(
+            ("_CACHE", "_CACHE_DIR", "_CACHE_HOME")
+        )
+        if is_cache and os.path.isabs(value):
+            yield value
+
+
+_PREFIX = "temper-observed-"
+
+
+def _locked(path: str, mode: str) -> IO[str] | None:
+    """A file that nobody else has locked, locked; ``None`` otherwise."""
+    try:
+        file = open(path, mode)  # noqa: SIM115
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return None
+    return file
+
+
+def _remove_left_over(parent: str) -> None:
+    """Remove the folders of workers that were killed: nobody holds their locks."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(parent):
+            folder = f"{parent}/{name}"
+            if name.startswith(_PREFIX) and (lock := _locked(f"{folder}/lock", "r")) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.close()
+
+
+class Observation:
+    """The folder that all processes of a step write to; see the module docstring."""
+
+    def __init__(self, folder: str, rules: Rules):
+        self.folder, self.rules = folder, rules
+        self.events, self.modules = f"{folder}/events", f"{folder}/modules"
+        self.mark = f"__temper_ran_{''.join(filter(str.isalnum, folder))}__"
+        self._lock: IO[str] | None = None  # held while this process, or a fork of it, lives
+
+    @classmethod
+    def begin(cls, rules: Rules) -> "Observation":
+        """Begin to observe this process and those that it starts."""
+        _remove_left_over(tempfile.gettempdir())
+        begun = tempfile.mkdtemp(prefix="temper-begun-")
+        lock = _locked(f"{begun}/lock", "w")
+        folder = f"{os.path.dirname(begun)}/{_PREFIX}{begun.rpartition('-')[2]}"
+        os.rename(begun, folder)  # under this name, who has no lock is dead
+        made = cls(folder, rules)
+        made._lock = lock
+        Path(folder, "rules").write_text(json.dumps([rules.roots, rules.others, rules.package]))
+        with open(f"{folder}/marks", "wb") as file:
+            os.posix_fallocate(
+                file.fileno(), 0, MOST_MARKS + 1
+            )  # room that a full disk cannot take
+        for path in (made.events, made.modules):
+            Path(path).touch()
+        os.environ[ENVIRONMENT] = folder
+        made._watch()
+        return made
+
+    @classmethod
+    def join(cls) -> "Observation | None":
+        """Observe this process too, which a step's process has started; ``None`` if none has."""
+        folder = os.environ.get(ENVIRONMENT, "")
+        if not os.path.isdir(folder):
+            return None
+        roots, others, package = json.loads(Path(folder, "rules").read_text())
+        joined = cls(folder, Rules(tuple(roots), tuple(others), package))
+        joined._watch()
+        return joined
+
+    def _watch(self) -> None:
+        with open(f"{self.folder}/marks", "r+b") as file:
+            self.marks = mmap.mmap(file.fileno(), MOST_MARKS + 1)
+        marks.install(self.mark, self.marks)
+        _hook.watch(self)
+
+    def end(self) -> None:
+        """Take no more notice of anything, in this process."""
+        _hook.watch(None)
+        os.environ.pop(ENVIRONMENT, None)
+
+    def forget(self) -> None:
+        """Delete what was noted."""
+        self.end()
+        marks.uninstall(self.mark)  # and so nothing holds the map open that can let go of it
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock is not None:
+            with contextlib.suppress(OSError):  # the step may have closed it
+                self._lock.close()
+
+    def share_sources(self, sources: Mapping[str, bytes]) -> None:
+        """Give processes that join from now on the bytes that project files have."""
+        path = Path(self.folder, "sources")
+        path.with_suffix(".new").write_bytes(marshal.dumps(dict(sources)))
+        path.with_suffix(".new").replace(path)
+
+    def shared_sources(self) -> dict[str, bytes]:
+        """What :meth:`share_sources` was given."""
+        path = Path(self.folder, "sources")
+        return marshal.loads(path.read_bytes()) if path.exists() else {}
+
+    def add_event(self, kind: str, path: str, *said: Any) -> None:
+        """Note what happened to a file or folder."""
+        try:
+            _append(self.events, [kind, path, *said])
+        except OSError:
+            self.marks[_SOMETHING_LOST] = 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything could be noted: a disk may be full."""
+        return not self.marks[_SOMETHING_LOST]
+
+    def add_module(self, name: str, path: str, content: bytes, units: list[str] | None) -> int:
+        """Note that a module of project code is loaded.
+
+        Args:
+            units: what its marks stand for; ``None`` if it has none, and all of it may have run.
+
+        Returns:
+            The number of the first mark. It is where the note begins in the file of all notes,
+            which is longer than the number of its marks: no two processes get the same numbers.
+        """
+        digest = blake3.blake3(content).hexdigest()
+        return _append(self.modules, [name, path, digest, units])
+
+
+def _append(path: str, record: Any) -> int:
+    """Append a line, whole; where it begins. The file is opened each time: a step may close any
+    descriptor, and open a file of its own under its number."""
+    line = json.dumps(record).encode("ascii") + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, line)
+        return os.lseek(descriptor, 0, os.SEEK_CUR) - len(line)
+    finally:
+        os.close(descriptor)
+
+
+class _Hook:
+    """The audit hook: one for a process, as Python lets nobody take one back."""
+
+    def __init__(self) -> None:
+        self._observation: Observation | _Witness | None = None
+        self._installed = False
+        self._busy: set[int] = set()
+        self._seen: set[tuple[str, Any]] = set()
+        self._read: set[str] = set()
+        self._fast: tuple[str, ...] = ()
+        self._handlers: dict[str, Callable[[tuple[Any, ...]], None]] = {
+            "open": self._open,
+            "os.listdir": self._list,
+            "os.scandir": self._list,
+            "os.mkdir": self._make_folder,
+            "os.rename": self._link,
+            "os.link": self._link,
+            "os.symlink": self._make_link,
+            "sqlite3.connect": self._connect,
+            "import": self._import,
+            "ctypes.dlopen": self._load_library,
+            "subprocess.Popen": self._start,
+            "os.posix_spawn": self._start,
+            "os.exec": self._start,
+            "os.system": self._shell,
+        }
+
+    def watch(self, observation: "Observation | _Witness | None") -> None:
+        self._seen.clear()
+        self._read.clear()
+        if observation is not None:
+            rules = observation.rules
+            self._fast = tuple(
+                other for other in rules.others if not any(r.startswith(other) for r in rules.roots)
+            )
+        self._observation = observation
+        if observation is not None and not self._installed:
+            self._installed = True
+            _notice_source_readers()
+            os.register_at_fork(after_in_child=self._busy.clear)
+            sys.addaudithook(self._make())
+
+    def _make(self) -> Callable[[str, tuple[Any, ...]], None]:
+        handlers, busy = self._handlers, self._busy
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            handler = handlers.get(event)
+            if handler is None or self._observation is None or (me := get_ident()) in busy:
+                return
+            busy.add(me)
+            try:
+                handler(arguments)
+            except Exception:  # never the reason that a step fails
+                pass
+            finally:
+                busy.discard(me)
+
+        return hook
+
+    @contextlib.contextmanager
+    def unobserved(self) -> Iterator[None]:
+        me = get_ident()
+        was_busy = me in self._busy
+        self._busy.add(me)
+        try:
+            yield
+        finally:
+            if not was_busy:
+                self._busy.discard(me)
+
+    # --- events --------------------------------------------------------------------------------
+
+    def _open(self, arguments: tuple[Any, ...]) -> None:
+        name, mode, flags = arguments
+        kind = flags & _KINDS_OF_OPEN
+        if (name, kind) in self._seen or (path := self._path(name)) is None:
+            return
+        if os.path.isabs(name):
+            self._seen.add((name, kind))
+        if not self._counts(path) or _is_for_a_traceback(path):
+            return
+        state = state_of(path)
+        if kind & _WRITES or (kind & os.O_CREAT and state is None):
+            self._write(path)
+        elif kind & os.O_RDWR:
+            self._read_before_change(path)
+        elif state or (mode is not None and self._may_be_missed(path, state)):
+            self._note_read(path, state)  # without a mode, a name may be below a descriptor
+
+    def _may_be_missed(self, path: str, state: list[int] | None) -> bool:
+        """Whether a file is not there that might be: ``<string>`` is where source came from."""
+        is_made_up = os.path.basename(path).startswith("<")
+        return state is None and not is_made_up and self._is_project(path)
+
+    def note_source(self, path: str) -> None:
+        """A file's text was read, by way of what ``linecache`` keeps."""
+        if self._observation is not None and self._counts(path):
+            self._note_read(path, state_of(path))
+
+    def _note_read(self, path: str, state: list[int] | None) -> None:
+        if path not in self._read and self._observation is not None:
+            self._read.add(path)
+            self._observation.add_event("read", path, state)
+
+    def _read_before_change(self, path: str) -> None:
+        """What is read and may then be changed in place is what it was before."""
+        if path not in self._read:
+            self._read.add(path)
+            self._note_before(path)
+
+    def _note_before(self, path: str) -> None:
+        if self._observation is not None and (state := state_of(path)):
+            self._observation.add_event("before", path, state, _file_digest(path))
+
+    def _write(self, path: str) -> None:
+        if ("written", path) in self._seen or self._observation is None:
+            return
+        self._seen.add(("written", path))
+        if path in self._read:
+            self._note_before(path)
+        self._observation.add_event("write", path)
+
+    def _list(self, arguments: tuple[Any, ...]) -> None:
+        folder = self._path("." if arguments[0] is None else arguments[0])
+        if folder is None or ("list", folder) in self._seen or _is_for_an_import():
+            return
+        self._seen.add(("list", folder))
+        is_there = os.path.isdir(folder) or self._is_project(folder)
+        if self._counts(folder) and self._observation is not None and is_there:
+            self._observation.add_event("list", folder, folder_digest(folder))
+
+    def _make_folder(self, arguments: tuple[Any, ...]) -> None:
+        path = self._path(arguments[0])
+        if path and self._counts(path) and self._observation and not os.path.lexists(path):
+            self._observation.add_event("make", path)
+
+    def _link(self, arguments: tuple[Any, ...]) -> None:
+        path = self._path(arguments[0])
+        if path is not None and self._counts(path) and ("written", path) not in self._seen:
+            self._read_before_change(path)  # by its other name
+        self._make_link(arguments)
+
+    def _make_link(self, arguments: tuple[Any, ...]) -> None:
+        if (path := self._path(arguments[1])) is not None and self._counts(path):
+            self._write(path)
+
+    def _connect(self, arguments: tuple[Any, ...]) -> None:
+        name = os.fsdecode(arguments[0])
+        path = self._path(name.removeprefix("file:").partition("?")[0])
+        if path is None or name in ("", ":memory:") or not self._counts(path):
+            return
+        if state_of(path) is None:
+            self._write(path)
+        else:
+            self._read_before_change(path)
+
+    def _import(self, arguments: tuple[Any, ...]) -> None:
+        if arguments[1]:  # the file of an extension module
+            self._load_library((arguments[1],))
+
+    def _load_library(self, arguments: tuple[Any, ...]) -> None:
+        path = self._path(arguments[0]) if arguments[0] else None
+        if path is not None and self._counts(path) and (state := state_of(path)):
+            self._note_read(path, state)
+
+    def _shell(self, arguments: tuple[Any, ...]) -> None:
+        self._started(os.fsdecode(arguments[0]).split(), None)
+
+    def _start(self, arguments: tuple[Any, ...]) -> None:
+        program, words = arguments[0], arguments[1]
+        folder = arguments[2] if len(arguments) == 4 else None  # Popen says where it runs
+        words = [words] if isinstance(words, str | bytes | os.PathLike) else list(words)
+        self._started([os.fsdecode(word) for word in (program, *words) if word], folder)
+
+    def _started(self, words: list[str], folder: Any) -> None:
+        """Project files that a command names, and whether it starts a Python with the project."""
+        if (observation := self._observation) is None:
+            return
+        where = os.path.abspath(os.fsdecode(folder) if folder else ".")
+        pieces = [piece for word in words for piece in _pieces(word)]
+        named = {p for p in _files_of(pieces, where, observation.rules) if self._is_project(p)}
+        for path in named:
+            self._read_before_change(path)
+        is_python = any(os.path.basename(piece).startswith("python") for piece in pieces)
+        imports = any(observation.rules.package in word or "loky" in word for word in words)
+        if is_python and (named or imports) and ("python", "") not in self._seen:
+            self._seen.add(("python", ""))
+            observation.add_event("python", "")
+
+    # --- paths ---------------------------------------------------------------------------------
+
+    def _path(self, name: Any) -> str | None:
+        """As an absolute path; ``None`` for a descriptor, or where nothing counts."""
+        if isinstance(name, int):
+            return None
+        name = os.fsdecode(name)
+        if name.startswith(self._fast) and "/../" not in name:
+            return None
+        return os.path.abspath(name)
+
+    def _counts(self, path: str) -> bool:
+        return self._observation is not None and self._observation.rules.counts(path)
+
+    def _is_project(self, path: str) -> bool:
+        return self._observation is not None and self._observation.rules.is_project(path)
+
+
+_hook = _Hook()
+unobserved = _hook.unobserved
+"""What this thread does within is not the step's doing."""
+
+
+@dataclass(frozen=True)
+class _Witness:
+    """What an observation is to the hook, where only whether anything happened is of interest."""
+
+    rules: Rules
+    seen: list[str] = field(default_factory=list)
+
+    def add_event(self, kind: str, path: str, *said: Any) -> None:
+        self.seen.append(path)
+
+
+@contextlib.contextmanager
+def witnessed(rules: Rules) -> Iterator[list[str]]:
+    """Which paths that count are used within the block, in a process that runs no step."""
+    witness = _Witness(rules)
+    _hook.watch(witness)
+    try:
+        yield witness.seen
+    finally:
+        _hook.watch(None)
+
+
+def state_of(path: str) -> list[int] | None:
+    """What tells one content of a file from another; ``None`` where there is nothing, and empty for
+    what is no regular file."""
+    try:
+        now = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(now.st_mode):
+        return []
+    return [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
+
+
+def _file_digest(path: str) -> str:
+    hasher = blake3.blake3()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            hasher.update(block)
+    return hasher.hexdigest()
+
+
+def folder_digest(folder: str) -> str:
+    """Of the names in a folder, whatever is in them; :data:`ABSENT` where there is none."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name != "__pycache__")
+    except OSError:
+        return ABSENT
+    return blake3.blake3("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _pieces(word: str) -> list[str]:
+    """A word of a command, and the words in it if it is a command or an option itself."""
+    found = [word]
+    if any(character.isspace() for character in word):
+        with contextlib.suppress(ValueError):
+            found += shlex.split(word)
+    return found + [piece.partition("=")[2] for piece in found if "=" in piece]
+
+
+def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
+    """Files that the words of a command name: as they are, or as modules after ``-m``."""
+    for before, piece in zip(("", *pieces), pieces, strict=False):
+        inner = piece.replace(".", "/")
+        names = [f"{inner}.py", f"{inner}/__main__.py"] if before == "-m" else [piece]
+        for place in (folder, *rules.roots) if before == "-m" else [folder]:
+            for name in names:
+                path = os.path.abspath(os.path.join(place, name))
+                if state_of(path):
+                    yield path
+
+
+def _callers() -> Iterator[str]:
+    """The files of the frames below the hook, the nearest first."""
+    frame = sys._getframe(1)
+    for _ in range(24):
+        if frame is None:
+            return
+        if frame.f_code.co_filename != __file__:
+            yield frame.f_code.co_filename
+        frame = frame.f_back
+
+
+def _is_for_a_traceback(path: str) -> bool:
+    """Whether ``linecache`` reads a source, for nobody who would look at it as ``inspect`` does."""
+    if not path.endswith(".py"):
+        return False
+    callers = [os.path.basename(name) for name in _callers()]
+    return "linecache.py" in callers and "inspect.py" not in callers
+
+
+def _is_for_an_import() -> bool:
+    """Whether the import system looks for a module, or for what is installed."""
+    caller = next(_callers(), "")
+    return caller.startswith("<frozen importlib") or "/importlib/metadata/" in caller
+
+
+def _notice_source_readers() -> None:
+    """Take note of what ``inspect.getsource`` and the like read: the lines are there already, as
+    :mod:`pipeline.observed.snapshot` has put them where a traceback finds them too."""
+    find = inspect.findsource
+
+    def findsource(object: Any) -> Any:
+        found = find(object)
+        if not inspect.isframe(object) and not inspect.istraceback(object):
+            with contextlib.suppress(Exception), unobserved():
+                if (file := inspect.getsourcefile(object)) is not None:
+                    _hook.note_source(os.path.abspath(file))
+        return found
+
+    inspect.findsource = findsource

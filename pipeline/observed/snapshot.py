@@ -1,0 +1,114 @@
+"""Project code as it was when its bytes were hashed, whatever is edited meanwhile.
+
+The import system of a worker, and of every process that joins its observation, compiles project
+code from the bytes that the closure of the step was read from, at the moment the step imports it:
+nothing is imported that the step does not import, and all in the order in which it does. A file
+that the closure does not know is read once. What is compiled is marked
+(:mod:`pipeline.observed.marks`), and what reads source later (``inspect``, tracebacks) is given the
+same bytes.
+
+A compiled file in ``__pycache__`` is not looked at: Python takes it for current by size and time in
+whole seconds, which an edit may leave as they were.
+"""
+
+import ast
+import importlib.util
+import io
+import linecache
+import os
+from collections.abc import Mapping
+from importlib.machinery import SourceFileLoader
+from types import CodeType
+from typing import Any
+
+from pipeline.code.modules import in_library, is_core
+from pipeline.errors import TemperError
+from pipeline.observed import marks
+from pipeline.observed.observation import MOST_MARKS, Observation, unobserved
+
+_PLAIN = SourceFileLoader.get_code
+
+
+class Snapshot:
+    """The bytes of project files in this process."""
+
+    def __init__(self, observation: Observation):
+        self._observation, self._home = observation, observation.rules.package
+        self._known: dict[str, bytes] = observation.shared_sources()
+        self._loaded: dict[str, bytes] = {}
+
+    def install(self) -> None:
+        """Let this process import project code from here."""
+        kept = _PLAIN
+        in_library(__file__)  # imports what it asks: to be done before imports ask it
+
+        def get_code(loader: SourceFileLoader, fullname: str) -> Any:
+            path = loader.get_filename(fullname)
+            if is_core(fullname):  # developed beside projects, but no part of any
+                return kept(loader, fullname)
+            if in_library(path) and fullname.partition(".")[0] != self._home:
+                return kept(loader, fullname)
+            return self._compile(fullname, os.path.abspath(path), loader)
+
+        SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+    @staticmethod
+    def uninstall() -> None:
+        """Let this process import as it did before."""
+        SourceFileLoader.get_code = _PLAIN  # type: ignore[method-assign]
+
+    def adopt(self, sources: Mapping[str, bytes]) -> None:
+        """Take the bytes that a closure was read from.
+
+        Raises:
+            TemperError: a file was loaded before, with other bytes.
+        """
+        sources = {os.path.abspath(path): content for path, content in sources.items()}
+        for path, content in self._loaded.items():
+            if sources.get(path, content) != content:
+                raise TemperError(
+                    f"code was edited while the experiment ran ({path}); run it again"
+                )
+        self._known = dict(sources)
+        self._observation.share_sources(self._known)
+
+    def _compile(self, module: str, path: str, loader: SourceFileLoader) -> CodeType:
+        """The code of a module, with marks in it."""
+        with unobserved():
+            content = self._read(path)
+            _show(path, content)
+            try:
+                return self._marked(module, path, content, loader)
+            except Exception:  # no Python, too deep for a tree, a loader that wants text, no room
+                self._observation.add_module(module, path, content, None)
+                return loader.source_to_code(content, path)
+
+    def _read(self, path: str) -> bytes:
+        if path not in self._loaded:
+            if path not in self._known:
+                with open(path, "rb") as file:
+                    self._known[path] = file.read()
+            self._loaded[path] = self._known[path]
+        return self._loaded[path]
+
+    def _marked(self, module: str, path: str, content: bytes, loader: SourceFileLoader) -> CodeType:
+        tree = ast.parse(content, path)
+        functions = marks.functions(tree)
+        names = None if marks.is_for_a_compiler(tree, content) else [unit for unit, _ in functions]
+        first = self._observation.add_module(module, path, content, names)
+        if names and first + len(names) > MOST_MARKS:
+            raise ValueError("there are more functions than marks")
+        if names is not None:
+            marks.mark(functions, self._observation.mark, range(first, first + len(names)))
+        return loader.source_to_code(tree, path)  # type: ignore[arg-type]
+
+
+def _show(path: str, content: bytes) -> None:
+    """Put lines where ``inspect`` and tracebacks look for them, to stay whatever is edited."""
+    try:
+        lines = io.StringIO(importlib.util.decode_source(content)).readlines()
+    except (SyntaxError, UnicodeDecodeError):
+        return
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    linecache.cache[path] = (len(content), None, lines, path)

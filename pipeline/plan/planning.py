@@ -1,0 +1,406 @@
+"""The plan: every step of a DAG with its state, before anything runs.
+
+A step's key needs the digests of its inputs, so states are worked out from the sources down:
+
+- ``cached``: every input is known and the key has a manifest;
+- ``run``: every input is known and the key has none, or an input is not known yet and no earlier
+  artifact could match, whatever it turns out to be;
+- ``maybe``: an input is not known yet, and an earlier artifact was made by the same recipe from
+  other input bytes: if the inputs turn out to be those, nothing runs (early cutoff);
+- ``blocked``: it would run, but another driver is making it now; a run waits for that one.
+
+An artifact whose data is evicted, lost or damaged still says what its step's digest is, so what
+was made from it stays cached. It is made again only if somebody needs the bytes: it is a result,
+or an input of a step that runs. Looking costs a few requests per step name.
+"""
+
+import contextlib
+import enum
+import functools
+import gc
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from pipeline.dag.canonical import Json
+from pipeline.dag.step import ENCODING_VERSION, Input, Step, StepFunction
+from pipeline.errors import TemperError
+from pipeline.observed.discovery import Present
+from pipeline.plan.labels import labels
+from pipeline.plan.renamed import made_under_another_name
+from pipeline.plan.resolver import Resolver
+from pipeline.plan.unfinished import Unfinished
+from pipeline.plan.why import History, Nearest, code_changes, explain
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import Store
+from pipeline.store.lease import Leases
+from pipeline.store.manifest import Manifest
+
+
+class State(enum.Enum):
+    CACHED = "cached"
+    RUN = "run"
+    MAYBE = "maybe"
+    BLOCKED = "blocked"
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step, its state and why.
+
+    Attributes:
+        key: where its artifact is or will be; ``None`` while an input is not known.
+        manifest: its artifact, when cached.
+    """
+
+    step: Step
+    state: State
+    reason: str
+    key: str | None = None
+    manifest: Manifest | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every step of the DAG in an order in which they can run.
+
+    Attributes:
+        roots: what was asked for.
+        unusable: attempts whose artifacts are to be made again, each with why.
+        forced: fingerprints of steps to run again although they are cached.
+    """
+
+    roots: Mapping[str, Step]
+    steps: tuple[PlannedStep, ...]
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    forced: frozenset[str] = frozenset()
+
+    def in_state(self, *states: State) -> list[PlannedStep]:
+        return [planned for planned in self.steps if planned.state in states]
+
+    def manifests(self) -> dict[str, Manifest]:
+        """The artifact of every step that is cached, by fingerprint."""
+        return {p.step.fingerprint: p.manifest for p in self.steps if p.manifest is not None}
+
+    @functools.cached_property
+    def labels(self) -> Mapping[str, str]:
+        """What tells each step apart from others of its name, by fingerprint."""
+        results = {
+            step.fingerprint: name.removeprefix(f"{step.name} ")
+            for name, step in reversed([*self.roots.items()])
+            if name != step.name
+        }
+        with _no_collection():
+            return labels([planned.step for planned in self.steps], results)
+
+    @property
+    def is_complete(self) -> bool:
+        return all(planned.state is State.CACHED for planned in self.steps)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: every step with its state and why."""
+        from pipeline.html import table
+
+        names = display_names(self)
+        rows = [(names[p.step.fingerprint], p.state.value, p.reason) for p in self.steps]
+        return table(("step", "plan", "why"), rows)
+
+
+def display_names(plan: Plan) -> dict[str, str]:
+    """What to call each step, by fingerprint: its name, and what tells it apart from others."""
+    return {
+        planned.step.fingerprint: f"{planned.step.name} ({label})" if label else planned.step.name
+        for planned in plan.steps
+        for label in [plan.labels[planned.step.fingerprint]]
+    }
+
+
+def topological(roots: Iterable[Step]) -> list[Step]:
+    """Every step that the roots need, each recipe once, inputs before what uses them; of equal
+    steps, one that was given a name."""
+    order: dict[str, Step] = {}
+    pending = [*reversed(list(roots))]
+    while pending:
+        step = pending[-1]
+        missing = [i.step for i in step.inputs if i.step.fingerprint not in order]
+        if step.fingerprint in order:
+            _prefer_named(order, pending.pop())
+        elif missing:
+            pending.extend(reversed(missing))
+        else:
+            order[step.fingerprint] = pending.pop()
+            for reference in step.inputs:
+                _prefer_named(order, reference.step)
+    return list(order.values())
+
+
+def _prefer_named(order: dict[str, Step], step: Step) -> None:
+    if step.label and not order[step.fingerprint].label:
+        order[step.fingerprint] = step
+
+
+def make_plan(
+    roots: Mapping[str, Step],
+    store: Store,
+    force: Collection[str] = (),
+    catalog: Catalog | None = None,
+    run: str = "",
+    experiment: str = "",
+    present: Present | None = None,
+) -> Plan:
+    """Work out the state of every step the roots need. Runs nothing, writes nothing.
+
+    Args:
+        force: names of steps to run again although they are cached, unless the run ``run`` did.
+        experiment: what steps are compared with first, to say why they run.
+        present: what discovered dependencies are, where somebody has looked already.
+
+    Raises:
+        TemperError: the store cannot be read, no step has a name in ``force``, or a key could not
+            tell two steps apart.
+    """
+    store.check_layout()
+    steps = topological(roots.values())
+    _require_one_function_a_name([*roots.values(), *steps])
+    forced = forced_fingerprints(steps, force)
+    planner = _Planner(
+        catalog or Catalog(store), steps, forced, run, experiment, present or Present()
+    )
+    with _no_collection():
+        return _planned(planner, roots, forced)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave cycles alone for a while: a plan makes very many small objects and hardly a cycle, and
+    a third of its time would go into looking for some."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _planned(planner: "_Planner", roots: Mapping[str, Step], forced: frozenset[str]) -> Plan:
+    """Plan until nothing that is needed turns out to be lost."""
+    unusable: dict[str, str] = {}
+    while True:
+        planned = planner.plan(unusable)
+        lost = planner.lost(planned, [step.fingerprint for step in roots.values()])
+        if not lost.keys() - unusable.keys():
+            return Plan(dict(roots), tuple(planned.values()), unusable, forced)
+        unusable |= lost
+
+
+def _require_one_function_a_name(steps: Collection[Step]) -> None:
+    """Refuse two functions of one name and version: nothing in a key would tell them apart."""
+    known: dict[tuple[str, str], StepFunction] = {}
+    inputs = (reference.step for step in steps for reference in step.inputs)
+    for step in itertools.chain(steps, inputs):
+        function = step.function
+        if function.version is None:
+            continue
+        other = known.setdefault((function.name, function.version), function)
+        if other is not function and other.reference != function.reference:
+            raise TemperError(
+                f"{other.reference} and {function.reference} are two steps called {function.name} "
+                f'with one version; give one of them a name, as in @step(name="…", version="…")'
+            )
+
+
+def forced_fingerprints(steps: Iterable[Step], names: Collection[str]) -> frozenset[str]:
+    """The steps with one of these names.
+
+    Raises:
+        TemperError: no step has one of the names.
+    """
+    steps = list(steps)
+    present = {step.name for step in steps}
+    if unknown := set(names) - present:
+        raise TemperError(
+            f"force: there is no step {', '.join(sorted(unknown))} in this experiment; "
+            f"it has: {', '.join(sorted(present))}"
+        )
+    return frozenset(step.fingerprint for step in steps if step.name in names)
+
+
+class _Planner:
+    """Plans one DAG, again whenever artifacts turn out to have lost their data."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        steps: list[Step],
+        forced: frozenset[str],
+        run: str,
+        experiment: str,
+        present: Present,
+    ):
+        self.catalog, self.store = catalog, catalog.store
+        self.steps, self.forced, self.run = steps, forced, run
+        self.experiment = experiment
+        self._unfinished = Unfinished(self.store)
+        self._others: list[str] | None = None  # names of steps that are none of these
+        self._remade: dict[str, str] = {}  # fingerprint: why
+        self._histories: dict[str, History] = {}
+        self._held: dict[str, Mapping[str, str]] = {}
+        self._present = present
+
+    def plan(self, unusable: Mapping[str, str]) -> dict[str, PlannedStep]:
+        resolver = Resolver(self.catalog, unusable, self.forced, self.run, present=self._present)
+        planned: dict[str, PlannedStep] = {}
+        for step in self.steps:
+            known = all(planned[i.step.fingerprint].manifest for i in step.inputs)
+            manifest = resolver.artifact(step) if known else None
+            if manifest is not None:
+                note = _note(step, manifest, resolver)
+                done = PlannedStep(step, State.CACHED, note, manifest.key, manifest)
+                planned[step.fingerprint] = done
+                continue
+            resolved = resolver.key_and_recipe(step) if known else None
+            planned[step.fingerprint] = self._missing(step, resolved, planned, resolver)
+        return planned
+
+    def lost(self, planned: Mapping[str, PlannedStep], roots: Iterable[str]) -> dict[str, str]:
+        """Cached artifacts whose bytes are needed and not there, by attempt, with why."""
+        needed = dict.fromkeys(roots, "it is a result")
+        for step in planned.values():
+            if step.state in (State.RUN, State.BLOCKED):
+                for reference in step.step.inputs:
+                    needed.setdefault(reference.step.fingerprint, f"needed by {step.step.name}")
+        made = {f: m for f in needed if (m := planned[f].manifest) is not None}
+        marked = {m.attempt: loss for m in made.values() if (loss := self.catalog.loss(m))}
+        gone = self.store.lost_among(m for m in made.values() if m.attempt not in marked)
+        lost = {}
+        for fingerprint, manifest in made.items():
+            if manifest.attempt in marked:
+                what = f"its data is {marked[manifest.attempt].value}"
+            elif manifest.attempt in gone:
+                what = f"it has lost {', '.join(gone[manifest.attempt][:3])}"
+            else:
+                continue
+            lost[manifest.attempt] = f"{what}; {needed[fingerprint]}"
+            self._remade[fingerprint] = lost[manifest.attempt]
+        return lost
+
+    def _missing(
+        self,
+        step: Step,
+        resolved: tuple[str, Json] | None,
+        planned: Mapping[str, PlannedStep],
+        resolver: Resolver,
+    ) -> PlannedStep:
+        key = resolved[0] if resolved else None
+        if key is not None and (holder := self._holders(step.name).get(key)):
+            return PlannedStep(step, State.BLOCKED, f"being made by {holder}", key)
+        if step.fingerprint in self.forced:
+            made = PlannedStep(step, State.RUN, "forced", key)
+        elif step.fingerprint in self._remade:
+            made = PlannedStep(step, State.RUN, self._remade[step.fingerprint], key)
+        else:
+            made = self._changed(step, key, planned, resolver)
+        if key is not None and (left := self._unfinished.of(step.name, key)):
+            return replace(made, reason=f"{made.reason}; {left}")
+        return made
+
+    def _changed(
+        self,
+        step: Step,
+        key: str | None,
+        planned: Mapping[str, PlannedStep],
+        resolver: Resolver,
+    ) -> PlannedStep:
+        waiting = [i for i in step.inputs if planned[i.step.fingerprint].manifest is None]
+        unknown = {reference: f"unknown {reference}" for reference in waiting}
+
+        def digest_of(reference: Input) -> str:
+            if reference in unknown:
+                return unknown[reference]
+            manifest = planned[reference.step.fingerprint].manifest
+            assert manifest is not None  # cached, as `waiting` holds all the others
+            return manifest.digest_of(reference.part)
+
+        names = {digest_of(reference): str(reference) for reference in step.inputs}
+        recipe = step.recipe(digest_of)
+
+        def nearest(experiment: str = "") -> Nearest | None:
+            accepted = resolver.accepted(step)
+            return self._history(step).nearest(recipe, step.code, names, accepted, experiment)
+
+        closest = close = nearest()
+        if close and close.manifest.provenance.get("experiment") != self.experiment:
+            close = nearest(self.experiment)
+        outdated = self._outdated(step, key or (close.manifest.key if close else ""), resolver)
+        if not waiting:
+            reason = explain(close, more=outdated) if close else self._first(step, recipe)
+            return PlannedStep(step, State.RUN, reason, key)
+        above = ", ".join(dict.fromkeys(reference.step.name for reference in waiting))
+        expected = {str(reference) for reference in waiting}
+        # whoever made the closest: it may turn out to be this
+        only_inputs = closest is not None and closest.only_inputs and not outdated
+        if closest is not None and only_inputs and set(closest.changed_inputs) == expected:
+            return PlannedStep(step, State.MAYBE, f"if the output of {above} changes")
+        changes = explain(close, expected, outdated) if close else ""
+        reason = f"after {above}; {changes}" if changes else f"after {above}"
+        return PlannedStep(step, State.RUN, reason)
+
+    def _outdated(self, step: Step, key: str, resolver: Resolver) -> list[str]:
+        """Which discovered dependencies keep every artifact of a key from being used."""
+        found: list[str] = []
+        for made in self.catalog.generations(step.name, key):
+            if not (changes := resolver.outdated(step, made)):
+                return []
+            found = found or changes  # those of the latest
+        return found
+
+    def _first(self, step: Step, recipe: Json) -> str:
+        """Why a step runs of which there is nothing."""
+        if self._others is None:
+            present = {step.name for step in self.steps}
+            self._others = [name for name in self.store.steps() if name not in present]
+        other = made_under_another_name(step, recipe, self.catalog, self._others)
+        if other is None:
+            return explain(None)
+        return f"never run; {other} made this: if it was renamed, say @step(was=({other!r},))"
+
+    def _history(self, step: Step) -> History:
+        if step.name not in self._histories:
+            names = (*reversed(step.function.was), step.name)
+            made = [manifest for name in names for manifest in self.catalog.history(name)]
+            made.sort(key=lambda manifest: manifest.attempt)
+            self._histories[step.name] = History(made, ENCODING_VERSION)
+        return self._histories[step.name]
+
+    def _holders(self, step: str) -> Mapping[str, str]:
+        """Who holds a lease on which key, in words."""
+        if step not in self._held:
+            with self.store.reading(f"{self.store.root}/leases/{step}"):
+                holders = Leases(self.store.objects, self.store.root, run="").holders(step)
+            self._held[step] = {
+                key: f"{holder.host} (pid {holder.pid}, run {holder.run}) since {holder.since}"
+                for key, holder in holders.items()
+            }
+        return self._held[step]
+
+
+def _note(step: Step, manifest: Manifest, resolver: Resolver) -> str:
+    """What there is to say of a cached step."""
+    earlier = f"made when it was called {manifest.step}" if manifest.step != step.name else ""
+    return "; ".join(filter(None, (earlier, _drift(step, manifest, resolver))))
+
+
+def _drift(step: Step, manifest: Manifest, resolver: Resolver) -> str:
+    """For a step that declares a version: what changed since its artifact was made."""
+    if step.function.version is None:
+        return ""
+    changes = code_changes(manifest.code, step.code) if manifest.code and step.code else []
+    what = "code differs"
+    if manifest.discovered and (found := resolver.changes(step, manifest)):
+        what = "code differs" if changes else "what it depends on differs"
+        changes = changes + found
+    if not changes:
+        return ""
+    more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+    return f"{what} ({changes[0]}{more}), version {step.function.version!r} does not"

@@ -1,0 +1,76 @@
+"""What earlier attempts left in scratch, from which a step goes on."""
+
+import contextlib
+import json
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pipeline.store.layout import Store
+
+_A_DAY = 86_400.0
+
+
+class Unfinished:
+    """Scratch by step and key. Each step name is listed once, and only its own disk is read."""
+
+    def __init__(self, store: Store):
+        self._store = store
+        self._here: dict[str, dict[str, list[Path]]] = {}
+        self._kept: dict[str, frozenset[str]] = {}
+
+    def of(self, step: str, key: str) -> str:
+        """What a step of this key goes on from, in words; empty if it begins anew."""
+        changed = max(map(_last_change, self._folders(step, key)), default=0.0)
+        if changed:
+            reached = self._reached(step, key)
+            return f"goes on from its scratch of {_when(changed)}" + (reached and f" ({reached})")
+        return "goes on from the copy of its scratch" if key in self._copies(step) else ""
+
+    def _folders(self, step: str, key: str) -> list[Path]:
+        """One for each epoch of its lease."""
+        if step not in self._here:
+            self._here[step] = folders = {}
+            with contextlib.suppress(OSError):
+                for entry in os.scandir(self._store.scratch_root() / step):
+                    folders.setdefault(entry.name.partition("-")[0], []).append(Path(entry.path))
+        return self._here[step].get(key, [])
+
+    def _copies(self, step: str) -> frozenset[str]:
+        """Keys of which a remote store has copies."""
+        if self._store.is_local:
+            return frozenset()
+        if step not in self._kept:
+            folder = self._store.staged_scratch(step, "").rstrip("/")
+            with self._store.reading(folder):
+                self._kept[step] = frozenset(self._store.objects.folders(folder))
+        return self._kept[step]
+
+    def _reached(self, step: str, key: str) -> str:
+        """How far it had come, as far as this is on this machine's disk."""
+        if not self._store.is_local:
+            return ""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            told: Any = json.loads(Path(self._store.progress_path(step, key)).read_bytes())
+            done, total = told["done"], told["total"]
+            if not done and total is None:
+                return ""
+            return f"{done:g} of {total:g}" if total is not None else f"{done:g}"
+        return ""
+
+
+def _last_change(folder: Path) -> float:
+    """When the newest file of a folder was written; 0 if there is none."""
+    times = [0.0]
+    with contextlib.suppress(OSError):
+        for path in folder.rglob("*"):
+            if path.is_file():
+                times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def _when(changed: float) -> str:
+    form = "%H:%M" if time.time() - changed < _A_DAY else "%F %H:%M"
+    return datetime.fromtimestamp(changed).strftime(form)

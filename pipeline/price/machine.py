@@ -1,0 +1,82 @@
+"""The hardware here: what attempts record of it, and what a plan asks about it."""
+
+import functools
+import os
+import platform
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.dag.resources import Resources
+from pipeline.price.estimator import Hardware
+
+
+def hardware_here(
+    asked: Resources, jobs: int = 1, gpus: Sequence[tuple[str, int]] = ()
+) -> Hardware:
+    """What a step runs on that asks this machine for so much.
+
+    Args:
+        jobs: how many steps share the processors.
+        gpus: model and bytes of each GPU here.
+    """
+    cores = asked.cpus or max(1, cores_here() // jobs)
+    threads = threads_told() or max(1, cores // asked.num_processes)
+    if not asked.num_gpus:
+        return Hardware(processor(), 0, threads, memory_here())
+    wanted = (asked.accelerator or "").lower()
+    found = [(model, memory) for model, memory in gpus if wanted in model.lower()]
+    if not found:
+        return hardware_elsewhere(asked)
+    return Hardware(found[0][0], asked.num_gpus * asked.num_nodes, threads, found[0][1])
+
+
+def hardware_elsewhere(asked: Resources) -> Hardware:
+    """What another machine gives a step that asks for so much, as far as that says it."""
+    if asked.tpu is not None:
+        return Hardware(asked.tpu, asked.num_nodes)
+    threads = max(1, (asked.cpus or 1) // asked.num_processes)
+    if not asked.num_gpus:
+        return Hardware("", 0, threads, asked.memory_bytes)
+    return Hardware(asked.accelerator or "", asked.num_gpus * asked.num_nodes, threads)
+
+
+def threads_told() -> int | None:
+    """How many threads the environment says a process is to have; workers inherit it."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return int(told) if told.isdecimal() and int(told) else None
+
+
+@functools.cache
+def processor() -> str:
+    """The model of the processors here."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def cores_here() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_here() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_disk(folder: Path) -> int | None:
+    """Free bytes where a folder is, or would be made; ``None`` if that cannot be told."""
+    for place in (folder, *folder.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+    return None

@@ -1,0 +1,301 @@
+"""The price of a plan: what each step that is to run will take, and what all of them will.
+
+Sizes are worked out from the sources down, as states are: those of a cached artifact are measured,
+those of an artifact to come are foreseen. Looking costs what the plan has read already, and a
+small file of each cached artifact that a step to come takes in. A plan in which nothing runs has no
+price.
+"""
+
+import contextlib
+import functools
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.dag.canonical import resolve_reference
+from pipeline.dag.resources import Resources
+from pipeline.dag.step import Input, Step, as_input
+from pipeline.plan.planning import Plan, State
+from pipeline.price.estimator import Call, Estimator, Foreseen, Hardware, Made, Sizes
+from pipeline.price.experience import Experience, as_before, corrected, latest_of
+from pipeline.price.machine import free_disk, hardware_elsewhere, hardware_here
+from pipeline.price.remaining import Ahead
+from pipeline.store.catalog import Catalog
+from pipeline.store.manifest import Manifest
+
+LARGEST_READ = 2**20
+"""Bytes of a file that an estimator may read."""
+MOST_OF_ANOTHER = 5
+"""Attempts of each other step that a price takes into account."""
+_NO_ESTIMATOR = Estimator()
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one step takes; ``None`` for what nobody knows.
+
+    Attributes:
+        seconds: of wall time.
+        memory: the most bytes of one accelerator, or of the machine.
+        disk: bytes of its artifact.
+        scratch: bytes that it needs besides while it runs.
+        is_rough: no attempt on like hardware has been compared with its estimate.
+        capacity: bytes of memory of one accelerator, or of the machine.
+    """
+
+    hardware: Hardware
+    seconds: float | None = None
+    memory: float | None = None
+    disk: float | None = None
+    scratch: float = 0.0
+    is_rough: bool = True
+    capacity: float | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the hardware has that much memory; ``None`` where nobody knows."""
+        if self.memory is None or self.capacity is None:
+            return None
+        return self.memory <= self.capacity
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of every step that is to run, by fingerprint.
+
+    Attributes:
+        free: bytes that are free on the disk of the store; ``None`` for a store elsewhere.
+    """
+
+    of: Mapping[str, Price]
+    free: int | None = None
+
+    @property
+    def disk(self) -> float:
+        """Bytes of all artifacts to come whose size is known."""
+        return sum(price.disk or 0.0 for price in self.of.values())
+
+    def ahead(self, plan: Plan) -> list[Ahead]:
+        """Every step that is to run, with what it needs, in the order of the plan."""
+        return [
+            Ahead(
+                planned.step.fingerprint,
+                self.of[planned.step.fingerprint].seconds,
+                frozenset(reference.step.fingerprint for reference in planned.step.inputs),
+            )
+            for planned in plan.steps
+            if planned.step.fingerprint in self.of
+        ]
+
+    @property
+    def peak_disk(self) -> float:
+        """The same, with the largest scratch folder beside them."""
+        return self.disk + max((price.scratch for price in self.of.values()), default=0.0)
+
+    @property
+    def fits_disk(self) -> bool:
+        """Whether nothing is known against it."""
+        return self.free is None or self.peak_disk <= self.free
+
+
+class Pricer:
+    """Foresees steps of one store, measuring each artifact at most once.
+
+    Args:
+        asked: what steps ask for, by fingerprint; of others, what they say themselves.
+        jobs: how many steps run at once.
+        gpus: model and bytes of each GPU here; asked only if a step wants one.
+        is_here: whether steps run on this machine; of others the models are not known.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        asked: Mapping[str, Resources] | None = None,
+        jobs: int = 1,
+        gpus: Callable[[], Sequence[tuple[str, int]]] = tuple,
+        is_here: bool = True,
+    ):
+        self._catalog, self._store = catalog, catalog.store
+        self._asked, self._jobs, self._gpus = asked or {}, jobs, gpus
+        self._is_here = is_here
+        self._measured: dict[str, Sizes] = {}
+        self._told: dict[str, list[Experience]] = {}
+        self._alike: dict[tuple[str, Hardware], list[Experience]] = {}
+        self._strangers: dict[tuple[str, Hardware], list[Experience]] = {}
+
+    def price(self, plan: Plan) -> Prices:
+        """The price of every step of a plan that is not cached."""
+        if plan.is_complete:
+            return Prices({})
+        made = plan.manifests()
+        foreseen: dict[str, Sizes] = {}
+
+        def size_of(reference: Input) -> Sizes:
+            fingerprint = reference.step.fingerprint
+            if (manifest := made.get(fingerprint)) is None:
+                return _part(foreseen.get(fingerprint, {}), reference.part)
+            return _part(self._measure(reference.step, manifest), reference.part)
+
+        prices: dict[str, Price] = {}
+        names = dict.fromkeys(planned.step.name for planned in plan.steps)
+        for planned in plan.steps:
+            if planned.state is not State.CACHED:
+                step = planned.step
+                prices[step.fingerprint], sizes = self._price(step, size_of, names)
+                foreseen[step.fingerprint] = sizes
+        return Prices(prices, self._free())
+
+    def hardware(self, step: Step) -> Hardware:
+        """What a step runs on."""
+        asked = self._asked.get(step.fingerprint, step.resources)
+        if not self._is_here:
+            return hardware_elsewhere(asked)
+        return hardware_here(asked, self._jobs, self._gpus() if asked.num_gpus else ())
+
+    def recorded(
+        self, step: Step, inputs: Mapping[Input, Manifest], hardware: Hardware
+    ) -> dict[str, Any]:
+        """What is foreseen of a step whose inputs exist, for the provenance of what it makes.
+
+        Args:
+            hardware: on which it ran.
+        """
+
+        def size_of(reference: Input) -> Sizes:
+            return _part(self._measure(reference.step, inputs[reference]), reference.part)
+
+        foreseen = _foresee(step, hardware, size_of)
+        told = {
+            "seconds": foreseen.seconds,
+            "memory": foreseen.memory,
+            "bytes": foreseen.sizes.get("bytes"),
+            "inputs": sum(manifest.size for manifest in inputs.values()),
+        }
+        return {"by": _signature(step)} | {n: v for n, v in told.items() if v is not None}
+
+    def _price(
+        self, step: Step, size_of: Callable[[Input], Sizes], names: Collection[str]
+    ) -> tuple[Price, Sizes]:
+        """The price of a step, and the sizes of what it will make."""
+        hardware = self.hardware(step)
+        foreseen = _foresee(step, hardware, size_of)
+        own = self._like(step.name, hardware)
+        by = _signature(step)
+
+        def total(
+            what: str, found: float | None, others: Iterable[Experience] = ()
+        ) -> float | None:
+            if found is not None:
+                return corrected(found, what, by, own, others)
+            known = [size_of(reference).get("bytes") for reference in step.inputs]
+            inputs = None if None in known else sum(filter(None, known))
+            return as_before(inputs, what, own)
+
+        others = [] if foreseen.seconds is None else self._others(step.name, names, hardware)
+        disk = total("bytes", foreseen.sizes.get("bytes"))
+        price = Price(
+            hardware,
+            total("seconds", foreseen.seconds, others),
+            total("memory", foreseen.memory),
+            disk,
+            foreseen.scratch,
+            is_rough=not (own or others),
+            capacity=hardware.memory or foreseen.capacity,
+        )
+        return price, foreseen.sizes if disk is None else {**foreseen.sizes, "bytes": disk}
+
+    # --- what is known -----------------------------------------------------------------------
+
+    def _measure(self, step: Step, manifest: Manifest) -> Sizes:
+        """The sizes of an artifact that exists."""
+        if manifest.attempt not in self._measured:
+            folder = self._store.content_path(manifest)
+
+            def read(name: str) -> bytes | None:
+                entry = manifest.files.get(name)
+                if entry is None or entry.size > LARGEST_READ:
+                    return None
+                return self._store.read(f"{folder}/{name}")
+
+            found: Sizes = {}
+            # never a reason for a plan to fail, whatever a store holds or an estimator gets wrong
+            with contextlib.suppress(Exception):
+                found = _estimator(step).measure(Made(manifest, read))
+            self._measured[manifest.attempt] = {"bytes": manifest.size, **found}
+        return self._measured[manifest.attempt]
+
+    def _like(self, step: str, hardware: Hardware) -> list[Experience]:
+        """What attempts of a step on like hardware tell, the newest first."""
+        if (step, hardware) not in self._alike:
+            if step not in self._told:
+                self._told[step] = latest_of(self._catalog.history(step))
+            alike = [one for one in self._told[step] if one.is_like(hardware)]
+            self._alike[step, hardware] = alike
+        return self._alike[step, hardware]
+
+    def _others(self, step: str, names: Collection[str], hardware: Hardware) -> list[Experience]:
+        """What attempts of other steps tell: of those of the plan, else of any in the store."""
+        if (step, hardware) not in self._strangers:
+            found = [self._like(name, hardware)[:MOST_OF_ANOTHER] for name in names if name != step]
+            if not any(found) and not self._like(step, hardware):
+                unplanned = [name for name in self._store.steps() if name not in names]
+                found = [self._like(name, hardware)[:MOST_OF_ANOTHER] for name in unplanned]
+            self._strangers[step, hardware] = list(itertools.chain(*found))
+        return self._strangers[step, hardware]
+
+    def _free(self) -> int | None:
+        return free_disk(Path(self._store.root).absolute()) if self._store.is_local else None
+
+
+def _foresee(step: Step, hardware: Hardware, size_of: Callable[[Input], Sizes]) -> Foreseen:
+    def of_argument(value: Any) -> Sizes:
+        reference = as_input(value)
+        return {} if reference is None else size_of(reference)
+
+    with contextlib.suppress(Exception):  # as in `_measure`
+        return _checked(_estimator(step).foresee(Call(step.arguments, of_argument, hardware)))
+    return Foreseen()
+
+
+def _checked(told: Foreseen) -> Foreseen:
+    """What an estimator says, without what is no amount."""
+    sizes = {name: size for name, size in told.sizes.items() if name != "bytes" or _is_amount(size)}
+    seconds, memory, capacity = (
+        amount if _is_amount(amount) else None
+        for amount in (told.seconds, told.memory, told.capacity)
+    )
+    return Foreseen(
+        sizes, seconds, memory, told.scratch if _is_amount(told.scratch) else 0.0, capacity
+    )
+
+
+def _is_amount(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
+
+
+def _estimator(step: Step) -> Estimator:
+    declared = step.function.estimate
+    return _NO_ESTIMATOR if declared is None else _named(declared)
+
+
+@functools.cache
+def _named(reference: str) -> Estimator:
+    """What a step declares; one that knows nothing, if there is nothing of that name."""
+    with contextlib.suppress(Exception):  # as in `_measure`
+        if isinstance(found := resolve_reference(reference), Estimator):
+            return found
+    return _NO_ESTIMATOR
+
+
+def _signature(step: Step) -> str:
+    """By what a step is priced, for comparisons with what was foreseen of it earlier."""
+    declared = step.function.estimate
+    return f"{declared} {_named(declared).version}" if declared else ""
+
+
+def _part(sizes: Sizes, part: str | None) -> Sizes:
+    return sizes if part is None else sizes.get("parts", {}).get(part, {})

@@ -1,0 +1,56 @@
+"""``module:qualname``: the name under which another process imports a function or class."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import TemperError
+
+
+def reference_to(definition: Any) -> str:
+    """``module:qualname`` of a function or class, under a name that a worker can import.
+
+    Raises:
+        TemperError: it is defined inside a function, or in an interactive session.
+    """
+    module, qualname = definition.__module__, definition.__qualname__
+    if "<" in qualname:
+        raise TemperError(
+            f"{module}.{qualname} is defined inside a function, where a worker cannot import it; "
+            "move it to the top level of its module"
+        )
+    if module == "__main__":
+        module = _script_module(qualname)
+    return f"{module}:{qualname}"
+
+
+def resolve_reference(reference: str) -> Any:
+    """The function or class that ``module:qualname`` names."""
+    module, _, qualname = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _script_module(qualname: str) -> str:
+    """The name under which a worker, with the script's folder on its path, imports ``__main__``."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return spec.name
+    file = getattr(main, "__file__", None)
+    if file is None or not Path(file).is_file():  # a notebook, a prompt, or standard input
+        raise interactive(qualname)
+    return Path(file).stem
+
+
+def interactive(name: str) -> TemperError:
+    """The error of a function or class that is in no file, which a worker could import."""
+    name = name.partition(".")[0]
+    return TemperError(
+        f"{name} is defined interactively, where no worker can import it; put it in a file, and "
+        f"import it from there: in a notebook, begin its cell with %%writefile my_steps.py (with "
+        f"the imports that it needs), and then run: from my_steps import {name}"
+    )

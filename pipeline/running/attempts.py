@@ -1,0 +1,463 @@
+"""Running one step: look in the store, hold its lease, start an attempt, commit what it made."""
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Event
+from typing import IO, Any, NoReturn
+
+from tenacity import RetryCallState, Retrying, retry_if_exception_type
+
+from pipeline.dag.canonical import Json, reference_to
+from pipeline.dag.inputs import source_identity
+from pipeline.dag.resources import MOST_PREEMPTIONS
+from pipeline.dag.step import Input, Step
+from pipeline.errors import TemperError
+from pipeline.launchers.jobs import JobRecord
+from pipeline.launchers.placement import Place, Placement
+from pipeline.plan.resolver import Resolver
+from pipeline.price.experience import hardware_in
+from pipeline.price.pricing import Pricer
+from pipeline.redaction import shown
+from pipeline.store.layout import DataLoss
+from pipeline.store.lease import Lease, Leases
+from pipeline.store.manifest import InputEntry, Manifest, files_digest
+from pipeline.wire.launcher import PREEMPTED, Ended, Launcher, Task
+from pipeline.wire.presence import begun
+from pipeline.wire.spec import InputSpec, Pause, Report, StepSpec, handed_over
+
+LOG_SECONDS = 10.0
+"""How often a growing log is copied into a remote store."""
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
+
+
+class StepFailed(TemperError):
+    """A step's attempt ended without a result. ``log`` is where its whole output lies."""
+
+    def __init__(self, step: str, message: str, log: str):
+        super().__init__(message)
+        self.step = step
+        self.log = log
+
+
+class Preempted(StepFailed):
+    """The worker was told to leave, or its machine was lost; the step goes on from scratch."""
+
+
+class Paused(TemperError):
+    """The step has come as far as it was to go for now; another attempt goes on from scratch."""
+
+
+class InputLost(TemperError):
+    """An input's data is not what was committed. It is marked, so that it will be made again."""
+
+
+class LeaseLost(Exception):
+    """Another driver took over while this one could not renew; it makes the artifact now."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What an attempt is about: a key, of what it is made, under which lease and where."""
+
+    step: Step
+    key: str
+    recipe: Json
+    inputs: list[tuple[Input, Manifest]]
+    lease: Lease
+    place: Place
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Runs steps where they are placed, and commits their artifacts.
+
+    Args:
+        provenance: recorded in every manifest beside what the worker says of itself.
+        pauses: how far steps are to go for now, by fingerprint; others go to their end.
+    """
+
+    resolver: Resolver
+    placement: Placement
+    leases: Leases
+    provenance: dict[str, Any]
+    pauses: Mapping[str, Pause] = field(default_factory=dict)
+
+    def execute(self, step: Step) -> Manifest:
+        """The artifact of a step whose inputs exist, made now if the store does not have it.
+
+        While another driver makes it, this one waits.
+
+        Raises:
+            StepFailed: the attempt failed; its log and folder are kept.
+            Paused: it has come as far as it was to go for now.
+            InputLost: an input's data is lost or damaged.
+        """
+        place = self.placement.place(step)
+        while True:
+            inputs = self.resolver.inputs(step)
+            resolved = self.resolver.key_and_recipe(step)
+            assert resolved is not None  # every input was found just now
+            key, recipe = resolved
+
+            def is_made() -> bool:
+                return self.resolver.artifact(step) is not None
+
+            with self.leases.held(step.name, key, is_made) as lease:
+                found = self.resolver.artifact(step)
+                if found is not None:
+                    return found  # as it was before, or another driver was faster
+                with contextlib.suppress(LeaseLost):
+                    if lease is not None:
+                        return self._make(_Work(step, key, recipe, inputs, lease, place))
+
+    def _make(self, work: _Work) -> Manifest:
+        """One attempt, and as many more as the step declares when it fails or is preempted."""
+        self._require_data(work.inputs)
+        left = self._left(work)
+        asked = work.place.resources
+        retries = work.step.function.retries if asked.retries is None else asked.retries
+        preemptions = MOST_PREEMPTIONS if asked.preemptions is None else asked.preemptions
+        budget = _Budget(retries, preemptions)
+        retrying = Retrying(
+            retry=retry_if_exception_type(StepFailed),
+            after=budget.count,
+            stop=budget.is_spent,
+            wait=budget.pause,
+            sleep=_sleep_unless(work.lease.lost),
+            reraise=True,
+        )
+        for attempt in retrying:
+            with attempt:
+                if left is not None:
+                    task, left = left, None
+                    with contextlib.suppress(Preempted, Paused):  # another driver's count
+                        return self._attempt(work, task)
+                return self._attempt(work, self._begin(work))
+        raise AssertionError("the last failure is raised")
+
+    def _left(self, work: _Work) -> Task | None:
+        """The attempt of an earlier driver whose job may run, or has ended well; see
+        :mod:`pipeline.launchers.jobs`."""
+        store, step = self.resolver.store, work.step.name
+        record = JobRecord.read(store, step, work.key)
+        if record is None:
+            return None
+        folder = f"{store.root}/attempts/{step}/{work.key}/{record.attempt}"
+        task = self._task(work, folder, is_new=False)
+        report = self._report(task)
+        return task if report is None or report.error is None else None
+
+    def _begin(self, work: _Work) -> Task:
+        """A new attempt, with the spec that its worker reads."""
+        store = self.resolver.store
+        task = self._task(work, store.new_attempt(work.step.name, work.key), is_new=True)
+        spec, secrets = self._spec(work, task).without_secrets()
+        if secrets and work.place.launcher.detached:
+            raise TemperError(
+                f"{task.step}: {shown(next(iter(secrets.values())))} holds a secret, which no "
+                f"{work.place.launcher.kind} job can be given without writing it down; give its "
+                "path alone, with credentials in the environment of the job, or a copy of the file"
+            )
+        data = spec.to_json()
+        if not store.objects.create(f"{task.folder}/spec.json", data):
+            raise TemperError(f"the attempt {task.folder} exists already; run again")
+        return replace(task, environment=handed_over(data, secrets))
+
+    def _task(self, work: _Work, folder: str, is_new: bool) -> Task:
+        return Task(
+            name=folder.rsplit("/", 1)[-1],
+            step=work.step.name,
+            key=work.key,
+            folder=folder,
+            spec_url=self.resolver.store.url_of(f"{folder}/spec.json"),
+            function=work.step.function.reference,
+            resources=work.place.resources,
+            is_new=is_new,
+        )
+
+    def _attempt(self, work: _Work, task: Task) -> Manifest:
+        store = self.resolver.store
+        # Asked before there is anything to commit: whoever takes over while this driver sleeps
+        # commits this same generation, and the first of the two wins.
+        earlier = self.resolver.catalog.look(task.step, task.key)
+        launcher = work.place.launcher if task.is_new else self._launcher_of(work)
+        started = time.time()
+        report = self._launch(work, task, launcher)
+        if not work.lease.confirm():
+            raise LeaseLost
+        if began := begun(store, task.folder) if launcher.detached else None:
+            started = min(began["time"], time.time())  # it may have waited long for its machine
+        committed = self._commit(
+            work.step,
+            Manifest(
+                step=task.step,
+                key=task.key,
+                attempt=task.name,
+                digest=files_digest(report.files),
+                recipe=work.recipe,
+                inputs=tuple(
+                    InputEntry(made.step, made.key, ref.part, made.digest_of(ref.part))
+                    for ref, made in work.inputs
+                ),
+                files=report.files,
+                metrics=report.metrics,
+                seconds=round(time.time() - started, 3),
+                provenance={
+                    **self.provenance,
+                    **report.provenance,
+                    "launcher": launcher.kind,
+                    "foreseen": self._foreseen(work, report),
+                },
+                code=report.code,
+                discovered=report.discovered,
+                kind=reference_to(work.step.kind),
+                generation=0 if earlier is None else earlier.generation + 1,
+                function=work.step.function.reference,
+                types=_references(work.step.types),
+            ),
+        )
+        store.forget_scratch(task.step, task.key, staged=report.staged)
+        return committed
+
+    def _foreseen(self, work: _Work, report: Report) -> dict[str, Any]:
+        """What could be foreseen of an attempt on the hardware that it had, to learn from."""
+        spent = report.provenance.get("spent")
+        hardware = hardware_in(spent if isinstance(spent, dict) else {})
+        return Pricer(self.resolver.catalog).recorded(work.step, dict(work.inputs), hardware)
+
+    def _commit(self, step: Step, made: Manifest) -> Manifest:
+        """Commit an attempt; what counts then. If another driver was faster, that is its artifact,
+        unless it depends on something that is not so here: then ours is the next generation."""
+        while True:
+            committed = self.resolver.store.commit(made)
+            self.resolver.catalog.add(committed)
+            if committed.attempt == made.attempt or not self.resolver.outdated(step, committed):
+                return committed
+            made = replace(made, generation=made.generation + 1)
+
+    def _require_data(self, inputs: Sequence[tuple[Input, Manifest]]) -> None:
+        store = self.resolver.store
+        for _, manifest in inputs:
+            if self.resolver.catalog.loss(manifest) is not None:
+                raise InputLost(f"the data of its input {manifest.name} is gone")
+            if lost := store.lost_files(manifest):
+                store.mark(manifest, DataLoss.DAMAGED)
+                raise InputLost(f"its input {manifest.name} has lost {', '.join(lost[:3])}")
+
+    def _spec(self, work: _Work, task: Task) -> StepSpec:
+        store, step, place = self.resolver.store, work.step, work.place
+        return StepSpec(
+            store=store.url,
+            step=step.name,
+            key=work.key,
+            function=step.function.reference,
+            arguments=step.portable_arguments,
+            inputs=tuple(
+                InputSpec(
+                    step=made.step,
+                    content="/".join(filter(None, (store.content_path(made), ref.part))),
+                    digest=made.digest_of(ref.part),
+                    kind=reference_to(ref.kind),
+                    files=made.files_of(ref.part),
+                )
+                for ref, made in work.inputs
+            ),
+            attempt=task.folder,
+            files={file.url: source_identity(file.url) for file in step.files},
+            code=None if step.function.version is not None else dict(step.code),
+            types=_references(step.types),
+            epoch=work.lease.epoch,
+            nodes=place.resources.num_nodes,
+            processes=place.resources.num_processes,
+            detached=place.launcher.detached,
+            grace=place.launcher.grace_seconds,
+            seconds=place.resources.seconds,
+            pause=self.pauses.get(step.fingerprint),
+        )
+
+    def _launch(self, work: _Work, task: Task, launcher: Launcher) -> Report:
+        """Run an attempt's workers; their report."""
+        store, lost = self.resolver.store, work.lease.lost
+        ended = Ended(None)
+        if task.is_new or self._report(task) is None:
+            with self._log(task) as file:
+                ended = launcher.run(task, file, lost)
+        report = None if lost.is_set() else self._report(task)
+        is_good = report is not None and report.error is None and ended.status in (0, None)
+        # An attempt also fails because who took over has removed its scratch. So a failure is told
+        # only by a driver that still holds the lease; one that just woke up may not know yet.
+        if lost.is_set() or not (is_good or work.lease.confirm()):
+            if not launcher.detached:
+                self._discard_content(task)
+            raise LeaseLost
+        if launcher.detached:
+            with contextlib.suppress(OSError):
+                store.objects.remove(store.job_path(task.step, task.key))
+        if report is None or not is_good:
+            self._fail(work, task, ended, report)
+        return report
+
+    def _launcher_of(self, work: _Work) -> Launcher:
+        """Where an earlier driver runs a step.
+
+        Raises:
+            TemperError: it cannot be used here.
+        """
+        store, step = self.resolver.store, work.step.name
+        record = JobRecord.read(store, step, work.key)
+        if record is None:
+            return work.place.launcher
+        try:
+            return self.placement.launcher(record.launcher)
+        except TemperError as error:
+            path = store.url_of(store.job_path(step, work.key))
+            raise TemperError(
+                f"{step}: run {record.run} has submitted a {record.launcher} job for it ({error}); "
+                f"if that does not run any more, delete {path}"
+            ) from error
+
+    def _fail(self, work: _Work, task: Task, ended: Ended, report: Report | None) -> NoReturn:
+        self._discard_content(task)
+        if report is not None and report.damaged_input in range(len(work.inputs)):
+            assert report.damaged_input is not None
+            self.resolver.store.mark(work.inputs[report.damaged_input][1], DataLoss.DAMAGED)
+            raise InputLost(str(report.error))
+        if report is not None and report.paused:
+            raise Paused(str(report.error))
+        others = [self._report(task, node) for node in range(1, work.place.resources.num_nodes)]
+        kind, message = _verdict(ended, [report, *others])
+        raise kind(task.step, message, f"{task.folder}/log.txt")
+
+    def _report(self, task: Task, node: int = 0) -> Report | None:
+        name = f"report-{node}.json" if node else "report.json"
+        data = self.resolver.store.read(f"{task.folder}/{name}")
+        return None if data is None else Report.from_json(data)
+
+    @contextlib.contextmanager
+    def _log(self, task: Task) -> Iterator[IO[bytes]]:
+        """Where a step's output goes; into a remote store now and then, and in the end."""
+        store, path = self.resolver.store, f"{task.folder}/log.txt"
+        if store.is_local:
+            with open(path, "ab" if task.is_new else "wb") as file:
+                yield file
+            return
+        over = threading.Event()
+
+        def send() -> None:
+            sent = 0
+            while not over.wait(LOG_SECONDS):
+                with contextlib.suppress(OSError):  # for people; the next time may do
+                    if (size := os.stat(name).st_size) != sent:
+                        store.objects.replace(path, Path(name).read_bytes())
+                        sent = size
+
+        with tempfile.NamedTemporaryFile(prefix="temper-log-") as file:
+            name = file.name
+            sending = threading.Thread(target=send, name="log", daemon=True)
+            sending.start()
+            try:
+                yield file
+            finally:
+                over.set()
+                sending.join()
+                file.flush()
+                store.objects.replace(path, Path(name).read_bytes())
+
+    def _discard_content(self, task: Task) -> None:
+        """A failed attempt keeps its spec, report and log; half-written files only cost space."""
+        if self.resolver.store.is_local:
+            shutil.rmtree(Path(task.folder) / "content", ignore_errors=True)
+
+
+def _references(types: Iterable[type]) -> tuple[str, ...]:
+    return tuple(sorted(map(reference_to, types)))
+
+
+class _Budget:
+    """How often another attempt may follow: counted apart for failures and for preemptions."""
+
+    def __init__(self, retries: int, preemptions: int):
+        self._allowed = {False: retries, True: preemptions}
+        self._used = {False: 0, True: 0}
+
+    def count(self, state: RetryCallState) -> None:
+        self._used[_was_preempted(state)] += 1
+
+    def is_spent(self, state: RetryCallState) -> bool:
+        kind = _was_preempted(state)
+        return self._used[kind] > self._allowed[kind]
+
+    def pause(self, state: RetryCallState) -> float:
+        """Longer with every attempt that ended in the same way."""
+        doubled = FIRST_RETRY_SECONDS * 2.0 ** (self._used[_was_preempted(state)] - 1)
+        return min(LONGEST_RETRY_SECONDS, doubled)
+
+
+def _was_preempted(state: RetryCallState) -> bool:
+    return state.outcome is not None and isinstance(state.outcome.exception(), Preempted)
+
+
+def _sleep_unless(lost: Event) -> Callable[[float], None]:
+    """A pause that ends at once, with the attempt, when the lease is lost."""
+
+    def sleep(seconds: float) -> None:
+        if lost.wait(seconds):
+            raise LeaseLost
+
+    return sleep
+
+
+def _verdict(ended: Ended, reports: Sequence[Report | None]) -> tuple[type[StepFailed], str]:
+    """Whether an attempt failed, or only lost its machine; and what is to be said.
+
+    When one of several nodes fails, the engine tells the others to leave: so an error counts for
+    more than having left. When machines are taken away, ranks that are still there fail for want of
+    the others: so it counts for more than an error that the engine took them. Of a worker that was
+    told to leave, the report says so; its exit status does not, with which any step can end.
+    """
+    several = len(reports) > 1
+    there = [(node, report) for node, report in enumerate(reports) if report is not None]
+    errors = [
+        f"node {node}: {report.error}" if several else str(report.error)
+        for node, report in there
+        if report.error is not None and not report.preempted
+    ]
+    left = [str(report.error) for _, report in there if report.preempted]
+    if ended.cancelled:
+        return StepFailed, _death(ended)
+    if ended.preempted and (ended.confirmed or several or not errors):
+        return Preempted, _death(ended)
+    if errors:
+        return StepFailed, "; ".join(errors)
+    one_was_killed = several and ended.status not in (None, PREEMPTED)
+    if left and not one_was_killed:
+        return Preempted, "; ".join(left)
+    return StepFailed, _death(ended)
+
+
+def _death(ended: Ended) -> str:
+    where = f" ({ended.reason})" if ended.reason else ""
+    if ended.cancelled:
+        return f"the job was cancelled{where}"
+    if ended.preempted:
+        return f"the worker was told to leave, or lost its machine{where}"
+    if ended.status is None:
+        return f"the worker left no report{where}"
+    if (number := _signal(ended.status)) is not None:
+        return f"the worker was killed by signal {number} (9 is often: out of memory){where}"
+    return f"the worker ended with status {ended.status} and left no report{where}"
+
+
+def _signal(status: int) -> int | None:
+    """The signal that ended a process; of one below a shell, the shell's status says it."""
+    if status < 0:
+        return -status
+    return status - 128 if 128 < status < 128 + signal.NSIG else None

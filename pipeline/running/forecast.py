@@ -1,0 +1,24 @@
+"""What a plan will cost where a configuration has its steps run."""
+
+from pipeline.launchers import devices
+from pipeline.launchers.config import LauncherConfig
+from pipeline.launchers.placement import requests
+from pipeline.plan.planning import Plan
+from pipeline.price.pricing import Pricer, Prices
+from pipeline.store.catalog import Catalog
+
+
+def prices_of(
+    plan: Plan, catalog: Catalog, launcher: LauncherConfig | None = None, jobs: int = 1
+) -> Prices:
+    """The price of every step of a plan that is to run.
+
+    Raises:
+        TemperError: what steps ask for cannot be read, or contradicts itself.
+    """
+    if plan.is_complete:
+        return Prices({})
+    config = launcher or LauncherConfig()
+    asked = requests(plan.roots.values(), config.requests())
+    is_here = config.use[:1] == ["local"]
+    return Pricer(catalog, asked, jobs, devices.cards, is_here).price(plan)

@@ -1,0 +1,490 @@
+"""``run``: plan a DAG, run what is missing, say how it went."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import FrameType, MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from pipeline.dag.step import Step, look_again
+from pipeline.errors import Stopped, TemperError
+from pipeline.extras import require_installed
+from pipeline.observed.discovery import Present
+from pipeline.plan.labels import labels
+from pipeline.plan.planning import Plan, State, make_plan, topological
+from pipeline.plan.resolver import Resolver
+from pipeline.running.record import RunRecord, redacted
+from pipeline.show.made import Made
+from pipeline.show.sinks import require_sinks
+from pipeline.store.catalog import Catalog
+from pipeline.store.latest import link_results
+from pipeline.store.layout import Store
+from pipeline.store.manifest import Manifest
+from pipeline.uncaught import shorten_in_notebooks
+from pipeline.wire.lifeline import WORKER_ENVIRONMENT
+from pipeline.wire.spec import Pause
+
+if TYPE_CHECKING:  # workers import this module too, and show nothing
+    from rich.console import Console
+
+    from pipeline.launchers.config import LauncherConfig
+    from pipeline.launchers.placement import Placement
+    from pipeline.price.pricing import Prices
+    from pipeline.running.luigi_engine import Observer
+    from pipeline.show.live import Board
+    from pipeline.show.sinks.process import MirrorProcess
+    from pipeline.wire.lifeline import Lifeline
+
+PLAN_ONLY = "TEMPER_PLAN_ONLY"
+"""Set by ``temper plan``: a script that calls :func:`run` ends where it would begin to work."""
+_RUNNING = threading.Lock()
+"""Luigi's tasks, and the signals that stop a run, belong to a whole process."""
+MOST_ROUNDS = 5
+"""How often a run plans anew because data that it needs turned out to be lost."""
+
+
+class RunFailed(TemperError):
+    """Some steps failed; everything that does not need them is done and in the store."""
+
+
+def run(
+    roots: Mapping[str, Step] | Iterable[Step],
+    store: str | Store = "store",
+    jobs: int = 1,
+    console: "Console | None" = None,
+    force: Collection[str] = (),
+    scheduler: str | None = None,
+    launcher: "LauncherConfig | None" = None,
+    only: Collection[str] = (),
+    verbosity: int = 0,
+    again: Callable[[str], str] | None = None,
+    sinks: Collection[str] = (),
+) -> dict[str, Made]:
+    """Make every root and what it needs; the artifact of each root under its name.
+
+    What the store has is not run again. When a step fails, steps that do not need it run all the
+    same, and all failures are told at the end. Ctrl-C, SIGTERM and SIGKILL leave a store from
+    which the next run goes on.
+
+    Args:
+        roots: what is wanted, under the names to show, or a list, shown under the steps' names.
+        store: local path or fsspec URL.
+        jobs: how many steps may run at once.
+        force: names of steps to run again although they are cached. The artifacts they had stay.
+        scheduler: URL of a ``luigid`` that several drivers share.
+        launcher: where steps run; by default on this machine.
+        only: make these steps and what they need, and not the roots: ``STEP`` or ``STEP@KEY``.
+        verbosity: -1 for failures and places of results alone, 1 for what workers print too.
+        again: the command that runs only the step which is called so; shown where one fails.
+        sinks: where else to show metrics: ``wandb``, ``tensorboard``.
+
+    Raises:
+        RunFailed: a step failed.
+        TemperError: the store cannot be used, or no launcher has what a step asks for.
+    """
+    from pipeline.show.terminal import (
+        make_console,
+        show_end,
+        show_next,
+        show_notices,
+        show_places,
+        show_plan,
+        show_results,
+    )
+
+    roots = _named(roots)
+    _check_request(roots, jobs)
+    store = store if isinstance(store, Store) else Store(store)
+    if store.url.startswith("memory:"):
+        raise TemperError(
+            f"store={store.url}: workers are processes and cannot see this one's memory; name a "
+            "folder or a bucket, as in store=store"
+        )
+    for option, names in (("force", force), ("only", only), ("sinks", sinks)):
+        if isinstance(names, str) or not isinstance(names, Collection):
+            raise TemperError(f"{option}={names!r}: give names of steps as in ['train_dpo']")
+    require_sinks(list(sinks))
+    roots = chosen(make_plan(roots, store), only) if only else roots
+    session = _Session(roots, store, console or make_console(), force)
+    session.plan()
+    prices = session.prices(launcher, jobs) if verbosity >= 0 else None
+    if verbosity >= 0:
+        show_plan(session.console, session.current, verbosity > 0, prices, jobs)
+    require_packages(session.current, launcher)
+    if PLAN_ONLY in os.environ:
+        raise SystemExit(0)
+    if session.current.is_complete:
+        session.keep("done")
+        found = session.current.manifests()
+    else:
+        try:
+            _run_missing(session, jobs, scheduler, launcher, verbosity, again, sinks, prices)
+            found = session.resolver().artifacts(planned.step for planned in session.current.steps)
+        except KeyboardInterrupt as error:
+            shorten_in_notebooks(error)
+            raise
+        finally:
+            look_again()  # what is built after this is to see the files as they are
+    made = {name: _finished(found, step) for name, step in roots.items()}
+    if not only:
+        link_results(store, session.record.experiment, made)
+    if verbosity < 0:
+        show_places(session.console, store, made)
+    else:
+        show_notices(session.console, found.values())
+        show_results(session.console, store, made)
+        show_end(session.console, session.made(found), time.time() - session.record.started)
+        kinds = {name: step.kind for name, step in roots.items()}
+        show_next(session.console, store, session.record.experiment, kinds)
+    return {name: Made(manifest, store) for name, manifest in made.items()}
+
+
+def advance(
+    roots: Mapping[str, Step],
+    store: Store,
+    pauses: Mapping[str, Pause],
+    jobs: int = 1,
+    console: "Console | None" = None,
+    launcher: "LauncherConfig | None" = None,
+) -> dict[str, Made]:
+    """:func:`run`, as far as it goes while some steps pause and others fail, which is shown.
+
+    Args:
+        pauses: how far steps are to go for now, by fingerprint.
+
+    Returns:
+        The roots that there are.
+    """
+    from pipeline.show.terminal import make_console
+
+    session = _Session(roots, store, console or make_console(), ())
+    if session.plan().is_complete:
+        session.keep("done")
+    else:
+        try:
+            with contextlib.suppress(RunFailed):
+                _run_missing(session, jobs, None, launcher, 0, None, (), None, pauses)
+        finally:
+            look_again()
+    found = session.resolver().artifacts(planned.step for planned in session.current.steps)
+    return {
+        name: Made(found[step.fingerprint], store)
+        for name, step in roots.items()
+        if step.fingerprint in found
+    }
+
+
+def require_packages(plan: Plan, launcher: "LauncherConfig | None" = None) -> None:
+    """Refuse steps that are to run on this machine, and need what is not installed on it.
+
+    Raises:
+        TemperError: naming the first of them, and how to install that.
+    """
+    if launcher is not None and set(launcher.use) != {"local"}:
+        return  # jobs have machines of their own
+    for planned in plan.in_state(State.RUN, State.BLOCKED):
+        require_installed(planned.step.needs_packages, planned.step.name)
+
+
+def _named(roots: Mapping[str, Step] | Iterable[Step]) -> Mapping[str, Step]:
+    """Roots under their names; of a list, under the steps' names, with what tells them apart."""
+    if isinstance(roots, Step) or not isinstance(roots, Iterable):
+        raise TemperError(f"run({roots}): give the steps that are wanted as a list or a dict")
+    if isinstance(roots, Mapping):
+        return {str(name): root for name, root in roots.items()}
+    steps: list[Step] = list(roots)
+    if not all(isinstance(step, Step) for step in steps):
+        return {repr(step): step for step in steps}  # refused below
+    called = labels(topological(steps), {})
+    alone = Counter(step.name for step in steps)
+    given = Counter(step.label for step in steps)
+    names = [_result_name(step, called[step.fingerprint], alone, given) for step in steps]
+    meant: dict[str, set[str]] = {}
+    for step, name in zip(steps, names, strict=True):
+        meant.setdefault(name, set()).add(step.fingerprint)
+    return {
+        name if len(meant[name]) == 1 else f"{name} {step.fingerprint[:8]}": step
+        for name, step in zip(names, steps, strict=True)
+    }
+
+
+def _result_name(step: Step, label: str, alone: Mapping[str, int], given: Mapping[str, int]) -> str:
+    """A result that its author did not put under a name: by that of the step, or its own."""
+    if step.label and given[step.label] == 1:
+        return step.label
+    return step.name if alone[step.name] == 1 else f"{step.name} {label}".strip()
+
+
+def chosen(plan: Plan, names: Collection[str]) -> Mapping[str, Step]:
+    """The steps of a plan that are called so, by what tells them apart.
+
+    Raises:
+        TemperError: there is none of a name.
+    """
+    from pipeline.plan.planning import display_names
+
+    shown = display_names(plan)
+    chosen: dict[str, Step] = {}
+    for name in names:
+        step, _, prefix = name.partition("@")
+        found = [
+            p.step
+            for p in plan.steps
+            if p.step.name == step and (p.key or p.step.fingerprint).startswith(prefix)
+        ]
+        if not found:
+            known = ", ".join(dict.fromkeys(p.step.name for p in plan.steps))
+            raise TemperError(f"only: there is no step {name} in this experiment; it has: {known}")
+        chosen |= {shown[step.fingerprint]: step for step in found}
+    return chosen
+
+
+def _check_request(roots: Mapping[str, Step], jobs: int) -> None:
+    if type(jobs) is not int or jobs < 1:
+        raise TemperError(f"jobs={jobs!r}: at least one step must be able to run at a time")
+    for name, root in roots.items():
+        if not isinstance(root, Step):
+            raise TemperError(f"result {name!r} is {root!r}; name a whole step, not a part of one")
+    if WORKER_ENVIRONMENT in os.environ:
+        raise TemperError(
+            "run() was called while a worker imported the script that defines its step; put it "
+            'under `if __name__ == "__main__":`'
+        )
+
+
+def _finished(found: Mapping[str, Manifest], step: Step) -> Manifest:
+    """A root's artifact."""
+    if step.fingerprint not in found:
+        raise RunFailed(f"{step.name} was not run, and no step failed; run again")
+    return found[step.fingerprint]
+
+
+class _Session:
+    """One invocation: its plan (made again when data turns out to be lost) and its record."""
+
+    def __init__(
+        self,
+        roots: Mapping[str, Step],
+        store: Store,
+        console: "Console",
+        force: Collection[str],
+    ):
+        self.roots, self.store, self.console = roots, store, console
+        self.force = force
+        self.record = RunRecord.begin(roots, store)
+        self.catalog = Catalog(store)
+        self._present = Present()  # a run sees one version of what it depends on
+        self.current: Plan
+        self._outcomes: dict[str, dict[str, Any]] = {}
+
+    def plan(self) -> Plan:
+        self.current = make_plan(
+            self.roots,
+            self.store,
+            self.force,
+            self.catalog,
+            self.record.name,
+            self.record.experiment,
+            self._present,
+        )
+        return self.current
+
+    def missing(self) -> list[Step]:
+        """The steps that are going to run, as far as is known."""
+        return [planned.step for planned in self.current.steps if planned.state is not State.CACHED]
+
+    def prices(self, launcher: "LauncherConfig | None", jobs: int) -> "Prices | None":
+        """What the plan will cost; ``None`` where everything is cached."""
+        if self.current.is_complete:
+            return None
+        from pipeline.running.forecast import prices_of
+
+        return prices_of(self.current, self.catalog, launcher, jobs)
+
+    def resolver(self) -> Resolver:
+        return Resolver(
+            self.catalog,
+            self.current.unusable,
+            self.current.forced,
+            self.record.name,
+            live=True,
+            present=self._present,
+        )
+
+    def plan_again(self) -> bool:
+        """Plan anew after failures; true if artifacts were lost, or collected, meanwhile."""
+        before = self.current
+        self.catalog = Catalog(self.store)
+        try:
+            after = self.plan()
+        except TemperError:  # as of a part that turned out not to be there: its step has failed
+            return False
+        lost = after.unusable.keys() - before.unusable.keys()
+        return bool(lost or before.manifests().keys() - after.manifests().keys())
+
+    def lacks_results(self) -> bool:
+        """Whether the data of a result is gone that turned out to be an earlier one: its key was
+        not known when the run was planned, so nobody looked. If so, plan anew."""
+        resolver = self.resolver()
+        made = filter(None, map(resolver.artifact, self.roots.values()))
+        if all(manifest.provenance.get("run") == self.record.name for manifest in made):
+            return False
+        self.catalog = Catalog(self.store)
+        return not self.plan().is_complete
+
+    def made(self, found: Mapping[str, Manifest]) -> list[Manifest]:
+        """Those of all artifacts that this run made."""
+        return [m for m in found.values() if m.provenance.get("run") == self.record.name]
+
+    def begin(self) -> None:
+        """Write the record of a run that has begun.
+
+        Raises:
+            TemperError: the store cannot be written.
+        """
+        self.store.record_run(self.record.to_dict("running", self.current, self._outcomes))
+
+    def keep(self, outcome: str, board: "Board | None" = None) -> None:
+        """Write the record of the run so far, and an index for the next one."""
+        for fingerprint, went in (board.outcomes() if board else {}).items():
+            if went["state"] != "cached" or fingerprint not in self._outcomes:
+                self._outcomes[fingerprint] = went
+        with contextlib.suppress(TemperError):  # a full disk has been reported by the step
+            self.store.record_run(self.record.to_dict(outcome, self.current, self._outcomes))
+            self.store.forget_steps_of_run(self.record.name)
+        self.catalog.save()
+
+    def note(self, fingerprint: str, board: "Board") -> None:
+        """Write down at once how a step went: this process may be killed at any moment."""
+        after = {"after": round(time.time() - self.record.started, 3)}
+        went = redacted(board.outcome(fingerprint)) | after
+        self.store.record_step(self.record.name, fingerprint, went)
+
+
+def _run_missing(
+    session: _Session,
+    jobs: int,
+    scheduler: str | None,
+    launcher: "LauncherConfig | None",
+    verbosity: int,
+    again: Callable[[str], str] | None,
+    sinks: Collection[str],
+    prices: "Prices | None",
+    pauses: Mapping[str, Pause] = MappingProxyType({}),
+) -> None:
+    from pipeline.running.attempts import Executor
+    from pipeline.running.luigi_engine import (
+        schedule,  # Luigi is not needed when everything is cached
+    )
+    from pipeline.show.live import Board
+    from pipeline.show.sinks.process import mirrored
+    from pipeline.show.terminal import show_plan
+    from pipeline.store.lease import Leases
+    from pipeline.wire.lifeline import Lifeline
+
+    record = session.record
+    leases = Leases(session.store.objects, session.store.root, record.name)
+    if not _RUNNING.acquire(blocking=False):
+        raise TemperError("this process is in a run already; give it all the steps, or use another")
+    lifeline = Lifeline()
+
+    def run_round() -> "Board":
+        resolver = session.resolver()
+        executor = Executor(resolver, placement, leases, record.provenance, pauses)
+        ahead = prices.ahead(session.current) if prices is not None else ()
+        board = Board(
+            session.console, session.current, resolver, verbosity, placement.told,
+            ahead, jobs, record.name,
+        )  # fmt: skip
+        outcome = "stopped"
+        session.begin()
+        try:
+            group = record.experiment
+            with (
+                mirrored(resolver, group, sinks, board.names) as mirror,
+                _sigterm_as_interrupt(),
+                board.live(),
+                placement.ready(session.missing()),
+            ):
+                observer = _observer(session, board, mirror)
+                schedule(session.roots.values(), executor, lifeline, jobs, observer, scheduler)
+            board.show_lines(mirror.said if mirror else ())
+            outcome = "failed" if board.failed else "paused" if board.paused else "done"
+        finally:
+            session.keep(outcome, board)
+        return board
+
+    try:
+        placement = _placement(session, jobs, launcher, lifeline)
+        session.store.prepare()
+        board = run_round()
+        for _ in range(MOST_ROUNDS - 1):
+            may_lack = not board.failed and not pauses
+            if not (session.lacks_results() if may_lack else session.plan_again()):
+                break
+            if verbosity >= 0:
+                show_plan(session.console, session.current)
+            board = run_round()
+    finally:
+        lifeline.close()
+        _RUNNING.release()
+    if board.failed:
+        board.show_failures(again)
+        names = ", ".join(row.name for row in board.failed)
+        raise RunFailed(f"failed: {names}; what is done is kept, run again to go on")
+
+
+def _placement(
+    session: _Session, jobs: int, config: "LauncherConfig | None", lifeline: "Lifeline"
+) -> "Placement":
+    """Where every step goes that may run.
+
+    Raises:
+        TemperError: no launcher has what a step asks for.
+    """
+    from pipeline.launchers.config import LauncherConfig
+    from pipeline.launchers.placement import Placement, requests
+    from pipeline.launchers.registry import launcher_opener
+
+    config = config or LauncherConfig()
+    opener = launcher_opener(config, session.store, lifeline, jobs, session.record.name)
+    asked = requests(session.roots.values(), config.requests())
+    placement = Placement([opener(kind) for kind in config.use], asked, opener)
+    placement.require(session.missing())
+    return placement
+
+
+def _observer(session: _Session, board: "Board", mirror: "MirrorProcess | None") -> "Observer":
+    """What the scheduler tells: the board, the record, and the sinks' process if there is one."""
+
+    def observe(fingerprint: str, state: str, message: str) -> None:
+        row = board.rows[fingerprint]
+        before = row.state
+        board.observe(fingerprint, state, message)
+        if row.state not in (before, "running"):
+            session.note(fingerprint, board)
+        if mirror is not None:
+            mirror.observe(row.step, state)
+
+    return observe
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM stop workers in order, as Ctrl-C does; signals belong to the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

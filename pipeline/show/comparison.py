@@ -1,0 +1,67 @@
+"""Results side by side, on as wide a page as there is."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.jupyter import JupyterMixin
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.show.metrics import marked
+from pipeline.show.terminal import named
+from pipeline.store.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Comparison(JupyterMixin):
+    """A row for each result, a column for each metric; what does not fit beside the rest goes into
+    another table below, with the same rows.
+
+    shared: what is the same for all results, told once.
+    """
+
+    results: Mapping[str, Manifest]
+    metrics: Sequence[str]
+    shared: Mapping[str, str]
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        steps = dict.fromkeys(manifest.step for manifest in self.results.values())
+        yield Text(", ".join(steps), "bold")
+        rest = list(self.metrics)
+        while True:
+            table, rest = self._widest(console, options, rest)
+            yield table
+            if not rest:
+                break
+        if self.shared:
+            alike = ", ".join(f"{named(name)} {value}" for name, value in self.shared.items())
+            yield Text(f"the same for all: {alike}", "italic")
+
+    def _widest(
+        self, console: Console, options: ConsoleOptions, metrics: Sequence[str]
+    ) -> tuple[Table, list[str]]:
+        """A table of as many of the metrics as fit, of one at least, and those that are left."""
+        unlimited = options.update_width(sys.maxsize)
+        count = min(1, len(metrics))
+        table = self._table(metrics[:count])
+        while count < len(metrics):
+            wider = self._table(metrics[: count + 1])
+            if console.measure(wider, options=unlimited).maximum > options.max_width:
+                break
+            table, count = wider, count + 1
+        return table, list(metrics[count:])
+
+    def _table(self, metrics: Sequence[str]) -> Table:
+        table = Table()
+        table.add_column("", overflow="fold")
+        for metric in metrics:
+            heading = Text(named(metric).plain.replace("/", "/\n"))
+            table.add_column(heading, justify="right", overflow="fold")
+        for name, manifest in self.results.items():
+            cells = [marked(manifest.metrics, metric) for metric in metrics]
+            table.add_row(named(name), *cells)
+        return table

@@ -1,0 +1,552 @@
+"""How a run looks while it works.
+
+In a terminal: one line a step with its state, where it runs, its time, and for a running step its
+own progress, pace and last metrics. A DAG with more steps than the window has lines is told in
+short: what runs, what failed, what is next, and how many there are of the rest. Elsewhere (a file,
+CI): one plain line an event.
+
+The board reads how far a running step is from the store, so it looks the same wherever the step
+runs. It costs the driver little: running steps alone are looked at, and twice a second.
+"""
+
+import contextlib
+import json
+import sys
+import termios
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.dag.step import Step
+from pipeline.errors import TemperError
+from pipeline.plan.planning import Plan, State, display_names
+from pipeline.plan.resolver import Resolver
+from pipeline.plan.unfinished import Unfinished
+from pipeline.price.remaining import Ahead, learned, left_of
+from pipeline.show.failures import show_failure
+from pipeline.show.terminal import parse_progress, progress_text
+from pipeline.store.lease import Leases
+from pipeline.store.logs import GrowingLog, newest_log
+from pipeline.store.manifest import Manifest
+from pipeline.store.runs import read_run
+from pipeline.text import about, clock, cut, visible
+
+REFRESH_PER_SECOND = 4
+READ_SECONDS = 0.5
+PLAIN_PROGRESS_SECONDS = 15.0
+PACE_SECONDS = 60.0
+"""Over how much of the recent past a pace is taken."""
+MOST_ROWS = 40
+"""Drawn at once, however tall the window is: a line costs time at each refresh."""
+MOST_WAITING = 3
+"""Of steps whose turn has not come, when there is no room for all."""
+QUIET, NORMAL, VERBOSE = -1, 0, 1
+WIDE = 100
+"""Columns from which on there is room for what can be done without."""
+LEFT_SECONDS = 1.0
+"""How often it is worked out how long the run still takes."""
+ASK_SECONDS = 5.0
+"""How often it is looked up who makes a step."""
+_STYLES = {
+    "done": "green", "cached": "dim", "failed": "bold red", "skipped": "yellow",
+    "stopped": "yellow", "paused": "cyan",
+}  # fmt: skip
+_MARKS = {
+    "done": "✓", "cached": "·", "failed": "✗", "skipped": "–", "stopped": "■", "paused": "‖",
+}  # fmt: skip
+_ENDED = tuple(_STYLES)
+
+
+class Pace:
+    """How fast a step gets on, from what was seen of it lately."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def note(self, done: float, now: float) -> None:
+        if self._seen and done < self._seen[-1][1]:
+            self._seen.clear()  # begun anew
+        if not self._seen or done > self._seen[-1][1]:
+            self._seen.append((now, done))
+        while len(self._seen) > 2 and now - self._seen[0][0] > PACE_SECONDS:
+            self._seen.popleft()
+
+    @property
+    def per_second(self) -> float | None:
+        if len(self._seen) < 2:
+            return None
+        (began, first), (ended, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (ended - began) if ended > began else None
+
+    @property
+    def text(self) -> str:
+        """As in ``2.5/s``, or ``8.0s each`` where one takes longer than a second."""
+        rate = self.per_second
+        if not rate:
+            return ""
+        return f"{rate:.3g}/s" if rate >= 1 else f"{clock(1 / rate)} each"
+
+    def left(self, total: float | None, now: float) -> float | None:
+        """Seconds until ``total`` is reached; ``None`` while nothing tells."""
+        rate = self.per_second
+        if not rate or not total:
+            return None
+        since, done = self._seen[-1]
+        return max(0.0, (total - done) / rate - (now - since))
+
+
+@dataclass
+class Row:
+    """One step on the board.
+
+    Attributes:
+        maker: the other driver that makes it, in words; empty if it is this one.
+    """
+
+    step: Step
+    name: str
+    place: str
+    state: str = "waiting"
+    message: str = ""
+    log: str = ""
+    started: float = 0.0
+    seconds: float = 0.0
+    key: str = ""
+    spinner: Spinner = field(default_factory=lambda: Spinner("dots"))
+    progress: Mapping[str, Any] | None = None
+    pace: Pace = field(default_factory=Pace)
+    looked: float = 0.0
+    printed: float = 0.0
+    asked: float = 0.0
+    maker: str = ""
+    growing: GrowingLog | None = None
+    log_is_told: bool = False
+
+
+class Board:
+    """The live view of a run; its :meth:`observe` is the engine's observer.
+
+    Args:
+        verbosity: ``QUIET`` shows failures alone; ``VERBOSE`` also what workers print.
+        place: where a step runs, in few words.
+        ahead: the steps that are to run, with what is foreseen of them.
+        jobs: how many of them run at once.
+        run: the name of the run.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        plan: Plan,
+        resolver: Resolver,
+        verbosity: int = NORMAL,
+        place: Callable[[Step], str] = lambda step: "local",
+        ahead: Sequence[Ahead] = (),
+        jobs: int = 1,
+        run: str = "",
+    ):
+        self.console = console
+        self._ahead = {step.name: step for step in ahead}
+        self._jobs, self._run = jobs, run
+        self._told_left, self._told_at = "", -LEFT_SECONDS
+        self.resolver = resolver
+        self.verbosity = verbosity
+        self.started = time.time()
+        self._stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self.started))
+        names = display_names(plan)
+        self.rows = {
+            planned.step.fingerprint: Row(
+                planned.step,
+                visible(names[planned.step.fingerprint]),
+                place(planned.step),
+                "cached" if planned.state is State.CACHED else "waiting",
+                key=planned.key or "",
+            )
+            for planned in plan.steps
+        }
+        self.names = {fingerprint: row.name for fingerprint, row in self.rows.items()}
+        self._lock = threading.Lock()
+
+    @property
+    def failed(self) -> list[Row]:
+        return [row for row in self.rows.values() if row.state == "failed"]
+
+    @property
+    def paused(self) -> list[Row]:
+        return [row for row in self.rows.values() if row.state == "paused"]
+
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """How each step went, by fingerprint, for the record of the run."""
+        return {fingerprint: self.outcome(fingerprint) for fingerprint in self.rows}
+
+    def outcome(self, fingerprint: str) -> dict[str, Any]:
+        """How one step went."""
+        row = self.rows[fingerprint]
+        outcome: dict[str, Any] = {"state": row.state, "seconds": round(row.seconds, 3)}
+        if row.started:
+            outcome["place"] = row.place
+        if row.message:
+            outcome["message"] = row.message
+        # what cannot be read, the run has said
+        with contextlib.suppress(OSError, TemperError):
+            if (made := self.resolver.artifact(row.step)) is not None:
+                outcome |= {"step": made.step, "key": made.key, "attempt": made.attempt}
+        return outcome
+
+    @property
+    def live_in_terminal(self) -> bool:
+        return self.console.is_terminal and not self.console.is_dumb_terminal
+
+    @contextlib.contextmanager
+    def live(self) -> Iterator[None]:
+        """Show the run until the block ends."""
+        with contextlib.ExitStack() as stack:
+            if self.verbosity > QUIET and self.live_in_terminal:
+                stack.enter_context(_no_echo_of_signals())
+                view = Live(
+                    get_renderable=self.renderable,
+                    console=self.console,
+                    refresh_per_second=REFRESH_PER_SECOND,
+                )
+                stack.enter_context(view)
+            if self.verbosity > QUIET:
+                stack.enter_context(self._regularly(self._print_what_is_new))
+            try:
+                yield
+            except BaseException:
+                self._mark_stopped()
+                raise
+            self._mark_skipped()
+
+    def observe(self, fingerprint: str, state: str, message: str) -> None:
+        """Take note of a step's new state, told by the scheduler."""
+        row = self.rows[fingerprint]
+        if row.state in (state, "done", "cached", "failed"):
+            return
+        with self._lock:
+            if state == "running":
+                row.started = time.time()
+            elif state == "done":
+                row.seconds = time.time() - row.started if row.started else 0.0
+                made = self.resolver.artifact(row.step)
+                state = "done" if made and self._is_mine(made) else "cached"
+                if made and state == "cached" and made.attempt >= self._stamp:
+                    row.message = f"made by {row.maker or self._maker_of(made)}"
+            elif state == "paused":
+                row.seconds = time.time() - row.started if row.started else 0.0
+            elif state == "failed":
+                row.seconds = time.time() - row.started if row.started else 0.0
+                row.message, row.log = _failure(message)
+            row.state = state
+        if self.verbosity > QUIET and not self.live_in_terminal:
+            self._print_event(row)
+
+    def _is_mine(self, made: Manifest) -> bool:
+        if self._run:
+            return made.provenance.get("run") == self._run
+        return made.attempt >= self._stamp
+
+    def _maker_of(self, made: Manifest) -> str:
+        """The run that has made an artifact meanwhile."""
+        with contextlib.suppress(OSError, TemperError):
+            run = read_run(self.resolver.store, str(made.provenance.get("run")))
+            return f"another run ({run.host}, pid {run.pid})"
+        return "another run"
+
+    # --- in a terminal -----------------------------------------------------------------------
+
+    def renderable(self) -> Group:
+        """The steps as they are now, as far as there is room, how many there are of each, and how
+        long all of it takes."""
+        rows = list(self.rows.values())
+        room = min(MOST_ROWS, max(8, self.console.size.height - 3))
+        shown = rows if len(rows) <= room else _most_telling(rows, room)
+        table = Table(box=None, padding=(0, 1), show_header=False)
+        table.add_column(width=1)
+        table.add_column(no_wrap=True, max_width=max(20, self.console.size.width // 3))
+        table.add_column(width=8)
+        if self._shows_places:
+            table.add_column(no_wrap=True)
+        table.add_column(justify="right", width=7, no_wrap=True)
+        # not no_wrap: a long line here would make rich shrink the columns before it
+        table.add_column(ratio=1)
+        for row in shown:
+            table.add_row(*self._cells(row))
+        return Group(table, self._total(all_shown=len(shown) == len(rows)))
+
+    @property
+    def _shows_places(self) -> bool:
+        """Where steps run is of interest if it is not here, and else if there is room for it."""
+        return self.console.size.width >= WIDE or any(
+            row.place not in ("", "local") for row in self.rows.values()
+        )
+
+    def _total(self, all_shown: bool) -> Text:
+        """As in ``4 of 10 steps, 2m10s; about 3 min left``."""
+        states = Counter(row.state for row in self.rows.values())
+        made = states["done"] + states["cached"]
+        parts = [f"{made} of {len(self.rows)} steps"]
+        if not all_shown:
+            parts = [f"{states[state]} {state}" for state in (*_ENDED, "running", "waiting")
+                     if states[state]]  # fmt: skip
+        elapsed = clock(time.time() - self.started)
+        goes_on = states["running"] or (states["waiting"] and not states["stopped"])
+        left = self._left() if goes_on else ""
+        return Text(f"  {', '.join(parts)}; {elapsed}{left}", "dim")
+
+    def _left(self) -> str:
+        """As in ``; about 3 min left``, of all that is to run; worked out anew each second."""
+        if time.monotonic() - self._told_at >= LEFT_SECONDS:
+            self._told_left, self._told_at = self._work_out_left(), time.monotonic()
+        return self._told_left
+
+    def _work_out_left(self) -> str:
+        factor = self._learned()
+        ahead = [
+            replace(step, seconds=self._seconds_left(row, step.seconds, factor),
+                    is_running=row.state == "running")
+            for name, step in self._ahead.items()
+            if (row := self.rows[name]).state in ("running", "waiting")
+        ]  # fmt: skip
+        left = left_of(ahead, self._jobs)
+        if left.unknown == len(ahead):
+            return ""
+        return f"; {'about' if left.is_complete else 'more than'} {about(left.seconds)} left"
+
+    def _seconds_left(self, row: Row, foreseen: float | None, factor: float) -> float | None:
+        """Of one step: by its pace if it has one, otherwise by what is foreseen of it."""
+        if row.state == "running" and row.progress:
+            told = row.pace.left(row.progress["total"], time.monotonic())
+            if told:  # at the end of its count a step has still to write what it made
+                return told
+        if foreseen is None:
+            return None
+        elapsed = time.time() - row.started if row.started else 0.0
+        return max(0.0, foreseen * factor - elapsed)
+
+    def _learned(self) -> float:
+        """By what to multiply what is foreseen: a step that takes longer than that tells too."""
+        foreseen = {n: s.seconds for n, s in self._ahead.items() if s.seconds is not None}
+        taken = {n: r.seconds for n, r in self.rows.items() if r.state == "done"}
+        for name, row in self.rows.items():
+            elapsed = time.time() - row.started
+            if row.state == "running" and elapsed > foreseen.get(name, elapsed):
+                taken[name] = elapsed
+        return learned(taken, foreseen)
+
+    def _cells(self, row: Row) -> tuple[Any, ...]:
+        name = Text(row.name, no_wrap=True, overflow="ellipsis")
+        place = [Text("" if row.state == "cached" else row.place, "dim")]
+        place = place if self._shows_places else []
+        if row.state == "running":
+            name.stylize("bold")
+            seconds = clock(time.time() - row.started)
+            return row.spinner, name, "running", *place, seconds, self._progress(row)
+        style = _STYLES.get(row.state, "dim")
+        name.stylize(style)
+        seconds = clock(row.seconds) if row.seconds else ""
+        return (
+            Text(_MARKS.get(row.state, " "), style), name, Text(row.state, style), *place, seconds,
+            Text(row.message, style, no_wrap=True, overflow="ellipsis"),
+        )  # fmt: skip
+
+    def _progress(self, row: Row) -> Any:
+        progress = self._read_progress(row)
+        text = Text(self._told(row), no_wrap=True, overflow="ellipsis")
+        if not progress or not progress["total"]:
+            return text
+        width = 16 if self.console.size.width >= WIDE else 6
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(ProgressBar(progress["total"], progress["done"], width=width), text)
+        return grid
+
+    def _told(self, row: Row) -> str:
+        """What a running step says of itself, or what is known of who makes it."""
+        if maker := self._other_maker(row):
+            return f"made by {maker}"
+        if not row.progress:
+            return "starting"
+        left = row.pace.left(row.progress["total"], time.monotonic())
+        left_text = f"{clock(left)} left" if left else ""
+        return progress_text(row.progress, row.pace.text, left_text) or "starting"
+
+    def _other_maker(self, row: Row) -> str:
+        """The other driver that makes this step, if there is one; asked now and then."""
+        now = time.monotonic()
+        if self._run and now - row.asked > ASK_SECONDS and (key := self._key(row)):
+            row.asked = now
+            store = self.resolver.store
+            with contextlib.suppress(OSError, TemperError):  # as in `_read_progress`
+                holder = Leases(store.objects, store.root, self._run).holder(row.step.name, key)
+                if holder is None or holder.run == self._run:
+                    return ""
+                row.maker = f"another run ({holder.host}, pid {holder.pid})"
+        return row.maker
+
+    def _read_progress(self, row: Row) -> Mapping[str, Any] | None:
+        now = time.monotonic()
+        if now - row.looked < READ_SECONDS:
+            return row.progress
+        row.looked = now
+        store = self.resolver.store
+        # what is wrong, the run will say
+        with contextlib.suppress(OSError, ValueError, TemperError):
+            if key := self._key(row):
+                data = store.read(store.progress_path(row.step.name, key))
+                row.progress = parse_progress(data or b"") or row.progress
+        if row.progress:
+            row.pace.note(row.progress["done"], now)
+        return row.progress
+
+    def _key(self, row: Row) -> str:
+        if not row.key and (resolved := self.resolver.current_key_and_recipe(row.step)):
+            row.key = resolved[0]
+        return row.key
+
+    # --- plain lines -------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _regularly(self, look: Callable[[], None]) -> Iterator[None]:
+        stop = threading.Event()
+
+        def report() -> None:
+            while not stop.wait(1.0):
+                look()
+
+        thread = threading.Thread(target=report, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            look()
+
+    def _print_what_is_new(self) -> None:
+        for row in list(self.rows.values()):
+            if row.state == "running" and not self.live_in_terminal:
+                self._print_progress(row)
+            if self.verbosity >= VERBOSE and row.started and not row.log_is_told:
+                self._print_log(row)
+
+    def _print_progress(self, row: Row) -> None:
+        now = time.time()
+        progress = self._read_progress(row)
+        if now - max(row.printed, row.started) < PLAIN_PROGRESS_SECONDS:
+            return
+        if told := self._told(row) if progress or row.maker else "":
+            row.printed = now
+            self._print(f"{row.name}: {told}")
+
+    def _print_event(self, row: Row) -> None:
+        at = {"done": f" in {clock(row.seconds)}", "running": f" ({row.place})"}.get(row.state, "")
+        message = f": {row.message}" if row.message else ""
+        self._print(f"{row.name}: {row.state}{at}{message}")
+
+    def _print_log(self, row: Row) -> None:
+        """What the worker has printed since the last look, and those of earlier tries."""
+        store, over = self.resolver.store, row.state != "running"
+        with contextlib.suppress(OSError, TemperError):
+            path = newest_log(store, row.step.name, self._key(row), since=self._stamp)
+            if row.growing and path != row.growing.path:  # another try has begun
+                self._print_lines(row, row.growing.rest())
+                row.growing = None
+            if path and row.growing is None:
+                row.growing = GrowingLog(store, path)
+            if row.growing:
+                self._print_lines(row, row.growing.rest() if over else row.growing.new_lines())
+        row.log_is_told = over
+
+    def _print_lines(self, row: Row, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._print(f"{row.name} | {cut(visible(line))}")
+
+    def _print(self, line: str) -> None:
+        elapsed = clock(time.time() - self.started)
+        self.console.print(f"[{elapsed}] {line}", markup=False, highlight=False, soft_wrap=True)
+
+    # --- after the run -----------------------------------------------------------------------
+
+    def _mark_skipped(self) -> None:
+        if not self.failed:
+            return
+        for row in self.rows.values():
+            if row.state == "waiting":
+                row.state, row.message = "skipped", "needs a step that failed"
+
+    def _mark_stopped(self) -> None:
+        """Say of steps at work how far they came, and whether that is kept."""
+        for row in self.rows.values():
+            if row.state != "running":
+                continue
+            row.looked = 0.0
+            progress = self._read_progress(row)
+            row.seconds = time.time() - row.started
+            reached = f"at {progress_text({**progress, 'metrics': {}, 'doing': ''})}" if (
+                progress and progress["done"]
+            ) else ""  # fmt: skip
+            kept = Unfinished(self.resolver.store).of(row.step.name, self._key(row))
+            row.state = "stopped"
+            row.message = ", ".join(filter(None, (reached, "saved" if kept else "nothing saved")))
+
+    def show_failures(self, again: Callable[[str], str] | None = None) -> None:
+        """Say of each failed step what went wrong; see :mod:`pipeline.show.failures`.
+
+        Args:
+            again: the command that runs only the step which is called so.
+        """
+        for row in self.failed:
+            command = None
+            if again is not None and (key := self._key(row)):
+                command = again(f"{row.step.name}@{key[:8]}")
+            show_failure(self.console, self.resolver.store, row.name, row.message, row.log, command)
+
+    def show_lines(self, lines: Iterable[str]) -> None:
+        """What others have to say at the end."""
+        for line in lines if self.verbosity > QUIET else ():
+            self.console.print(Text(visible(cut(line)), "dim"), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _no_echo_of_signals() -> Iterator[None]:
+    """Keep the terminal from writing ``^C`` into the board, and so shifting it."""
+    with contextlib.ExitStack() as restoring:
+        # no terminal, or none that can do so
+        with contextlib.suppress(OSError, ValueError, AttributeError, termios.error):
+            before = termios.tcgetattr(sys.stdin)
+            quiet = [*before]
+            quiet[3] &= ~termios.ECHOCTL
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+            restoring.callback(termios.tcsetattr, sys.stdin, termios.TCSANOW, before)
+        yield
+
+
+def _most_telling(rows: Sequence[Row], room: int) -> list[Row]:
+    """As many steps as there is room for, in the order of the plan: those that failed or run, the
+    next ones, and the last that ended."""
+    by_state = {state: [r for r in rows if r.state == state] for state in ("failed", "running")}
+    waiting = [row for row in rows if row.state == "waiting"][:MOST_WAITING]
+    chosen = [*by_state["running"], *by_state["failed"], *waiting][: room - 1]
+    ended = [row for row in rows if row.state in ("done", "skipped")]
+    ended.sort(key=lambda row: row.started + row.seconds)
+    left = room - 1 - len(chosen)
+    kept = {row.step.fingerprint for row in (*chosen, *(ended[-left:] if left else []))}
+    return [row for row in rows if row.step.fingerprint in kept]
+
+
+def _failure(message: str) -> tuple[str, str]:
+    """The one-line message and the log's path that ``StepTask.on_failure`` joined."""
+    with contextlib.suppress(ValueError):
+        message = json.loads(message)
+    text, _, log = message.rpartition("\n")
+    return visible(cut(text or message)), log

@@ -1,0 +1,104 @@
+"""The files of an artifact as Python values, by what they are: see :meth:`Made.load`.
+
+A kind whose files are more than tables says how they are loaded, beside its views:
+
+    @loaded_by(open_model)
+    def model(made: Made) -> Iterator[View]: ...
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.dag.canonical import resolve_reference
+from pipeline.errors import TemperError
+from pipeline.show.made import Made
+from pipeline.show.views import Loader, loader_of
+from pipeline.store.kinds import known_kind
+from pipeline.text import hint
+
+_SHARD = re.compile(r"-\d{5,}(-of-\d{5,})?$")
+
+
+def load(made: Made, name: str = "") -> Any:
+    """All of an artifact, or the file or folder ``name`` of it; see :meth:`Made.load`."""
+    if not name and (loader := _loader(made)) is not None:
+        return loader(made.path)
+    chosen = _chosen(made, name)
+    tables: dict[str, list[str]] = {}
+    for file in chosen:
+        if Path(file).suffix in _READERS:
+            tables.setdefault(_table(file.removeprefix(f"{name}/")), []).append(file)
+    if not tables:
+        raise TemperError(
+            f"{made.name}: nothing in {name or 'it'} is {', '.join(_READERS)}, which load() reads; "
+            f"the files are in {made.url}"
+        )
+    folder = made.path
+    values = {at: _read([folder / file for file in files]) for at, files in tables.items()}
+    return next(iter(values.values())) if len(values) == 1 else values
+
+
+def _loader(made: Made) -> Loader | None:
+    """How the kind of an artifact is loaded, if it says so and is known here."""
+    with contextlib.suppress(TemperError, ImportError, AttributeError):
+        views = known_kind(made.manifest).views
+        return None if views is None else loader_of(resolve_reference(views))
+    return None
+
+
+def _chosen(made: Made, name: str) -> list[str]:
+    """The files that a name means: one of them, or those of a folder.
+
+    Raises:
+        TemperError: there is none.
+    """
+    inside = [file for file in made.files if not name or file.startswith(f"{name.rstrip('/')}/")]
+    found = [name] if name in made.files else sorted(inside)
+    if not found:
+        known = dict.fromkeys(part for file in sorted(made.files) for part in (file, _top(file)))
+        raise TemperError(f"{made.name} has no file or folder {name!r}; {hint(name, [*known])}")
+    return found
+
+
+def _top(file: str) -> str:
+    return file.partition("/")[0]
+
+
+def _table(file: str) -> str:
+    """What to call a file: the shards ``train/tokens-00000.parquet`` and so on are together
+    ``train/tokens.parquet``."""
+    path = Path(file)
+    return str(path.with_name(_SHARD.sub("", path.stem) + path.suffix))
+
+
+def _read(files: Sequence[Path]) -> Any:
+    return _READERS[files[0].suffix](files)
+
+
+def _parquet(files: Sequence[Path]) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    return pa.concat_tables(map(pq.read_table, files), promote_options="default")
+
+
+def _lines(files: Sequence[Path]) -> list[Any]:
+    lines = (line for file in files for line in file.read_bytes().splitlines())
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def _first(read: Callable[[str], Any]) -> Callable[[Sequence[Path]], Any]:
+    return lambda files: read(files[0].read_text("utf-8"))
+
+
+_READERS: dict[str, Callable[[Sequence[Path]], Any]] = {
+    ".parquet": _parquet,
+    ".jsonl": _lines,
+    ".json": _first(json.loads),
+    ".md": _first(str),
+    ".txt": _first(str),
+}

@@ -1,0 +1,63 @@
+"""What steps ran on and what that took, from the provenance of what they made."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.show.metrics import is_number
+from pipeline.show.report.story import Told
+from pipeline.text import clock
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of processors and of accelerators."""
+
+    cpu: float = 0.0
+    device: float = 0.0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.cpu + other.cpu, self.device + other.device)
+
+    def __str__(self) -> str:
+        spent = ((self.device, "GPU"), (self.cpu, "CPU"))
+        return ", ".join(f"{unit} {clock(seconds)}" for seconds, unit in spent if seconds)
+
+
+def hardware_of(told: Told) -> str:
+    """The processor with its threads, or the accelerators; empty where nobody has recorded it."""
+    spent = _spent(told)
+    model, devices = str(spent.get("model") or ""), _number(spent, "devices")
+    if devices:
+        return f"{model} × {devices:g}" if devices > 1 else model
+    threads = _number(spent, "threads") or _number(_provenance(told), "threads")
+    counted = f"{threads:g} thread{'' if threads == 1 else 's'}" if threads else ""
+    return ", ".join(filter(None, (model, counted)))
+
+
+def cost_of(told: Told) -> Cost:
+    """What making a step's artifact took, an earlier attempt that it went on from not included."""
+    spent = _spent(told)
+    seconds = told.manifest.seconds if told.manifest else 0.0
+    return Cost(_number(spent, "cpu_seconds"), _number(spent, "devices") * seconds)
+
+
+def total(steps: Iterable[Told]) -> Cost:
+    return sum(map(cost_of, steps), Cost())
+
+
+def _spent(told: Told) -> Mapping[str, Any]:
+    spent = _provenance(told).get("spent")
+    return spent if isinstance(spent, Mapping) else {}
+
+
+def _provenance(told: Told) -> Mapping[str, Any]:
+    return told.manifest.provenance if told.manifest else {}
+
+
+def _number(values: Mapping[str, Any], name: str) -> float:
+    """A number as it is recorded, also as text; 0 if it is none."""
+    value = values.get(name)
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    return float(value) if is_number(value) and not isinstance(value, bool) and value > 0 else 0.0

@@ -1,0 +1,124 @@
+"""What other runs on record did: which of them to tell of, and what to lay beside it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from pipeline.plan import variants
+from pipeline.show.made import Made
+from pipeline.show.report.story import Look, Past, Story, Told, manifest_of
+from pipeline.show.report.wording import when
+from pipeline.show.views import Curves, Measures
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import Store
+from pipeline.store.manifest import Manifest
+from pipeline.store.runs import Run, newest_runs
+
+MOST_RUNS = 40
+"""That are looked into; each is a request to the store."""
+MOST_PASTS = 24
+"""Results whose past is told."""
+MOST_OTHERS = 4
+"""Artifacts of other runs whose curves are at hand, of each step."""
+
+
+def run_to_tell_of(store: Store) -> tuple[Run, Run] | None:
+    """The newest run, and the one to tell of by default: the newest itself, unless it found all of
+    its results made; then, of the runs that had the same results, the one that made the most.
+
+    Returns:
+        The one to tell of and the newest; ``None`` if no record can be read.
+    """
+    runs = list(islice(newest_runs(store), MOST_RUNS))
+    if not runs:
+        return None
+    newest = runs[0]
+    if newest.outcome != "done" or newest.count("done"):
+        return newest, newest
+    same = [run for run in runs if run.outcome == "done" and _results(run) == _results(newest)]
+    return max(same, key=lambda run: run.count("done")), newest
+
+
+def with_others(story: Story, catalog: Catalog, look: Look) -> Story:
+    """The story with curves of other runs' artifacts, and what its results were in other runs."""
+    return replace(
+        story,
+        others=list(_others(story, catalog, look)),
+        past=list(islice(_past(story, catalog), MOST_PASTS)) if story.runs else (),
+    )
+
+
+def _results(run: Run) -> dict[str, str | None]:
+    """The attempt of each result, by its name."""
+    made = {str(entry.get("fingerprint")): entry.get("attempt") for entry in run.steps}
+    return {name: made.get(fingerprint) for name, fingerprint in run.roots.items()}
+
+
+def _others(story: Story, catalog: Catalog, look: Look) -> Iterator[Told]:
+    """The newest artifacts that no step of the story is, of steps that have curves."""
+    ids = {told.id for told in story.steps}
+    own = [told.manifest for told in story.steps if told.manifest]
+    experiments = {made.provenance.get("experiment") for made in own}
+    with_curves = [told for told in story.steps if _curves(told)]
+    for step in dict.fromkeys(told.step for told in with_curves):
+        found = [
+            made
+            for made in reversed(catalog.history(step))
+            if made.attempt not in ids
+            and made.provenance.get("experiment") in experiments
+            and catalog.loss(made) is None
+        ][:MOST_OTHERS]
+        every = variants.of_manifests(catalog.with_all_above([*own, *found]))
+        labels = variants.names(every)
+        for made in found:
+            views = [v for v in look(Made(made, catalog.store)) if isinstance(v, Curves)]
+            label = f"{labels[made.attempt]}, {when(made.attempt)}".removeprefix(", ")
+            yield _other(made, label, views)
+
+
+def _past(story: Story, catalog: Catalog) -> Iterator[Past]:
+    """What each result was in the runs of the experiment, where it has not always been the same."""
+    scripts = {_script(run) for run in story.runs}
+    runs = [r for r in islice(newest_runs(catalog.store), MOST_RUNS) if _script(r) in scripts]
+    for name, now in story.results.items():
+        found: dict[str, Told] = {}
+        for run in reversed(runs):
+            made = _result(run, name, catalog)
+            if made is not None and made.step == now.step and made.attempt not in _ids(found):
+                views = [view for view in now.views if isinstance(view, Measures)]
+                found[run.name] = _other(made, when(run.name), views)
+        if len(found) > 1:
+            yield Past(name, found, _settings(found, catalog))
+
+
+def _settings(found: Mapping[str, Told], catalog: Catalog) -> Mapping[str, Mapping[str, Any]]:
+    """The settings in which artifacts differ with all they were made from, by run."""
+    made = {told.id: told.manifest for told in found.values() if told.manifest}
+    nodes = variants.of_manifests(catalog.with_all_above(made.values()))
+    return {
+        setting: {run: of[told.id] for run, told in found.items() if told.id in of}
+        for setting, of in variants.parameters(nodes, list(made)).items()
+    }
+
+
+def _ids(found: Mapping[str, Told]) -> set[str]:
+    return {told.id for told in found.values()}
+
+
+def _result(run: Run, name: str, catalog: Catalog) -> Manifest | None:
+    """What a run had under the name of a result."""
+    entries = (entry for entry in run.steps if entry.get("fingerprint") == run.roots.get(name))
+    return next((manifest_of(entry, catalog) for entry in entries), None)
+
+
+def _other(made: Manifest, label: str, views: Sequence[Curves] | Sequence[Measures]) -> Told:
+    return Told(made.attempt, made.step, "done", made.seconds, label, manifest=made, views=views)
+
+
+def _curves(told: Told) -> bool:
+    return any(isinstance(view, Curves) for view in told.views)
+
+
+def _script(run: Run) -> str:
+    return run.command[1] if len(run.command) > 1 else ""

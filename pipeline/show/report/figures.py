@@ -1,0 +1,275 @@
+"""Plots as inline SVG: one layout for all of them, coloured by the page's style sheet.
+
+A plot is whole without a script. ``page.js`` moves the lines of :func:`lines` when a reader asks
+for a logarithmic axis, for smoothing or for the values at one place: so a line carries its numbers
+(``data-x``, ``data-y``), and the drawing the ends of its axes, linear and logarithmic.
+
+Colours are CSS variables of whatever page shows the plot, so that one drawing suits light and dark;
+lines differ in their dashes too.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from pipeline.show.report.axes import Axis, short
+from pipeline.show.views import Points
+from pipeline.text import clean
+
+COLOURS = 8
+MOST_POINTS = 400
+"""Of a line; of a longer one, the lowest and the highest of each stretch are drawn."""
+MOST_MARKED = 30
+WIDTH, HEIGHT = 340, 196
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 8.0, 24.0
+_DASHES = ("none", "6 3", "2 3", "7 3 2 3")
+_SVG = Markup(
+    '<svg viewBox="0 0 {} {}" aria-hidden="true" focusable="false" style="font-size:10.5px"{}>'
+    "{}</svg>"
+)
+_BAR = Markup(
+    '<rect style="fill:{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">'
+    "<title>{}</title></rect>"
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with, perhaps, its interval, at a place on an axis."""
+
+    at: float
+    value: float
+    low: float | None = None
+    high: float | None = None
+    name: str = ""
+
+
+def lines(named: Sequence[Points], diagonal: bool = False, aside: Sequence[Points] = ()) -> Markup:
+    """One line each, in the order of the legend; an empty one is left out.
+
+    Args:
+        diagonal: draw the line on which both axes, from 0 to 1, are equal.
+        aside: further lines, hidden until a reader asks for them.
+    """
+    shown = [_drawable(points) for points in (*named, *aside)]
+    own = [point for points in shown[: len(named)] for point in points]
+    frames = dict(_frames(own, "", diagonal))
+    if aside:
+        frames |= dict(_frames([p for points in shown for p in points], "all-", diagonal))
+    first = next(iter(frames))
+    x, y = frames[first]
+    counted = not diagonal and all(at == int(at) for points in shown for at, _ in points)
+    parts = [_frame(kind, *axes, counted, is_hidden=kind != first) for kind, axes in frames.items()]
+    if diagonal:
+        parts.append(_level((x(0), y(0)), (x(1), y(1))))
+    parts += [
+        _line(points, index, index >= len(named), x, y)
+        for index, points in enumerate(shown)
+        if points
+    ]
+    return _svg(parts, Markup(' data-frame="{:g} {:g} {:g} {:g}"').format(
+        x.start, x.end, y.start, y.end
+    ))  # fmt: skip
+
+
+def _drawable(points: Points) -> Points:
+    return thinned([point for point in points if all(map(math.isfinite, point))])
+
+
+def _frames(points: Points, prefix: str, diagonal: bool) -> Iterator[tuple[str, tuple[Axis, Axis]]]:
+    """The axes that points can be drawn on, by name; the linear ones first."""
+    if diagonal:
+        yield f"{prefix}linear", (_across([0.0, 1.0]), _upward([0.0, 1.0]))
+        return
+    x, y = _across(at for at, _ in points), _upward(value for _, value in points)
+    yield f"{prefix}linear", (x, y)
+    if (logarithmic := y.as_logarithm(value for _, value in points)) is not None:
+        yield f"{prefix}logarithmic", (x, logarithmic)
+
+
+def estimates(
+    groups: Sequence[Sequence[Estimate]],
+    places: Mapping[float, str],
+    logarithmic: bool = False,
+    levels: Sequence[float] = (),
+) -> Markup:
+    """Points with intervals over a setting, joined where each has a place of its own.
+
+    Args:
+        places: what to write on the axis, and where.
+        levels: of results without the setting, as horizontal lines.
+    """
+    every = [estimate for group in groups for estimate in group]
+    ends = [end for e in every for end in (e.value, e.low, e.high) if end is not None]
+    x, y = _across(places, room=0.12), _upward([*ends, *levels])
+    if logarithmic:
+        x = x.as_logarithm(places) or x
+    parts = [_grid(y, y.ticks()), _bottom(_apart(places, x), x)]
+    parts += [_level((LEFT, y(level)), (WIDTH - RIGHT, y(level))) for level in levels]
+    for index, group in enumerate(groups):
+        ordered = sorted(group, key=lambda estimate: estimate.at)
+        if len({estimate.at for estimate in ordered}) == len(ordered):
+            parts.append(_path([(x(e.at), y(e.value)) for e in ordered], index))
+        parts += [_estimate(estimate, index, x, y) for estimate in ordered]
+    return _svg(parts)
+
+
+def bars(counts: Mapping[int, int], most_bars: int = 24) -> Markup:
+    """How often whole numbers occur, in bars of equal span."""
+    low, high = min(counts), max(counts)
+    span = max(1, -(-(high - low + 1) // most_bars))
+    heights: dict[int, int] = {}
+    for value, count in counts.items():
+        start = low + (value - low) // span * span
+        heights[start] = heights.get(start, 0) + count
+    x = Axis(low - 0.5, max(heights) + span - 0.5, LEFT, WIDTH - RIGHT)
+    y = Axis(0.0, max(heights.values()) * 1.05, HEIGHT - BOTTOM, TOP)
+    parts = [_grid(y, _whole(y.ticks())), _bottom(_whole(x.ticks(6)), x)]
+    for start, count in sorted(heights.items()):
+        left, right = x(start - 0.5), x(start + span - 0.5)
+        what = str(start) if span == 1 else f"{start} to {start + span - 1}"
+        parts.append(_BAR.format(
+            colour(0), left + 0.5, y(count), max(right - left - 1, 0.5), y(0) - y(count),
+            f"{what}: {count}",
+        ))  # fmt: skip
+    return _svg(parts)
+
+
+def thinned(points: Points, most: int = MOST_POINTS) -> Points:
+    """At most about so many points, with every peak: of each stretch the lowest and highest."""
+    if len(points) <= most:
+        return points
+    every = -(-2 * len(points) // most)
+    kept = [points[0]]
+    for start in range(0, len(points), every):
+        stretch = points[start : start + every]
+        kept += sorted({min(stretch, key=_height), max(stretch, key=_height)})
+    return [*kept, points[-1]]
+
+
+def colour(index: int) -> str:
+    """The colour of a line, as CSS."""
+    return f"var(--series-{index % COLOURS})"
+
+
+def _height(point: tuple[float, float]) -> float:
+    return point[1]
+
+
+def _across(values: Iterable[float], room: float = 0.02) -> Axis:
+    return Axis.over(values, LEFT, WIDTH - RIGHT, room)
+
+
+def _upward(values: Iterable[float]) -> Axis:
+    return Axis.over(values, HEIGHT - BOTTOM, TOP)
+
+
+def _svg(parts: Iterable[Markup], attributes: str = "") -> Markup:
+    return _SVG.format(WIDTH, HEIGHT, attributes, Markup("").join(parts))
+
+
+def _frame(kind: str, x: Axis, y: Axis, counted: bool, is_hidden: bool) -> Markup:
+    """One pair of axes that a reader can choose, with their ends for the script.
+
+    Args:
+        counted: there is nothing between two whole numbers along the axis.
+    """
+    ticks = x.ticks(6)
+    return Markup('<g data-axes="{}" data-x="{!r} {!r}" data-y="{!r} {!r}"{}>{}{}</g>').format(
+        kind, x.low, x.high, y.low, y.high,
+        Markup(' display="none"') if is_hidden else "",
+        _grid(y, y.ticks()), _bottom((counted and _whole(ticks)) or ticks, x),
+    )  # fmt: skip
+
+
+def _grid(axis: Axis, ticks: Sequence[tuple[float, str]]) -> Markup:
+    """Horizontal lines, with numbers at their left."""
+    ends = LEFT, WIDTH - RIGHT
+    rows = (
+        Markup('<path d="M{:g},{:.1f}H{:g}"/>').format(ends[0], axis(at), ends[1])
+        for at, _ in ticks
+    )
+    texts = (
+        Markup('<text x="{:g}" y="{:.1f}">{}</text>').format(LEFT - 5, axis(at) + 3.5, label)
+        for at, label in ticks
+    )
+    return Markup(
+        '<g style="stroke:var(--line);stroke-width:.7">{}</g>'
+        '<g style="fill:var(--muted)" text-anchor="end">{}</g>'
+    ).format(Markup("").join(rows), Markup("").join(texts))
+
+
+def _bottom(ticks: Iterable[tuple[float, str]], axis: Axis) -> Markup:
+    """What is written below the horizontal axis."""
+    texts = (
+        Markup('<text x="{:.1f}" y="{}">{}</text>').format(axis(at), HEIGHT - 7, clean(label))
+        for at, label in ticks
+    )
+    return Markup('<g style="fill:var(--muted)" text-anchor="middle">{}</g>').format(
+        Markup("").join(texts)
+    )
+
+
+def _whole(ticks: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+    return [(at, label) for at, label in ticks if at == int(at)]
+
+
+def _apart(places: Mapping[float, str], axis: Axis) -> Iterator[tuple[float, str]]:
+    """Labels of places, without those that would stand on the one before."""
+    free = -math.inf
+    for at, label in sorted(places.items()):
+        half = 3.1 * len(label) + 2
+        if axis(at) - half >= free:
+            yield at, label
+            free = axis(at) + half
+
+
+def _line(points: Points, index: int, is_aside: bool, x: Axis, y: Axis) -> Markup:
+    """A line with its numbers; few points are marked."""
+    places = [(x(at), y(value)) for at, value in points]
+    attributes = Markup(' data-series="{}" data-x="{}" data-y="{}"{}').format(
+        index,
+        " ".join(f"{at:.8g}" for at, _ in points),
+        " ".join(f"{value:.6g}" for _, value in points),
+        Markup(' display="none"') if is_aside else "",
+    )
+    return _path(places, index, attributes, is_marked=len(points) <= MOST_MARKED)
+
+
+def _path(
+    places: Sequence[tuple[float, float]], index: int, attributes: str = "", is_marked: bool = False
+) -> Markup:
+    mark = "marker:url(#dot);" if is_marked else ""
+    return Markup(
+        '<polyline points="{}" style="fill:none;stroke:{};stroke-width:1.6;stroke-dasharray:{};'
+        'stroke-linejoin:round;stroke-linecap:round;{}"{}/>'
+    ).format(
+        " ".join(f"{x:.1f},{y:.1f}" for x, y in (places if len(places) > 1 else [*places] * 2)),
+        colour(index),
+        _DASHES[index // COLOURS % len(_DASHES)],
+        mark,
+        attributes,
+    )
+
+
+def _level(start: tuple[float, float], end: tuple[float, float]) -> Markup:
+    """A straight dashed line: of a result without the setting, or where two axes are equal."""
+    return Markup(
+        '<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" '
+        'style="stroke:var(--muted);stroke-width:.9;stroke-dasharray:4 3"/>'
+    ).format(*start, *end)
+
+
+def _estimate(estimate: Estimate, index: int, x: Axis, y: Axis) -> Markup:
+    at, low, high = x(estimate.at), estimate.low, estimate.high
+    interval = ""
+    whisker = Markup("")
+    if low is not None and high is not None:
+        interval = f" ({short(low)} to {short(high)})"
+        whisker = _path([(at, y(low)), (at, y(high))], index)
+    said = f"{clean(estimate.name)}: {estimate.value:.4g}{interval}"
+    return whisker + Markup(
+        '<circle style="fill:{}" cx="{:.1f}" cy="{:.1f}" r="3.4"><title>{}</title></circle>'
+    ).format(colour(index), at, y(estimate.value), said)

@@ -1,0 +1,153 @@
+"""The DAG as a picture: where boxes lie (igraph's layered layout, Sugiyama 1981) and how edges go.
+
+Wide graphs, such as sweeps, run from left to right, narrow ones from top to bottom. An edge that
+others imply (from A to C beside A to B to C) is left out: most steps use what came long before, and
+a picture of all of that shows nothing.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+BOX = (184.0, 46.0)
+GAPS = (18.0, 38.0)
+"""Between boxes of a layer, and between layers."""
+MARGIN = 6.0
+WIDEST_DOWNWARD = 4
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Box:
+    id: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Boxes by their upper left corners, and edges as SVG paths."""
+
+    width: float
+    height: float
+    boxes: Sequence[Box]
+    edges: Sequence[str]
+
+
+def draw(inputs: Mapping[str, Sequence[str]]) -> Drawing:
+    """Lay out a graph.
+
+    Args:
+        inputs: by the id of each node, those of its inputs, which come before it; others are
+            ignored.
+    """
+    ids = list(inputs)
+    edges = _not_implied(_places(inputs))
+    layers = _layers(ids, edges)
+    downward = max(Counter(layers).values(), default=0) <= WIDEST_DOWNWARD
+    positions, bends = _laid_out(edges, layers)
+    centres = [_point(position, downward) for position in positions]
+    ways = [
+        [centres[start], *(_point(bend, downward) for bend in of_edge), centres[end]]
+        for (start, end), of_edge in zip(edges, bends, strict=True)
+    ]
+    return _drawing(ids, centres, ways, downward)
+
+
+def _laid_out(
+    edges: Sequence[tuple[int, int]], layers: Sequence[int]
+) -> tuple[list[Point], list[list[Point]]]:
+    """Column and layer of each node, and of each bend of every edge; columns begin with 0."""
+    from igraph import Graph
+
+    graph = Graph(n=len(layers), edges=edges, directed=True)
+    layout: Any = graph.layout_sugiyama(layers=layers)
+    every = [*layout.coords, *(bend for bends in layout.edge_routing for bend in bends)]
+    first = min((column for column, _ in every), default=0.0)
+
+    def shifted(positions: Sequence[Point]) -> list[Point]:
+        return [(column - first, layer) for column, layer in positions]
+
+    return shifted(layout.coords), [shifted(bends) for bends in layout.edge_routing]
+
+
+def _places(inputs: Mapping[str, Sequence[str]]) -> list[list[int]]:
+    """The inputs of each node by their positions, those alone that come before it."""
+    place = {id: index for index, id in enumerate(inputs)}
+    return [
+        [place[i] for i in given if place.get(i, index) < index]
+        for index, given in enumerate(inputs.values())
+    ]
+
+
+def _point(position: Point, downward: bool) -> Point:
+    """Where in the picture a column and layer lie: the centre of a box."""
+    column, layer = position
+    if downward:
+        x, y = column * (BOX[0] + GAPS[0]), layer * (BOX[1] + GAPS[1])
+    else:
+        x, y = layer * (BOX[0] + GAPS[1] * 1.5), column * (BOX[1] + GAPS[0] / 2)
+    return x + MARGIN + BOX[0] / 2, y + MARGIN + BOX[1] / 2
+
+
+def _drawing(
+    ids: Sequence[str], centres: Sequence[Point], ways: Sequence[Sequence[Point]], downward: bool
+) -> Drawing:
+    every = [*centres, *(point for way in ways for point in way)]
+    return Drawing(
+        width=max((x for x, _ in every), default=0.0) + BOX[0] / 2 + MARGIN,
+        height=max((y for _, y in every), default=0.0) + BOX[1] / 2 + MARGIN,
+        boxes=[
+            Box(id, x - BOX[0] / 2, y - BOX[1] / 2) for id, (x, y) in zip(ids, centres, strict=True)
+        ],
+        edges=[_path(way, downward) for way in ways],
+    )
+
+
+def _not_implied(above: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """The edges of the transitive reduction, from the inputs of each node."""
+    reached: list[set[int]] = []  # by node, all that lies above it
+    edges = []
+    for index, given in enumerate(above):
+        implied = set().union(*(reached[i] for i in given))
+        reached.append(implied | set(given))
+        edges += [(i, index) for i in dict.fromkeys(given) if i not in implied]
+    return edges
+
+
+def _layers(ids: Sequence[str], edges: Sequence[tuple[int, int]]) -> list[int]:
+    """How many steps come before each at most; a node with no inputs stands right above what first
+    uses it."""
+    above: dict[int, list[int]] = {}
+    below: dict[int, list[int]] = {}
+    for one, other in edges:
+        above.setdefault(other, []).append(one)
+        below.setdefault(one, []).append(other)
+    layers = [0] * len(ids)
+    for index in range(len(ids)):  # inputs come first
+        layers[index] = 1 + max((layers[i] for i in above.get(index, ())), default=-1)
+    for index in range(len(ids)):
+        if index not in above and index in below:
+            layers[index] = min(layers[i] for i in below[index]) - 1
+    return layers
+
+
+def _path(points: Sequence[Point], downward: bool) -> str:
+    """A smooth line from the edge of one box to that of another."""
+    half = BOX[1] / 2 if downward else BOX[0] / 2
+    (x, y), (last_x, last_y) = points[0], points[-1]
+    start = (x, y + half) if downward else (x + half, y)
+    end = (last_x, last_y - half - 4) if downward else (last_x - half - 4, last_y)
+    path = [f"M{start[0]:.1f},{start[1]:.1f}"]
+    x, y = start
+    for to_x, to_y in [*points[1:-1], end]:
+        if downward:
+            middle = (y + to_y) / 2
+            path.append(f"C{x:.1f},{middle:.1f} {to_x:.1f},{middle:.1f} {to_x:.1f},{to_y:.1f}")
+        else:
+            middle = (x + to_x) / 2
+            path.append(f"C{middle:.1f},{y:.1f} {middle:.1f},{to_y:.1f} {to_x:.1f},{to_y:.1f}")
+        x, y = to_x, to_y
+    return "".join(path)

@@ -1,0 +1,153 @@
+"""The headline: what changed, by how much, and whether that may be chance, in one sentence.
+
+It is the first change that the kind of a result declares (:class:`pipeline.show.views.Measures`),
+with the test that the step has made; other changes stand below it. Of several results that each
+have one, the best is named, and its p-value is multiplied by their number (Bonferroni), since the
+best of many is more likely to look good by chance. Where no step has tested, the intervals of two
+results are all there is.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.show.metrics import is_interval, is_number
+from pipeline.show.report.scoreboard import SIGNIFICANT, Cell, measures_of
+from pipeline.show.report.story import Story, Told
+from pipeline.show.report.wording import number, probability, rough, signed
+from pipeline.show.views import Measure
+
+
+@dataclass(frozen=True)
+class Headline:
+    """
+    Attributes:
+        tone: ``good``, ``bad``, ``changed``, or empty if it may be chance.
+        also: other changes of the same result, tested one by one.
+    """
+
+    sentence: str
+    tone: str
+    also: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A tested change of a result against its baseline."""
+
+    result: str
+    told: Told
+    measure: Measure
+    interval: Mapping[str, float]
+    p: float
+
+    @property
+    def value(self) -> float:
+        return self.interval["value"]
+
+
+def headline(story: Story) -> Headline | None:
+    """The headline of a story; ``None`` if no two results can be compared. An artifact that has
+    several names counts once."""
+    once = {told.id: (name, told) for name, told in reversed([*story.results.items()])}
+    changes = [change for name, told in reversed(once.values()) for change in _changes(name, told)]
+    if not changes:
+        return _of_intervals(story)
+    first = changes[0].measure.metric
+    rivals = [change for change in changes if change.measure.metric == first]
+    best = max(rivals, key=lambda change: change.value * (change.measure.better or 1))
+    others = [c for c in changes if c.result == best.result and c is not best]
+    tone = Cell(best.value, p=_corrected(best, rivals), better=best.measure.better).tone
+    return Headline(_sentence(best, rivals, story), tone, list(_in_short(others)))
+
+
+def _changes(result: str, told: Told) -> Iterator[_Change]:
+    metrics = told.manifest.metrics if told.manifest else {}
+    for measure in measures_of(told).measures:
+        interval, p = metrics.get(measure.metric), metrics.get(measure.p)
+        if measure.p and is_interval(interval) and is_number(p):
+            yield _Change(result, told, measure, interval, p)
+
+
+def _corrected(best: _Change, rivals: Sequence[_Change]) -> float:
+    return min(1.0, best.p * len(rivals))
+
+
+def _sentence(best: _Change, rivals: Sequence[_Change], story: Story) -> str:
+    baseline = _baseline(best.told, story)
+    against = f" against {baseline}" if baseline else ""
+    p = _corrected(best, rivals)
+    verdict = "significant" if p < SIGNIFICANT else "not significant"
+    ends = f"95 % interval {rough(best.interval['low'])} to {rough(best.interval['high'])}"
+    corrected = f" after correction for {len(rivals)} results" if len(rivals) > 1 else ""
+    opening = f"{best.result}{against}"
+    if len(rivals) > 1:
+        opening = f"Best of {len(rivals)}, {opening}"
+    return (
+        f"{opening}: {best.measure.title} {_movement(best)}, {ends}; "
+        f"{verdict}{corrected} ({probability(p)})."
+    )
+
+
+def _movement(change: _Change) -> str:
+    after: Any = change.told.manifest and change.told.manifest.metrics.get(change.measure.change_of)
+    if change.value == 0:
+        still = f" ({number(after['value'])})" if is_interval(after) else ""
+        return f"did not change{still}"
+    if is_interval(after):
+        before = number(after["value"] - change.value)
+        return f"went from {before} to {number(after['value'])} ({signed(change.value)})"
+    return f"went {'up' if change.value > 0 else 'down'} by {rough(abs(change.value))}"
+
+
+def _in_short(changes: Sequence[_Change]) -> Iterator[str]:
+    """A line for each change, and one for all that have not changed."""
+    for change in changes:
+        if change.value:
+            verdict = "significant" if change.p < SIGNIFICANT else "may be chance"
+            p = probability(change.p)
+            yield f"{change.measure.title} {signed(change.value)} ({verdict}, {p})"
+    if same := [change.measure.title for change in changes if not change.value]:
+        yield f"no change: {', '.join(same)}"
+
+
+def _baseline(told: Told, story: Story) -> str:
+    """The name of what a result is measured against."""
+    id = told.given.get(measures_of(told).baseline, "")
+    names = [name for name, other in story.results.items() if other.id == id]
+    steps = [other.name for other in story.steps if other.id == id]
+    return (*names, *steps, "")[0]
+
+
+def _of_intervals(story: Story) -> Headline | None:
+    """The first result against the best of the others, by a metric that nobody has tested."""
+    for _, measure in _measured(story):
+        known = {
+            name: value
+            for name, told in story.results.items()
+            if told.manifest and is_interval(value := told.manifest.metrics.get(measure.metric))
+        }
+        if len(known) > 1:
+            return _by_intervals(measure, known)
+    return None
+
+
+def _measured(story: Story) -> Iterator[tuple[str, Measure]]:
+    for name, told in story.results.items():
+        for measure in measures_of(told).measures:
+            if measure.better:
+                yield name, measure
+
+
+def _by_intervals(measure: Measure, known: Mapping[str, Mapping[str, float]]) -> Headline:
+    (first, before), *others = known.items()
+    best, after = max(others, key=lambda result: result[1]["value"] * measure.better)
+    apart = after["low"] > before["high"] or after["high"] < before["low"]
+    change = after["value"] - before["value"]
+    which = f", the best of {len(others)}" if len(others) > 1 else ""
+    said = "do not overlap" if apart else "overlap, so it may be chance"
+    sentence = (
+        f"{best}{which}, against {first}: {measure.title} went from {number(before['value'])} to "
+        f"{number(after['value'])} ({signed(change)}); the 95 % intervals {said}."
+    )
+    return Headline(sentence, Cell(change, p=0.0 if apart else 1.0, better=measure.better).tone)

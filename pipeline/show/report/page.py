@@ -1,0 +1,151 @@
+"""The report as one HTML file that loads nothing.
+
+Everything that is not the page's own goes through Jinja's autoescaping and :func:`clean`; Markdown
+is rendered without HTML, links and images. The page's policy (a ``Content-Security-Policy`` in it)
+refuses every request, and every script but its own. It is whole without its script, which adds
+what a reader may want to do with it: look up values, sort, search, save a table.
+"""
+
+import base64
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.redaction import shown
+from pipeline.show.report import costs, figures, graph, trends
+from pipeline.show.report.headline import headline
+from pipeline.show.report.scoreboard import group_of, result_groups
+from pipeline.show.report.story import Story, Told, told_with
+from pipeline.show.report.sweeps import effects
+from pipeline.show.report.texts import samples
+from pipeline.show.report.wording import filters, markdown
+from pipeline.show.views import Note, Table
+from pipeline.store.manifest import Manifest
+from pipeline.store.runs import Run
+from pipeline.text import clean
+
+__all__ = ["Page", "markdown", "render"]
+
+FOLDER = Path(__file__).parent
+LOADS_NOTHING = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; script-src 'sha256-{}'"
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page has besides the story.
+
+    Attributes:
+        made_at: a time to name at its foot; without one, equal stories give equal bytes.
+        remark: a sentence below the title, such as which other runs there are.
+        served: whether it comes from ``temper ui``. Then it leads to the page of all runs, and
+            while a run is under way it asks for its next state.
+    """
+
+    made_at: str = ""
+    remark: str = ""
+    served: bool = False
+
+
+def render(story: Story, page: Page = Page()) -> str:
+    """The whole file."""
+    groups = list(result_groups(story))
+    return template("page.html.j2").render(
+        **frame(page.served),
+        live=page.served and story.is_under_way,
+        story=story,
+        page=page,
+        headline=headline(story),
+        drawing=graph.draw({told.id: told.inputs for told in story.steps}),
+        numbers={told.id: index for index, told in enumerate(story.steps, start=1)},
+        told={told.id: told for told in story.steps},
+        box=graph.BOX,
+        groups=groups,
+        effects=list(effects(story, groups)),
+        curves=trends.curves(story, "Curves"),
+        more_results=trends.curves(story, "Results"),
+        samples=list(samples(story)),
+        tables=[(told, view) for told, view in told_with(story.steps, Table)],
+        histograms=list(trends.histograms(story)),
+        past=[(past, group_of(past.result, past.by_run)) for past in story.past],
+        has_costs=any(str(costs.cost_of(told)) for told in story.steps),
+        notes=list(told_with(story.steps, Note)),
+        versions=_versions(story.steps),
+        costs=costs,
+    )
+
+
+def render_runs(runs: Sequence[Run], store: str, more: int = 0) -> str:
+    """The page of all runs, each a link to its own.
+
+    Args:
+        runs: newest first.
+        more: how many older ones there are.
+    """
+    return template("runs.html.j2").render(
+        **frame(served=True),
+        live=any(run.is_in_progress() for run in runs),
+        runs=runs,
+        more=more,
+        store=shown(store),
+    )
+
+
+def frame(served: bool = False) -> dict[str, Any]:
+    """What every page has: its style sheet, its script, and the policy that allows these alone."""
+    from markupsafe import Markup
+
+    style, script = ((FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = LOADS_NOTHING.format(digest) + ("; connect-src 'self'" if served else "")
+    return {"style": Markup(style), "script": Markup(script), "policy": Markup(policy)}
+
+
+@functools.cache
+def template(name: str) -> Any:
+    """A template of this folder, in which every value is made safe to show."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else clean(value),
+    )
+    environment.filters |= filters() | {"colour": figures.colour}
+    return environment.get_template(name)
+
+
+# --- provenance ----------------------------------------------------------------------------------
+
+
+def _versions(steps: Sequence[Told]) -> dict[str, list[str]]:
+    """What the artifacts were made by and on, each fact with all its values."""
+    found: dict[str, dict[str, None]] = {}
+    for told in steps:
+        facts = [*_facts(told.manifest), ("hardware", costs.hardware_of(told))]
+        for name, value in facts:
+            if value:
+                found.setdefault(name, {})[value] = None
+    return {name: list(values) for name, values in found.items()}
+
+
+def _facts(manifest: Manifest | None) -> Iterable[tuple[str, str]]:
+    if manifest is None:
+        return
+    provenance = manifest.provenance
+    for name in ("commit", "host", "python"):
+        yield name, str(provenance.get(name) or "")
+    if "dirty" in provenance:
+        yield "uncommitted changes", str(provenance["dirty"] or "none")
+    packages = provenance.get("packages")
+    for name, version in (packages if isinstance(packages, Mapping) else {}).items():
+        yield str(name), str(version)

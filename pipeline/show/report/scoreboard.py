@@ -1,0 +1,197 @@
+"""Results in tables: one for each step, a row for each metric, rows of one kind together.
+
+What a metric means, an artifact's kind says (:class:`pipeline.show.views.Measures`): its words,
+whether it is a change, and which other metric says how likely that is by chance. A metric that
+nobody explains has a row under its own name.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.show.metrics import comparable_metrics, is_interval, is_number
+from pipeline.show.report.story import Story, Told
+from pipeline.show.report.wording import exact
+from pipeline.show.views import Measure, Measures
+
+MOST_COLUMNS = 5
+"""Of results in a table; more of them become rows."""
+SIGNIFICANT = 0.05
+OTHERS = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An interval as a bar: all in per cent of the scale. ``zero`` is where nothing changes."""
+
+    left: float
+    width: float
+    dot: float
+    zero: float | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number with its interval.
+
+    Attributes:
+        p: how likely a change as large is by chance; ``None`` where nobody has tested.
+        better: 1 if more is better, -1 if less is, 0 if neither.
+    """
+
+    value: Any
+    low: float | None = None
+    high: float | None = None
+    bar: Bar | None = None
+    p: float | None = None
+    better: int = 0
+
+    @property
+    def tone(self) -> str:
+        """What a change is: ``good``, ``bad``, ``changed``, or nothing if it may be chance."""
+        if self.p is None or self.p >= SIGNIFICANT or not is_number(self.value):
+            return ""
+        worth = self.value * self.better
+        return "good" if worth > 0 else "bad" if worth < 0 else "changed"
+
+
+@dataclass(frozen=True)
+class Row:
+    measure: Measure
+    cells: Mapping[str, Cell]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Results of one step: rows of cells by result.
+
+    Attributes:
+        sections: rows by their title, those of metrics that nobody explains last, without one.
+        same: metrics in which the results agree.
+    """
+
+    step: str
+    names: Sequence[str]
+    sections: Mapping[str, Sequence[Row]]
+    same: Mapping[str, Cell]
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for rows in self.sections.values() for row in rows]
+
+    @property
+    def cells(self) -> dict[str, Mapping[str, Cell]]:
+        return {row.measure.metric: row.cells for row in self.rows}
+
+    @property
+    def has_bars(self) -> bool:
+        return any(cell.bar for row in self.rows for cell in row.cells.values())
+
+    @property
+    def is_wide(self) -> bool:
+        return len(self.names) > MOST_COLUMNS
+
+
+def result_groups(story: Story) -> Iterator[Group]:
+    """The results of each step that has several, or one with numbers; the most results first."""
+    by_step: dict[str, dict[str, Told]] = {}
+    for name, told in story.results.items():
+        if told.manifest is not None:
+            by_step.setdefault(told.step, {})[name] = told
+    for step, results in sorted(by_step.items(), key=lambda group: -len(group[1])):
+        group = group_of(step, results)
+        if group.sections or group.same:
+            yield group
+
+
+def group_of(step: str, results: Mapping[str, Told]) -> Group:
+    metrics = {name: told.manifest.metrics for name, told in results.items() if told.manifest}
+    rows = [_row(measure, metrics) for measure in _measures(results.values())]
+    same = {row.measure.title: _only(row) for row in rows if len(results) > 1 and _is_same(row)}
+    sections: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.measure.title not in same:
+            sections.setdefault(row.measure.group, []).append(row)
+    others = {OTHERS: sections.pop(OTHERS)} if OTHERS in sections else {}
+    drawn = {title: _scaled(of) for title, of in (sections | others).items()}
+    return Group(step, list(results), drawn, same)
+
+
+def measures_of(told: Told) -> Measures:
+    """What the metrics of an artifact mean; nothing, where its kind does not say."""
+    return next((view for view in told.views if isinstance(view, Measures)), Measures(()))
+
+
+def _measures(results: Iterable[Told]) -> list[Measure]:
+    """Those that some result has a number for, as they are explained, and the rest as they are."""
+    results = list(results)
+    known = comparable_metrics(told.manifest for told in results if told.manifest)
+    explained = {m.metric: m for told in results for m in measures_of(told).measures}
+    tests = {measure.p for measure in explained.values()}
+    plain = (Measure(name, name) for name in known if name not in explained | dict.fromkeys(tests))
+    return [*(m for m in explained.values() if m.metric in known), *plain]
+
+
+def _row(measure: Measure, metrics: Mapping[str, Mapping[str, Any]]) -> Row:
+    def cell(of: Mapping[str, Any]) -> Cell:
+        value, p = of.get(measure.metric), of.get(measure.p) if measure.p else None
+        p = p if is_number(p) else None
+        if is_interval(value):
+            ends = value["low"], value["high"]
+            return Cell(value["value"], *ends, p=p, better=measure.better)
+        return Cell(value if is_number(value) else None, p=p, better=measure.better)
+
+    return Row(measure, {name: cell(of) for name, of in metrics.items()})
+
+
+def _is_same(row: Row) -> bool:
+    return len({(exact(c.value), c.low, c.high) for c in row.cells.values()}) == 1
+
+
+def _only(row: Row) -> Cell:
+    return next(iter(row.cells.values()))
+
+
+# --- bars ----------------------------------------------------------------------------------------
+
+
+def _scaled(rows: Sequence[Row]) -> list[Row]:
+    """The rows with bars: shares of a section on one scale, other numbers each on its own."""
+    changes = [row for row in rows if row.measure.is_share and row.measure.p]
+    largest = max((abs(end) for row in changes for end in _ends(row)), default=0.0)
+
+    def scale(row: Row) -> tuple[float, float]:
+        if row.measure.is_share:
+            return (-largest, largest) if row.measure.p else (0.0, 1.0)
+        ends = [*_ends(row), *((0.0,) if row.measure.p else ())]
+        return min(ends, default=0.0), max(ends, default=1.0)
+
+    return [_with_bars(row, *scale(row)) if _is_drawn(row) else row for row in rows]
+
+
+def _is_drawn(row: Row) -> bool:
+    """A bar alone says nothing, unless it lies beside a zero."""
+    intervals = sum(cell.low is not None for cell in row.cells.values())
+    return intervals > 1 or (intervals == 1 and bool(row.measure.p))
+
+
+def _ends(row: Row) -> list[float]:
+    cells = row.cells.values()
+    return [end for c in cells for end in (c.value, c.low, c.high) if end is not None]
+
+
+def _with_bars(row: Row, low: float, high: float) -> Row:
+    span = (high - low) or 1.0
+
+    def place(value: float) -> float:
+        return (value - low) / span * 100
+
+    def drawn(cell: Cell) -> Cell:
+        if cell.low is None or cell.high is None:
+            return cell
+        left, right = place(cell.low), place(cell.high)
+        zero = place(0.0) if row.measure.p else None
+        bar = Bar(left, right - left, place(cell.value), zero)
+        return Cell(cell.value, cell.low, cell.high, bar, cell.p, cell.better)
+
+    return Row(row.measure, {name: drawn(cell) for name, cell in row.cells.items()})

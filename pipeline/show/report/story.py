@@ -1,0 +1,293 @@
+"""What a report tells: steps, results, settings in which they differ, and what there is to see.
+
+A story is of runs, by their records, or of artifacts and all they were made from. Two runs that
+share a step tell of it once. What other runs made stands beside it: curves of the same steps, and
+what results were before (:mod:`pipeline.show.report.earlier`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pipeline.plan import variants
+from pipeline.redaction import shown
+from pipeline.show.made import Made
+from pipeline.show.under_way import progress_of, unfinished_views
+from pipeline.show.views import View, views_of
+from pipeline.store.activity import leases
+from pipeline.store.catalog import Catalog
+from pipeline.store.kinds import known_kind
+from pipeline.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from pipeline.store.runs import Run
+
+READERS = 8
+Look = Callable[[Made], Sequence[View]]
+"""What there is to see of an artifact."""
+
+
+def by_kind(made: Made) -> Sequence[View]:
+    """What its kind shows of an artifact, as far as this process knows the kind."""
+    return views_of(made, known_kind)
+
+
+@dataclass(frozen=True)
+class Told:
+    """One step of the story.
+
+    Attributes:
+        label: what tells it apart from others of its name.
+        manifest: what it made; ``None`` if it made nothing, or that has been collected.
+        inputs: ids of the steps whose outputs it was given.
+        given: the same by argument, as far as the manifest says it.
+        place: where it ran: the launcher, and what it asked for.
+        lost: whether its data is gone, and nothing of it can be shown.
+    """
+
+    id: str
+    step: str
+    state: str
+    seconds: float = 0.0
+    label: str = ""
+    message: str = ""
+    key: str = ""
+    place: str = ""
+    manifest: Manifest | None = None
+    inputs: tuple[str, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    views: Sequence[View] = ()
+    lost: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.step} ({self.label})" if self.label else self.step
+
+
+@dataclass(frozen=True)
+class Past:
+    """What runs made under the name of a result, oldest first.
+
+    Attributes:
+        settings: by the name of each setting in which they differ, its values by run.
+    """
+
+    result: str
+    by_run: Mapping[str, Told]
+    settings: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Story:
+    """
+    Attributes:
+        results: what was asked for, by name.
+        parameters: by the name of each setting in which results differ, its values by result.
+        others: steps of other runs, with curves to lay over these.
+        past: what results were in other runs.
+    """
+
+    title: str
+    store: str
+    runs: Sequence["Run"]
+    steps: Sequence[Told]
+    results: Mapping[str, Told]
+    parameters: Mapping[str, Mapping[str, Any]]
+    others: Sequence[Told] = ()
+    past: Sequence[Past] = ()
+
+    @property
+    def is_under_way(self) -> bool:
+        return any(run.is_in_progress() for run in self.runs)
+
+    def count(self, *states: str) -> int:
+        return sum(told.state in states for told in self.steps)
+
+
+def story_of_runs(
+    runs: Sequence["Run"],
+    catalog: Catalog,
+    look: Look | None = by_kind,
+) -> Story:
+    """The story of runs, oldest first.
+
+    Args:
+        look: what there is to see of an artifact; ``None`` to tell only what manifests say.
+
+    Raises:
+        TemperError: the store cannot be read.
+    """
+    steps: dict[str, Told] = {}
+    roots: dict[str, dict[str, str]] = {}  # run: name of a result: id
+    for run in runs:
+        ids: dict[str, str] = {}
+        at_work = _keys_at_work(run, catalog)
+        for entry in run.steps:
+            told = _told(entry, ids, catalog)
+            if (key := at_work.get(told.step)) and not told.manifest and told.key in ("", key):
+                told = _at_work(told, key, catalog, with_views=look is not None)
+            ids[str(entry.get("fingerprint"))] = told.id
+            before = steps.get(told.id)
+            if before is None or before.state == "cached":  # rather the run that made it
+                steps[told.id] = told
+        roots[run.name] = {name: ids[f] for name, f in run.roots.items() if f in ids}
+    title = " and ".join(dict.fromkeys(_script(run) for run in runs))
+    return _story(title, runs, steps, _named_apart(roots), catalog, look)
+
+
+def story_of_artifacts(
+    results: Mapping[str, Manifest],
+    catalog: Catalog,
+    title: str,
+    look: Look = by_kind,
+) -> Story:
+    """The story of artifacts with all they were made from, as far as the store still knows it."""
+    steps = {
+        made.attempt: _of_manifest({"state": "done"}, made, catalog, _inputs(made, catalog))
+        for made in catalog.with_all_above(results.values())
+    }
+    roots = {name: manifest.attempt for name, manifest in results.items()}
+    return _story(title, (), steps, roots, catalog, look)
+
+
+def _story(
+    title: str,
+    runs: Sequence["Run"],
+    steps: Mapping[str, Told],
+    roots: Mapping[str, str],
+    catalog: Catalog,
+    look: Look | None,
+) -> Story:
+    nodes = variants.of_manifests(told.manifest for told in steps.values() if told.manifest)
+    labels = variants.names(nodes)
+    asked = {id: name for name, id in reversed(list(roots.items()))}
+    parameters = variants.parameters(nodes, [id for id in asked if id in nodes])
+
+    def complete(told: Told) -> Told:
+        called = told.label if len(runs) == 1 else ""  # which a run knows of its own steps
+        label = called or labels.get(told.id, told.label)
+        alone = sum(other.step == told.step for other in steps.values()) == 1
+        if not alone and told.id in asked:
+            label = asked[told.id]
+        views = told.views
+        if told.manifest is not None and not told.lost and look is not None:
+            views = look(Made(told.manifest, catalog.store))
+        node = nodes.get(told.id, variants.Node(told.step, {}, {}))
+        return replace(told, label=label, views=views, settings=node.settings, given=node.inputs)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        told = dict(zip(steps, pool.map(complete, steps.values()), strict=True))
+    return Story(
+        title=title or "Temper",
+        store=shown(catalog.store.url),
+        runs=runs,
+        steps=list(told.values()),
+        results={name: told[id] for name, id in roots.items()},
+        parameters={
+            setting: {name: of[id] for name, id in roots.items() if id in of}
+            for setting, of in parameters.items()
+        },
+    )
+
+
+def _told(entry: Mapping[str, Any], ids: Mapping[str, str], catalog: Catalog) -> Told:
+    """A step by its entry in the record of a run."""
+    inputs = tuple(_recorded_inputs(entry, ids))
+    made = manifest_of(entry, catalog)
+    if made is not None:
+        return _of_manifest(entry, made, catalog, inputs or _inputs(made, catalog))
+    return Told(
+        id=str(entry.get("fingerprint")),
+        step=entry["step"],
+        state=str(entry.get("state") or ""),
+        seconds=entry["seconds"],
+        label=str(entry.get("label") or ""),
+        message=str(entry.get("message") or ""),
+        key=entry.get("key") or "",
+        place=str(entry.get("place") or ""),
+        inputs=inputs,
+    )
+
+
+def _keys_at_work(run: "Run", catalog: Catalog) -> dict[str, str]:
+    """The key that a run makes now, by step."""
+    if run.outcome != "running":
+        return {}
+    held = (lease for lease in leases(catalog.store) if lease.is_held)
+    return {
+        lease.step: lease.key for lease in held if lease.holder and lease.holder.run == run.name
+    }
+
+
+def _at_work(told: Told, key: str, catalog: Catalog, with_views: bool) -> Told:
+    """A step that a run makes now, with how far it says that it is and what it has logged."""
+    views = unfinished_views(catalog.store, told.step, key) if with_views else ()
+    message = progress_of(catalog.store, told.step, key)
+    return replace(told, state="running", key=key, message=message, views=views)
+
+
+def _of_manifest(
+    entry: Mapping[str, Any], made: Manifest, catalog: Catalog, inputs: tuple[str, ...]
+) -> Told:
+    return Told(
+        id=made.attempt,
+        step=made.step,
+        state=str(entry.get("state") or ""),
+        seconds=made.seconds,
+        label=str(entry.get("label") or ""),
+        message=str(entry.get("message") or ""),
+        key=made.key,
+        place=str(entry.get("place") or made.provenance.get("launcher") or ""),
+        manifest=made,
+        inputs=inputs,
+        lost=catalog.loss(made) is not None,
+    )
+
+
+def manifest_of(entry: Mapping[str, Any], catalog: Catalog) -> Manifest | None:
+    """What a step of a run made or found; of a key made again since, what the run had."""
+    attempt, key = entry.get("attempt"), entry.get("key")
+    history = [made for made in catalog.history(entry["step"]) if made.key == key]
+    exact = [made for made in history if made.attempt == attempt]
+    return (exact or history[-1:] or [None])[0] if key and attempt else None
+
+
+def _inputs(made: Manifest, catalog: Catalog) -> tuple[str, ...]:
+    """What an artifact was made from; of a key made again since, the latest."""
+    above = (catalog.latest(entry.step, entry.key) for entry in made.inputs)
+    return tuple(dict.fromkeys(manifest.attempt for manifest in above if manifest is not None))
+
+
+def _recorded_inputs(entry: Mapping[str, Any], ids: Mapping[str, str]) -> Iterator[str]:
+    inputs = entry.get("inputs")
+    for fingerprint in inputs if isinstance(inputs, list) else ():
+        if fingerprint in ids:
+            yield ids[fingerprint]
+
+
+def _named_apart(roots: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The results of all runs by name; where runs mean different ones by a name, with the run."""
+    meant: dict[str, set[str]] = {}
+    for of_run in roots.values():
+        for name, id in of_run.items():
+            meant.setdefault(name, set()).add(id)
+    return {
+        name if len(meant[name]) == 1 else f"{name}, run {run}": id
+        for run, of_run in roots.items()
+        for name, id in of_run.items()
+    }
+
+
+def _script(run: "Run") -> str:
+    scripts = [argument for argument in run.command if argument.endswith(".py")]
+    return scripts[0].rpartition("/")[2].removesuffix(".py") if scripts else run.name
+
+
+def told_with(steps: Iterable[Told], kind: type[View]) -> Iterator[tuple[Told, Any]]:
+    """Every view of one shape, with whose it is."""
+    for told in steps:
+        for view in told.views:
+            if isinstance(view, kind):
+                yield told, view

@@ -1,0 +1,135 @@
+"""What a setting does: for every setting in which results differ, each metric over it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from markupsafe import Markup
+
+from pipeline.show.metrics import is_number
+from pipeline.show.report import figures
+from pipeline.show.report.scoreboard import Cell, Group, Row
+from pipeline.show.report.story import Story
+from pipeline.show.report.wording import fold, number
+
+MOST_PANELS = 12
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A plot: its name for people, and all of it in words for those who do not see it."""
+
+    name: str
+    svg: Markup
+    description: str
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One setting of a sweep, and each metric over it.
+
+    Attributes:
+        series: of further settings, what the lines differ in, by the number of their colour.
+        levels: results that do not have the setting.
+    """
+
+    setting: str
+    axis: str
+    panels: Sequence[Panel]
+    series: Sequence[str]
+    levels: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The values of a setting along an axis.
+
+    Attributes:
+        at: where each result is.
+        labels: what is written there.
+    """
+
+    at: Mapping[str, float]
+    labels: Mapping[float, str]
+    logarithmic: bool
+
+
+def effects(story: Story, groups: Sequence[Group]) -> Iterator[Effect]:
+    """Small multiples for every setting in which the results of a group differ."""
+    for group in groups:
+        for setting in story.parameters:
+            values = _values(story, group, setting)
+            if len(set(map(str, values.values()))) > 1:
+                yield _effect(story, group, setting, values)
+
+
+def _values(story: Story, group: Group, setting: str) -> dict[str, Any]:
+    """The values of a setting by result, an artifact that has several names once."""
+    values = story.parameters[setting]
+    once = {story.results[name].id: name for name in reversed(group.names)}
+    return {name: values[name] for name in reversed(once.values()) if name in values}
+
+
+def _effect(story: Story, group: Group, setting: str, values: Mapping[str, Any]) -> Effect:
+    places, series = _places(values), _series(story, setting, values)
+    levels = [name for name in group.names if name not in story.parameters[setting]]
+    telling = (row for row in group.rows if _tells(row.cells, values))
+    panels = [_panel(row, setting, places, series, levels) for row in islice(telling, MOST_PANELS)]
+    axis = f"{setting} (logarithmic)" if places.logarithmic else setting
+    return Effect(setting, axis, panels, list(series) if len(series) > 1 else [], levels)
+
+
+def _places(values: Mapping[str, Any]) -> _Places:
+    """Numbers by what they are, anything else side by side."""
+    numeric = all(is_number(value) and not isinstance(value, bool) for value in values.values())
+    kinds = list(dict.fromkeys(map(_label, values.values())))
+    at = {n: float(v) if numeric else float(kinds.index(_label(v))) for n, v in values.items()}
+    labels = {at[name]: fold(_label(value), 12) for name, value in values.items()}
+    positive = numeric and min(at.values()) > 0
+    return _Places(at, labels, positive and max(at.values()) / min(at.values()) >= 8)
+
+
+def _series(story: Story, setting: str, values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Results by the values of all the other settings in which they differ."""
+    found: dict[str, list[str]] = {}
+    for name in values:
+        others = (
+            f"{other}={_label(of[name])}"
+            for other, of in story.parameters.items()
+            if other != setting and name in of
+        )
+        found.setdefault(" ".join(others), []).append(name)
+    return found
+
+
+def _tells(cells: Mapping[str, Cell], names: Mapping[str, Any]) -> bool:
+    """Whether a metric is known of one of these results, and not the same for all."""
+    known = {(cells[n].value, cells[n].low, cells[n].high) for n in names}
+    return len(known) > 1
+
+
+def _panel(
+    row: Row,
+    setting: str,
+    places: _Places,
+    series: Mapping[str, Sequence[str]],
+    levels: Sequence[str],
+) -> Panel:
+    """A line for each series."""
+    lines = [[_estimate(row.cells[n], places.at[n], n) for n in names] for names in series.values()]
+    known = [[estimate for estimate in line if estimate is not None] for line in lines]
+    beside = [row.cells[n].value for n in levels if row.cells[n].value is not None]
+    svg = figures.estimates(known, places.labels, places.logarithmic, beside)
+    described = ", ".join(f"{name}: {number(cell.value)}" for name, cell in row.cells.items())
+    return Panel(row.measure.title, svg, f"{row.measure.title} by {setting}: {described}")
+
+
+def _estimate(cell: Cell, at: float, name: str) -> figures.Estimate | None:
+    return (
+        None if cell.value is None else figures.Estimate(at, cell.value, cell.low, cell.high, name)
+    )
+
+
+def _label(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,107 @@
+"""Curves: the artifacts of a story in one picture each, and those of other runs set aside."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.show.report import figures
+from pipeline.show.report.story import Story, Told, told_with
+from pipeline.show.report.sweeps import Panel
+from pipeline.show.report.wording import number
+from pipeline.show.views import Curves, Histogram, Points
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Curves of one title.
+
+    Attributes:
+        legend: names by the number of their colour; those of other runs are hidden at first.
+        more: panels that are a click away.
+        ends: of each number and artifact, the first and the last value and how many there are.
+    """
+
+    title: str
+    axis: str
+    note: str
+    section: str
+    legend: Sequence[tuple[str, bool]]
+    panels: Sequence[Panel]
+    more: Sequence[Panel]
+    ends: Sequence[tuple[str, str, float, float, int]]
+
+
+Group = Sequence[tuple[Told, Curves]]
+
+
+def curves(story: Story, section: str) -> list[Drawn]:
+    """The curves of a section, a group for each title."""
+    aside = _by_title(story.others, section)
+    return [
+        _drawn(group, aside.get(title, ()))
+        for title, group in _by_title(story.steps, section).items()
+    ]
+
+
+def _by_title(steps: Sequence[Told], section: str) -> dict[str, list[tuple[Told, Curves]]]:
+    groups: dict[str, list[tuple[Told, Curves]]] = {}
+    for told, view in told_with(steps, Curves):
+        if view.section == section:
+            groups.setdefault(view.title, []).append((told, view))
+    return groups
+
+
+def _drawn(group: Group, aside: Group) -> Drawn:
+    first = group[0][1]
+    names = list(dict.fromkeys(name for _, view in group for name in view.lines))
+    panels = [_panel(name, group, aside) for name in names]
+    ends = [
+        (name, told.label or told.step, *_first_and_last(view.lines[name]))
+        for name in names
+        for told, view in group
+        if name in view.lines
+    ]
+    legend = [(told.label or told.step, False) for told, _ in group]
+    legend += [(told.label, True) for told, _ in aside]
+    return Drawn(
+        title=first.title,
+        axis=first.axis,
+        note=first.note,
+        section=first.section,
+        legend=legend if len(legend) > 1 else [],
+        panels=panels[: first.prominent],
+        more=panels[first.prominent :],
+        ends=ends,
+    )
+
+
+def _panel(name: str, group: Group, aside: Group) -> Panel:
+    ends = "; ".join(
+        f"{told.label or told.step}: {number(first)} to {number(last)} in {count} points"
+        for told, view in group
+        if name in view.lines
+        for first, last, count in [_first_and_last(view.lines[name])]
+    )
+    own, others = ([view.lines.get(name, ()) for _, view in of] for of in (group, aside))
+    svg = figures.lines(own, group[0][1].diagonal, others)
+    return Panel(name, svg, f"{name} over {group[0][1].axis}. {ends}")
+
+
+def _first_and_last(points: Points) -> tuple[float, float, int]:
+    return points[0][1], points[-1][1], len(points)
+
+
+def histograms(story: Story) -> Iterator[tuple[str, str, Sequence[Panel]]]:
+    """Title, axis and panels of each."""
+    for told, view in told_with(story.steps, Histogram):
+        panels = [
+            Panel(name, figures.bars(counts), _counted(name, view.axis, counts))
+            for name, counts in view.counts.items()
+            if counts
+        ]
+        yield f"{view.title}: {told.name}", view.axis, panels
+
+
+def _counted(name: str, axis: str, counts: Mapping[int, int]) -> str:
+    total = sum(counts.values())
+    mean = sum(value * count for value, count in counts.items()) / total
+    return f"{name}: {total} rows of {min(counts)} to {max(counts)} {axis}, {mean:.1f} on average"

@@ -1,0 +1,103 @@
+"""How the report writes numbers, names, times and Markdown: the filters of its template."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from pipeline.redaction import shown
+from pipeline.text import clean, clock
+
+GLYPHS = {
+    "done": "✓", "cached": "·", "failed": "✗", "skipped": "–", "running": "…", "waiting": "○",
+}  # fmt: skip
+_TABLE = '<table class="plain">'
+_PRE = '<pre tabindex="0">'  # it may scroll, so the keyboard must reach it
+
+
+def filters() -> dict[str, Any]:
+    """By the name that the template calls them by."""
+    return {
+        "clock": clock, "number": number, "when": when, "glyph": lambda s: GLYPHS.get(s, "○"),
+        "markdown": lambda text: Markup(markdown(text)), "json": pretty, "signed": signed,
+        "exact": exact, "rough": rough, "fold": fold, "shown": shown, "probability": probability,
+        "breakable": lambda text: breakable(fold(text, 80)), "plain_settings": plain_settings,
+    }  # fmt: skip
+
+
+def number(value: Any) -> str:
+    """A number in at most four digits."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def signed(value: float) -> str:
+    """A difference: ``+0.17``, ``−0.2``, ``0``."""
+    return f"{value:{'+' if value else ''}.3g}".replace("-", "\N{MINUS SIGN}")
+
+
+def rough(value: float) -> str:
+    """The end of an interval: three digits say enough."""
+    return f"{value:.3g}"
+
+
+def probability(p: float) -> str:
+    """A p-value: ``p = 0.012``, ``p < 0.001``."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def exact(value: Any) -> str:
+    """A number with all its digits, as the manifest has it."""
+    return json.dumps(value)
+
+
+def pretty(value: Any) -> str:
+    """A setting or a metric as JSON, on one line while it is short."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) < 90 else json.dumps(value, ensure_ascii=False, indent=1, default=str)
+
+
+def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A step's settings; which classes they are fields of says nothing more."""
+    return {path: v for path, v in settings.items() if not path.endswith(" type")}
+
+
+def when(stamp: str) -> str:
+    """The time with which the name of a run or an attempt begins, in UTC."""
+    try:
+        return time.strftime("%-d %b %Y, %H:%M", time.strptime(stamp[:15], "%Y%m%dT%H%M%S"))
+    except ValueError:
+        return stamp
+
+
+def fold(text: object, longest: int = 25) -> str:
+    """A name cut to a length, where it must fit into a box."""
+    line = " ".join(clean(text).split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def breakable(text: str) -> Markup:
+    """A dotted name that may be broken between its words."""
+    return Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(text))))
+
+
+def markdown(text: str) -> str:
+    """Markdown as HTML, in which HTML, links and images are text."""
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    parser.disable(["link", "image", "autolink", "reference", "html_block", "html_inline"])
+    # of the sections that they stand in, headings are parts
+    tokens = parser.parse(clean(text))
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = "h4"
+    return (
+        parser.renderer.render(tokens, parser.options, {})
+        .replace("<table>", _TABLE)
+        .replace("<pre>", _PRE)
+    )

@@ -1,0 +1,296 @@
+"""Results as a table: to filter, plot and join in a notebook.
+
+    made = run(experiment(cfg))
+    results(made).to_pandas().plot("beta", "eval_rewards/margins")
+    results("dpo_beta_sweep")                    # the newest run of an experiment
+    results("evaluate")                          # all that a step ever made
+
+A row a result: its name, experiment, step and key; the inputs and settings in which the rows differ
+(settings of all that they were made from, too); then every metric. An interval has two more
+columns, ``METRIC.low`` and ``METRIC.high``. :func:`compare` has the same rows for people to look
+at. Nothing here reads data: manifests and the records of runs say it all.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import TemperError
+from pipeline.plan import variants
+from pipeline.show.made import Made
+from pipeline.show.metrics import comparable_metrics, is_interval, metric_text, without_p_values
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import Store
+from pipeline.store.manifest import Manifest
+from pipeline.store.runs import Run, names_of_runs, read_run, read_runs
+from pipeline.text import hint
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pipeline.show.comparison import Comparison
+
+
+Columns = dict[str, list[Any]]
+Results = Mapping[str, Made] | Mapping[str, Manifest]
+"""By name, as :func:`pipeline.run` returns them."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A result: its name, what it is, and the experiment that asked for it."""
+
+    name: str
+    manifest: Manifest
+    experiment: str
+
+
+def results(
+    of: Results | str, store: str | Store = "store", *, only_latest: bool = True
+) -> "pa.Table":
+    """Results as an Arrow table (``.to_pandas()`` makes a data frame of it).
+
+    Args:
+        of: what :func:`pipeline.run` returned; or the name of a step, for all it ever made; of an
+            experiment, for the results of its newest run; or of a run.
+        store: where to look for a name. What ``run`` returned says where it lies.
+        only_latest: of a step, leave out artifacts that were made again later.
+
+    Raises:
+        TemperError: the store cannot be read, or has nothing of the name.
+    """
+    import pyarrow as pa
+
+    catalog = Catalog(_store_of(of, store))
+    rows = _rows(of, catalog, only_latest)
+    above = catalog.with_all_above(row.manifest for row in rows)
+    nodes = variants.of_manifests(above)
+    columns = _identity(rows)
+    columns |= _inputs(nodes, rows, columns)
+    columns |= _settings(nodes, rows, columns)
+    columns |= _metrics([row.manifest for row in rows], columns)
+    return pa.table({name: _column(values) for name, values in columns.items()})
+
+
+def _store_of(of: Results | str, store: str | Store) -> Store:
+    """Where results lie: what was run knows it."""
+    for result in of.values() if isinstance(of, Mapping) else ():
+        if isinstance(result, Made):
+            return result.store
+    return store if isinstance(store, Store) else Store(store)
+
+
+# --- which results ---------------------------------------------------------------------------
+
+
+def _rows(of: Results | str, catalog: Catalog, only_latest: bool = True) -> list[_Row]:
+    if isinstance(of, str):
+        return list(_named(of, catalog, only_latest))
+    return [_Row(name, made, _experiment(made)) for name, made in _manifests(of).items()]
+
+
+def _manifests(of: Any) -> dict[str, Manifest]:
+    """
+    Raises:
+        TemperError: they are no results.
+    """
+    if not isinstance(of, Mapping):
+        kind = type(of).__name__
+        raise TemperError(f"a {kind} is no results by name; give what run() returned")
+    found = {n: made.manifest if isinstance(made, Made) else made for n, made in of.items()}
+    for name, made in found.items():
+        if not isinstance(made, Manifest):
+            kind = type(made).__name__
+            raise TemperError(f"{name!r} is a {kind} and no result; give what run() made")
+    return found
+
+
+def _named(name: str, catalog: Catalog, only_latest: bool) -> Iterator[_Row]:
+    """The results that a text means.
+
+    Raises:
+        TemperError: the store has nothing of this name.
+    """
+    store = catalog.store
+    if name in store.steps():
+        yield from _of_step(name, catalog, only_latest)
+    elif name in names_of_runs(store):
+        yield from _of_run(read_run(store, name), catalog)
+    else:
+        runs = read_runs(store)
+        of_experiment = [run for run in runs if run.experiment == name]
+        if not of_experiment:
+            known = [*store.steps(), *dict.fromkeys(run.experiment for run in runs)]
+            raise TemperError(
+                f"results: the store {store.url} has no artifact of {name!r}, and no run of an "
+                f"experiment of this name; it has: {', '.join(known) or 'nothing yet'}"
+            )
+        yield from _of_run(of_experiment[-1], catalog)
+
+
+def _of_step(step: str, catalog: Catalog, only_latest: bool) -> Iterator[_Row]:
+    """All that a step made, each under the name that the newest run gave it that had it."""
+    called: dict[str, tuple[str, str]] = {}
+    for run in read_runs(catalog.store):
+        results = {fingerprint: name for name, fingerprint in run.roots.items()}
+        for entry in run.steps:
+            if entry["step"] == step and entry.get("key"):
+                name = results.get(str(entry.get("fingerprint"))) or entry.get("label")
+                called[entry["key"]] = str(name or step), run.experiment
+    for made in catalog.history(step):
+        if not only_latest or catalog.latest(made.step, made.key) == made:
+            yield _Row(*_called(made, called))
+
+
+def _called(made: Manifest, called: Mapping[str, tuple[str, str]]) -> tuple[str, Manifest, str]:
+    name, experiment = called.get(made.key, (made.name, _experiment(made)))
+    return name, made, experiment
+
+
+def _of_run(run: Run, catalog: Catalog) -> Iterator[_Row]:
+    """The results of a run, as far as there are any."""
+    entries = {entry.get("fingerprint"): entry for entry in run.steps}
+    for name, fingerprint in run.roots.items():
+        entry = entries.get(fingerprint, {})
+        if entry.get("key") and (made := catalog.latest(entry["step"], entry["key"])):
+            yield _Row(name, made, run.experiment)
+
+
+def _experiment(made: Manifest) -> str:
+    """The experiment that made an artifact, perhaps for another one first."""
+    return str(made.provenance.get("experiment") or "")
+
+
+# --- columns ---------------------------------------------------------------------------------
+
+
+def _identity(rows: Sequence[_Row]) -> Columns:
+    return {
+        "result": [row.name for row in rows],
+        "experiment": [row.experiment for row in rows],
+        "step": [row.manifest.step for row in rows],
+        "key": [row.manifest.key for row in rows],
+    }
+
+
+def _inputs(nodes: Mapping[str, variants.Node], rows: Sequence[_Row], taken: Columns) -> Columns:
+    """By parameter, what each result was given, where that is not the same for all: which model an
+    evaluation is of."""
+    labels = variants.names(nodes)
+
+    def name(attempt: str | None) -> str | None:
+        if attempt is None or attempt not in nodes:
+            return None
+        label = labels[attempt]
+        return f"{nodes[attempt].step} ({label})" if label else nodes[attempt].step
+
+    given = [nodes[row.manifest.attempt].inputs for row in rows]
+    paths = dict.fromkeys(path for inputs in given for path in inputs)
+    columns: Columns = {}
+    for path in paths:
+        values = [name(inputs.get(path)) for inputs in given]
+        if len({*values} - {None}) > 1:
+            columns[_free(path, taken, "input")] = values
+    return columns
+
+
+def _settings(nodes: Mapping[str, variants.Node], rows: Sequence[_Row], taken: Columns) -> Columns:
+    attempts = [row.manifest.attempt for row in rows]
+    return {
+        _free(name, taken, "setting"): [values.get(attempt) for attempt in attempts]
+        for name, values in variants.parameters(nodes, attempts).items()
+    }
+
+
+def _metrics(manifests: Sequence[Manifest], taken: Columns) -> Columns:
+    """Every number; an interval has two more columns, for its ends."""
+    columns: Columns = {}
+    for name in comparable_metrics(manifests):
+        measured = [manifest.metrics.get(name) for manifest in manifests]
+        column = _free(name, taken | columns, "metric")
+        columns[column] = [value["value"] if is_interval(value) else value for value in measured]
+        if any(map(is_interval, measured)):
+            for end in ("low", "high"):
+                columns[f"{column}.{end}"] = [_end_of(value, end) for value in measured]
+    return columns
+
+
+def _end_of(value: Any, end: str) -> float | None:
+    return value[end] if is_interval(value) else None
+
+
+def _free(name: str, taken: Columns, kind: str) -> str:
+    """What to call a column, where another may have its name."""
+    return f"{kind}.{name}" if name in taken else name
+
+
+def _column(values: list[Any]) -> "pa.Array":
+    """Values of one type as they are; a mixture as text."""
+    import pyarrow as pa
+
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float} and len(kinds) == 2:
+        values = [None if value is None else float(value) for value in values]
+    elif len(kinds) > 1 or not kinds <= {bool, int, float, str}:
+        values = [None if value is None else str(value) for value in values]
+    return pa.array(values)
+
+
+# --- side by side -----------------------------------------------------------------------------
+
+
+def compare(
+    of: Results | str, metrics: Sequence[str] | None = None, store: str | Store = "store"
+) -> "Comparison":
+    """Results side by side: a row for each, a column for each metric, intervals with their ends.
+
+        rich.print(compare(run(roots), ["eval_rewards/margins"]))
+
+    Args:
+        of: as :func:`results` takes it.
+        metrics: which to show, in this order; by default every number that any result has, those
+            that are the same for all in one line below.
+        store: where to look for a name.
+
+    Returns:
+        Something that ``rich`` prints and a notebook shows.
+
+    Raises:
+        TemperError: no result has one of ``metrics``, or they are no results.
+    """
+    from pipeline.show.comparison import Comparison
+
+    if metrics is not None and (isinstance(metrics, str) or not isinstance(metrics, Sequence)):
+        raise TemperError(f"compare: metrics={metrics!r}; give a list of names, as in ['loss']")
+    chosen = _manifests(of) if not isinstance(of, str) else _apart(of, store)
+    known = comparable_metrics(chosen.values())
+    for name in metrics or ():
+        if name not in known:
+            raise TemperError(f"compare: no result has the metric {name!r}; {hint(name, known)}")
+    if metrics is not None:
+        return Comparison(chosen, metrics, {})
+    known = without_p_values(known)
+    shared = _shared(chosen.values(), known)
+    return Comparison(chosen, [name for name in known if name not in shared], shared)
+
+
+def _apart(name: str, store: str | Store) -> dict[str, Manifest]:
+    """The results that a text means; those of one name with their keys."""
+    rows = _rows(name, Catalog(_store_of(name, store)))
+    times = Counter(row.name for row in rows)
+    return {
+        row.name if times[row.name] == 1 else f"{row.name} ({row.manifest.name})": row.manifest
+        for row in rows
+    }
+
+
+def _shared(manifests: Iterable[Manifest], names: Sequence[str]) -> dict[str, str]:
+    """The metrics that say nothing of a difference; none, where nothing differs."""
+    first, *others = [manifest.metrics for manifest in manifests] or [{}]
+    shared = {
+        name: metric_text(first.get(name))
+        for name in names
+        if all(metrics.get(name) == first.get(name) for metrics in others)
+    }
+    return shared if others and len(shared) < len(names) else {}

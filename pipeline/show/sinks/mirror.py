@@ -1,0 +1,166 @@
+"""The process that hands metrics on: ``python -m pipeline.show.sinks.mirror STORE SINK...``.
+
+It reads one JSON object a line from its standard input, each saying that a step began or ended, and
+looks now and then into the metrics of those that run. When its input ends, so does it: with its
+driver, however that ends. What it prints is for the driver to show.
+"""
+
+import json
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from pipeline.dag.canonical import Json
+from pipeline.dag.settings import leaves
+from pipeline.redaction import is_secret, shown
+from pipeline.show.logged import METRICS, unfinished_log
+from pipeline.show.made import Made
+from pipeline.show.metrics import is_interval, is_number
+from pipeline.show.sinks import Sink, View, Watched, open_sink
+from pipeline.store.layout import Store
+from pipeline.store.manifest import Manifest
+
+POLL_SECONDS = 2.0
+
+
+@dataclass
+class _Open:
+    """A step that runs, in every sink, and how far it has been handed on."""
+
+    views: Mapping[str, View]
+    logged: int = -1
+
+
+@dataclass
+class Mirror:
+    """Hands the metrics of steps on to sinks. What fails is told once and left."""
+
+    store: Store
+    group: str
+    sinks: Mapping[str, Sink]
+    folder: Path
+    _open: dict[tuple[str, str], _Open] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)
+
+    def begin(self, step: str, name: str, key: str, settings: Mapping[str, Json]) -> None:
+        config = {
+            **{encodable(path): _value(path, value) for path, value in settings.items()},
+            "temper/key": key,
+            "temper/step": step,
+            "temper/store": shown(self.store.url),
+        }
+        watched = Watched(self.group, step, encodable(name), key, config, self.folder)
+        views = {kind: self._try(kind, sink.open, watched) for kind, sink in self.sinks.items()}
+        self._open[step, key] = _Open({kind: v for kind, v in views.items() if v is not None})
+
+    def look(self) -> None:
+        """Hand on what running steps have logged by now: what their last checkpoint holds."""
+        for (step, key), opened in self._open.items():
+            self._hand_on(opened, unfinished_log(self.store, step, key))
+
+    def end(self, step: str, key: str) -> None:
+        """Hand on the rest of a step, if it made something."""
+        opened = self._open.pop((step, key), None)
+        made = self.store.latest(step, key)
+        if opened is None or made is None:
+            return
+        self._hand_on(opened, Made(made, self.store).records(METRICS))
+        for kind, view in opened.views.items():
+            self._try(kind, view.end, _numbers(made))
+
+    def _hand_on(self, opened: _Open, log: Iterable[Mapping[str, Any]]) -> None:
+        for record in log:
+            at = record.get("step")
+            if not isinstance(at, int) or at <= opened.logged:
+                continue
+            opened.logged = at
+            numbers = {n: v for n, v in record.items() if n != "step" and is_number(v)}
+            values = {encodable(name): float(value) for name, value in numbers.items()}
+            for kind, view in opened.views.items():
+                self._try(kind, view.log, at, values)
+
+    def _try(self, kind: str, call: Any, *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except Exception as error:  # a view is never a reason to stop
+            self.say(f"{kind}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            return None
+
+    def say(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            print(encodable(shown(line)), flush=True)
+
+
+def main(url: str, group: str, names: list[str]) -> None:
+    store = Store(url)
+    folder = Path(store.root if store.is_local else ".") / "sinks"
+    mirror = Mirror(store, group, {name: open_sink(name) for name in names}, folder)
+    for event in _events():
+        if event is None:
+            mirror.look()
+        elif event["state"] == "running":
+            mirror.begin(event["step"], event["name"], event["key"], event["settings"])
+        else:
+            mirror.end(event["step"], event["key"])
+    for name, sink in mirror.sinks.items():
+        mirror.say(f"{name}: {sink.notice()}")
+
+
+def _events() -> Iterator[Mapping[str, Any] | None]:
+    """What the driver says, and ``None`` whenever it has said nothing for a while."""
+    lines: SimpleQueue[str | None] = SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=POLL_SECONDS)
+        except Empty:
+            yield None
+            continue
+        if line is None:
+            return
+        yield json.loads(line)
+
+
+def _value(path: str, value: Any) -> Any:
+    if is_secret(path):
+        return "…"
+    return encodable(shown(value)) if isinstance(value, str) else value
+
+
+def encodable(text: str) -> str:
+    """A text without halves of surrogate pairs, which nobody can send or write."""
+    return text.encode(errors="replace").decode()
+
+
+def _numbers(made: Manifest) -> dict[str, Any]:
+    """The metrics that are numbers; an interval as three."""
+    found: dict[str, Any] = {"seconds": made.seconds}
+    for name, value in made.metrics.items():
+        if is_interval(value):
+            name = encodable(name)
+            found |= {name: value["value"], f"{name}.low": value["low"],
+                      f"{name}.high": value["high"]}  # fmt: skip
+        elif is_number(value):
+            found[encodable(name)] = value
+    return found
+
+
+def settings_of(recipe: Json) -> dict[str, Any]:
+    """Every setting of a recipe by its path."""
+    arguments = recipe.get("arguments", {}) if isinstance(recipe, dict) else {}
+    return {path: v for path, v in leaves(arguments) if path and not path.endswith("$input")}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -1,0 +1,91 @@
+"""The driver's side of the mirror: starts it, tells it of steps, and shows what it said."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+
+from pipeline.dag.step import Step
+from pipeline.plan.resolver import Resolver
+from pipeline.show.sinks.mirror import settings_of
+
+END_SECONDS = 60.0
+"""For which the mirror may go on after the run, before it is stopped."""
+
+
+class MirrorProcess:
+    """Tells a mirror what the scheduler tells the board; says nothing once the mirror is gone.
+
+    Args:
+        names: what to call each step, by fingerprint.
+    """
+
+    def __init__(
+        self, resolver: Resolver, group: str, sinks: Iterable[str], names: Mapping[str, str]
+    ):
+        self.resolver, self.names = resolver, names
+        self.said: list[str] = []
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `close`)
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "pipeline.show.sinks.mirror",
+                resolver.store.url,
+                group,
+                *sinks,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # Ctrl-C is the driver's, which ends it in order
+        )
+
+    def observe(self, step: Step, state: str) -> None:
+        """A step began or ended."""
+        resolved = self.resolver.current_key_and_recipe(step)
+        if resolved is None:
+            return
+        key, recipe = resolved
+        event = {
+            "state": state, "step": step.name, "name": self.names[step.fingerprint], "key": key,
+            "settings": settings_of(recipe) if state == "running" else {},
+        }  # fmt: skip
+        with contextlib.suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(f"{json.dumps(event)}\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        self._process.kill()
+        self._process.wait()
+        self._output.seek(0)
+        self.said = self._output.read().splitlines()
+        self._output.close()
+        if self._process.returncode:
+            self.said.append(f"the sinks' process ended with status {self._process.returncode}")
+
+
+@contextlib.contextmanager
+def mirrored(
+    resolver: Resolver, group: str, sinks: Iterable[str], names: Mapping[str, str]
+) -> Iterator[MirrorProcess | None]:
+    """A mirror for as long as the block runs, if any sink is asked for."""
+    sinks = list(sinks)
+    if not sinks:
+        yield None
+        return
+    mirror = MirrorProcess(resolver, group, sinks, names)
+    try:
+        yield mirror
+    finally:
+        mirror.close()

@@ -1,0 +1,44 @@
+"""Metrics as TensorBoard's event files: ``sinks/tensorboard/EXPERIMENT/STEP-KEY`` in the store.
+
+A step that was killed is written anew from its first training step, in place of what there was.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.show.sinks import Watched
+
+
+class TensorboardSink:
+    def __init__(self) -> None:
+        self.folder = Path(".")
+
+    def open(self, watched: Watched) -> "TensorboardView":
+        self.folder = watched.folder / "tensorboard"
+        name = re.sub(r"[^\w.=-]+", "_", watched.name)[:80]
+        folder = self.folder / re.sub(r"[^\w.-]+", "_", watched.group) / f"{name}-{watched.key[:8]}"
+        shutil.rmtree(folder, ignore_errors=True)
+        return TensorboardView(folder)
+
+    def notice(self) -> str:
+        return f"tensorboard --logdir {self.folder}"
+
+
+class TensorboardView:
+    def __init__(self, folder: Path):
+        from tensorboard.summary import Writer
+
+        self.writer = Writer(str(folder))
+
+    def log(self, at: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, at)
+        self.writer.flush()
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        for name, value in summary.items():
+            self.writer.add_scalar(f"final/{name}", value, 0)
+        self.writer.close()

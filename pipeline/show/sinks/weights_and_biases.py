@@ -1,0 +1,98 @@
+"""Metrics as runs of Weights & Biases: one a step, grouped by experiment.
+
+Without a key in the environment or in ``~/.netrc``, or where the server does not answer, a run is
+kept on this machine, for ``wandb sync``; ``WANDB_MODE``, ``WANDB_PROJECT`` and ``WANDB_ENTITY`` are
+respected. The run's id follows from the step and its key. So a step that was killed goes on in the
+same run: W&B's server says how far that is, and a run that is offline is written anew from the
+first step, in place of what the killed process left.
+"""
+
+import netrc
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.show.sinks import Watched
+
+_HOST = "api.wandb.ai"
+INIT_SECONDS = 15.0
+"""For which the server may take to answer, before runs are kept on this machine."""
+
+
+class WandbSink:
+    def __init__(self) -> None:
+        self.mode = os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
+        self.folder = Path(".")
+        self.refused = ""
+
+    def open(self, watched: Watched) -> "WandbView":
+        import wandb
+
+        try:
+            return self._open(watched)
+        except Exception as error:  # the server's, the network's, a key that is none
+            if self.mode == "offline":
+                raise
+            self.mode, self.refused = "offline", " ".join(str(error).split())[:200]
+            wandb.teardown()  # it would keep the run's id for itself
+            return self._open(watched)
+
+    def _open(self, watched: Watched) -> "WandbView":
+        import wandb
+
+        folder = Path(os.environ.get("WANDB_DIR") or watched.folder)
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        id = f"{watched.step}-{watched.key[:16]}"[-64:]
+        if self.mode == "offline":
+            for left in (folder / "wandb").glob(f"offline-run-*-{id}"):
+                shutil.rmtree(left, ignore_errors=True)
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or "temper",
+            group=watched.group,
+            job_type=watched.step,
+            name=watched.name,
+            id=id,
+            resume=None if self.mode == "offline" else "allow",
+            config=dict(watched.config),
+            dir=str(folder),
+            mode=self.mode,  # type: ignore[arg-type]
+            reinit="create_new",
+            settings=wandb.Settings(
+                silent=True, console="off", disable_git=True, disable_code=True, save_code=False,
+                x_disable_stats=True, x_disable_meta=True, init_timeout=INIT_SECONDS,
+            ),
+        )  # fmt: skip
+        return WandbView(run)
+
+    def notice(self) -> str:
+        if self.mode == "offline":
+            why = f"not online ({self.refused}); " if self.refused else ""
+            folder = self.folder / "wandb"
+            return f"{why}kept in {folder}; to send it: wandb sync {folder}/*"
+        return f"sent ({self.mode})"
+
+
+class WandbView:
+    def __init__(self, run: Any):
+        self.run = run
+
+    def log(self, at: int, values: Mapping[str, float]) -> None:
+        if at >= self.run.starting_step:
+            # at once: a row left for the end would be put over the summary
+            self.run.log(dict(values), step=at, commit=True)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self.run.summary.update(dict(summary))
+        self.run.finish(exit_code=0)
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        return netrc.netrc().authenticators(_HOST) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

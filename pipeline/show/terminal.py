@@ -1,0 +1,341 @@
+"""How a run looks in the terminal before and after: the plan, the results. While it works, see
+:mod:`pipeline.show.live`.
+"""
+
+import contextlib
+import io
+import itertools
+import math
+import os
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.dag.artifact import Kind
+from pipeline.dag.canonical import reference_to
+from pipeline.errors import TemperError
+from pipeline.plan.planning import Plan, State, display_names
+from pipeline.redaction import shown
+from pipeline.show.metrics import (
+    LEGEND,
+    MARK,
+    comparable_metrics,
+    label,
+    labels_of,
+    marked,
+    without_p_values,
+)
+from pipeline.show.results import compare
+from pipeline.store.layout import Store
+from pipeline.store.manifest import Manifest
+from pipeline.store.stored import parse_json
+from pipeline.text import about, clock, cut, size, visible
+
+if TYPE_CHECKING:  # a cached plan has no price, and few results a summary
+    from rich.markdown import Markdown
+
+    from pipeline.price.pricing import Price, Prices
+
+LONGEST_NAME = 80
+LONGEST_SUMMARY = 6000
+MOST_METRICS = 40
+"""Of one step; ``temper show`` prints all."""
+MOST_WARNINGS = 3
+LONGEST_PLAN = 60
+"""Beyond so many steps, those that are cached are counted and not listed."""
+UNKNOWN = "–"
+_LABELS = {
+    State.CACHED: "cached",
+    State.RUN: "run",
+    State.MAYBE: "run if changed",
+    State.BLOCKED: "wait",
+}
+
+
+def show_plan(
+    console: Console, plan: Plan, whole: bool = False, prices: "Prices | None" = None, jobs: int = 1
+) -> None:
+    """What would run and why, one line a step, with what it will take.
+
+    Args:
+        whole: list also very many cached steps.
+        jobs: how many steps run at once.
+    """
+    names = display_names(plan)
+    priced = prices if prices is not None and prices.of else None
+    table = Table(box=None, padding=(0, 1), header_style="bold", title_justify="left")
+    table.add_column("step", overflow="fold", min_width=12)
+    table.add_column("plan", no_wrap=True)
+    for heading in COSTS if priced else ():
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    folded = Counter[str]()
+    for planned in plan.steps:
+        plain = planned.state is State.CACHED and not planned.reason
+        if plain and not whole and len(plan.steps) > LONGEST_PLAN:
+            folded[planned.step.name] += 1
+            continue
+        style = "dim" if planned.state is State.CACHED else "cyan"
+        label = Text(_LABELS[planned.state], style)
+        why = Text(visible(planned.reason), "dim")
+        costs = _costs(priced.of.get(planned.step.fingerprint)) if priced else ()
+        table.add_row(named(names[planned.step.fingerprint]), label, *costs, why)
+    for name, count in folded.items():
+        costs = [""] * len(COSTS) if priced else []
+        table.add_row(Text(f"{name} × {count}"), Text("cached", "dim"), *costs, "")
+    console.print(table)
+    total = _total(plan, priced, jobs) if priced else ""
+    console.print(_plan_summary(plan) + total, highlight=False)
+    for warning in _warnings(names, priced) if priced else ():
+        console.print(Text(f"! {warning}", "yellow"), soft_wrap=True)
+
+
+COSTS = ("time", "memory", "disk")
+
+
+def _costs(price: "Price | None") -> list[str]:
+    """What a step takes, as far as anybody knows; nothing of a cached one."""
+    if price is None:
+        return [""] * len(COSTS)
+    rough = "~" if price.is_rough else ""
+    return [
+        UNKNOWN if price.seconds is None else rough + about(price.seconds),
+        UNKNOWN if price.memory is None else size(price.memory) + _of_devices(price),
+        UNKNOWN if price.disk is None else size(price.disk),
+    ]
+
+
+def _of_devices(price: "Price") -> str:
+    return f" × {price.hardware.devices}" if price.hardware.devices else ""
+
+
+def _total(plan: Plan, prices: "Prices", jobs: int) -> str:
+    """As in ``: about 2 min, 1.4 GB to write, 38 GB free``."""
+    from pipeline.price.remaining import left_of
+
+    left = left_of(prices.ahead(plan), jobs)
+    at_least = "at least" if left.unknown else "about"
+    parts = [f"{at_least} {about(left.seconds)}"] if left.unknown < len(prices.of) else []
+    if any(price.disk is not None for price in prices.of.values()):
+        parts.append(f"{size(prices.disk)} to write")
+        parts += [f"{size(prices.free)} free"] if prices.free is not None else []
+    return ": " + ", ".join(parts) if parts else ""
+
+
+def _warnings(names: Mapping[str, str], prices: "Prices") -> Iterator[str]:
+    """What is not going to fit."""
+    if not prices.fits_disk and prices.free is not None:
+        beside = prices.peak_disk - prices.disk
+        besides = f", and checkpoints of {size(beside)} while it runs," if beside else ""
+        yield (
+            f"the disk of the store has {size(prices.free)} free, and all results together take "
+            f"about {size(prices.disk)}{besides} so it will be full before the end: make room "
+            "(temper gc, temper evict), ask for less, or set store= to another disk"
+        )
+    too_large = [(n, price) for n, price in prices.of.items() if price.fits is False]
+    for fingerprint, price in too_large[:MOST_WARNINGS]:
+        if price.memory and price.capacity:
+            where = f"on each {price.hardware.model}" if price.hardware.devices else "of memory"
+            yield (
+                f"{names[fingerprint]} needs about {size(price.memory)} {where}, which has "
+                f"{size(price.capacity)}: lower tokens_per_forward, or give it more devices"
+            )
+
+    if (more := len(too_large) - MOST_WARNINGS) > 0:
+        yield f"and {more} more steps that need more memory than there is"
+
+
+def _plan_summary(plan: Plan) -> str:
+    run, maybe = len(plan.in_state(State.RUN, State.BLOCKED)), len(plan.in_state(State.MAYBE))
+    cached = len(plan.in_state(State.CACHED))
+    if plan.is_complete:
+        what = f"all {cached} steps are" if cached > 1 else "the only step is"
+        return f"[green]{what} cached: nothing to run[/]"
+    parts = [f"{run + maybe} to run", f"{cached} cached"]
+    if maybe:
+        parts[0] += f" ({maybe} only if an input changes)"
+    return "[bold]" + ", ".join(parts) + "[/]"
+
+
+def make_console(stderr: bool = False) -> Console:
+    """A console as wide as the terminal; elsewhere wide enough that lines stay whole."""
+    # a terminal that lacks a character is no reason to fail
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=160)
+
+
+def show_error(message: str) -> None:
+    """A foreseen problem, as one line on standard error."""
+    line = f"error: {visible(shown(' '.join(message.split())))}"
+    make_console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_notices(console: Console, manifests: Iterable[Manifest]) -> None:
+    """What steps want a person to know of their result, such as rows that were dropped."""
+    for manifest in manifests:
+        for notice in manifest.metrics.get("notices", ()):
+            line = escape(visible(str(notice)))
+            console.print(f"[yellow]![/] {manifest.step}: {line}", soft_wrap=True)
+
+
+def show_places(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:
+    """Where the files of each result lie; of a single file, where it is."""
+    shown = {name: named(name).plain for name in results}
+    width = max(map(len, shown.values()), default=0)
+    for name, manifest in results.items():
+        only = f"/{next(iter(manifest.files))}" if len(manifest.files) == 1 else ""
+        line = f"{shown[name]:{width}}  {store.url_of(store.content_path(manifest))}{visible(only)}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_end(console: Console, made: Sequence[Manifest], seconds: float) -> None:
+    """How long a run took and what it made; nothing of one that made nothing."""
+    if made:
+        steps = f"{len(made)} step" + ("s" if len(made) > 1 else "")
+        written = size(sum(manifest.size for manifest in made))
+        line = f"done in {clock(seconds)}: {steps} made, {written} written"
+        console.print(Text(line, "bold"), soft_wrap=True)
+
+
+def show_next(console: Console, store: Store, experiment: str, kinds: Mapping[str, Kind]) -> None:
+    """One line: what a person may do now, with the last result that a package has a command for.
+
+    Packages name such a command, and the kind of artifact that it takes, as an entry point of the
+    group ``temper.next``. A kind does not say it itself: its code is part of keys.
+    """
+    option = "" if _is_usual(store) else f" --store {shlex.quote(shown(store.url))}"
+    commands = [f"temper report{option}"]
+    taken = {entry.value: entry.name for entry in entry_points(group="temper.next")}
+    usable = [name for name, kind in kinds.items() if reference_to(kind) in taken]
+    if usable:
+        command = taken[reference_to(kinds[usable[-1]])]
+        commands.insert(0, f"temper {command} {shlex.quote(f'{experiment}/{usable[-1]}')}{option}")
+    console.print(Text(visible(f"next: {'  or  '.join(commands)}"), "dim"), soft_wrap=True)
+
+
+def _is_usual(store: Store) -> bool:
+    """Whether commands look into this store without being told."""
+    with contextlib.suppress(TemperError):  # the environment may name what is no store
+        return Store(os.environ.get("TEMPER_STORE", "store")).url == store.url
+    return False
+
+
+def show_results(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:
+    """Summaries, one table of metrics per kind of result, and where everything lies."""
+    summaries = {
+        name: summary
+        for name, manifest in results.items()
+        if (summary := store.read(f"{store.content_path(manifest)}/summary.md"))
+    }
+    for name, summary in summaries.items():
+        if len(summaries) > 1:
+            console.print(named(name, "bold"))
+        console.print(_markdown(summary.decode(errors="replace")))
+    by_step: dict[str, dict[str, Manifest]] = {}
+    for name, manifest in results.items():
+        by_step.setdefault(manifest.step, {})[name] = manifest
+    for group in by_step.values():
+        if metrics := without_p_values(comparable_metrics(group.values())):
+            console.print(_results_of_one_kind(console, group, metrics[:MOST_METRICS]))
+            if (more := len(metrics) - MOST_METRICS) > 0:
+                line = f"and {more} more metrics: temper show {next(iter(group.values())).name}"
+                console.print(Text(line, "dim"), soft_wrap=True)
+    show_places(console, store, results)
+
+
+def _markdown(text: str) -> "Markdown":
+    """Markdown in which HTML and links are text, without what would command the terminal."""
+    from markdown_it import MarkdownIt
+    from rich.markdown import Markdown
+
+    lines = "\n".join(map(visible, cut(text, LONGEST_SUMMARY).splitlines()))
+    shown = Markdown(lines)
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    shown.parsed = parser.disable(["link", "image", "autolink", "reference"]).parse(lines)
+    return shown
+
+
+def named(name: str, style: str = "") -> Text:
+    """What somebody has called something, on one line and not without end."""
+    return Text(visible(cut(name, LONGEST_NAME)), style)
+
+
+def _results_of_one_kind(
+    console: Console, group: Mapping[str, Manifest], metrics: Sequence[str]
+) -> RenderableType:
+    """A column for each result, on a narrow page with intervals below their values; where these do
+    not fit either, a row for each."""
+    unlimited = console.options.update_width(sys.maxsize)
+    for stacked in (False, True):
+        table = _metrics_table(group, metrics, stacked)
+        if console.measure(table, options=unlimited).maximum <= console.width:
+            return table
+    return compare(group, metrics if len(metrics) == MOST_METRICS else None)
+
+
+def _metrics_table(group: Mapping[str, Manifest], metrics: Sequence[str], stacked: bool) -> Table:
+    first = next(iter(group.values()))
+    labels = labels_of(first)
+    table = Table(
+        title=first.step, title_justify="left", header_style="bold", title_style="bold",
+        box=SIMPLE_HEAD if stacked else HEAVY_HEAD, padding=(0, 0 if stacked else 1),
+    )  # fmt: skip
+    table.add_column("")
+    for name in group:
+        table.add_column(named(name), justify="right")
+    for metric in metrics:
+        cells = [marked(manifest.metrics, metric) for manifest in group.values()]
+        if any(cell.endswith(MARK) for cell in cells):
+            table.caption, table.caption_justify = LEGEND, "left"
+        if stacked:
+            cells = [cell.replace(" (", "\n(") for cell in cells]
+        table.add_row(named(label(metric, labels)), *cells)
+    return table
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def parse_progress(data: bytes) -> Mapping[str, Any] | None:
+    """What a step has written of how far it is; ``None`` if that is nothing, or damaged."""
+    try:
+        progress = parse_json(data)
+        done, total, metrics = progress["done"], progress["total"], progress.get("metrics", {})
+        doing = progress.get("doing", "")
+        if all(map(math.isfinite, (done, total or 0))) and isinstance(metrics, dict):
+            told = visible(cut(doing, LONGEST_NAME)) if isinstance(doing, str) else ""
+            return {"done": done, "total": total, "metrics": metrics, "doing": told}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        pass
+    return None
+
+
+def progress_text(progress: Mapping[str, Any], pace: str = "", left: str = "") -> str:
+    """How far a step is, what matters most first: what is left, what it does where it says nothing
+    else, the loss, the count, the pace, then its other metrics."""
+    done, total, metrics = progress["done"], progress["total"], dict(progress["metrics"])
+    count = f"{done:g}/{total:g}" if total else f"{done:g}" if done else ""
+    loss = {"loss": metrics.pop("loss")} if "loss" in metrics else {}
+    rest = itertools.islice(metrics.items(), MOST_METRICS)
+    parts = [
+        left,
+        progress["doing"],
+        *(f"{name} {_number(value)}" for name, value in loss.items()),
+        count,
+        pace,
+        *(f"{name} {_number(value)}" for name, value in rest),
+    ]
+    return cut("  ".join(filter(None, parts)))

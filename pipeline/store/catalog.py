@@ -1,0 +1,216 @@
+"""What a store holds, step name by step name, in a number of requests that grows with names only.
+
+The manifests of a step are listed once, and read from one *index* beside them: copies of manifests,
+each with the version that the listing gave its manifest. A copy whose version is not that of the
+listing is not used; the manifest itself is read. So the index can be stale, lost or half as long
+as it should be, and costs time, never correctness; anyone may write it, and the last one wins.
+
+Manifests with very many files are left out and read one by one.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import TemperError
+from pipeline.store.layout import DataLoss, Store, object_name, parse_object_name
+from pipeline.store.manifest import Manifest
+from pipeline.store.stored import is_step, parse_json
+
+READERS = 16
+MOST_INDEXED_FILES = 500
+
+Place = tuple[str, int]
+"""A key and a generation."""
+
+
+@dataclass
+class _Shelf:
+    """One step's manifests, as they were when listed; the index has them by their names."""
+
+    versions: dict[Place, str] = field(default_factory=dict)
+    indexed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    manifests: dict[Place, Manifest] = field(default_factory=dict)
+    generations: dict[str, int] = field(default_factory=dict)
+    losses: dict[Place, DataLoss] = field(default_factory=dict)
+    unindexed: bool = False
+
+
+class Catalog:
+    """The manifests of a store, each step listed at most once. See the module docstring."""
+
+    def __init__(self, store: Store):
+        self.store = store
+        self._shelves: dict[str, _Shelf] = {}
+
+    def latest(self, step: str, key: str) -> Manifest | None:
+        """The latest generation of a key, when its step was listed or as added since."""
+        shelf = self._shelf(step)
+        if key not in shelf.generations:
+            return None
+        return self._manifest(step, (key, shelf.generations[key]))
+
+    def generations(self, step: str, key: str) -> Iterator[Manifest]:
+        """Every generation of a key, the latest first."""
+        for generation in range(self._shelf(step).generations.get(key, -1), -1, -1):
+            if (found := self._manifest(step, (key, generation))) is not None:
+                yield found
+
+    def look(self, step: str, key: str) -> Manifest | None:
+        """The latest generation of a key in the store now."""
+        known = self._shelf(step).generations.get(key, -1)
+        if (newer := self.store.latest(step, key, after=known)) is not None:
+            self.add(newer)
+        return self.latest(step, key)
+
+    def history(self, step: str) -> list[Manifest]:
+        """Every artifact a step made, oldest first, those whose data is gone included.
+
+        A damaged manifest is left out: whoever needs that artifact is told when it is looked up.
+        """
+        shelf = self._shelf(step)
+        self._read_missing(step, shelf)
+        return sorted(shelf.manifests.values(), key=lambda manifest: manifest.attempt)
+
+    def everything(self) -> list[Manifest]:
+        """The history of every step in the store, oldest first."""
+        made = [m for step in self.store.steps() for m in self.history(step)]
+        return sorted(made, key=lambda manifest: manifest.attempt)
+
+    def unreadable(self, steps: Iterable[str] = ()) -> list[str]:
+        """URLs of damaged manifests, of the named steps or by default of all."""
+        found = []
+        for step in list(steps) or self.store.steps():
+            shelf = self._shelf(step)
+            self._read_missing(step, shelf)
+            folder = self.store.url_of(f"{self.store.root}/manifests/{step}")
+            missing = [place for place in shelf.versions if place not in shelf.manifests]
+            found += [f"{folder}/{object_name(*place)}" for place in sorted(missing)]
+        return found
+
+    def with_all_above(self, made: Iterable[Manifest]) -> list[Manifest]:
+        """Artifacts and all they were made from, as far as this knows it; inputs come first."""
+        found: dict[str, Manifest] = {}
+        pending, seen = [*made][::-1], set[str]()
+        while pending:
+            manifest = pending[-1]
+            if manifest.attempt in seen:
+                found.setdefault(manifest.attempt, pending.pop())
+                continue
+            seen.add(manifest.attempt)
+            above = filter(None, (self.latest(i.step, i.key) for i in manifest.inputs))
+            pending += [other for other in above if other.attempt not in seen]
+        return list(found.values())
+
+    def loss(self, manifest: Manifest) -> DataLoss | None:
+        """Whether an artifact is marked as having lost its data."""
+        return self._shelf(manifest.step).losses.get(_place(manifest))
+
+    def add(self, manifest: Manifest) -> None:
+        """Take note of an artifact that was committed after its step was listed."""
+        shelf = self._shelf(manifest.step)
+        shelf.manifests[_place(manifest)] = manifest
+        known = shelf.generations.get(manifest.key, 0)
+        shelf.generations[manifest.key] = max(known, manifest.generation)
+        shelf.unindexed = True
+
+    def save(self) -> None:
+        """Bring the index up to date where it lacked something. Never fails: it is for speed."""
+        with contextlib.suppress(OSError, TemperError):
+            for step in [step for step, shelf in self._shelves.items() if shelf.unindexed]:
+                self.rewrite(step)
+
+    def rewrite(self, step: str) -> None:
+        """Write the index of a step anew, without the manifests that are not there any more."""
+        shelf = self._list(step)  # afresh: a copy must be read after its version was listed
+        self._read_missing(step, shelf)
+        index = {}
+        for place, manifest in shelf.manifests.items():
+            copy = json.loads(manifest.to_json())
+            if place in shelf.versions and len(manifest.files) <= MOST_INDEXED_FILES:
+                index[object_name(*place)] = {"version": shelf.versions[place], "manifest": copy}
+        self.store.objects.replace(self._index_path(step), json.dumps(index).encode())
+        self._shelves[step] = shelf
+        shelf.unindexed = False
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def _shelf(self, step: str) -> _Shelf:
+        if step not in self._shelves:
+            self._shelves[step] = self._list(step)
+        return self._shelves[step]
+
+    def _list(self, step: str) -> _Shelf:
+        shelf = _Shelf()
+        if not is_step(step):
+            return shelf
+        for entry in self.store.listing(f"{self.store.root}/manifests/{step}"):
+            if (parsed := parse_object_name(entry.name)) is None:
+                continue
+            key, generation, loss = parsed
+            if loss is not None:
+                shelf.losses[key, generation] = loss
+            else:
+                known = shelf.generations.get(key, 0)
+                shelf.generations[key] = max(known, generation)
+                shelf.versions[key, generation] = entry.version
+        shelf.indexed = self._read_index(step) if shelf.versions else {}
+        shelf.unindexed = not all(self._in_index(shelf, place) for place in shelf.versions)
+        return shelf
+
+    def _read_index(self, step: str) -> dict[str, dict[str, Any]]:
+        with contextlib.suppress(ValueError):
+            found = parse_json(self.store.read(self._index_path(step)) or b"{}")
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def _manifest(self, step: str, place: Place) -> Manifest | None:
+        shelf = self._shelf(step)
+        if place not in shelf.manifests and (found := self._from_index(step, shelf, place)):
+            shelf.manifests[place] = found
+        if place not in shelf.manifests:
+            self._read_missing(step, shelf)  # all that the index lacks, side by side
+        if place not in shelf.manifests and (found := self.store.manifest(step, *place)):
+            shelf.manifests[place] = found
+        return shelf.manifests.get(place)  # none: deleted since it was listed
+
+    def _in_index(self, shelf: _Shelf, place: Place) -> bool:
+        copy = shelf.indexed.get(object_name(*place))
+        return isinstance(copy, dict) and copy.get("version") == shelf.versions.get(place)
+
+    def _from_index(self, step: str, shelf: _Shelf, place: Place) -> Manifest | None:
+        if not self._in_index(shelf, place):
+            return None
+        with contextlib.suppress(TypeError, KeyError, AttributeError, ValueError, RecursionError):
+            found = Manifest.from_dict(shelf.indexed[object_name(*place)]["manifest"])
+            found.require_place(step, *place)
+            return found
+        return None
+
+    def _read_missing(self, step: str, shelf: _Shelf) -> None:
+        """Read every manifest of a shelf, those that the index lacks side by side."""
+
+        def read(place: Place) -> Manifest | None:
+            with contextlib.suppress(TemperError):
+                return self._from_index(step, shelf, place) or self.store.manifest(step, *place)
+            return None
+
+        places = [place for place in shelf.versions if place not in shelf.manifests]
+        lacking = [place for place in places if not self._in_index(shelf, place)]
+        shelf.manifests.update(_found((p, read(p)) for p in places if p not in lacking))
+        with ThreadPoolExecutor(READERS) as pool:
+            shelf.manifests.update(_found(zip(lacking, pool.map(read, lacking), strict=True)))
+
+    def _index_path(self, step: str) -> str:
+        return f"{self.store.root}/index/{step}.json"
+
+
+def _found(pairs: Iterable[tuple[Place, Manifest | None]]) -> dict[Place, Manifest]:
+    return {place: manifest for place, manifest in pairs if manifest is not None}
+
+
+def _place(manifest: Manifest) -> Place:
+    return manifest.key, manifest.generation

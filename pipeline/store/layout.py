@@ -1,0 +1,444 @@
+"""The store: the root URL under which everything that steps make lies.
+
+    temper.json                               layout version, written first
+    manifests/<step>/<key>.json               the commit of an artifact; created, never replaced
+                    /<key>.1.json             the same key made again: the latest one counts
+                    /<key>.evicted            mark: the data of that generation was let go
+                    /<key>.1.damaged          mark: its data is lost or not what was committed
+    attempts/<step>/<key>/<attempt>/content/  an attempt's files: the artifact's, once committed
+                                    spec.json, report.json, log.txt
+    scratch/<step>/<key>/                     checkpoints and finished shards; outlives attempts
+    jobs/<step>/<key>.json                    the job of an engine that makes it now
+    progress/<step>/<key>.json                how far a running step is
+    leases/<step>/<key>/                      who is making it now; see lease.py
+    accepted/<step>/<a>-<b>.json              two states of the code that give equal results
+    index/<step>.json                         copies of manifests, for speed; see catalog.py
+    runs/<run>.json                           one record per invocation
+    runs/<run>/<fingerprint>.json             how a step went, until the record says it
+    latest/<experiment>/<result>              link to a result's content; see latest.py
+
+A commit is the creation of the manifest, which only one writer can win; the manifest names the
+attempt and every file in it. An attempt that was killed, or that lost the race, is never named by
+a manifest and so can never be taken for a result. Nothing is renamed across folders: object
+stores cannot. Scratch lies on local disk; for a remote store that is a folder of this machine,
+of which the store keeps copies.
+"""
+
+import contextlib
+import enum
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pipeline.dag.canonical import Json, hash_json
+from pipeline.errors import TemperError
+from pipeline.store.manifest import Manifest
+from pipeline.store.objects import Entry, LocalObjects, open_objects
+from pipeline.store.stored import is_step, parse_json
+
+LAYOUT_VERSION = 2
+"""2 added generations, marks, leases, accepted code and the index; what 1 held is still read."""
+READABLE_LAYOUTS = (1, 2)
+_READERS = 16
+
+
+class DataLoss(enum.Enum):
+    """Why an artifact's data is not there, while its manifest still says what it was."""
+
+    EVICTED = "evicted"
+    DAMAGED = "damaged"
+
+
+_OBJECT_NAME = re.compile(
+    r"([0-9a-f]{32})(?:\.([1-9][0-9]{0,8}))?"
+    rf"\.(json|{'|'.join(loss.value for loss in DataLoss)})"
+)
+
+
+class Store:
+    """Artifacts, attempts, scratch and run records under one local path or fsspec URL.
+
+    Raises:
+        TemperError: the URL is not understood, not writable, or holds another layout.
+    """
+
+    def __init__(self, url: str):
+        self.objects, self.root = open_objects(url)
+        self.is_local = self.objects.is_local
+        self.url = self.url_of(self.root)
+
+    def url_of(self, path: str) -> str:
+        """A path within the store as a person or another process can open it."""
+        return self.objects.url_of(path)
+
+    def prepare(self) -> None:
+        """Make the store ready to write to, and check that what is there has a known layout."""
+        path, layout = f"{self.root}/temper.json", {"layout": LAYOUT_VERSION}
+        try:
+            self.objects.create(path, json.dumps(layout).encode())
+            if self.check_layout() < LAYOUT_VERSION:
+                self.objects.replace(path, json.dumps(layout).encode())
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def check_layout(self) -> int:
+        """The layout of what is there (the present one if nothing is).
+
+        Raises:
+            TemperError: another version of Temper wrote it, or it is no store.
+        """
+        path = f"{self.root}/temper.json"
+        data = self.read(path)
+        try:
+            found = LAYOUT_VERSION if data is None else parse_json(data)["layout"]
+            if type(found) is not int:
+                raise TypeError("its layout is no number")
+        except (ValueError, TypeError, KeyError) as error:
+            raise TemperError(
+                f"{self.url_of(path)} is damaged; if {self.url} is a store, write "
+                f'{{"layout": {LAYOUT_VERSION}}} into that file, or else choose another with store='
+            ) from error
+        if found not in READABLE_LAYOUTS:
+            raise TemperError(
+                f"the store {self.url} has layout {found}, this version reads {LAYOUT_VERSION}; "
+                "use another store, or the version of Temper that wrote it"
+            )
+        return found
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file, or ``None`` if there is none."""
+        with self.reading(path):
+            return self.objects.read(path)
+
+    def listing(self, folder: str) -> list[Entry]:
+        """The objects directly in a folder, by name."""
+        with self.reading(folder):
+            return self.objects.list(folder)
+
+    @contextlib.contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        """Requests about a file or folder, each of whose failures is a :class:`TemperError`."""
+        try:
+            yield
+        except OSError as error:
+            raise TemperError(
+                f"cannot read {self.url_of(path)}: {_reason(error)}; is store={self.url} right?"
+            ) from error
+
+    # --- manifests ---------------------------------------------------------------------------
+
+    def manifest_path(
+        self, step: str, key: str, generation: int = 0, loss: DataLoss | None = None
+    ) -> str:
+        """Where a manifest lies; with a loss, the mark beside it."""
+        return f"{self.root}/manifests/{step}/{object_name(key, generation, loss)}"
+
+    def manifest(self, step: str, key: str, generation: int = 0) -> Manifest | None:
+        """The artifact that was committed at ``key``, or ``None``."""
+        path = self.manifest_path(step, key, generation)
+        data = self.read(path)
+        if data is None:
+            return None
+        found = Manifest.from_json(data, self.url_of(path))
+        try:
+            found.require_place(step, key, generation)
+        except ValueError as error:
+            raise TemperError(f"{self.url_of(path)} is damaged ({error}); delete it") from error
+        return found
+
+    def latest(self, step: str, key: str, after: int = -1) -> Manifest | None:
+        """The latest generation of a key that is later than ``after``, or ``None``."""
+        found = None
+        while newer := self.manifest(step, key, after + 1):
+            found, after = newer, after + 1
+        return found
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Commit an attempt; the winner's manifest, if another committed this generation first."""
+        path = self.manifest_path(manifest.step, manifest.key, manifest.generation)
+        data = manifest.to_json()
+        try:
+            Manifest.from_dict(parse_json(data))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise TemperError(f"{manifest.step}: its result cannot be recorded: {error}") from error
+        try:
+            self.objects.create(path, data)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        committed = self.manifest(manifest.step, manifest.key, manifest.generation)
+        if committed is None:
+            raise TemperError(f"the manifest of {manifest.step} vanished from {self.url} on commit")
+        return committed
+
+    def steps(self) -> list[str]:
+        """Names of all steps that have an artifact here."""
+        folder = f"{self.root}/manifests"
+        with self.reading(folder):
+            return sorted(filter(is_step, self.objects.folders(folder)))
+
+    # --- data that is let go, lost or damaged ------------------------------------------------
+
+    def lost_files(self, manifest: Manifest) -> list[str]:
+        """Names of content files that are gone or have another size than was committed."""
+        return self.lost_among([manifest]).get(manifest.attempt, [])
+
+    def lost_among(self, manifests: Iterable[Manifest]) -> dict[str, list[str]]:
+        """:meth:`lost_files` of many artifacts, by attempt; those that lost none are left out."""
+        manifests = list(manifests)
+        sizes = self.content_sizes(manifests)
+        lost = {
+            m.attempt: [n for n, entry in m.files.items() if sizes[m.attempt].get(n) != entry.size]
+            for m in manifests
+        }
+        return {attempt: names for attempt, names in lost.items() if names}
+
+    def content_sizes(self, manifests: Iterable[Manifest]) -> dict[str, dict[str, int]]:
+        """Present sizes of those content files of artifacts that are there, by attempt and name.
+        Costs one listing for each step name."""
+        return {attempt: sizes for attempt, (sizes, _) in self.contents(manifests, False).items()}
+
+    def contents(
+        self, manifests: Iterable[Manifest], with_others: bool = True
+    ) -> dict[str, tuple[dict[str, int], Sequence[str]]]:
+        """:meth:`content_sizes`, and the names of what lies in an artifact besides its files."""
+        by_step: dict[str, list[Manifest]] = {}
+        for manifest in manifests:
+            by_step.setdefault(manifest.step, []).append(manifest)
+        found: dict[str, tuple[dict[str, int], Sequence[str]]] = {}
+        for step, group in by_step.items():
+            one = self.content_path(group[0])
+            folder = one if len(group) == 1 else f"{self.root}/attempts/{step}"
+            with self.reading(folder):
+                listing = self.objects.below(folder)
+                for manifest in group:
+                    content = self.content_path(manifest)
+                    inside = listing.within(f"{content}/".removeprefix(f"{folder}/"))
+                    sizes = {n: inside[n] for n in manifest.files if n in inside}
+                    others = self.objects.others if with_others else _no_others
+                    found[manifest.attempt] = sizes, others(content, manifest.files, inside)
+        return found
+
+    def mark(self, manifest: Manifest, loss: DataLoss) -> None:
+        """Note that an artifact's data is not there any more; its manifest stays."""
+        path = self.manifest_path(manifest.step, manifest.key, manifest.generation, loss)
+        note = {"attempt": manifest.attempt, "time": time.strftime("%FT%TZ", time.gmtime())}
+        try:
+            self.objects.create(path, json.dumps(note).encode())
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def evict(self, manifest: Manifest) -> None:
+        """Delete an artifact's data, and keep what it was."""
+        self.mark(manifest, DataLoss.EVICTED)  # first: a reader must not find half of it
+        self.objects.remove_tree(self.content_path(manifest))
+
+    # --- accepted code -----------------------------------------------------------------------
+
+    def accept(self, step: str, one: Json, other: Json, note: dict[str, Any]) -> None:
+        """Record that two states of a step's code (``made_by`` of a recipe) give equal results."""
+        record = {"made_by": [one, other], **note}
+        path = f"{self.root}/accepted/{step}/{_accepted_name(one, other)}"
+        try:
+            self.objects.create(path, json.dumps(record, indent=1).encode())
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def accepted(self, step: str) -> list[tuple[Any, Any]]:
+        """Every recorded pair of equivalent states of a step's code."""
+        pairs = []
+        folder = f"{self.root}/accepted/{step}"
+        for entry in self.listing(folder):
+            data = self.read(f"{folder}/{entry.name}")
+            # a damaged one accepts nothing
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                one, other = parse_json(data or b"")["made_by"]
+                if entry.name == _accepted_name(one, other):  # what it says is what it is
+                    pairs.append(({**one}, {**other}))
+        return pairs
+
+    # --- where things lie --------------------------------------------------------------------
+
+    def new_attempt(self, step: str, key: str) -> str:
+        """Path of a fresh attempt folder; its name sorts by time."""
+        return f"{self.root}/attempts/{step}/{key}/{name_by_time(time.time())}"
+
+    def attempt_path(self, manifest: Manifest) -> str:
+        return f"{self.root}/attempts/{manifest.step}/{manifest.key}/{manifest.attempt}"
+
+    def content_path(self, manifest: Manifest) -> str:
+        return f"{self.attempt_path(manifest)}/content"
+
+    def progress_path(self, step: str, key: str) -> str:
+        return f"{self.root}/progress/{step}/{key}.json"
+
+    def scratch_root(self) -> Path:
+        """The local folder under which scratch lies, also for a remote store."""
+        if self.is_local:
+            return Path(self.root) / "scratch"
+        name = hashlib.sha256(self.url.encode()).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"temper-scratch-{os.getuid()}" / name
+
+    def scratch_path(self, step: str, key: str, epoch: int = 0) -> Path:
+        """A local folder that outlives attempts of one key.
+
+        Each ``epoch`` (see :mod:`pipeline.store.lease`) has its own, begun as a copy of the one
+        before: a holder that lost its lease may still be writing there.
+        """
+        folder = self.scratch_root() / step
+        path = folder / (f"{key}-{epoch}" if epoch else key)
+        self._require_no_link(path)
+        if epoch and not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            if (before := _scratch_before(folder, key, epoch)) is not None:
+                with tempfile.TemporaryDirectory(dir=folder, prefix=".copy-") as copying:
+                    copy = Path(copying) / "scratch"
+                    shutil.copytree(before, copy, dirs_exist_ok=True, symlinks=True)
+                    os.replace(copy, path)
+        return path
+
+    def _require_no_link(self, scratch: Path) -> None:
+        """
+        Raises:
+            TemperError: it would lead a step to write elsewhere.
+        """
+        if isinstance(self.objects, LocalObjects):
+            with self.reading(str(scratch)):
+                self.objects.require_own(str(scratch))
+            return
+        for place in (scratch, *scratch.parents[:3]):  # up to the one in the temporary folder
+            with contextlib.suppress(FileNotFoundError):
+                found = place.lstat()
+                if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                    raise TemperError(f"{place} is no folder of yours; delete it, or set TMPDIR")
+
+    def staged_scratch(self, step: str, key: str) -> str:
+        """Where a remote store keeps copies of scratch; see :mod:`pipeline.store.staging`."""
+        return f"{self.root}/scratch/{step}/{key}"
+
+    def forget_scratch(self, step: str, key: str, staged: bool = False) -> None:
+        """Delete what only an unfinished step needed. Never fails: leftovers cost only space.
+
+        Args:
+            staged: a remote store has copies of it.
+        """
+        folder = self.scratch_root() / step
+        with contextlib.suppress(TemperError):
+            self._require_no_link(folder / key)
+            for scratch in folder.glob(f"{key}*"):
+                shutil.rmtree(scratch, ignore_errors=True)
+            for mark in folder.glob(f".{key}*"):
+                mark.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.objects.remove(self.progress_path(step, key))
+        if staged:
+            with contextlib.suppress(OSError):
+                self.objects.remove_tree(self.staged_scratch(step, key))
+
+    def job_path(self, step: str, key: str) -> str:
+        """Which job of an engine makes a key; see :mod:`pipeline.launchers.jobs`."""
+        return f"{self.root}/jobs/{step}/{key}.json"
+
+    def record_run(self, record: dict[str, Any]) -> str:
+        """Write the record of one invocation; its path."""
+        path = f"{self.root}/runs/{record['run']}.json"
+        try:
+            self.objects.replace(path, json.dumps(record, indent=1).encode())
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return path
+
+    def record_step(self, run: str, fingerprint: str, went: dict[str, Any]) -> None:
+        """Write down how a step of a run that is at work went. Never fails: the record of the run
+        will say it too."""
+        with contextlib.suppress(OSError):
+            path = f"{self.root}/runs/{run}/{fingerprint}.json"
+            self.objects.replace(path, json.dumps(went).encode())
+
+    def steps_of_run(self, run: str) -> dict[str, Any]:
+        """How the steps went that have ended, by fingerprint, of a run without a final record."""
+        folder = f"{self.root}/runs/{run}"
+        names = [entry.name for entry in self.listing(folder)]
+        found = {}
+        with ThreadPoolExecutor(_READERS) as pool:
+            read = pool.map(lambda name: self.read(f"{folder}/{name}"), names)
+            for name, data in zip(names, read, strict=True):
+                with contextlib.suppress(ValueError):
+                    if isinstance(went := parse_json(data or b""), dict):
+                        found[name.removesuffix(".json")] = went
+        return found
+
+    def forget_steps_of_run(self, run: str) -> None:
+        """Remove what :meth:`record_step` wrote. Never fails: leftovers only cost space."""
+        with contextlib.suppress(OSError):
+            self.objects.remove_tree(f"{self.root}/runs/{run}")
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The record of every invocation, oldest first."""
+        records = []
+        folder = f"{self.root}/runs"
+        for entry in self.listing(folder):
+            with contextlib.suppress(ValueError):
+                record = parse_json(self.read(f"{folder}/{entry.name}") or b"")
+                if isinstance(record, dict) and f"{record.get('run')}.json" == entry.name:
+                    records.append(record)
+        return sorted(records, key=lambda record: record["run"])
+
+    def _unwritable(self, error: OSError) -> TemperError:
+        return TemperError(
+            f"cannot write to the store {self.url}: {_reason(error)}; "
+            "set store=PATH_OR_URL (or TEMPER_STORE) to a place you can write to"
+        )
+
+
+def _no_others(*_: object) -> Sequence[str]:
+    return ()
+
+
+def _accepted_name(one: Json, other: Json) -> str:
+    return f"{'-'.join(sorted([hash_json(one), hash_json(other)]))}.json"
+
+
+def _scratch_before(folder: Path, key: str, epoch: int) -> Path | None:
+    """The folder of the latest epoch before one."""
+    epochs: dict[int, Path] = {}
+    for path in folder.glob(f"{key}*"):
+        number = path.name.removeprefix(key).removeprefix("-") or "0"
+        if re.fullmatch(r"[0-9]{1,9}", number) and path.is_dir() and not path.is_symlink():
+            epochs[int(number)] = path
+    earlier = [number for number in epochs if number < epoch]
+    return epochs[max(earlier)] if earlier else None
+
+
+def object_name(key: str, generation: int, loss: DataLoss | None = None) -> str:
+    """The name of a manifest in the folder of its step; with a loss, of the mark beside it."""
+    number = f".{generation}" if generation else ""
+    return f"{key}{number}.{loss.value if loss else 'json'}"
+
+
+def parse_object_name(name: str) -> tuple[str, int, DataLoss | None] | None:
+    """Key, generation and loss, from which :func:`object_name` made a name; ``None`` for a name
+    that it did not make: beside manifests may lie what is none."""
+    found = _OBJECT_NAME.fullmatch(name)
+    if found is None:
+        return None
+    return found[1], int(found[2] or 0), None if found[3] == "json" else DataLoss(found[3])
+
+
+def name_by_time(now: float) -> str:
+    """A fresh name for a run or an attempt; names sort by time, to the millisecond."""
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
+    return f"{stamp}-{int(now % 1 * 1000):03d}{secrets.token_hex(3)}"
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,467 @@
+"""Leases: which driver makes an artifact now, so that others wait for it instead of making it too.
+
+    leases/<step>/<key>/<number>.json         the highest number is the state of the lease
+
+A lease is a chain of numbered objects and needs one thing of a store: create-if-absent. Who has
+seen number n last and wants to change the state creates n + 1, which exactly one contender wins;
+the winner removes the lower numbers. A holder does so every ``BEAT``. Whoever has watched a chain
+not move for ``TTL``, by its own clock, may go on in it; clocks of two machines are never compared.
+A holder that got no beat through for ``TTL``, counted from before it asked, knows that its lease
+is lost before anyone can have taken it. That a number can be created again after its removal, by a
+process which slept meanwhile, is why a writer looks afterwards whether its number is the highest.
+
+Nothing depends on a lease for correctness: two drivers that both believe to hold one cost double
+work, and the first commit wins. Where that can happen, because a lease was taken from a holder
+that may only be slow, its ``epoch`` has grown, and the new holder works in a scratch folder of its
+own. (Leases with a time to live: Gray and Cheriton, *Leases: An Efficient Fault-Tolerant Mechanism
+for Distributed File Cache Consistency*, 1989.)
+"""
+
+import contextlib
+import json
+import math
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipeline.errors import TemperError
+from pipeline.store.objects import Objects
+from pipeline.store.stored import is_count, parse_json
+
+TTL = 10.0
+"""Seconds without a beat after which a lease is lost to its holder and free for others."""
+BEAT = 2.5
+"""Seconds between beats."""
+LOCAL_POLL = 0.2
+REMOTE_POLL = 1.0
+RELEASED_BYTES = 20
+"""A released lease is its epoch in digits, so that a listing tells it by its size."""
+MOST_EPOCHS = 999_999_999
+MOST_PROCESSES = 2**31 - 1
+_NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,14})\.json")
+_RELEASED = re.compile(rb"[0-9]{1,9}")
+TRIES = 5
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease: the content of the last object of its chain.
+
+    Args:
+        owner: drawn anew for every acquisition; tells one's own record from another's.
+        machine: boot and process namespace, within which a ``pid`` has a meaning; may be empty.
+        process_start: with ``pid``, names a process that no later one can be taken for.
+        beat: the object's number.
+        epoch: how often the lease was taken from a holder that may have been alive.
+        since: when it was acquired, by the holder's clock; for people.
+    """
+
+    run: str
+    host: str
+    pid: int
+    since: str
+    owner: str
+    machine: str
+    process_start: str
+    beat: int
+    epoch: int
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    def is_gone(self) -> bool:
+        """True if it was a process of this machine and has ended; False if that is not known."""
+        if not self.machine or self.machine != _machine():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # it is another user's
+        start = _process_start(self.pid)
+        return start is not None and start != self.process_start
+
+
+@dataclass(frozen=True)
+class State:
+    """A chain at one moment. Number 0 means that there is none."""
+
+    number: int = 0
+    epoch: int = 0
+    holder: Holder | None = None
+
+
+class Leases:
+    """The leases of a store, as one run sees and takes them.
+
+    Args:
+        root: the store's root path within ``objects``.
+        run: named in the record, for those who wait.
+        ttl, beat: seconds; the same for all who share a store.
+    """
+
+    def __init__(self, objects: Objects, root: str, run: str, ttl: float = TTL, beat: float = BEAT):
+        self._objects = objects
+        self._folder = f"{root}/leases"
+        self._run = run
+        self._ttl = ttl
+        self._beat = beat
+        self._poll = min(LOCAL_POLL if objects.is_local else REMOTE_POLL, beat)
+
+    def acquire(
+        self,
+        step: str,
+        key: str,
+        done: Callable[[], bool],
+        waiting: Callable[[Holder], None] = lambda holder: None,
+    ) -> "Lease | None":
+        """Take the lease of an artifact, as soon as nobody holds it.
+
+        Args:
+            done: asked while waiting; when true, there is no need of the lease any more.
+            waiting: told of every holder that is waited for, once.
+
+        Returns:
+            The lease, or ``None`` because of ``done``.
+
+        Raises:
+            OSError: the store cannot be read or written; for a time to live, if it could before.
+            TemperError: the lease's record is damaged.
+        """
+        wait = _Wait(self._chain(step, key), self._ttl)
+        mine = self._new_holder()
+        told = {mine.owner}
+        while True:
+            epoch = None
+            with wait.failures_tolerated():
+                epoch = wait.look_for_epoch(mine.owner)
+            if wait.looks > 1 and done():  # asked after the look, which may have found a release
+                return None
+            if epoch is not None:
+                with wait.failures_tolerated():
+                    lease = self._take(wait.chain, wait.state.number, replace(mine, epoch=epoch))
+                    if lease is not None:
+                        return lease
+            holder = wait.state.holder
+            if holder is not None and holder.owner not in told:
+                told.add(holder.owner)
+                waiting(holder)
+            time.sleep(self._poll)
+
+    @contextlib.contextmanager
+    def held(
+        self,
+        step: str,
+        key: str,
+        done: Callable[[], bool],
+        waiting: Callable[[Holder], None] = lambda holder: None,
+    ) -> "Iterator[Lease | None]":
+        """:meth:`acquire` for a ``with`` statement, which releases the lease in the end."""
+        lease = self.acquire(step, key, done, waiting)
+        try:
+            yield lease
+        finally:
+            if lease is not None:
+                lease.release()
+
+    def holders(self, step: str) -> dict[str, Holder]:
+        """The holder of every lease of a step that is held, by key.
+
+        A holder that died on another machine is still named: only a waiting process finds out.
+        Costs one listing and two requests for every lease that is held.
+        """
+        found = {}
+        for key, chain in chains(self._objects, f"{self._folder}/{step}").items():
+            with contextlib.suppress(TemperError):
+                found[key] = None if chain is None else chain.look().holder
+        return {key: holder for key, holder in found.items() if holder and not holder.is_gone()}
+
+    def holder(self, step: str, key: str) -> Holder | None:
+        """The holder of one lease; ``None`` if nobody holds it. Costs a listing and two requests.
+
+        Raises:
+            TemperError: the record of the lease is damaged.
+        """
+        holder = self._chain(step, key).look().holder
+        return None if holder is None or holder.is_gone() else holder
+
+    def _chain(self, step: str, key: str) -> "Chain":
+        return Chain(self._objects, f"{self._folder}/{step}/{key}")
+
+    def _new_holder(self) -> Holder:
+        return Holder(
+            run=self._run,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+            owner=secrets.token_hex(8),
+            machine=_machine(),
+            process_start=_process_start(os.getpid()) or "",
+            beat=0,
+            epoch=0,
+        )
+
+    def _take(self, chain: "Chain", number: int, holder: Holder) -> "Lease | None":
+        asked = _clocks()
+        holder = replace(holder, beat=number + 1)
+        if chain.extend(number, holder.to_json()):
+            return Lease(chain, holder, asked, self._ttl, self._beat)
+        return None
+
+
+class Lease:
+    """A lease that this process holds, and keeps by beating from a thread of its own.
+
+    Args:
+        chain: where ``holder`` has just been put as the last object.
+        asked: the clocks from before that was asked for.
+
+    Attributes:
+        epoch: grows whenever the lease is taken from a holder that may be alive.
+        lost: set as soon as another process may hold the lease.
+    """
+
+    def __init__(
+        self, chain: "Chain", holder: Holder, asked: tuple[float, float], ttl: float, beat: float
+    ):
+        self.epoch = holder.epoch
+        self.lost = threading.Event()
+        self._over = threading.Event()  # lost or released
+        self._chain = chain
+        self._holder = holder
+        self._renewed = asked
+        self._ttl = ttl
+        self._beat = beat
+        self._lock = threading.Lock()
+        for work in (self._keep, self._watch):
+            threading.Thread(target=work, name=f"lease {chain.folder}", daemon=True).start()
+
+    def confirm(self) -> bool:
+        """Renew now. False if the lease is lost, or was released."""
+        while not self._over.is_set():
+            if self._renew():
+                break
+            self._over.wait(self._beat / 5)
+        return not self._over.is_set()
+
+    def release(self) -> None:
+        """Let others have the lease. A lost one is left alone, and so is a store that fails."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        with self._turn() as in_time, contextlib.suppress(OSError):
+            if in_time:
+                self._chain.extend(self._holder.beat, str(self.epoch).encode())
+
+    def _keep(self) -> None:
+        pause = self._beat
+        while not self._over.wait(pause):
+            pause = self._beat if self._renew() else self._beat / 5
+
+    def _watch(self) -> None:
+        """Beside :meth:`_keep`, which may hang in a request."""
+        while (left := self._left()) > 0:
+            if self._over.wait(min(left, self._beat)):
+                return
+        self._lose()
+
+    def _renew(self) -> bool:
+        """Beat once. False after a failure that may pass."""
+        with self._turn() as in_time:
+            if self._over.is_set():
+                return True
+            asked = _clocks()
+            following = replace(self._holder, beat=self._holder.beat + 1)
+            try:
+                # Woken after more than its time, a holder asks nobody: the chain may have been
+                # taken, done with and removed meanwhile, and would let itself be begun anew.
+                won = in_time and self._chain.extend(self._holder.beat, following.to_json())
+            except OSError:
+                return False
+            if won and self._left() > 0:
+                self._holder, self._renewed = following, asked
+            else:
+                self._lose()
+        return True
+
+    def _lose(self) -> None:
+        self.lost.set()
+        self._over.set()
+
+    def _left(self) -> float:
+        """Seconds until the lease is lost if no beat gets through."""
+        passed = max(now - then for now, then in zip(_clocks(), self._renewed, strict=True))
+        return self._ttl - passed
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """Alone with the chain; ``False`` if the lease ran out before."""
+        alone = self._lock.acquire(timeout=max(self._left(), 0))
+        try:
+            yield alone and self._left() > 0
+        finally:
+            if alone:
+                self._lock.release()
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The numbered objects of one lease."""
+
+    objects: Objects
+    folder: str
+
+    def look(self, known: State | None = None) -> State:
+        """The present state; one listing, if it is what is known already.
+
+        Raises:
+            TemperError: the record is damaged.
+        """
+        for _ in range(TRIES):
+            number = max(self._numbers(), default=0)
+            if known is not None and number == known.number:
+                return known
+            if number == 0:
+                return State()
+            data = self.objects.read(self._path(number))
+            if data is not None:  # else it has been removed since, by who created the next one
+                return self._parse(number, data)
+        raise OSError(f"the lease {self.objects.url_of(self.folder)} does not hold still")
+
+    def extend(self, number: int, data: bytes) -> bool:
+        """Go on after ``number``. False if another process has."""
+        path = self._path(number + 1)
+        if not self.objects.create(path, data):
+            found = self.objects.read(path)
+            if found is None:
+                self._require_no_folder(path)
+            if found != data:
+                return False  # else it was a create whose answer was lost, sent again
+        others = [other for other in self._numbers() if other != number + 1]
+        won = max(others, default=0) <= number
+        with contextlib.suppress(OSError):  # what is left over, a later beat removes
+            for other in others if won else [number + 1]:
+                self.objects.remove(self._path(other))
+        return won
+
+    def _numbers(self) -> list[int]:
+        numbers = (number_of(entry.name) for entry in self.objects.list(self.folder))
+        return [number for number in numbers if number is not None]
+
+    def _require_no_folder(self, path: str) -> None:
+        """
+        Raises:
+            TemperError: what was there already is not gone since: it is no object.
+        """
+        if path.rpartition("/")[2] in self.objects.folders(self.folder):
+            url = self.objects.url_of(path)
+            raise TemperError(f"{url} is a folder where a lease keeps its state; delete it")
+
+    def _path(self, number: int) -> str:
+        return f"{self.folder}/{number:08d}.json"
+
+    def _parse(self, number: int, data: bytes) -> State:
+        try:
+            if len(data) <= RELEASED_BYTES:
+                if not _RELEASED.fullmatch(data):
+                    raise ValueError("its epoch is no number")
+                return State(number, int(data))
+            holder = Holder(**parse_json(data))
+            for field in fields(holder):
+                if type(getattr(holder, field.name)) is not field.type:
+                    raise TypeError(f"{field.name} is of another type")
+            if holder.pid <= 0 or not is_count(holder.pid, MOST_PROCESSES):
+                raise ValueError("its process is none")
+            if holder.beat != number or not is_count(holder.epoch, MOST_EPOCHS):
+                raise ValueError("its beat or its epoch is none of this lease")
+            return State(number, holder.epoch, holder)
+        except (ValueError, TypeError) as error:
+            path = self.objects.url_of(self._path(number))
+            raise TemperError(f"the lease {path} is damaged; delete it and run again") from error
+
+
+@dataclass
+class _Wait:
+    """One process waiting for one lease: what it saw of the chain, and since when."""
+
+    chain: Chain
+    ttl: float
+    state: State = State()
+    unmoved_since: float = -math.inf
+    looked: float = -math.inf
+    looks: int = 0
+
+    def look_for_epoch(self, owner: str) -> int | None:
+        """Look again; the epoch in which ``owner`` may take the lease, if it may."""
+        state = self.chain.look(self.state)
+        self.looked, self.looks = time.monotonic(), self.looks + 1
+        if state is not self.state:
+            self.state, self.unmoved_since = state, self.looked
+        holder = state.holder
+        if holder is None or holder.owner == owner or holder.is_gone():
+            return state.epoch
+        return state.epoch + 1 if self.looked - self.unmoved_since > self.ttl else None
+
+    @contextlib.contextmanager
+    def failures_tolerated(self) -> Iterator[None]:
+        """Let failures pass for a time to live after the last look that succeeded."""
+        try:
+            yield
+        except OSError:
+            if time.monotonic() - self.looked > self.ttl:
+                raise
+
+
+def chains(objects: Objects, folder: str) -> dict[str, Chain | None]:
+    """The chain of every lease below a folder, by its path from there; ``None`` where the lease is
+    released. One listing."""
+    last: dict[str, tuple[int, int]] = {}
+    for path, size in objects.sizes(folder).items():
+        place, _, name = path.rpartition("/")
+        if (number := number_of(name)) is not None:
+            last[place] = max(last.get(place, (0, 0)), (number, size))
+    return {
+        place: Chain(objects, f"{folder}/{place}") if size > RELEASED_BYTES else None
+        for place, (_, size) in last.items()
+    }
+
+
+def number_of(name: str) -> int | None:
+    """The number of an object of a chain; ``None`` for what is none."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def _clocks() -> tuple[float, float]:
+    """Seconds; the first clock stands still while the machine is suspended, the second does not."""
+    monotonic = time.monotonic()
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return monotonic, time.clock_gettime(time.CLOCK_BOOTTIME)
+    return monotonic, monotonic
+
+
+def _machine() -> str:
+    """Within what a process id names a process: this boot and this namespace; Linux only."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _process_start(pid: int) -> str | None:
+    """When a process started, in ticks since boot: "" if it has ended, ``None`` if unknown."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    state, start = fields[0], fields[19]
+    return "" if state in "ZX" else start

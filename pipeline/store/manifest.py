@@ -1,0 +1,283 @@
+"""The manifest: the one small JSON object whose creation is the commit of an artifact.
+
+A key is usually made once. It is made again when its data was evicted or damaged, or when somebody
+forced it; each time is a *generation* with a manifest of its own, and the latest is what the key
+stands for. None replaces another.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from pipeline.dag.canonical import Json, hash_json
+from pipeline.dag.files import FileEntry
+from pipeline.errors import TemperError
+from pipeline.store.stored import (
+    LARGEST,
+    is_attempt,
+    is_blake3,
+    is_count,
+    is_file,
+    is_key,
+    is_seconds,
+    is_step,
+    parse_json,
+)
+
+MOST_GENERATIONS = 999_999_999
+_PLAIN_ASCII = re.compile(r"[\x20-\x7e]*")
+
+
+@dataclass(frozen=True)
+class InputEntry:
+    """Which artifact an input was, and the digest (of it or of one part) that the key is over."""
+
+    step: str
+    key: str
+    part: str | None
+    digest: str
+
+
+@dataclass(frozen=True)
+class Discovered:
+    """What a step turned out to depend on besides its key: digests by name.
+
+    An artifact is what its step would make only while these are what they were; see
+    :mod:`pipeline.observed.discovery`.
+
+    Attributes:
+        code: ``module:name`` of a function or class that ran, ``module:*`` of a module that was
+            imported.
+        files: of files that it read, below the project relative to it; ``absent`` for one that it
+            looked for in vain.
+        folders: of the names in folders that it listed.
+    """
+
+    code: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    folders: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.code or self.files or self.folders)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Discovered":
+        """
+        Raises:
+            TypeError: it holds something else.
+        """
+        found = cls(**data)
+        for named in (found.code, found.files, found.folders):
+            if not isinstance(named, dict) or not all(isinstance(v, str) for v in named.values()):
+                raise TypeError("what was discovered is no mapping of names to digests")
+        return found
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an artifact is (``files``, ``digest``), what made it (``recipe``, ``inputs``), and how
+    it went (``metrics``, ``seconds``, ``provenance``). Only ``files`` bears on the digest.
+
+    Attributes:
+        code: digests of the source that made it, by name; see :mod:`pipeline.code`. It says which
+            function changed; what bears on the key is in the recipe.
+        discovered: what it depends on besides.
+        kind: ``module:name`` of the kind of artifact.
+        function: ``module:name`` of the step function; where it lies is no part of the recipe.
+        types: the same of every class whose code came in with the arguments.
+        generation: how often the key had been made before.
+    """
+
+    step: str
+    key: str
+    attempt: str
+    digest: str
+    recipe: Json
+    inputs: tuple[InputEntry, ...]
+    files: Mapping[str, FileEntry]
+    metrics: Mapping[str, Any]
+    seconds: float
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
+    discovered: Discovered = field(default_factory=Discovered)
+    kind: str | None = None
+    generation: int = 0
+    function: str = ""
+    types: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files.values())
+
+    @property
+    def name(self) -> str:
+        """For people: ``STEP@KEY``, the key cut short."""
+        return f"{self.step}@{self.key[:8]}"
+
+    @property
+    def made_by(self) -> dict[str, Json]:
+        """What stands for the code in the recipe; as :attr:`pipeline.dag.step.Step.made_by`."""
+        recipe: Any = self.recipe
+        return {name: recipe[name] for name in ("version", "code") if name in recipe}
+
+    def digest_of(self, part: str | None) -> str:
+        """The digest of the artifact, or of its files under the folder ``part``.
+
+        A part's digest is over names within the part, so equal parts are equal wherever they lie;
+        it never equals that of a whole artifact, whose files a step would find elsewhere.
+        """
+        if part is None:
+            return self.digest
+        return hash_json({"part": files_digest(self.files_of(part))})
+
+    def files_of(self, part: str | None) -> Mapping[str, FileEntry]:
+        """The files of the artifact, or of one part with their names within it.
+
+        Raises:
+            TemperError: there is no such part.
+        """
+        if part is None:
+            return self.files
+        prefix = f"{part}/"
+        inside = {
+            name.removeprefix(prefix): entry
+            for name, entry in self.files.items()
+            if name.startswith(prefix)
+        }
+        if not inside:
+            parts = sorted({name.split("/")[0] for name in self.files if "/" in name})
+            known = ", ".join(parts) or "none"
+            raise TemperError(f"the output of {self.step} has no part {part!r}; it has: {known}")
+        return inside
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, url: str) -> "Manifest":
+        """
+        Raises:
+            TemperError: it is not one; says what to do.
+        """
+        try:
+            return cls.from_dict(parse_json(data))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise TemperError(
+                f"{url} is damaged ({_reason(error)}); delete it, and the step will be run again"
+            ) from error
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Manifest":
+        """
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError, RecursionError: it is no manifest, or
+                says of its key or content what is not so, or names what no store holds.
+        """
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        known["inputs"] = tuple(_input_entry(entry) for entry in data["inputs"])
+        known["files"] = file_entries(data["files"])
+        known["types"] = tuple(known.get("types", ()))
+        if "discovered" in known:
+            known["discovered"] = Discovered.from_dict(known["discovered"])
+        made = cls(**known)
+        made._require_forms()
+        if hash_json(made.recipe) != made.key:
+            raise ValueError("its key is not that of its recipe")
+        if files_digest(made.files) != made.digest:
+            raise ValueError("its digest is not that of its files")
+        return made
+
+    def _require_forms(self) -> None:
+        """
+        Raises:
+            ValueError: a name leads elsewhere, or a value is of another type or size.
+        """
+        problems = (
+            ("step", not is_step(self.step)),
+            ("key", not is_key(self.key)),
+            ("attempt", not is_attempt(self.attempt)),
+            ("digest", not is_key(self.digest)),
+            ("generation", not is_count(self.generation, MOST_GENERATIONS)),
+            ("seconds", not is_seconds(self.seconds)),
+            ("kind", not isinstance(self.kind, str | None)),
+            ("function", not isinstance(self.function, str)),
+            ("types", not all(isinstance(name, str) for name in self.types)),
+            ("recipe", not _is_recipe(self.recipe)),
+            ("metrics", not _are_metrics(self.metrics)),
+            ("provenance", not _is_provenance(self.provenance)),
+            ("code", not _is_code(self.code)),
+            ("discovered", not all(map(_is_code, vars(self.discovered).values()))),
+        )
+        for name, is_wrong in problems:
+            if is_wrong:
+                raise ValueError(f"its {name} is {getattr(self, name)!r:.80}")
+
+    def require_place(self, step: str, key: str, generation: int) -> None:
+        """
+        Raises:
+            ValueError: this is the manifest of something else.
+        """
+        if (self.step, self.key, self.generation) != (step, key, generation):
+            raise ValueError(f"it is the manifest of {self.name}, generation {self.generation}")
+
+
+def files_digest(files: Mapping[str, FileEntry]) -> str:
+    """The digest of a set of content files: what an artifact *is*, however it was made."""
+    return hash_json({name: [entry.size, entry.blake3] for name, entry in files.items()})
+
+
+def file_entries(data: Any) -> dict[str, FileEntry]:
+    """Files as JSON describes them.
+
+    Raises:
+        ValueError, TypeError, AttributeError: a name, size or digest is none.
+    """
+    found = {}
+    for name, entry in data.items():
+        described = FileEntry(**entry)
+        if not (is_file(name) and is_count(described.size) and is_blake3(described.blake3)):
+            raise ValueError(f"it names the file {name!r:.80} with {entry!r:.120}")
+        found[name] = described
+    if sum(entry.size for entry in found.values()) > LARGEST:
+        raise ValueError("its files are larger than can be")
+    return found
+
+
+def _input_entry(data: Any) -> InputEntry:
+    entry = InputEntry(**data)
+    names_one = is_step(entry.step) and is_key(entry.key) and is_key(entry.digest)
+    if not (names_one and (entry.part is None or is_file(entry.part))):
+        raise ValueError(f"it names the input {data!r:.120}")
+    return entry
+
+
+def _is_recipe(recipe: Any) -> bool:
+    return (
+        isinstance(recipe, dict)
+        and isinstance(recipe.get("function", ""), str)
+        and isinstance(recipe.get("arguments", {}), dict)
+    )
+
+
+def _are_metrics(metrics: Any) -> bool:
+    notices = metrics.get("notices", []) if isinstance(metrics, dict) else None
+    return isinstance(notices, list) and all(isinstance(notice, str) for notice in notices)
+
+
+def _is_provenance(provenance: Any) -> bool:
+    return isinstance(provenance, dict) and all(
+        isinstance(provenance.get(name), str | None) for name in ("run", "host", "launcher")
+    )
+
+
+def _is_code(code: Any) -> bool:
+    return isinstance(code, dict) and all(isinstance(digest, str) for digest in code.values())
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, as one line that no store has a say in."""
+    text = " ".join(str(error).split())
+    return text if _PLAIN_ASCII.fullmatch(text) else ascii(text)[1:-1]

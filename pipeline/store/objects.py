@@ -1,0 +1,508 @@
+"""The few things a store asks of a file system, the same on local disk and on object stores.
+
+An object has a path within its file system and is seen whole or not at all. Two writers meet only
+in :meth:`Objects.create`, which exactly one of them wins: a hard link on local disk, the
+generation precondition of GCS, ``If-None-Match`` of S3. Every listing is one request (paged) and
+never from a cache. "There is none" and "there is one already" are answers; everything else that
+goes wrong, whatever library it comes from, is raised as :class:`OSError` with the original as its
+cause, so that a caller has one thing to catch.
+
+Nothing outside the root is touched, whatever lies in it: an object whose name would lead elsewhere
+(``a/../../b``) is in no listing and is never downloaded, and of a local folder no link below its
+top level is followed.
+
+A client may send a request again whose answer got lost. A ``create`` repeated so finds the object
+of its first try and answers ``False``: where that matters, the content names its writer.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from pipeline.errors import TemperError
+from pipeline.store.stored import is_file
+
+S3_CONFLICT_TRIES = 20
+S3_CONFLICT_SECONDS = 0.1
+VERSION_FIELDS = ("generation", "etag", "ETag", "LastModified", "last_modified", "mtime", "created")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object in a listing.
+
+    Args:
+        size: in bytes.
+        version: differs after any replacement of the object.
+    """
+
+    name: str
+    size: int
+    version: str
+
+
+@dataclass
+class Listing:
+    """What lies below a folder: objects by their path relative to it, and its sub-folders.
+
+    Attributes:
+        strange: paths that no file below the folder could have; not among the others.
+    """
+
+    objects: dict[str, Entry] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    strange: list[str] = field(default_factory=list)
+
+    def within(self, prefix: str) -> dict[str, int]:
+        """The size of every object below a folder of it (``""`` or with a final slash), by path
+        from there; strange ones too, as -1."""
+        found = {path: entry.size for path, entry in self.objects.items()}
+        found |= dict.fromkeys(self.strange, -1)
+        return {p.removeprefix(prefix): size for p, size in found.items() if p.startswith(prefix)}
+
+    def set_strange_apart(self) -> None:
+        self.strange = [path for path in (*self.objects, *self.folders) if not is_file(path)]
+        if self.strange:
+            self.objects = {path: entry for path, entry in self.objects.items() if is_file(path)}
+            self.folders = [path for path in self.folders if is_file(path)]
+
+
+def open_objects(url: str) -> tuple["Objects", str]:
+    """The file system of a path or fsspec URL, and the path within it, without a final slash.
+
+    Raises:
+        TemperError: the URL is not understood, or its file system is not installed.
+    """
+    if not url:
+        raise TemperError("the store has no name; set store=PATH_OR_URL (or TEMPER_STORE)")
+    try:
+        fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+    except (ValueError, ImportError) as error:
+        raise TemperError(
+            f"store {url!r} is not a path or URL that can be opened: {error}"
+        ) from None
+    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+    kind = next((KINDS[protocol] for protocol in protocols if protocol in KINDS), Objects)
+    root = root.rstrip("/")
+    return kind(fs, root), root
+
+
+class Objects:
+    """Objects of any fsspec file system whose ``pipe_file`` knows ``mode="create"``.
+
+    Args:
+        root: of the store, whose objects alone are asked for.
+    """
+
+    is_local = False
+
+    def __init__(self, fs: Any, root: str = ""):
+        self._fs = fs
+        self._root = root
+        self._process = os.getpid()
+        self._inherited: list[Any] = []
+
+    @property
+    def fs(self) -> Any:
+        """The file system, opened anew in a forked process: connections do not survive a fork."""
+        if self._process != os.getpid():
+            self._inherited.append(self._fs)  # collected here, it would shut what its parent uses
+            self._fs = type(self._fs)(*self._fs.storage_args, **self._fs.storage_options)
+            self._process = os.getpid()
+        return self._fs
+
+    def url_of(self, path: str) -> str:
+        """A path as a person or another process can open it."""
+        return self.fs.unstrip_protocol(path)
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of an object, or ``None`` if there is none."""
+        with self._failures_of("read", path):
+            try:
+                return self.fs.cat_file(path)
+            except (FileNotFoundError, IsADirectoryError):
+                return None
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Create an object, or leave the one that is there. True if this call created it."""
+        with self._failures_of("create", path):
+            try:
+                self.fs.pipe_file(path, data, mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write an object over whatever was there; readers see the old or the new one."""
+        with self._failures_of("write", path):
+            self.fs.pipe_file(path, data)
+
+    def remove(self, path: str) -> None:
+        """Remove an object, if it is there."""
+        with self._failures_of("remove", path), contextlib.suppress(FileNotFoundError):
+            self.fs.rm_file(path)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder with all that lies below it, if it is there."""
+        with self._failures_of("remove", path), contextlib.suppress(FileNotFoundError):
+            self.fs.rm(path, recursive=True)
+
+    def folders(self, folder: str) -> list[str]:
+        """The names of the folders directly in a folder; those with a dot in front are left out."""
+        found = self._listing_of(folder, recursive=False).folders
+        return sorted(name for name in found if not name.startswith("."))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The size of every object below a folder, by its path relative to it."""
+        found = self._listing_of(folder, recursive=True).objects
+        return {path: entry.size for path, entry in sorted(found.items())}
+
+    def below(self, folder: str) -> Listing:
+        """All that lies below a folder."""
+        return self._listing_of(folder, recursive=True)
+
+    def strangers(self, folder: str, known: Collection[str]) -> list[str]:
+        """What lies below a folder besides the known files."""
+        return self.others(folder, known, self.below(folder).within(""))
+
+    def others(self, folder: str, known: Collection[str], listed: Collection[str]) -> list[str]:
+        """:meth:`strangers`, by what has been listed of the folder."""
+        return sorted({*listed} - {*known})
+
+    def list(self, folder: str) -> list[Entry]:
+        """The objects directly in a folder, by name; those with a dot in front are left out."""
+        entries = self._listing_of(folder, recursive=False).objects.values()
+        visible = (entry for entry in entries if not entry.name.startswith("."))
+        return sorted(visible, key=lambda entry: entry.name)
+
+    def download(self, folder: str, local: Path) -> None:
+        """Copy a folder to local disk; an empty one, if there is none.
+
+        Raises:
+            OSError: also if a file came short.
+        """
+        found = self._listing_of(folder, recursive=True)
+        if found.strange:
+            raise OSError(f"{self.url_of(folder)} holds {found.strange[0]!r}: no name of a file")
+        sizes = {path: entry.size for path, entry in found.objects.items()}
+        local.mkdir(parents=True, exist_ok=True)
+        self.get({f"{folder}/{path}": local / path for path in sizes})
+        _require_same(sizes, _local_sizes(local), str(local))
+
+    def upload(self, local: Path, folder: str) -> None:
+        """Copy a folder from local disk.
+
+        Raises:
+            OSError: also if a file came short.
+        """
+        sizes = _local_sizes(local)
+        self.put({f"{folder}/{path}": local / path for path in sizes})
+        _require_same(sizes, self.sizes(folder), self.url_of(folder))
+
+    def get(self, files: Mapping[str, Path]) -> None:
+        """Copy objects to local files, many at a time."""
+        with self._failures_of("copy", next(iter(files), "nothing")):
+            for parent in {target.parent for target in files.values()}:
+                parent.mkdir(parents=True, exist_ok=True)
+            self.fs.get(list(files), [str(target) for target in files.values()])
+
+    def put(self, files: Mapping[str, Path]) -> None:
+        """Copy local files to objects, many at a time."""
+        with self._failures_of("copy to", next(iter(files), "nothing")):
+            self.fs.put([str(source) for source in files.values()], list(files))
+
+    def _listing_of(self, folder: str, recursive: bool) -> Listing:
+        with self._failures_of("list", folder), contextlib.suppress(FileNotFoundError):
+            found = self._listing(folder, recursive)
+            found.set_strange_apart()
+            return found
+        return Listing()
+
+    def _listing(self, folder: str, recursive: bool) -> Listing:
+        if recursive:
+            found = list(self.fs.find(folder, detail=True).values())
+        else:
+            found = self.fs.ls(folder, detail=True, refresh=True)
+        below = f"{folder}/"
+        listing = Listing()
+        for info in found:
+            path = info["name"].removeprefix(below).rstrip("/")
+            if not info["name"].startswith(below) or not path:
+                continue  # the folder itself
+            if info["type"] == "directory":
+                listing.folders.append(path)
+            else:
+                listing.objects[path] = _entry(path, info["size"], info)
+        return listing
+
+    @contextlib.contextmanager
+    def _failures_of(self, action: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, OSError) and str(error):
+                raise
+            reason = str(error) or type(error).__name__
+            raise OSError(f"cannot {action} {self.url_of(path)}: {reason}") from error
+
+
+class LocalObjects(Objects):
+    """Files of this machine, or of a network file system it has mounted."""
+
+    is_local = True
+
+    def url_of(self, path: str) -> str:
+        return path
+
+    def read(self, path: str) -> bytes | None:
+        self.require_own(path)
+        try:
+            return Path(path).read_bytes()
+        except (FileNotFoundError, IsADirectoryError):
+            return None
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write beside, flush to disk, then link: the link is what either happens or fails."""
+        self.require_own(path)
+        if os.path.lexists(path):
+            return False
+        with _temporary_beside(Path(path)) as temporary:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                # A network file system may have lost the answer to a link that it did make.
+                return temporary.stat().st_nlink == 2
+        return True
+
+    def replace(self, path: str, data: bytes) -> None:
+        self.require_own(os.path.dirname(path))  # a link in its place is replaced
+        with _temporary_beside(Path(path)) as temporary:
+            temporary.write_bytes(data)
+            os.replace(temporary, path)
+
+    def remove(self, path: str) -> None:
+        self.require_own(os.path.dirname(path))
+        Path(path).unlink(missing_ok=True)
+
+    def remove_tree(self, path: str) -> None:
+        self.require_own(os.path.dirname(path))
+        while os.path.lexists(path):  # again, where another process was removing it too
+            with contextlib.suppress(FileNotFoundError):
+                if not os.path.isdir(path) or os.path.islink(path):
+                    os.unlink(path)
+                    continue
+                try:
+                    shutil.rmtree(path)
+                except PermissionError:
+                    _make_folders_writable(path)
+                    shutil.rmtree(path)
+
+    def others(self, folder: str, known: Collection[str], listed: Collection[str]) -> list[str]:
+        """With what a listing leaves out: links, pipes, empty folders."""
+        self.require_own(folder)
+        return strangers(folder, known)
+
+    def download(self, folder: str, local: Path) -> None:
+        self.require_own(folder)
+        local.mkdir(parents=True, exist_ok=True)
+        if os.path.isdir(folder):
+            shutil.copytree(
+                folder, local, copy_function=shutil.copyfile, dirs_exist_ok=True, ignore=_links
+            )
+
+    def upload(self, local: Path, folder: str) -> None:
+        self.require_own(folder)
+        shutil.copytree(local, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+        _require_same(_local_sizes(local), self.sizes(folder), folder)
+
+    def require_own(self, path: str) -> None:
+        """
+        Raises:
+            OSError: a link would lead out of the store.
+        """
+        below = path.removeprefix(f"{self._root}/")
+        if not self._root or below == path:
+            return
+        top, _, rest = below.partition("/")  # whoever has several disks may link that
+        place = f"{self._root}/{top}"
+        if not is_file(below):
+            raise OSError(f"{path} is no name within the store")
+        for part in rest.split("/") if rest else ():
+            place = f"{place}/{part}"
+            if os.path.islink(place):
+                raise OSError(f"{place} is a link, and a store has none; delete the link")
+
+    def _listing(self, folder: str, recursive: bool) -> Listing:
+        self.require_own(folder)
+        listing = Listing()
+        for path, item in _scan(folder, "", recursive):
+            if item.is_dir(follow_symlinks=False):
+                listing.folders.append(path)
+                continue
+            if item.is_symlink():
+                continue  # nobody's
+            with contextlib.suppress(FileNotFoundError):  # removed since, or a broken link
+                stat = item.stat()
+                version = f"{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ino}"
+                listing.objects[path] = Entry(item.name, stat.st_size, version)
+        return listing
+
+
+class GcsObjects(Objects):
+    """Google Cloud Storage, through gcsfs; its own ``ls`` asks again about a folder it finds
+    empty."""
+
+    def _listing(self, folder: str, recursive: bool) -> Listing:
+        bucket, _, prefix = f"{folder}/".partition("/")
+        listing, token = Listing(), None
+        while True:
+            page = self.fs.call(
+                "GET",
+                "b/{}/o",
+                bucket,
+                prefix=prefix or None,
+                delimiter=None if recursive else "/",
+                pageToken=token,
+                json_out=True,
+            )
+            _add(listing, prefix, page.get("items", []), "name", "size")
+            listing.folders += [name[len(prefix) : -1] for name in page.get("prefixes", [])]
+            token = page.get("nextPageToken")
+            if token is None:
+                return listing
+
+
+class S3Objects(Objects):
+    """Amazon S3 and stores that speak its protocol, through s3fs; its own ``ls`` lists the parent
+    of a folder that it finds empty."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        with self._failures_of("create", path):
+            for _ in range(S3_CONFLICT_TRIES):
+                try:
+                    self.fs.pipe_file(path, data, mode="create")
+                    return True
+                except FileExistsError:
+                    return False
+                except OSError as error:
+                    code = _s3_code(error)
+                    if code in ("PreconditionFailed", "412"):  # not AWS: names no condition
+                        return False
+                    if code != "ConditionalRequestConflict":
+                        raise
+                # Another writer was at it: AWS wants to be asked again, to know who came first.
+                time.sleep(S3_CONFLICT_SECONDS)
+        raise OSError(f"cannot create {self.url_of(path)}: others keep trying to write it")
+
+    def _listing(self, folder: str, recursive: bool) -> Listing:
+        bucket, _, prefix = f"{folder}/".partition("/")
+        request = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "" if recursive else "/"}
+        listing = Listing()
+        while True:
+            page = self.fs.call_s3("list_objects_v2", **request)
+            _add(listing, prefix, page.get("Contents", []), "Key", "Size")
+            listing.folders += [
+                found["Prefix"][len(prefix) : -1] for found in page.get("CommonPrefixes", [])
+            ]
+            if not page.get("IsTruncated"):
+                return listing
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+
+KINDS: dict[str, type[Objects]] = {
+    "file": LocalObjects,
+    "local": LocalObjects,
+    "gs": GcsObjects,
+    "s3": S3Objects,
+}
+
+
+def _entry(path: str, size: int, info: dict[str, Any]) -> Entry:
+    version = "-".join(str(info[name]) for name in VERSION_FIELDS if name in info)
+    return Entry(path.rsplit("/", 1)[-1], size, f"{size}-{version}")
+
+
+def _add(listing: Listing, prefix: str, page: list[dict[str, Any]], name: str, size: str) -> None:
+    """One page of an object store's listing; an object named like a folder only marks it."""
+    for info in page:
+        path = info[name][len(prefix) :]
+        if path and not path.endswith("/"):
+            listing.objects[path] = _entry(path, int(info[size]), info)
+
+
+def _s3_code(error: OSError) -> str:
+    response: dict[str, Any] = getattr(error.__cause__, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def _links(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if os.path.islink(os.path.join(folder, name))]
+
+
+def strangers(folder: str, known: Collection[str]) -> list[str]:
+    """What lies below a local folder besides the known files: files, links, empty folders."""
+    if os.path.islink(folder):
+        return ["."]
+    if not os.path.isdir(folder):
+        return []
+    parents = {"/".join(parts[:n]) for parts in (name.split("/") for name in known)
+               for n in range(1, len(parts))}  # fmt: skip
+    return sorted(
+        path
+        for path, item in _scan(folder, "", True)
+        if path not in (parents if item.is_dir(follow_symlinks=False) else known)
+        or item.is_symlink()
+    )
+
+
+def _scan(folder: str, below: str, recursive: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything in a folder by its path relative to it; links to folders are not followed."""
+    with os.scandir(folder) as items:
+        for item in items:
+            yield below + item.name, item
+            if recursive and item.is_dir(follow_symlinks=False):
+                with contextlib.suppress(FileNotFoundError):
+                    yield from _scan(item.path, f"{below}{item.name}/", recursive)
+
+
+def _local_sizes(folder: Path) -> dict[str, int]:
+    return {
+        path: item.stat().st_size for path, item in _scan(str(folder), "", True) if item.is_file()
+    }
+
+
+def _require_same(sent: dict[str, int], arrived: dict[str, int], place: str) -> None:
+    short = [path for path, size in sent.items() if arrived.get(path) != size]
+    if short:
+        raise OSError(f"{len(short)} of {len(sent)} files came short in {place}, as {short[0]}")
+
+
+def _make_folders_writable(path: str) -> None:
+    os.chmod(path, 0o700)
+    for folder, names, _ in os.walk(path):  # top down: a folder is opened before it is looked into
+        for name in names:
+            below = os.path.join(folder, name)
+            if not os.path.islink(below):
+                os.chmod(below, 0o700)
+
+
+@contextlib.contextmanager
+def _temporary_beside(path: Path) -> Iterator[Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)

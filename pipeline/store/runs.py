@@ -1,0 +1,275 @@
+"""Records of runs as they are read back: what was asked for, what each step came to.
+
+Records written by the first layout name no keys and no command; see :attr:`Run.names_keys`.
+"""
+
+import calendar
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import TemperError
+from pipeline.store.activity import holding_runs, leases
+from pipeline.store.layout import Store
+from pipeline.store.stored import is_attempt, is_count, parse_json
+
+READERS = 16
+_TEXTS = (
+    "step", "label", "fingerprint", "key", "attempt", "state", "why", "message", "place",
+)  # fmt: skip
+_ETERNITY = 1e10
+FINISHED_STATES = ("done", "cached")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One invocation, by its record.
+
+    Attributes:
+        started: seconds since the epoch, by the clock of its machine.
+        steps: name, state, key, attempt… of each; a key is ``None`` where it was not known yet.
+        command: the interpreter, the script and its arguments; empty if not recorded.
+        dirty: a digest of what differed from the commit; empty if nothing did.
+        roots: the fingerprint of each result, by its name.
+        experiment: what was run, by the name of its script.
+    """
+
+    name: str
+    started: float
+    seconds: float
+    outcome: str
+    steps: Sequence[Mapping[str, Any]]
+    command: Sequence[str] = ()
+    cwd: str = ""
+    host: str = ""
+    pid: int = 0
+    commit: str = ""
+    dirty: str = ""
+    roots: Mapping[str, str] = field(default_factory=dict)
+    experiment: str = ""
+
+    @classmethod
+    def from_json(
+        cls, data: bytes, url: str, went: Callable[[], Mapping[str, Any]] = dict
+    ) -> "Run":
+        """
+        Args:
+            went: asked how steps went since the record was written, by fingerprint.
+
+        Raises:
+            TemperError: it is no record of a run.
+        """
+        try:
+            record = parse_json(data)
+            if record["run"] != Path(url).stem or not is_attempt(record["run"]):
+                raise ValueError("it is the record of another run")
+            if record["outcome"] == "running":
+                _bring_up_to_date(record, went())
+            return cls(
+                name=record["run"],
+                started=stamp_seconds(record["run"]) or 0.0,
+                seconds=_seconds(record.get("seconds")),
+                outcome=_text(record["outcome"]),
+                steps=[_entry(step) for step in record["steps"] if step["step"]],
+                command=[str(argument) for argument in record.get("argv", ())],
+                cwd=_text(record.get("cwd", "")),
+                host=_text(record.get("host", "")),
+                pid=_process(record.get("pid")),
+                commit=_text(record.get("commit") or ""),
+                dirty=_text(record.get("dirty") or ""),
+                roots={_text(name): _text(f) for name, f in record.get("roots", {}).items()},
+                experiment=_text(record.get("experiment") or experiment_of(record.get("argv", ()))),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            name = Path(url).stem
+            raise TemperError(
+                f"the record of a run {url} is damaged ({error}); "
+                f"delete it with: temper runs --forget {name}"
+            ) from error
+
+    @property
+    def names_keys(self) -> bool:
+        """Whether the record says which artifacts it used; older ones do not."""
+        return all("key" in step for step in self.steps)
+
+    @property
+    def last_stamp(self) -> str:
+        """When it was last heard of, as attempts are stamped."""
+        return time.strftime("%Y%m%dT%H%M%S", time.gmtime(self.started + self.seconds + 1))
+
+    def has_key(self, step: str, key: str) -> bool:
+        return any(entry["step"] == step and entry.get("key") == key for entry in self.steps)
+
+    def may_go_on_with(self, step: str, key: str) -> bool:
+        """Whether it left a step unfinished that may have had this key."""
+        return any(
+            entry["step"] == step
+            and entry.get("state") not in FINISHED_STATES
+            and entry.get("key") in (None, key)
+            for entry in self.steps
+        )
+
+    def count(self, *states: str) -> int:
+        return sum(entry.get("state") in states for entry in self.steps)
+
+    def is_at_work(self, holders: Container[str] = ()) -> bool:
+        """Whether its driver is known to be at work.
+
+        Args:
+            holders: names of the runs that hold a lease.
+        """
+        here = self.host == platform.node() and _exists(self.pid)
+        return self.outcome == "running" and (here or self.name in holders)
+
+    def is_in_progress(self, holders: Container[str] = ()) -> bool:
+        """Whether its driver may be at work; one on another machine may have died unseen."""
+        elsewhere = self.outcome == "running" and self.host != platform.node()
+        return elsewhere or self.is_at_work(holders)
+
+    def shown_outcome(self) -> str:
+        """The outcome for a person: a driver that was killed could not write down its end."""
+        return self.outcome if self.outcome != "running" or self.is_in_progress() else "killed"
+
+
+def experiment_of(command: Sequence[str]) -> str:
+    """What a command line runs: its script's name."""
+    scripts = [argument for argument in command if argument.endswith(".py")]
+    return Path(scripts[0]).stem if scripts else "interactive"
+
+
+def read_runs(store: Store) -> list[Run]:
+    """Every run on record, oldest first.
+
+    Raises:
+        TemperError: a record cannot be read, or is damaged.
+    """
+    with ThreadPoolExecutor(READERS) as pool:
+        found = list(pool.map(lambda name: _read(store, name), names_of_runs(store)))
+    return [run for run in found if run is not None]
+
+
+def newest_runs(store: Store) -> Iterator[Run]:
+    """Runs, newest first, each read when it is asked for; damaged records are passed over."""
+    for name in reversed(names_of_runs(store)):
+        if (run := _unless_damaged(store, name)) is not None:
+            yield run
+
+
+def names_of_runs(store: Store) -> list[str]:
+    """The names of all runs on record, oldest first; one request."""
+    entries = store.objects.list(f"{store.root}/runs")
+    names = (e.name.removesuffix(".json") for e in entries if e.name.endswith(".json"))
+    return sorted(filter(is_attempt, names))
+
+
+def one_run(names: Sequence[str], prefix: str) -> str:
+    """The name of a run, of which ``prefix`` is the beginning.
+
+    Raises:
+        TemperError: there is none, or several are called so.
+    """
+    found = [name for name in names if name.startswith(prefix)]
+    if prefix in names:
+        return prefix
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise TemperError(f"there is no run {prefix!r}; see: temper runs")
+    raise TemperError(f"{prefix!r} may be {', '.join(found[:8])}; give more of the name")
+
+
+def forget_run(store: Store, name: str) -> None:
+    """Delete the record of a run, which keeps what it used from being collected.
+
+    Raises:
+        TemperError: it is in progress.
+    """
+    run = _unless_damaged(store, name)
+    if run is not None and run.is_at_work(holding_runs(leases(store))):
+        raise TemperError(
+            f"the run {name} is in progress, on {run.host} (pid {run.pid}); stop it first"
+        )
+    store.objects.remove(_path(store, name))
+    store.forget_steps_of_run(name)
+
+
+def read_run(store: Store, name: str) -> Run:
+    """
+    Raises:
+        TemperError: there is no such run, or its record is damaged.
+    """
+    run = _read(store, name)
+    if run is None:
+        raise TemperError(f"there is no run {name!r}; see: temper runs")
+    return run
+
+
+def stamp_seconds(name: str) -> float | None:
+    """Seconds since the epoch of the time with which a run's or attempt's name begins."""
+    try:
+        return float(calendar.timegm(time.strptime(name[:15], "%Y%m%dT%H%M%S")))
+    except ValueError:
+        return None
+
+
+def _entry(step: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {name: _text(step[name]) for name in _TEXTS if step.get(name) is not None}
+    return {**step, **texts, "seconds": _seconds(step.get("seconds"))}
+
+
+def _bring_up_to_date(record: dict[str, Any], went: Mapping[str, Any]) -> None:
+    """A record as it was written when the run began, with what has happened since."""
+    for step in record["steps"]:
+        step |= went.get(step.get("fingerprint"), {})
+    after = [_seconds(step.get("after")) for step in went.values()]
+    record["seconds"] = max([_seconds(record.get("seconds")), *after])
+
+
+def _process(value: Any) -> int:
+    return value if is_count(value, 2**31 - 1) else 0
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value or 0.0)
+    if not 0 <= seconds < _ETERNITY:
+        raise ValueError(f"{value!r:.40} is no number of seconds")
+    return seconds
+
+
+def _path(store: Store, name: str) -> str:
+    return f"{store.root}/runs/{name}.json"
+
+
+def _read(store: Store, name: str) -> Run | None:
+    data = store.read(_path(store, name))
+    if data is None:
+        return None
+    return Run.from_json(data, store.url_of(_path(store, name)), lambda: store.steps_of_run(name))
+
+
+def _unless_damaged(store: Store, name: str) -> Run | None:
+    with contextlib.suppress(TemperError):
+        return _read(store, name)
+    return None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True  # another user's
+    return pid > 0

@@ -1,0 +1,81 @@
+"""Text for people: made safe to show, cut to a length, and times and near misses in words."""
+
+import difflib
+from collections.abc import Sequence
+
+LONGEST_LINE = 500
+LONGEST_TEXT = 6000
+_BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+
+
+def visible(text: str) -> str:
+    """One line without control characters, which could repaint the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def clean(value: object) -> str:
+    """A text as it can be shown: what would move, hide or break other text is made visible.
+
+    Control characters become their pictures, bidirectional overrides their code points, halves of
+    surrogate pairs a replacement character. Very long texts are cut, and say so.
+    """
+    text = str(value)
+    if len(text) > LONGEST_TEXT:
+        text = f"{text[:LONGEST_TEXT]}… ({len(text):,} characters)"
+    if text.isprintable():
+        return text
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if character in "\n\t":
+        return character
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\N{SYMBOL FOR DELETE}"
+    if 0x80 <= code < 0xA0 or 0xD800 <= code < 0xE000 or code in (0xFFFE, 0xFFFF):
+        return "\N{REPLACEMENT CHARACTER}"
+    return f"⟨U+{code:04X}⟩" if code in _BIDI_CONTROLS else character
+
+
+def cut(text: str, longest: int = LONGEST_LINE) -> str:
+    """The text, or as much of its beginning as fits."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def clock(seconds: float) -> str:
+    """A duration: ``4.2s``, ``3m05s``, ``2h07m``."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, seconds = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{seconds:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def about(seconds: float) -> str:
+    """A duration that is not known to the second: ``40 s``, ``3 min``, ``2.5 h``, ``4 days``."""
+    for unit, length, enough in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
+        if seconds < enough:
+            amount = max(1.0, seconds / length)
+            return f"{amount:.1f} {unit}" if unit == "h" and amount < 10 else f"{amount:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
+
+
+def size(amount: float) -> str:
+    """Bytes as disks are sold: ``820 kB``, ``1.4 GB``."""
+    units = ["TB", "GB", "MB", "kB", "B"]
+    unit = units.pop()
+    while units and amount >= 999.5:
+        amount, unit = amount / 1000, units.pop()
+    return f"{amount:.1f} {unit}" if amount < 9.95 and unit != "B" else f"{amount:.0f} {unit}"
+
+
+def hint(name: str, known: Sequence[str]) -> str:
+    """Names that somebody may have meant, or all that there are."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"

@@ -1,0 +1,322 @@
+"""``tune``: run the trials of a study, as far as each is to go.
+
+A trial that is stopped early has no artifact and can never be taken for a finished one. Its
+training keeps its checkpoint and its log in scratch: whoever asks for that config later, in a study
+or not, goes on from there.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pipeline.dag.grid import replaced, shown_names
+from pipeline.dag.step import Step
+from pipeline.errors import TemperError
+from pipeline.plan.planning import topological
+from pipeline.plan.resolver import Resolver
+from pipeline.running.session import advance
+from pipeline.show.logged import METRICS, unfinished_log
+from pipeline.show.made import Made
+from pipeline.show.metrics import is_interval, is_number
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import Store
+from pipeline.text import hint
+from pipeline.tuning.search import Goal, Halving, Study, Trial, ask, promote
+from pipeline.tuning.space import Axis, Space, space_of, value_text
+from pipeline.wire.spec import Pause
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipeline.launchers.config import LauncherConfig
+    from pipeline.tuning.summary import Tuned
+
+TUNING = "TEMPER_TUNING"
+"""Set by ``temper tune`` for a script: the options of a study, as JSON, instead of one run."""
+Config = TypeVar("Config")
+Configure = Callable[[Mapping[str, Any]], Mapping[str, Step]]
+"""The results of the experiment with these values of settings, by path."""
+
+
+def tune(
+    build: Callable[[Config], Mapping[str, Step]],
+    config: Config,
+    space: Mapping[str, Any],
+    metric: str,
+    *,
+    trials: int,
+    sampler: str = "tpe",
+    seed: int = 0,
+    batch: int | None = None,
+    stop_on: str | None = None,
+    rungs: Sequence[int] = (),
+    reduction: int = 2,
+    store: str | Store = "store",
+    jobs: int = 1,
+    launcher: "LauncherConfig | None" = None,
+    console: "Console | None" = None,
+) -> "Tuned":
+    """Look for the settings with which a metric of a result is best.
+
+        tuned = tune(my_experiment, Config(), {"dpo.loss.beta": [0.1, 0.3, 1.0]}, "DPO.exact_match",
+                     trials=3)
+        tuned.best.settings, tuned.best.value
+
+    Args:
+        build: the experiment: from a config to its results by name.
+        config: the config in which settings are varied.
+        space: by the path of each of these, a list of values or one of Optuna's distributions.
+        metric: ``RESULT.METRIC``, with ``:min`` or ``:max``. Without, less is better of a loss, a
+            KL divergence or a perplexity, and more of anything else.
+        trials: how many, at most.
+        sampler: ``tpe`` (Bergstra et al. 2011, by Optuna), ``random`` or ``grid``.
+        seed: the same seed gives the same trials.
+        batch: how many trials are chosen at once, before any of them is known; 4 for ``tpe``.
+        stop_on: ``STEP.METRIC``, as ``train_dpo.eval_loss``: stop trials early whose value is not
+            among the best at a rung.
+        rungs: after how many updates of that step trials are compared.
+        reduction: one in so many goes on.
+        store, jobs, launcher: as for :func:`pipeline.run`.
+
+    Raises:
+        TemperError: a setting, a result or a metric does not exist, or every trial failed.
+    """
+
+    def configure(values: Mapping[str, Any]) -> Mapping[str, Step]:
+        changed: Any = config
+        for path, value in values.items():
+            changed = replaced(changed, path, value, f"{path}={value_text(value)}")
+        return build(changed)
+
+    return search(
+        configure,
+        space_of(space),
+        Options(metric, trials, sampler, seed, batch, stop_on, tuple(rungs), reduction),
+        store if isinstance(store, Store) else Store(store),
+        jobs,
+        launcher,
+        console,
+    )
+
+
+@dataclass(frozen=True)
+class Options:
+    """What :func:`tune` is told of the search."""
+
+    metric: str
+    trials: int
+    sampler: str = "tpe"
+    seed: int = 0
+    batch: int | None = None
+    stop_on: str | None = None
+    rungs: tuple[int, ...] = ()
+    reduction: int = 2
+
+    def study(self, space: Space, results: Mapping[str, Step]) -> Study:
+        """
+        Args:
+            results: of any trial.
+
+        Raises:
+            TemperError: there is no such result, step, or sampler.
+        """
+        goal = Goal.parse(self.metric, results.keys(), "--metric")
+        halving = None
+        if self.stop_on is not None:
+            steps = dict.fromkeys(step.name for step in topological([results[goal.owner]]))
+            stop = Goal.parse(self.stop_on, steps.keys(), "--stop-on")
+            halving = Halving(stop, self.rungs, self.reduction)
+        elif self.rungs:
+            raise TemperError("--rungs says when to compare trials; add --stop-on STEP.METRIC")
+        return Study(space, goal, self.trials, self.sampler, self.seed, self.batch, halving)
+
+
+def search(
+    configure: Configure,
+    space: Space,
+    options: Options,
+    store: Store,
+    jobs: int = 1,
+    launcher: "LauncherConfig | None" = None,
+    console: "Console | None" = None,
+) -> "Tuned":
+    """:func:`tune`, of settings that mean whatever ``configure`` makes of them."""
+    from pipeline.show.terminal import make_console
+
+    first = {path: axis.value(_any_value(axis)) for path, axis in space.items()}
+    study = options.study(space, configure(first))
+    if study.halving is not None:
+        _require_logs_here(store, launcher)
+    return _Tuner(study, configure, store, jobs, launcher, console or make_console()).tuned()
+
+
+def _require_logs_here(store: Store, launcher: "LauncherConfig | None") -> None:
+    """Refuse to wait for values that this machine would never see: they are in scratch."""
+    elsewhere = [] if launcher is None else [kind for kind in launcher.use if kind != "local"]
+    if elsewhere and not store.is_local:
+        raise TemperError(
+            f"--stop-on reads what steps have logged in their scratch, and a step that runs on "
+            f"{elsewhere[0]} has that on another machine; use a store on a disk that all machines "
+            "share, or leave --stop-on out"
+        )
+
+
+def _any_value(axis: Axis) -> Any:
+    bounds: Any = axis.distribution
+    return next(iter(axis.choices), None) if axis.choices else bounds.low
+
+
+@dataclass
+class _Tuner:
+    """Runs trials until there are enough."""
+
+    study: Study
+    configure: Configure
+    store: Store
+    jobs: int
+    launcher: "LauncherConfig | None"
+    console: "Console"
+
+    def __post_init__(self) -> None:
+        self.trials: list[Trial] = []
+        self._roots: list[Step] = []
+        self._labels: list[str] = []
+
+    def tuned(self) -> "Tuned":
+        while points := ask(self.study, self.trials):
+            for point in points:
+                self._add(point)
+            self._climb()
+        made = self._finish(self._all("done"))  # all are cached: the record of the study
+        from pipeline.tuning.summary import Tuned
+
+        return Tuned(self.study, self.trials, made)
+
+    def _add(self, point: Mapping[str, Any]) -> None:
+        """A trial of its own, also of a point that there was before: its steps are cached."""
+        values = {path: self.study.space[path].value(drawn) for path, drawn in point.items()}
+        shown = shown_names([path.replace("/", ".") for path in values])
+        named = zip(shown.values(), values.values(), strict=True)
+        label = " ".join(f"{name}={value_text(value)}" for name, value in named)
+        number = len(self.trials)
+        self._roots.append(self.configure(values)[self.study.goal.owner].named(label))
+        self._labels.append(f"{label} #{number}" if label in self._labels else label)
+        self.trials.append(Trial(number, point, values))
+
+    def _all(self, *states: str) -> list[Trial]:
+        return [trial for trial in self.trials if trial.state in states]
+
+    def _climb(self) -> None:
+        """Take trials from rung to rung, and those that are let past the last to their end."""
+        halving = self.study.halving
+        rungs = () if halving is None else halving.rungs
+        for rung, at in enumerate(rungs):
+            assert halving is not None
+            waiting = [t for t in self._all("stopped") if t.rung == rung and at not in t.held_out]
+            self._take_to(halving, at, waiting)
+            promote(halving, self.trials, rung)
+        self._finish([t for t in self._all("stopped") if t.rung == len(rungs)])
+
+    def _take_to(self, halving: Halving, at: int, trials: Sequence[Trial]) -> None:
+        """Run trials until their value at a rung is known."""
+        self._look(halving, at, trials)
+        if unknown := [trial for trial in trials if at not in trial.held_out]:
+            self._say(unknown, f"to step {at} of {halving.goal.owner}")
+            watched = {self._label(trial): self._watched(halving, trial) for trial in unknown}
+            pause = Pause(halving.goal.metric, at)
+            self._advance(watched, {step.fingerprint: pause for step in watched.values()})
+            self._look(halving, at, unknown)
+        for trial in trials:
+            trial.has_failed = at not in trial.held_out
+        self._require_some(trials)
+
+    def _watched(self, halving: Halving, trial: Trial) -> Step:
+        """The step that tells the value: the last of its name before the result."""
+        steps = topological([self._roots[trial.number]])
+        return next(s for s in reversed(steps) if s.name == halving.goal.owner)
+
+    def _look(self, halving: Halving, at: int, trials: Sequence[Trial]) -> None:
+        """Note the values at a rung that are in the store."""
+        resolver = Resolver(Catalog(self.store))
+        for trial in trials:
+            log, has_ended = self._log(self._watched(halving, trial), resolver)
+            value_of = _final_value if has_ended else _known_value
+            if (value := value_of(log, halving.goal, at)) is not None:
+                trial.held_out[at] = value
+
+    def _log(self, step: Step, resolver: Resolver) -> tuple[Sequence[Mapping[str, Any]], bool]:
+        """What a step has logged, and whether that is all."""
+        made = None
+        for above in topological([step]):  # a key needs what its inputs turned out to be
+            made = resolver.artifact(above)
+        if made is not None and (log := Made(made, self.store).records(METRICS)):
+            return log, True
+        resolved = resolver.key_and_recipe(step)  # also of an artifact whose data is gone
+        log = unfinished_log(self.store, step.name, resolved[0]) if resolved else []
+        return log, False
+
+    def _finish(self, trials: Sequence[Trial]) -> dict[str, Made]:
+        """Run trials to their end."""
+        if unknown := [trial for trial in trials if trial.value is None]:
+            self._say(unknown, "to the end")
+        made = self._advance({self._label(t): self._roots[t.number] for t in trials}, {})
+        for trial in trials:
+            result = made.get(self._label(trial))
+            trial.has_failed = result is None
+            trial.value = None if result is None else self._value(result)
+        self._require_some(trials)
+        return made
+
+    def _value(self, result: Made) -> float:
+        metric = self.study.goal.metric
+        value = result.metrics.get(metric)
+        if is_interval(value):
+            value = value["value"]
+        if not is_number(value):
+            known = [n for n, v in result.metrics.items() if is_number(v) or is_interval(v)]
+            raise TemperError(
+                f"--metric {self.study.goal}: {self.study.goal.owner} has no number of this name; "
+                f"{hint(metric, known)}"
+            )
+        return float(value)
+
+    def _advance(self, roots: Mapping[str, Step], pauses: Mapping[str, Pause]) -> dict[str, Made]:
+        if not roots:
+            return {}
+        return advance(roots, self.store, pauses, self.jobs, self.console, self.launcher)
+
+    def _require_some(self, trials: Sequence[Trial]) -> None:
+        if trials and all(trial.has_failed for trial in trials):
+            raise TemperError(
+                f"tune: all of {len(trials)} trials failed; what they say of it stands above"
+            )
+
+    def _say(self, trials: Sequence[Trial], what: str) -> None:
+        numbers = ", ".join(f"#{trial.number}" for trial in trials)
+        self.console.print(f"\n[bold]trials {numbers}[/]: {what}", highlight=False)
+
+    def _label(self, trial: Trial) -> str:
+        return self._labels[trial.number]
+
+
+def _known_value(log: Sequence[Mapping[str, Any]], goal: Goal, at: int) -> float | None:
+    """The first value of a log from a rung on."""
+    values = (record.get(goal.metric) for record in log if record.get("step", 0) >= at)
+    return next((float(value) for value in values if is_number(value)), None)
+
+
+def _final_value(log: Sequence[Mapping[str, Any]], goal: Goal, at: int) -> float:
+    """The same of a step that has ended, perhaps before the rung: its last value then.
+
+    Raises:
+        TemperError: it has told none.
+    """
+    values = [record[goal.metric] for record in log if is_number(record.get(goal.metric))]
+    if not values:
+        known = dict.fromkeys(n for record in log for n, v in record.items() if is_number(v))
+        raise TemperError(
+            f"--stop-on {goal}: {goal.owner} has told no such value; {hint(goal.metric, [*known])} "
+            "A held-out value needs data that is held out, and eval_every_steps"
+        )
+    value = _known_value(log, goal, at)
+    return float(values[-1]) if value is None else value

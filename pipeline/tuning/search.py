@@ -1,0 +1,225 @@
+"""Which trials come next, and which go on: functions of what the trials came to, and of a seed.
+
+Trials are asked for in *batches*. Those of a batch do not know of each other; those of the next one
+do (``tpe``). With *halving*, all trials of a batch go as far as the first rung, a number of updates
+after which a held-out value of theirs is compared; the best part of all that have come so far goes
+on to the next rung, and from the last one to its end. This is ASHA (Li et al. 2020, *A System for
+Massively Parallel Hyperparameter Tuning*) in batches, and with a single batch successive halving
+(Jamieson and Talwalkar 2016). No clock and no order of arrival has a say: the same seed gives the
+same trials, whatever the store holds, however many run at once.
+"""
+
+import itertools
+import math
+import re
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import TemperError
+from pipeline.text import hint
+from pipeline.tuning.space import Space, require_optuna
+
+SAMPLERS = ("tpe", "random", "grid")
+_FALLS = re.compile(r"(.*[/_])?(\w*loss(/.*)?|kl|perplexity)")
+"""Names of metrics of which less is better, unless somebody says otherwise."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A number to make large or small: a metric of a result, or of a step while it runs."""
+
+    owner: str
+    metric: str
+    minimize: bool
+
+    @classmethod
+    def parse(cls, text: str, owners: Collection[str], option: str) -> "Goal":
+        """``OWNER.METRIC``, with ``:min`` or ``:max``; the owner may be left out if there is one.
+
+        Args:
+            owners: the names that an owner may have.
+            option: where the text was given.
+
+        Raises:
+            TemperError: there is no such owner.
+        """
+        name, colon, direction = text.rpartition(":")
+        if colon and direction not in ("min", "max"):
+            raise TemperError(f"{option} {text}: it ends with :min or :max, or without")
+        name = name if colon else text
+        for owner in sorted(owners, key=len, reverse=True):
+            if name.startswith(f"{owner}."):
+                metric = name.removeprefix(f"{owner}.")
+                break
+        else:
+            if len(owners) > 1:
+                known = [*owners]
+                owner, _, metric = name.rpartition(".")
+                advice = hint(owner or name, known)
+                raise TemperError(
+                    f"{option} {text}: say whose it is, as in {known[-1]}.{metric}; {advice}"
+                )
+            (owner,), metric = owners, name
+        falls = _FALLS.fullmatch(metric) is not None
+        return cls(owner, metric, direction == "min" if colon else falls)
+
+    def rank(self, value: float) -> float:
+        """Less for a better value; nothing is worse than what is no number."""
+        if math.isnan(value):
+            return math.inf
+        return value if self.minimize else -value
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.metric}"
+
+
+@dataclass(frozen=True)
+class Halving:
+    """When trials are stopped early.
+
+    Attributes:
+        goal: what is compared: a value that a step tells while it runs.
+        rungs: after how many of its updates, in rising order.
+        reduction: one trial in so many goes on.
+    """
+
+    goal: Goal
+    rungs: tuple[int, ...]
+    reduction: int = 2
+
+    def __post_init__(self) -> None:
+        ascending = all(a < b for a, b in itertools.pairwise((0, *self.rungs)))
+        if not self.rungs or not ascending:
+            raise TemperError(
+                f"--rungs {','.join(map(str, self.rungs)) or 'is missing'}: after how many updates "
+                f"are trials compared by {self.goal}? Give rising numbers, as in --rungs 10,20"
+            )
+        if self.reduction < 2:
+            raise TemperError(f"--reduction {self.reduction}: one trial in 2 or more may go on")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is looked for.
+
+    Attributes:
+        trials: how many there are to be, at most.
+        batch: how many are asked for at once. It bears on what is found; how many run at once does
+            not.
+    """
+
+    space: Space
+    goal: Goal
+    trials: int
+    sampler: str = "tpe"
+    seed: int = 0
+    batch: int | None = None
+    halving: Halving | None = None
+
+    def __post_init__(self) -> None:
+        if not self.space:
+            raise TemperError(
+                "tune: no setting varies; give some several values, as in dpo.loss.beta=0.1,0.3 or "
+                "'dpo.loss.beta=interval(0.1,1.0)'"
+            )
+        if self.sampler not in SAMPLERS:
+            raise TemperError(f"--sampler {self.sampler}: known: {', '.join(SAMPLERS)}")
+        for option, value in (("trials", self.trials), ("batch", self.batch)):
+            if value is not None and value < 1:
+                raise TemperError(f"--{option} {value}: at least 1")
+        if self.sampler == "grid":
+            self._require_choices()
+
+    def _require_choices(self) -> None:
+        if endless := [path for path, axis in self.space.items() if not axis.choices]:
+            raise TemperError(
+                f"--sampler grid: {endless[0]} is an interval; give it values, as in 0.1,0.3"
+            )
+
+    @property
+    def in_batch(self) -> int:
+        """How many are asked for at once: all, if what they come to has no say in the choice."""
+        return self.batch or (4 if self.sampler == "tpe" else self.trials)
+
+
+@dataclass
+class Trial:
+    """One point of the space, and what is known of it.
+
+    Attributes:
+        drawn: by path, what was drawn: as Optuna knows it.
+        settings: by path, the values that this means.
+        held_out: the value at each rung that it has come to.
+        rung: how many rungs it was let past.
+        value: of the goal, at its end.
+    """
+
+    number: int
+    drawn: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    held_out: dict[int, float] = field(default_factory=dict)
+    rung: int = 0
+    value: float | None = None
+    has_failed: bool = False
+
+    @property
+    def state(self) -> str:
+        if self.has_failed:
+            return "failed"
+        return "stopped" if self.value is None else "done"
+
+
+def ask(study: Study, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """The points of the next batch; fewer or none when the grid or the number of trials is used
+    up."""
+    count = min(study.in_batch, study.trials - len(trials))
+    if study.sampler == "grid":
+        paths = [*study.space]
+        values = [[*study.space[path].choices] for path in paths]
+        points = itertools.islice(itertools.product(*values), len(trials), len(trials) + count)
+        return [dict(zip(paths, point, strict=True)) for point in points]
+    return _asked(study, trials, count)
+
+
+def _asked(study: Study, trials: Sequence[Trial], count: int) -> list[dict[str, Any]]:
+    """What Optuna's sampler says, which knows nothing but these trials and the seed."""
+    optuna = require_optuna()
+    seed = study.seed + len(trials)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        if study.sampler == "tpe":
+            sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        else:
+            sampler = optuna.samplers.RandomSampler(seed=seed)
+        direction = "minimize" if study.goal.minimize else "maximize"
+        told = optuna.create_study(direction=direction, sampler=sampler)
+        distributions = {path: axis.distribution for path, axis in study.space.items()}
+        told.add_trials([_told(study, trial, distributions) for trial in trials])
+        asked = [told.ask(distributions) for _ in range(count)]
+    return [{p: study.space[p].rounded(v) for p, v in trial.params.items()} for trial in asked]
+
+
+def _told(study: Study, trial: Trial, distributions: Mapping[str, Any]) -> Any:
+    """A trial as Optuna keeps it."""
+    optuna = require_optuna()
+    states = optuna.trial.TrialState
+    state = {"done": states.COMPLETE, "stopped": states.PRUNED, "failed": states.FAIL}[trial.state]
+    flip = study.halving is not None and study.halving.goal.minimize != study.goal.minimize
+    return optuna.trial.create_trial(
+        state=state,
+        value=trial.value,
+        params=dict(trial.drawn),
+        distributions=dict(distributions),
+        intermediate_values={at: -v if flip else v for at, v in trial.held_out.items()},
+    )
+
+
+def promote(halving: Halving, trials: Sequence[Trial], rung: int) -> None:
+    """Let the best of all trials that have come to a rung go past it. Who was let past stays so."""
+    at = halving.rungs[rung]
+    come = [trial for trial in trials if at in trial.held_out]
+    come.sort(key=lambda trial: (halving.goal.rank(trial.held_out[at]), trial.number))
+    for trial in come[: max(1, len(come) // halving.reduction)]:
+        trial.rung = max(trial.rung, rung + 1)

@@ -1,0 +1,256 @@
+"""Runs one attempt of one step: ``python -m pipeline.worker.attempt SPEC``.
+
+The worker reads the spec from the store, runs the step function, and writes its files and a
+report into the attempt's folder. It never commits: the driver does, once it has the report. So a
+worker may run on any machine that sees the store and has the code, and may die at any moment.
+
+There is one worker on each node of a step. It stages and checks inputs and scratch once for all
+ranks of the node, starts them where there are several, and passes on the request to leave. The
+first node's worker reports; the others report only what made them fail. ``docs/workers.md`` is the
+contract for whoever writes another.
+"""
+
+import contextlib
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from pipeline.dag.artifact import Artifact
+from pipeline.dag.canonical import resolve_reference
+from pipeline.dag.inputs import forget_sources, source_identity
+from pipeline.errors import TemperError
+from pipeline.store.layout import Store
+from pipeline.store.staging import Staging
+from pipeline.wire.launcher import PREEMPTED, REFUSED
+from pipeline.wire.lifeline import exit_with_driver
+from pipeline.wire.presence import beating, begin, join
+from pipeline.wire.spec import InputSpec, Report, StepSpec
+from pipeline.worker.calling import Code, WorkerOutput, call, join_step, packages_in_use
+from pipeline.worker.content import DamagedInput, check_input, describe_files, fetch_input
+from pipeline.worker.failure import failure_of
+from pipeline.worker.spending import of_devices, spent
+from pipeline.worker.stopping import Stopping
+from pipeline.worker.telling import Teller
+from pipeline.worker.torchrun import ALONE, Node, RankResult, run_ranks, this_node
+
+PEERS_SECONDS = 5.0
+"""In which all nodes of a step learn that they are to leave."""
+
+
+def main(spec_url: str, stopping: Stopping | None = None) -> int:
+    """Run the attempt that a spec describes; 0 if it can be committed.
+
+    Other statuses: 1 after an error, 75 when told to leave, 76 if the attempt is not this one's.
+    """
+    exit_with_driver()
+    fs, path = fsspec.url_to_fs(spec_url)
+    spec = StepSpec.from_json(fs.cat_file(path))
+    store = Store(spec.store)
+    stopping = stopping or Stopping()
+    stopping.grace = spec.grace
+    if spec.seconds is not None:
+        stopping.ask_after(spec.seconds)
+    node = this_node()
+    claim = begin if node.index == 0 else join
+    if spec.detached and not claim(store, spec.attempt, node.master):
+        print("this attempt was begun by another process, or given up", flush=True)
+        return REFUSED
+    stopping.report = lambda: _report_leaving(store, spec, node)
+    if node.index > 0:
+        return _help(spec, store, stopping, node)
+    with beating(store, spec.attempt) if spec.detached else contextlib.nullcontext():
+        try:
+            report = run_attempt(spec, store, stopping, node)
+        except Exception as error:
+            report = _failed(spec, store, stopping, error)
+        store.objects.replace(f"{spec.attempt}/report.json", report.to_json())
+    if report.error is None:
+        return 0
+    return PREEMPTED if report.preempted else 1
+
+
+def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = ALONE) -> Report:
+    """Run the step function on its inputs and describe what it wrote."""
+    teller = Teller(store, spec)
+    with contextlib.ExitStack() as stack:
+        with teller.watching() if _is_one_process(spec) else contextlib.nullcontext():
+            code = stack.enter_context(Code(spec))
+            content = stack.enter_context(_content_folder(store, spec))
+            ran = _run(spec, store, stopping, node, code, content, stack, teller)
+        discovered = code.discovered()
+        _check_sources(spec)
+        files = describe_files(content)
+        if not store.is_local:
+            store.objects.upload(content, f"{spec.attempt}/content")
+    result, staging = ran.result, ran.staging
+    took = spent(result.devices, spec.nodes * spec.processes, ran.resumed)
+    return Report(
+        files=files,
+        metrics=result.metrics,
+        provenance={**_provenance(result.packages), "spent": took},
+        code=code.closure.units,
+        discovered=discovered,
+        staged=staging is not None and staging.is_used,
+    )
+
+
+def _help(spec: StepSpec, store: Store, stopping: Stopping, node: Node) -> int:
+    """Run the ranks of a node other than the first, which reports unless this one fails."""
+    try:
+        with contextlib.ExitStack() as stack:
+            code = stack.enter_context(Code(spec))
+            content = stack.enter_context(_content_folder(store, spec))
+            _run(spec, store, stopping, node, code, content, stack, Teller(store, spec))
+    except Exception as error:
+        report = _failed(spec, store, stopping, error)
+        if report.preempted:
+            stopping.report()
+            return PREEMPTED
+        store.objects.replace(f"{spec.attempt}/report-{node.index}.json", report.to_json())
+        return 1
+    return 0
+
+
+def _failed(spec: StepSpec, store: Store, stopping: Stopping, error: Exception) -> Report:
+    """The report of an exception, which the log has whole, unless it is how a step leaves."""
+    told = _is_told_to_leave(spec, stopping)
+    places = [store.root] if store.is_local else []
+    failure = failure_of(error, spec.function.partition(":")[0], places)
+    if told and not failure.excerpt:
+        print(failure.message, flush=True)
+    else:
+        traceback.print_exc()
+    return Report(
+        failure.message,
+        error.position if isinstance(error, DamagedInput) else None,
+        told,
+        paused=not failure.excerpt and stopping.is_pause(error),
+        excerpt=failure.excerpt,
+        provenance=_provenance(packages_in_use()),
+    )
+
+
+def _is_told_to_leave(spec: StepSpec, stopping: Stopping) -> bool:
+    """Whether that is why a step has failed. On several nodes, the others may have been told a
+    moment ago, and have left this one alone."""
+    return stopping.is_asked_within(PEERS_SECONDS if spec.nodes > 1 else 0.0)
+
+
+def _report_leaving(store: Store, spec: StepSpec, node: Node) -> None:
+    """Leave word, beside an exit status that any step can end with, that this process was told."""
+    report = Report("the worker was told to leave", preempted=True)
+    with contextlib.suppress(OSError):
+        name = f"report-{node.index}.json" if node.index else "report.json"
+        store.objects.replace(f"{spec.attempt}/{name}", report.to_json())
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What a node has to say of a step that it ran, and whether it went on from scratch."""
+
+    result: RankResult
+    staging: Staging | None
+    resumed: bool
+
+
+def _is_one_process(spec: StepSpec) -> bool:
+    return spec.nodes * spec.processes == 1
+
+
+def _run(
+    spec: StepSpec,
+    store: Store,
+    stopping: Stopping,
+    node: Node,
+    code: Code,
+    content: Path,
+    stack: contextlib.ExitStack,
+    teller: Teller,
+) -> "_Ran":
+    """Call the step function in this process, or in the ranks of this node."""
+    inputs = [
+        stack.enter_context(_local_input(store, position, entry))
+        for position, entry in enumerate(spec.inputs)
+    ]
+    scratch, staging = store.scratch_path(spec.step, spec.key, spec.epoch), None
+    with contextlib.ExitStack() as keeping:
+        if not store.is_local:
+            remote = store.staged_scratch(spec.step, spec.key)
+            staging = Staging(store.objects, scratch, remote, spec.epoch, node.index, spec.nodes)
+            keeping.enter_context(staging.running())
+            stopping.leave = staging.keep_at_last
+        scratch.mkdir(parents=True, exist_ok=True)
+        resumed = any(scratch.iterdir())
+        if _is_one_process(spec):
+            output = WorkerOutput(store, teller, content, scratch, stopping, spec.pause)
+            metrics = call(code.function, spec, output, inputs)
+            result = RankResult(metrics, packages_in_use(), of_devices())
+        else:
+            result = run_ranks(spec, node, content, scratch, inputs, stopping)
+    stopping.heeded = True  # what is left to do fits into the grace
+    return _Ran(result, staging, resumed)
+
+
+@contextlib.contextmanager
+def _content_folder(store: Store, spec: StepSpec) -> Iterator[Path]:
+    if store.is_local:
+        folder = Path(spec.attempt) / "content"
+        if spec.nodes == 1 and folder.exists():
+            shutil.rmtree(folder)  # of a warm worker that has begun again in a fresh interpreter
+        folder.mkdir(parents=True, exist_ok=spec.nodes > 1)
+        yield folder
+    else:
+        with tempfile.TemporaryDirectory(prefix="temper-output-") as folder:
+            yield Path(folder)
+
+
+@contextlib.contextmanager
+def _local_input(store: Store, position: int, entry: InputSpec) -> Iterator[Artifact]:
+    def artifact(path: str) -> Artifact:
+        check_input(position, entry, Path(path))
+        kind: type[Artifact] = resolve_reference(entry.kind)
+        return kind(Path(path), entry.step, entry.digest)
+
+    if store.is_local:
+        yield artifact(entry.content)
+    else:
+        with tempfile.TemporaryDirectory(prefix="temper-input-") as folder:
+            fetch_input(store, position, entry, Path(folder))
+            yield artifact(folder)
+
+
+def _check_sources(spec: StepSpec) -> None:
+    """Refuse a result made from a file that is no longer what the key says it was."""
+    forget_sources()
+    for url, identity in spec.files.items():
+        if source_identity(url) != identity:
+            raise TemperError(f"{url} changed while the experiment ran; run it again")
+
+
+def _provenance(packages: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "packages": packages,
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+if __name__ == "__main__":
+    listening = Stopping()
+    listening.listen()
+    status = main(sys.argv[1], listening)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a thread that the step left behind keeps nobody waiting, and writes no more
+elif __name__ == "__mp_main__":  # a process that a step has spawned
+    join_step()

@@ -1,0 +1,206 @@
+"""Calling a step function, in a worker or in each of its ranks: its code, arguments and output.
+
+What happens here is the same for a step of one process and for every rank of one with many.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from pipeline.code import Closure
+from pipeline.code.modules import SHIPPED_STEPS, in_library
+from pipeline.dag.artifact import Artifact
+from pipeline.dag.canonical import resolve_reference, restore
+from pipeline.dag.step import Metrics, StepFunction, look_again
+from pipeline.errors import TemperError
+from pipeline.observed.discovery import discover, home_of, started_python
+from pipeline.observed.observation import Observation, Rules, unobserved
+from pipeline.observed.snapshot import Snapshot
+from pipeline.plan.why import code_changes
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import Store
+from pipeline.store.manifest import Discovered, Manifest
+from pipeline.wire.spec import InputSpec, Pause, StepSpec
+from pipeline.worker.stopping import Stopping
+from pipeline.worker.telling import Teller
+
+RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
+
+
+class Code:
+    """The code of a step in its worker: what the key says it is, and what of it ran.
+
+    The worker observes itself from here on. It, and whatever it starts that joins the observation,
+    imports project code from the bytes that the closure was read from, so that the source may be
+    edited for the next experiment while this one goes on with what it was started with.
+
+    Raises:
+        TemperError: it was edited since the experiment began.
+    """
+
+    def __init__(self, spec: StepSpec):
+        self._spec = spec
+        module = spec.function.partition(":")[0]
+        try:
+            self.observation = Observation.begin(_rules(spec, module))
+        except OSError as error:
+            raise TemperError(
+                f"there is no room in {tempfile.gettempdir()} to note what the step depends on "
+                f"({error}); make some, or set TMPDIR to another folder"
+            ) from error
+        snapshot = Snapshot(self.observation)
+        snapshot.install()
+        try:
+            self.function: StepFunction = resolve_reference(spec.function)
+            self.closure = _check_code(spec, self.function)
+            snapshot.adopt(self.closure.sources)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> "Code":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Snapshot.uninstall()
+        self.observation.forget()
+
+    def discovered(self) -> Discovered:
+        """What the step turned out to depend on besides its key, once it has run.
+
+        Raises:
+            TemperError: the code was edited, and the step has started a process that read it anew.
+        """
+        self.observation.end()
+        if started_python(self.observation):
+            _check_code(self._spec, self.function)
+        return discover(self.observation, home_of(self.function), self.closure)
+
+
+def join_step() -> None:
+    """Let this process, which a step has started, import the step's code as its worker does, and
+    be observed; nothing, if no step has."""
+    if (observation := Observation.join()) is not None:
+        Snapshot(observation).install()
+
+
+def call(
+    function: StepFunction, spec: StepSpec, output: "WorkerOutput", inputs: Sequence[Artifact]
+) -> Metrics:
+    """Call the step function; its metrics.
+
+    Raises:
+        TemperError: the metrics cannot be kept.
+    """
+    arguments = {name: restore(value, inputs.__getitem__) for name, value in spec.arguments.items()}
+    output.origins = dict(zip(inputs, spec.inputs, strict=True))
+    started_in = os.getcwd()
+    metrics = function.function(output, **arguments) or {}
+    os.chdir(started_in)  # what is checked after this may be named relative to it
+    _check_metrics(spec.step, metrics)
+    return metrics
+
+
+def packages_in_use() -> dict[str, str]:
+    """The versions of the libraries that are recorded with a result, as far as it imported them."""
+    used = (name for name in RECORDED_PACKAGES if name in sys.modules)
+    return {name: metadata.version(name) for name in used}
+
+
+class WorkerOutput:
+    """The ``out`` of a running step function; see :class:`pipeline.dag.step.Output`."""
+
+    def __init__(
+        self,
+        store: Store,
+        teller: Teller,
+        path: Path,
+        scratch: Path,
+        stopping: Stopping,
+        pause: Pause | None,
+    ):
+        self.path = path
+        self.scratch = scratch
+        self.catalog = Catalog(store)
+        self.origins: Mapping[Artifact, InputSpec] = {}
+        self._stopping = stopping
+        self._store = store
+        self._pause = pause
+        self._teller = teller
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.asked()
+
+    def origin(self, artifact: Artifact) -> Manifest:
+        path = self.origins[artifact].content.removeprefix(f"{self._store.root}/")
+        _, step, key, attempt, *_ = path.split("/")
+        made = (m for m in self.catalog.history(step) if (m.key, m.attempt) == (key, attempt))
+        return next(made)
+
+    def progress(self, done: float, total: float | None, metrics: Metrics | None = None) -> None:
+        if self._pause is not None and self._pause.is_reached(done, metrics or {}):
+            self._stopping.paused = True
+        self._teller.progress(done, total, metrics)
+
+
+def _rules(spec: StepSpec, module: str) -> Rules:
+    """What counts of all that a step may open."""
+    store = Store(spec.store)
+    scratch = store.scratch_path(spec.step, spec.key, spec.epoch)
+    inputs = [entry.content for entry in spec.inputs] if store.is_local else []
+    urls = [url.removeprefix("file://") for url in spec.files]
+    files = [url for url in urls if "://" not in url]
+    known = [str(scratch), *inputs, *files, *([store.root] if store.is_local else [])]
+    package = module.partition(".")[0]
+    return Rules.of(package, project_roots(package), known)
+
+
+def project_roots(package: str) -> list[str]:
+    """Folders of project code for a step of that package: whatever Python looks through that is no
+    library, and the package, wherever it lies."""
+    folders = [entry for entry in sys.path if os.path.isdir(entry)]
+    with contextlib.suppress(OSError):  # somebody has deleted it
+        folders.append(os.getcwd())
+    roots = [folder for folder in folders if not in_library(f"{folder}/any.py")]
+    if (spec_of := PathFinder.find_spec(package)) and in_library(spec_of.origin or ""):
+        roots += spec_of.submodule_search_locations or ()
+    return [*roots, SHIPPED_STEPS]
+
+
+def _check_code(spec: StepSpec, function: StepFunction) -> Closure:
+    """The source that runs; refuses one that is no longer what the key says it was."""
+    look_again()
+    types = frozenset(map(resolve_reference, spec.types))
+    with unobserved():
+        found = function.closure(types)
+    if spec.code is not None and found.units != spec.code:
+        changes = ", ".join(code_changes(spec.code, found.units)[:3])
+        raise TemperError(
+            f"code was edited while the experiment ran ({changes}); run it again, or undo the edit "
+            "and it goes on from its scratch"
+        )
+    return found
+
+
+def _check_metrics(step: str, metrics: Any) -> None:
+    """Refuse what could not be stored or shown; it would spoil every later run."""
+    try:
+        if not isinstance(metrics, dict) or not all(isinstance(name, str) for name in metrics):
+            raise TypeError("not a dict with names")
+        json.dumps(metrics, allow_nan=False, ensure_ascii=False).encode()
+        notices = metrics.get("notices", [])
+        if not (isinstance(notices, list) and all(isinstance(n, str) for n in notices)):
+            raise TypeError("notices is not a list of strings")
+    except (TypeError, ValueError) as error:
+        raise TemperError(
+            f"step {step} returned metrics that cannot be kept ({error}): {metrics!r}; "
+            "return a dict of numbers, strings, lists and dicts"
+        ) from error

@@ -1,0 +1,242 @@
+"""Packages that a worker's parent has imported, out of the worker's sight until its step imports
+them.
+
+A warm worker is to be as one that was started afresh. So what its parent imported is taken out of
+``sys.modules``, and a finder stands before all others. When the step imports one of these packages,
+the finder shows it, with those that it imported in turn, if all that an import may depend on is as
+it was when the parent imported it: the environment, the folder, where and how Python looks for
+modules. If the step's code has changed any of that before, the worker is started afresh after all.
+"""
+
+import builtins
+import copy
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from pipeline.code.modules import in_library
+
+_OURS = "TEMPER_"
+"""How variables begin that pass between driver and worker: no library reads them."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What importing libraries has left in a process.
+
+    Attributes:
+        modules: those that were loaded, by name, in order.
+        needs: for a package, the packages that its modules imported.
+        environment: for a package, variables that its import has set, and (``None``) deleted.
+        in_vain: packages that were looked for, and that there are not.
+    """
+
+    modules: dict[str, ModuleType] = field(default_factory=dict)
+    needs: dict[str, set[str]] = field(default_factory=dict)
+    environment: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    in_vain: set[str] = field(default_factory=set)
+
+    def hide(self, start_afresh: Callable[[str], Any]) -> None:
+        """Take the modules out of sight, and what imports did to the environment back.
+
+        Args:
+            start_afresh: called with the reason, and does not return, if they cannot be shown.
+        """
+        for name in self.modules:
+            sys.modules.pop(name, None)
+        for changed in self.environment.values():
+            _change(os.environ, {name: STARTED_WITH.get(name) for name in changed})
+        _Finder(self, start_afresh).stand_first()
+
+    def with_needs(self, package: str) -> set[str]:
+        """A package and those that it imported, directly or through others."""
+        found, pending = {package}, [package]
+        while pending:
+            new = self.needs.get(pending.pop(), set()) - found
+            found |= new
+            pending += new
+        return found
+
+
+STARTED_WITH = dict(os.environ)
+"""The environment of this process as it was started."""
+
+
+@contextmanager
+def noting(imported: Imported, package: str) -> Iterator[None]:
+    """Note what the import of a package, within the block, leaves behind."""
+    modules, environment = set(sys.modules), dict(os.environ)
+    plain, asked = builtins.__import__, _Asked()
+
+    def noted(name: str, globals: Any = None, *rest: Any, **named: Any) -> Any:
+        importer = _top((globals or {}).get("__name__") or "")
+        level = rest[2] if len(rest) > 2 else named.get("level", 0)
+        if not level and importer != (package := _top(name)):
+            imported.needs.setdefault(importer, set()).add(package)
+        return plain(name, globals, *rest, **named)
+
+    builtins.__import__ = noted
+    sys.meta_path.insert(0, asked)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        builtins.__import__ = plain
+        sys.meta_path.remove(asked)  # type: ignore[arg-type]
+        absent = (name for name in asked.packages - sys.modules.keys() if not _is_there(name))
+        imported.in_vain.update(absent)
+        for name, module in sys.modules.items():
+            if name not in modules and _is_hidden(name, module):
+                imported.modules[name] = module
+        changed = {n for n, _ in os.environ.items() ^ environment.items()}
+        imported.environment.setdefault(package, {}).update((n, os.environ.get(n)) for n in changed)
+
+
+def _is_hidden(name: str, module: ModuleType) -> bool:
+    """Whether a module is a library's. Those of the standard library stay in sight, and so do those
+    that compiled modules of several libraries make up and share, such as ``cython_runtime``."""
+    if _top(name) in sys.stdlib_module_names or name == "__mp_main__":
+        return False
+    return "." in name or getattr(module, "__spec__", None) is not None
+
+
+class _Asked:
+    """A finder that finds nothing, and knows for which packages it was asked."""
+
+    def __init__(self) -> None:
+        self.packages: set[str] = set()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        self.packages.add(_top(name))
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+@dataclass(frozen=True)
+class _Circumstances:
+    """What an import may depend on, besides the library."""
+
+    environment: dict[str, str]
+    folder: str
+    path: list[str]
+    finders: list[Any]
+    hooks: list[Any]
+    importing: Any
+
+    @classmethod
+    def now(cls) -> "_Circumstances":
+        variables = {n: value for n, value in os.environ.items() if not n.startswith(_OURS)}
+        folder = os.getcwd()
+        path, hooks = [*sys.path], [*sys.path_hooks]
+        finders = [finder for finder in sys.meta_path if not _is_of_library(finder)]
+        return cls(variables, folder, path, finders, hooks, builtins.__import__)
+
+    def change(self) -> str | None:
+        """What is different now, if anything is."""
+        now = _Circumstances.now()
+        if differing := now.environment.items() ^ self.environment.items():
+            return f"the environment variable {min(name for name, _ in differing)}"
+        told = {"folder": "the working folder", "path": "sys.path"}
+        for what in ("folder", "path", "finders", "hooks", "importing"):
+            if getattr(now, what) != getattr(self, what):
+                return told.get(what, "how modules are found")
+        return None
+
+
+def _is_of_library(finder: Any) -> bool:
+    """Whether a library has put a finder there, for modules of its own."""
+    module = sys.modules.get(getattr(finder, "__module__", None) or "")
+    return in_library(getattr(module, "__file__", None) or "")
+
+
+class _Finder:
+    """Stands first in ``sys.meta_path``."""
+
+    def __init__(self, imported: Imported, start_afresh: Callable[[str], Any]):
+        self._imported, self._start_afresh = imported, start_afresh
+        self._left = dict(imported.modules)
+        self._lock = threading.RLock()
+
+    def stand_first(self) -> None:
+        """From here on, until all is shown."""
+        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        self._known = set(sys.modules)
+        self._expected = _Circumstances.now()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """To look for a module is not to import it: nothing is shown yet."""
+        module = self._left.get(name)
+        if module is None or module.__spec__ is None:
+            return None
+        spec = copy.copy(module.__spec__)
+        spec.loader = _Shown(module, self)  # type: ignore[assignment]
+        return spec
+
+    def show(self, name: str) -> None:
+        """Show the package of a module.
+
+        Does not return if what an import depends on has changed.
+        """
+        with self._lock:
+            if name not in self._left:
+                return
+            if (change := self._made_up() or self._expected.change()) is not None:
+                self._start_afresh(f"{change} was changed before {_top(name)} was imported")
+            packages = self._imported.with_needs(_top(name))
+            for shown in [shown for shown in self._left if _top(shown) in packages]:
+                sys.modules[shown] = self._left.pop(shown)
+            for package in packages:
+                changed = self._imported.environment.get(package, {})
+                _change(os.environ, changed)
+                _change(self._expected.environment, changed)
+            if not self._left:
+                sys.meta_path.remove(self)  # type: ignore[arg-type]
+
+    def _made_up(self) -> str | None:
+        """A module that the step's code has put in the place of one that is to be imported."""
+        for name in list(sys.modules):
+            is_new = name not in self._known
+            if name in self._left or (is_new and name in self._imported.in_vain):
+                return f"sys.modules[{name!r}]"
+        return None
+
+
+class _Shown:
+    """The loader of a module that is there already; for the rest, the module's own."""
+
+    def __init__(self, module: ModuleType, finder: _Finder):
+        self._module, self._finder = module, finder
+        self._spec = module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        self._finder.show(spec.name)
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # not the one by which it was found now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._spec.loader if self._spec else None, name)
+
+
+def _change(environment: Any, to: Mapping[str, str | None]) -> None:
+    for name, value in to.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]

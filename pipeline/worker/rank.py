@@ -1,0 +1,103 @@
+"""One rank of a step on several devices: ``python -m pipeline.worker.rank CALL``, under
+``torchrun``."""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.dag.artifact import Artifact
+from pipeline.dag.canonical import resolve_reference
+from pipeline.dag.step import Metrics
+from pipeline.store.layout import Store
+from pipeline.wire.launcher import PREEMPTED
+from pipeline.wire.spec import StepSpec
+from pipeline.worker.calling import WorkerOutput, call, join_step, packages_in_use
+from pipeline.worker.failure import failure_of
+from pipeline.worker.spending import of_devices
+from pipeline.worker.stopping import Stopping
+from pipeline.worker.telling import Teller
+from pipeline.worker.torchrun import PAUSED, RankCall
+
+ALIVE_SECONDS = 0.5
+
+
+def main(path: str) -> int:
+    """Call the step function; 0 if that went well."""
+    stopping = Stopping()
+    stopping.listen()
+    join_step()
+    told = RankCall(**json.loads(Path(path).read_text()))
+    _end_with(told.worker)
+    spec = StepSpec.from_json(told.spec.encode())
+    stopping.grace = spec.grace
+    rank, answers = int(os.environ["RANK"]), Path(told.answers)
+    stopping.leave = (answers / f"left-{rank}").touch
+    try:
+        metrics = _call(told, spec, stopping, is_first=rank == 0)
+    except Exception as error:
+        failure = failure_of(error, spec.function.partition(":")[0])
+        if stopping.is_asked and not failure.excerpt:
+            print(failure.message, flush=True)
+        else:
+            traceback.print_exc()
+        said = {"rank": rank, "time": time.time(), "error": failure.message}
+        _write(answers / f"error-{rank}.json", {**said, "excerpt": failure.excerpt})
+        if not failure.excerpt and stopping.is_pause(error):
+            (answers / PAUSED).touch()
+        return PREEMPTED if stopping.is_asked else 1
+    if rank == 0:
+        result = {"metrics": metrics, "packages": packages_in_use(), "devices": of_devices()}
+        _write(answers / "result.json", result)
+    (answers / f"done-{rank}").touch()
+    return 0
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    """Whole or not at all: a rank may be killed at any moment."""
+    (temporary := path.with_suffix(".new")).write_text(json.dumps(value))
+    os.replace(temporary, path)
+
+
+def _call(told: RankCall, spec: StepSpec, stopping: Stopping, is_first: bool) -> Metrics:
+    store = Store(spec.store)
+    teller = Teller(store, spec, is_heard=is_first)
+    output = WorkerOutput(
+        store, teller, Path(told.content), Path(told.scratch), stopping, spec.pause
+    )
+    inputs: list[Artifact] = [
+        resolve_reference(entry["kind"])(Path(entry["path"]), entry["step"], entry["digest"])
+        for entry in told.inputs
+    ]
+    with teller.watching():
+        return call(resolve_reference(spec.function), spec, output, inputs)
+
+
+def _end_with(worker: int) -> None:
+    """End this process with its worker, or with ``torchrun``, which starts ranks in sessions of
+    their own, where a kill of the worker's group does not reach them."""
+    torchrun = os.getppid()
+
+    def watch() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while os.getppid() == torchrun:
+                os.kill(worker, 0)
+                time.sleep(ALIVE_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parents", daemon=True).start()
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+elif __name__ == "__mp_main__":  # a process that a rank has spawned
+    join_step()

@@ -1,0 +1,116 @@
+"""Tells whoever watches how far a step is, and as long as it does not say so itself, what it does.
+
+A step says how far it is through ``out.progress``. Before its first word, and whenever it has been
+silent for a while, a thread looks at what the main thread is in and names that: the library that it
+imports, or the innermost function of the project. It is one small file in scratch, for display
+alone: nothing that goes wrong with it is a reason to fail.
+"""
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from pipeline.code.modules import in_library
+from pipeline.dag.step import Metrics
+from pipeline.store.layout import Store
+from pipeline.wire.spec import StepSpec
+
+PROGRESS_SECONDS, REMOTE_PROGRESS_SECONDS = 0.3, 5.0
+SILENCE_SECONDS = 2.0
+"""After so long without a word of the step its place in the code is told."""
+_CORE = __name__.partition(".")[0]
+_LIBRARIES = ("site-packages", "dist-packages")
+
+
+class Teller:
+    """Writes the progress of one step of a key.
+
+    Args:
+        is_heard: false for a rank that tells nobody.
+    """
+
+    def __init__(self, store: Store, spec: StepSpec, is_heard: bool = True):
+        self._store = store
+        self._path = store.progress_path(spec.step, spec.key)
+        self._interval = PROGRESS_SECONDS if store.is_local else REMOTE_PROGRESS_SECONDS
+        self._is_heard = is_heard
+        self._told: dict[str, Any] = {"done": 0.0, "total": None, "metrics": {}}
+        self._last = self._doing_at = 0.0
+        self._doing = ""
+        self._lock = threading.Lock()
+
+    def progress(self, done: float, total: float | None, metrics: Metrics | None = None) -> None:
+        """Tell how far the step is; cheap enough for every batch."""
+        now = time.monotonic()
+        if not self._is_heard or (now - self._last < self._interval and done != total):
+            return
+        self._last = now
+        with contextlib.suppress(OSError, TypeError, ValueError), self._lock:
+            of = None if total is None else float(total)
+            self._told = {"done": float(done), "total": of, "metrics": dict(metrics or {})}
+            self._write(self._told)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Tell what this thread does while the block runs and the step says nothing."""
+        if not self._is_heard:
+            yield
+            return
+        over = threading.Event()
+        watched = threading.get_ident()
+        with contextlib.suppress(OSError, ValueError, TypeError):  # an earlier attempt's
+            earlier = json.loads(self._store.read(self._path) or b"{}")
+            self._told |= {name: earlier[name] for name in self._told if name in earlier}
+
+        def watch() -> None:
+            while not over.wait(self._interval):
+                self._tell_place(sys._current_frames().get(watched))
+
+        thread = threading.Thread(target=watch, name="telling", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _tell_place(self, frame: FrameType | None) -> None:
+        if time.monotonic() - self._last < SILENCE_SECONDS:
+            self._doing = ""
+            return
+        doing = place_of(frame)
+        if doing and doing != self._doing:
+            with contextlib.suppress(OSError, TypeError, ValueError), self._lock:
+                self._doing = doing
+                self._write({**self._told, "doing": doing})
+
+    def _write(self, told: Mapping[str, Any]) -> None:
+        self._store.objects.replace(self._path, json.dumps(told).encode())
+
+
+def place_of(frame: FrameType | None) -> str:
+    """What a thread does, in words: ``importing torch``, ``in load_model``; empty if it is nowhere
+    in the project."""
+    library = ""
+    while frame is not None:
+        code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+        if code.co_filename.startswith("<frozen importlib") and library:
+            return f"importing {library}"
+        if in_library(code.co_filename):
+            library = _package(code.co_filename) or library
+        elif not code.co_filename.startswith("<") and module.partition(".")[0] != _CORE:
+            return f"in {code.co_name}" if code.co_name != "<module>" else f"importing {module}"
+        frame = frame.f_back
+    return ""
+
+
+def _package(file: str) -> str:
+    """The installed package that a file is of; empty for one of the standard library."""
+    parts = file.replace("\\", "/").split("/")
+    after = [parts[i + 1] for i, part in enumerate(parts[:-1]) if part in _LIBRARIES]
+    return after[-1].removesuffix(".py") if after else ""

@@ -1,0 +1,185 @@
+"""A step on several devices: one process for each, started by ``torchrun`` on every node.
+
+Every rank calls the step function, in a process group that the function itself sets up from the
+environment that ``torchrun`` gives it (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``,
+``MASTER_PORT``). Ranks share the output folder and scratch of their node; what they do there they
+must agree on, and what the ranks of other nodes write into the output is not part of the artifact
+(unless the store is a folder that all nodes share). Metrics and progress are those of rank 0.
+
+Ranks take no lease, write no report and commit nothing: they are a detail of one worker, and end
+with it. ``torchrun`` is told to ignore SIGTERM, which an engine may send to every process of a job
+or to one of them; the worker passes it on as SIGUSR1, once.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.dag.artifact import Artifact
+from pipeline.dag.canonical import reference_to
+from pipeline.dag.step import Metrics
+from pipeline.observed.observation import unobserved
+from pipeline.wire.launcher import MASTER, NODE
+from pipeline.wire.spec import StepSpec
+from pipeline.worker.failure import FailedElsewhere, Failure
+from pipeline.worker.stopping import Stopping
+
+POLL_SECONDS = 0.2
+PAUSED = "paused"
+"""The file by which a rank says that the step has come as far as it is to go for now."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine of those a step runs on."""
+
+    index: int
+    master: str
+
+
+ALONE = Node(0, "")
+
+
+def this_node() -> Node:
+    """The node of this process."""
+    return Node(int(os.environ.get(NODE, "0")), os.environ.get(MASTER, ""))
+
+
+@dataclass(frozen=True)
+class RankCall:
+    """What the ranks of a node are told: where the worker has put what they need."""
+
+    spec: str
+    content: str
+    scratch: str
+    inputs: tuple[dict[str, str], ...]
+    answers: str
+    worker: int
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What rank 0 has to say once all is done; on a node without it, nothing."""
+
+    metrics: Metrics = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    devices: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run_ranks(
+    spec: StepSpec,
+    node: Node,
+    content: Path,
+    scratch: Path,
+    inputs: Sequence[Artifact],
+    stopping: Stopping,
+) -> RankResult:
+    """Call the step function in every rank of this node.
+
+    Raises:
+        FailedElsewhere: saying which rank failed first, and why.
+    """
+    with tempfile.TemporaryDirectory(prefix="temper-ranks-") as folder:
+        call = RankCall(
+            spec=spec.to_json().decode(),  # whole, secrets too: the folder is ours alone
+            content=str(content.resolve()),
+            scratch=str(scratch.resolve()),
+            inputs=tuple(_portable(artifact) for artifact in inputs),
+            answers=folder,
+            worker=os.getpid(),
+        )
+        path = Path(folder) / "call.json"
+        path.write_text(json.dumps(asdict(call)))
+        status = _torchrun(spec, node, path, stopping)
+        if status != 0:
+            stopping.paused = (Path(folder) / PAUSED).exists()
+            first = node.index * spec.processes
+            ranks = range(first, first + spec.processes)
+            raise FailedElsewhere(_first_failure(Path(folder), ranks, status))
+        if node.index > 0:
+            return RankResult()
+        return RankResult(**json.loads((Path(folder) / "result.json").read_text()))
+
+
+def _torchrun(spec: StepSpec, node: Node, call: Path, stopping: Stopping) -> int:
+    where = ["--standalone"]
+    if spec.nodes > 1:
+        host, _, port = node.master.rpartition(":")
+        where = ["--nnodes", str(spec.nodes), "--node-rank", str(node.index)]
+        where += ["--master-addr", host, "--master-port", port]
+    command = [sys.executable, "-m", "torch.distributed.run", *where]
+    command += ["--nproc-per-node", str(spec.processes), "--max-restarts", "0"]
+    grace = str(int(spec.grace))
+    command = ["sh", "-c", 'trap "" TERM; exec "$@"', "sh", *command]
+    environment = {
+        **os.environ,
+        "PYTHONSAFEPATH": "1",  # as the worker: the folder we are in is not looked at first
+        # what it passes on, and how long it waits then; by newer versions read as options
+        **dict.fromkeys(("TORCHELASTIC_SIGNALS_TO_HANDLE", "PET_SIGNALS_TO_HANDLE"), "SIGUSR1"),
+        **dict.fromkeys(("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "PET_SHUTDOWN_TIMEOUT"), grace),
+    }
+    with unobserved():  # the ranks say themselves what they do
+        process = subprocess.Popen(
+            [*command, "-m", "pipeline.worker.rank", str(call)],
+            env=environment,
+            pass_fds=_devices(),
+        )
+    stopping.heeded = True  # the ranks know whether to wait; they leave at once if not
+    over = threading.Event()
+
+    def pass_on() -> None:
+        while not over.wait(POLL_SECONDS):
+            if stopping.is_asked:
+                process.send_signal(signal.SIGUSR1)
+                return
+
+    threading.Thread(target=pass_on, name="ranks", daemon=True).start()
+    try:
+        return process.wait()
+    finally:
+        over.set()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+def _devices() -> tuple[int, ...]:
+    """Open files that mark devices as taken: held until the last rank has ended."""
+    kept = []
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError):
+            if "/temper-devices/" in os.readlink(f"/proc/self/fd/{name}"):
+                kept.append(int(name))
+    return tuple(kept)
+
+
+def _portable(artifact: Artifact) -> dict[str, str]:
+    return {
+        "kind": reference_to(type(artifact)),
+        "path": str(artifact.path.resolve()),
+        "step": artifact.step,
+        "digest": artifact.digest,
+    }
+
+
+def _first_failure(answers: Path, ranks: Iterable[int], status: int) -> Failure:
+    """What the rank said that failed first; the others usually fail because of it."""
+    said = [path.name for path in answers.iterdir()]
+    silent = [r for r in ranks if not {f"error-{r}.json", f"left-{r}", f"done-{r}"} & {*said}]
+    if silent:
+        return Failure(
+            f"rank {silent[0]} was killed, or did not start (torchrun: {status}); see the log"
+        )
+    errors = [json.loads(path.read_text()) for path in answers.glob("error-*.json")]
+    if not errors:
+        return Failure(f"torchrun ended with status {status}; see the log")
+    first = min(errors, key=lambda error: error["time"])
+    return Failure(f"rank {first['rank']}: {first['error']}", tuple(first["excerpt"]))

@@ -1,0 +1,334 @@
+"""The parent of warm workers: ``python -m pipeline.worker.warm``, started by the local launcher.
+
+Most of what a short step costs is importing its libraries. So a parent imports those that several
+steps of a run are certain to import, and forks a worker whenever a launcher asks for one. The
+worker then runs :mod:`pipeline.worker.attempt` as a fresh interpreter does; it finds no library in
+``sys.modules`` until its step imports it (:mod:`pipeline.worker.hidden`).
+
+Forking is safe because the parent only imports, and because that is checked: a library whose import
+leaves a thread, an open file or a signal handler behind, that seeds a generator of random numbers,
+that loads project code or reads a file that counts for results, is left out, and the parent starts
+anew without it. (OpenBLAS starts threads as it is imported and ends them at a fork. So the parent
+forks once before it looks.)
+Workers are forked for steps alone that are certain to import all that the parent has imported.
+Every other step, and every step of which anything is in doubt, gets a fresh interpreter.
+
+The parent ends with its driver. If the parent dies, its workers go on.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import locale
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.machinery import PathFinder
+from itertools import groupby
+from types import ModuleType
+from typing import Any, NoReturn
+
+from pipeline.code.imports import certain_imports
+from pipeline.code.modules import in_library, is_core
+from pipeline.observed.observation import Rules, state_of, witnessed
+from pipeline.wire import forking
+from pipeline.wire.lifeline import ENVIRONMENT
+from pipeline.worker import content, torchrun  # noqa: F401  (what a worker imports anyway)
+from pipeline.worker.calling import project_roots
+from pipeline.worker.hidden import STARTED_WITH, Imported, noting
+
+WORKER = "pipeline.worker.attempt"
+_SIGNALS = sorted(signal.valid_signals())
+_INTERPRETER = 100
+"""How much a new interpreter takes, beside that of a library with so many files."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a parent imports, and for which step functions it forks workers."""
+
+    imports: tuple[str, ...] = ()
+    functions: frozenset[str] = frozenset()
+
+
+def choose(functions: Sequence[str], without: Sequence[str] = ()) -> Choice:
+    """What saves most: what all steps import that import one certain package.
+
+    Args:
+        functions: of the steps that are to run, as often as they are.
+        without: packages that cannot be imported here.
+    """
+    counts = Counter(functions)
+    lists = {
+        function: [i for i in certain_imports(function) if _package(i) not in without]
+        for function in counts
+    }
+    best, most = Choice(), 0
+    for package in sorted({_package(item) for items in lists.values() for item in items}):
+        served = [f for f, items in lists.items() if package in map(_package, items)]
+        shared = [i for i in lists[served[0]] if all(i in lists[other] for other in served)]
+        size = _INTERPRETER + sum(map(_size, {_package(item) for item in shared}))
+        saved = (sum(counts[function] for function in served) - 1) * size
+        if saved > most:
+            shared.sort(key=_size_and_package)  # the small ones are soon tried
+            best, most = Choice(tuple(shared), frozenset(served)), saved
+    return best
+
+
+def import_all(
+    imports: Sequence[str], rules: Rules, packages: Collection[str] = ()
+) -> tuple[Imported, str | None]:
+    """Import libraries; and the first package, if any, whose import must not be forked.
+
+    Args:
+        rules: say which files count for results.
+        packages: of the step functions.
+    """
+    imported = Imported()
+    for package, items in groupby(imports, _package):
+        before = _Traces.now()
+        with witnessed(rules) as seen, noting(imported, package):
+            for item in items:
+                _import(item)
+        _fork_once()
+        if seen or _Traces.now() != before or _has_project_code(imported, packages):
+            return imported, package
+    return imported, None
+
+
+def main(wanted: Mapping[str, Any]) -> NoReturn:
+    """Import, then fork workers until the driver is gone."""
+    functions, without = wanted["functions"], wanted["without"]
+    clean = _Traces.now()
+    choice = choose(functions, without)
+    packages = {_package(function) for function in functions}
+    roots = {root for package in packages for root in project_roots(package)}
+    imported, unfit = import_all(choice.imports, Rules.of("", roots, ()), packages)
+    if unfit is not None:
+        clean.restore()
+        anew = json.dumps({**wanted, "without": [*without, unfit]})
+        program = [sys.executable, "-P", "-m", "pipeline.worker.warm", anew]
+        os.execve(sys.executable, program, STARTED_WITH)
+    gc.collect()
+    gc.freeze()  # a collection in a worker would copy all of it
+    parent = _Parent(socket.socket(fileno=wanted["control"]), choice, imported)
+    parent.serve(int(os.environ[ENVIRONMENT]))
+
+
+@dataclass(frozen=True)
+class _Traces:
+    """What would be shared with workers, or lost by them."""
+
+    threads: int
+    files: tuple[str, ...]
+    handlers: tuple[Any, ...]
+    path: tuple[str, ...]
+    folder: str
+    mask: int
+    limits: tuple[Any, ...]
+    generators: tuple[Any, ...]
+
+    @classmethod
+    def now(cls) -> "_Traces":
+        os.umask(mask := os.umask(0))
+        return cls(
+            len(os.listdir("/proc/self/task")),
+            tuple(sorted(os.listdir("/proc/self/fd"))),
+            tuple(map(signal.getsignal, _SIGNALS)),
+            tuple(sys.path),
+            os.getcwd(),
+            mask,
+            (locale.setlocale(locale.LC_ALL), sys.getrecursionlimit(), gc.isenabled()),
+            (random.getstate(), _numbers_seeded()),
+        )
+
+    def restore(self) -> None:
+        """Undo what outlasts an ``exec``."""
+        os.chdir(self.folder)
+        os.umask(self.mask)
+        if threading.current_thread() is not threading.main_thread():
+            return  # which alone may do the rest
+        for number, handler in zip(_SIGNALS, self.handlers, strict=True):
+            if signal.getsignal(number) != handler:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@dataclass
+class _Parent:
+    control: socket.socket
+    choice: Choice
+    imported: Imported
+    workers: dict[int, tuple[int, socket.socket]] = field(default_factory=dict)
+    """By descriptor: process and where to say how it ended."""
+
+    def serve(self, lifeline: int) -> NoReturn:
+        files = self._files()
+        poll = select.poll()
+        poll.register(lifeline, 0)  # it is only ever closed
+        poll.register(self.control, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == lifeline:
+                    os._exit(0)
+                if descriptor != self.control.fileno():
+                    poll.unregister(descriptor)
+                    self._reap(descriptor)
+                    continue
+                if (received := forking.receive_order(self.control)) is None:
+                    os._exit(0)
+                order, answers, log = received
+                is_served = order.function in self.choice.functions
+                if is_served and _is_alone() and self._files() == files:
+                    worker = self._fork(order, answers, log)
+                    poll.register(worker, select.POLLIN)
+                else:
+                    answers.close()
+                os.close(log)
+
+    def _files(self) -> dict[str, Any]:
+        """The state of every file that was imported: a package may be replaced meanwhile."""
+        paths = map(_file_of, self.imported.modules.values())
+        return {path: state_of(path) for path in paths if path}
+
+    def _fork(self, order: forking.Order, answers: socket.socket, log: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._become(order, answers, log)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        descriptor = os.pidfd_open(pid)
+        self.workers[descriptor] = pid, answers
+        return descriptor
+
+    def _reap(self, descriptor: int) -> None:
+        """Say how a worker ended, once nothing is left of what it started."""
+        pid, answers = self.workers.pop(descriptor)
+        os.close(descriptor)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with answers, contextlib.suppress(OSError):
+            forking.send_status(answers, status)
+
+    def _become(self, order: forking.Order, answers: socket.socket, log: int) -> NoReturn:
+        """Become the worker."""
+        os.setsid()
+        self.control.close()
+        for descriptor, (_, other) in self.workers.items():
+            os.close(descriptor)
+            other.close()
+        said = _read_all(sys.stdout.fileno())
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log, stream.fileno())
+        os.close(log)
+        with answers:
+            if not forking.begin(answers):
+                os._exit(0)
+        if said:  # what imports had to say
+            os.write(sys.stdout.fileno(), said)
+        if (numbers := sys.modules.get("numpy.random")) is not None:
+            numbers.seed()  # as in a new process; Python's own generator sees to that itself
+        importlib.invalidate_caches()  # a folder may have changed since the parent looked
+        sys.modules.pop("__mp_main__", None)  # another main module is about to run
+        self.imported.hide(_start_afresh(order))
+        os.environ.update(order.environment)
+        sys.argv[:] = [sys.argv[0], order.spec_url]
+        runpy.run_module(WORKER, run_name="__main__", alter_sys=True)
+        raise AssertionError("a worker ends itself")
+
+
+def _start_afresh(order: forking.Order) -> Callable[[str], NoReturn]:
+    """What makes a fresh interpreter of this process, which goes on as any other worker."""
+    clean, blocked = _Traces.now(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    environment = {**STARTED_WITH, **order.environment}
+
+    def start_afresh(reason: str) -> NoReturn:
+        print(f"this worker begins again in a fresh interpreter: {reason}", flush=True)
+        clean.restore()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.execve(sys.executable, [sys.executable, "-P", "-m", WORKER, order.spec_url], environment)
+
+    return start_afresh
+
+
+def _import(item: str) -> None:
+    """Import as a statement does that may fail."""
+    module, _, name = item.partition(":")
+    with contextlib.suppress(Exception):
+        found = importlib.import_module(module)
+        if name and not hasattr(found, name):
+            importlib.import_module(f"{module}.{name}")
+
+
+def _has_project_code(imported: Imported, packages: Collection[str]) -> bool:
+    """Whether a module was imported that a worker must load itself."""
+    for name, module in imported.modules.items():
+        file = _file_of(module)
+        is_project = file is not None and not in_library(file) and not is_core(name)
+        if is_project or _package(name) in packages:
+            return True
+    return False
+
+
+def _file_of(module: ModuleType) -> str | None:
+    """The file of a module, if it has one: some that are made up name one that is nowhere."""
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) and os.path.isabs(file) else None
+
+
+def _is_alone() -> bool:
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def _numbers_seeded() -> str | None:
+    """The state of numpy's generator, if it was seeded: a worker's would begin by itself."""
+    numbers = sys.modules.get("numpy.random")
+    if numbers is None or numbers.get_bit_generator().seed_seq is not None:
+        return None
+    return repr(numbers.get_state(legacy=False))
+
+
+def _fork_once() -> None:
+    """Let libraries end their threads that end them before a fork."""
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _read_all(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
+
+def _package(item: str) -> str:
+    return item.partition(":")[0].partition(".")[0]
+
+
+def _size_and_package(item: str) -> tuple[int, str]:
+    return _size(_package(item)), _package(item)
+
+
+@cache
+def _size(package: str) -> int:
+    """About how long a package takes to import: how many source files it has."""
+    spec = PathFinder.find_spec(package)
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    files = (name for folder in folders for _, _, names in os.walk(folder) for name in names)
+    return sum(name.endswith(".py") for name in files)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,116 @@
+"""A program that passes tests, run in a process with limits."""
+
+import json
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
+from steps.shared.checks import require, require_count
+
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Code(Checker):
+    """Right if the last code block of a text (else the whole text), followed by the row's answer,
+    Python statements such as ``assert add(2, 3) == 5``, runs to the end of the tests.
+
+    The program runs in an interpreter of its own: isolated from the environment, in an empty
+    folder, without a network, within `seconds` and `memory_mb`, and it can write no large file.
+    That protects a machine from a model's mistakes. It is no wall against malice: files of the
+    user can be read. Run hostile programs in a container.
+
+    Args:
+        seconds: how long the program may run.
+        memory_mb: how much memory it may have.
+        allow_network: needed where the system lets no process leave its network; else there is no
+            verdict there.
+    """
+
+    name: ClassVar[str] = "code"
+
+    seconds: float = 5.0
+    memory_mb: int = 512
+    allow_network: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.seconds > 0, "seconds must be above 0", self.seconds)
+        require_count(self, "memory_mb")
+
+    def check(self, answered: Answered) -> Judgement:
+        if answered.answer is None:
+            return no_verdict("the row has no tests")
+        blocks = _BLOCK.findall(answered.text)
+        told = {
+            "program": blocks[-1] if blocks else answered.text,
+            "tests": answered.answer,
+            "passed": secrets.token_hex(),
+            "seconds": self.seconds,
+            "memory": self.memory_mb * 2**20,
+            "network": self.allow_network,
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            return _run(told, Path(folder), self.seconds)
+
+
+def _run(told: dict[str, object], folder: Path, seconds: float) -> Judgement:
+    work = folder / "work"
+    work.mkdir()
+    output, errors = folder / "output", folder / "errors"
+    with output.open("wb") as out, errors.open("wb") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-B", "-c", _SANDBOX],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
+            cwd=work,
+            env={},
+        )
+        try:
+            process.communicate(json.dumps(told).encode(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return judged(False, f"not done within {seconds:g} s")
+    if process.returncode == _NO_NETWORK_LEFT:
+        return no_verdict("the system lets no process leave its network; set allow_network")
+    if output.read_bytes().endswith(str(told["passed"]).encode()):
+        return judged(True)
+    said = errors.read_bytes()[-2000:].decode(errors="replace").strip().splitlines()
+    return judged(False, said[-1][:200] if said else f"ended early, with {process.returncode}")
+
+
+_NO_NETWORK_LEFT = 113
+_SANDBOX = f"""
+import ctypes, json, os, resource, sys
+
+told = json.load(sys.stdin)
+passed, tests = told["passed"], told["tests"]
+if not told["network"]:
+    new_user, new_network = 0x10000000, 0x40000000
+    if ctypes.CDLL(None).unshare(new_user | new_network):
+        os._exit({_NO_NETWORK_LEFT})
+seconds = int(told["seconds"]) + 1
+for limit, value in (
+    (resource.RLIMIT_CPU, seconds),
+    (resource.RLIMIT_AS, told["memory"]),
+    (resource.RLIMIT_FSIZE, 2**24),
+    (resource.RLIMIT_CORE, 0),
+):
+    resource.setrlimit(limit, (value, value))
+space = {{"__name__": "__main__"}}
+program = told.pop("program")
+del told
+exec(compile(program, "program", "exec"), space)
+exec(compile(tests, "tests", "exec"), space)
+sys.stdout.flush()
+os.write(1, passed.encode())
+"""
+"""What runs a program, which limits itself first. A program that ends early has not passed, as only
+what comes after the tests writes the word that says so."""

@@ -1,0 +1,27 @@
+"""The answer and nothing else."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
+
+
+@dataclass(frozen=True)
+class Exact(Checker):
+    """Right if the text is the row's answer, but for white space around it.
+
+    Args:
+        ignore_case: `Paris` is `paris`.
+    """
+
+    name: ClassVar[str] = "exact"
+
+    ignore_case: bool = False
+
+    def check(self, answered: Answered) -> Judgement:
+        if answered.answer is None:
+            return no_verdict("the row has no answer")
+        text, answer = answered.text.strip(), answered.answer.strip()
+        if self.ignore_case:
+            text, answer = text.casefold(), answer.casefold()
+        return judged(text == answer)

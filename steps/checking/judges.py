@@ -1,0 +1,235 @@
+"""Verdicts from processes that can be killed, each with a clock of its own.
+
+    completions ──► idle process ──► verdicts    the clock of a verdict starts when a process starts
+                      │ too long ──► killed      on it, not when it is queued
+                      │ dies     ──► another
+
+A checker that hangs or crashes neither ends a run nor makes a completion wrong: there is no verdict
+then, with the reason. No signal is used, so it works in any thread. A process is the leader of a
+session, so that what a checker has started is killed with it; and it ends with its parent, however
+that ends.
+"""
+
+import contextlib
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+
+from steps.checking.verdicts import Answered, Checker, Judgement, no_verdict
+from steps.shared.checks import require
+
+_SPAWN = multiprocessing.get_context("spawn")
+_FAILED_STARTS = 3
+_MOST_AT_ONCE = 64
+_LONGEST_REASON = 500
+
+
+class JudgeError(RuntimeError):
+    """No process can be started that judges."""
+
+
+class Judges:
+    """Processes that judge with one checker; a context manager. They start when first needed.
+
+    Args:
+        processes: how many; 0: one for each core.
+        time_limit: seconds for one verdict.
+    """
+
+    def __init__(self, checker: Checker, processes: int = 1, time_limit: float = 10.0) -> None:
+        require(processes >= 0, "processes must be at least 0", processes)
+        require(0 < time_limit < math.inf, "time_limit must be above 0", time_limit)
+        self._checker = checker
+        self._most = processes or os.cpu_count() or 1
+        self._time_limit = time_limit
+        self._processes: list[_Process] = []
+        self._failed_starts = 0
+
+    @property
+    def name(self) -> str:
+        """The checker's, and so that of the reward."""
+        return self._checker.name
+
+    def judge(
+        self,
+        completions: Sequence[Answered],
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[Judgement]:
+        """A judgement of each completion, in their order, whichever comes first.
+
+        Raises:
+            JudgeError: processes end before they are ready.
+        """
+        queue = deque(range(len(completions)))
+        found: dict[int, Judgement] = {}
+        while len(found) < len(completions):
+            while len(self._processes) < min(self._most, len(completions) - len(found)):
+                self._processes.append(_Process(self._checker, self._time_limit))
+            share = max(1, min(_MOST_AT_ONCE, len(queue) // len(self._processes)))
+            for process in self._processes:
+                if process.is_idle and queue:
+                    numbers = [queue.popleft() for _ in range(min(share, len(queue)))]
+                    process.start(numbers, [completions[number] for number in numbers])
+            patience = max(0.0, min(p.seconds_left for p in self._processes))
+            answering = wait([p.connection for p in self._processes], min(patience, 3600))
+            for process in list(self._processes):
+                if process.connection in answering or process.seconds_left <= 0:
+                    found |= self._answers(process, queue)
+                    on_progress(len(found), len(completions))
+        return [found[number] for number in range(len(completions))]
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for process in self._processes:
+            process.kill()
+        self._processes = []
+
+    def _answers(self, process: "_Process", queue: deque[int]) -> dict[int, Judgement]:
+        """What came of a process, by the number of what it judged. What a dead one had been handed
+        and not begun goes back into the queue."""
+        was_ready = process.is_ready
+        found = process.receive()
+        if process.is_dead:
+            process.kill()
+            self._processes.remove(process)
+            queue.extendleft(reversed(process.handed))
+            self._failed_starts += not was_ready
+            if self._failed_starts >= _FAILED_STARTS:
+                raise JudgeError(
+                    f"processes for the checker {self._checker.name!r} end before they judge "
+                    f"({process.ended}); what they wrote to stderr says why"
+                )
+        else:
+            self._failed_starts = 0
+        return found
+
+    def __enter__(self) -> "Judges":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Process:
+    """One process: it says that it is ready, and then answers a few completions, one by one.
+
+    handed: the numbers of those that it has not answered yet. It works on the first.
+    """
+
+    def __init__(self, checker: Checker, time_limit: float) -> None:
+        self.connection, theirs = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(target=_serve, args=(theirs, checker, time_limit))
+        self._process.start()
+        theirs.close()
+        self._time_limit = time_limit
+        self._deadline = math.inf
+        self.handed: deque[int] = deque()
+        self.is_ready = self.is_dead = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self.is_ready and not self.handed
+
+    @property
+    def seconds_left(self) -> float:
+        return self._deadline - time.monotonic()
+
+    @property
+    def ended(self) -> str:
+        code = self._process.exitcode or 0
+        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+    def start(self, numbers: Sequence[int], completions: Sequence[Answered]) -> None:
+        """Hands over completions, and starts the clock of the first."""
+        self.handed.extend(numbers)
+        self._deadline = time.monotonic() + self._time_limit
+        with contextlib.suppress(BrokenPipeError):  # it has died; `receive` finds that
+            self.connection.send(completions)
+
+    def receive(self) -> dict[int, Judgement]:
+        """What it says, or what is to be said of it, which must have spoken, died or run out of
+        time. With each answer the clock of the next starts."""
+        found: dict[int, Judgement] = {}
+        if not self.connection.poll():
+            return self._died(f"no verdict within {self._time_limit:g} s")
+        while self.connection.poll():
+            try:
+                judgement = self.connection.recv()
+            except (EOFError, ConnectionError):
+                self._process.join()
+                return found | self._died(f"the checker's process ended ({self.ended})")
+            if self.is_ready:
+                found[self.handed.popleft()] = judgement
+            self.is_ready = True
+            self._deadline = time.monotonic() + self._time_limit if self.handed else math.inf
+        return found
+
+    def _died(self, reason: str) -> dict[int, Judgement]:
+        self.is_dead = True
+        return {self.handed.popleft(): no_verdict(reason)} if self.handed else {}
+
+    def kill(self) -> None:
+        """Ends the process and what it has started."""
+        assert self._process.pid is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+        self.connection.close()
+
+
+# --- in a process of its own ---------------------------------------------------------------------
+
+
+def _serve(connection: Connection, checker: Checker, time_limit: float) -> None:
+    os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    connection.send(None)
+    while True:
+        try:
+            completions = connection.recv()
+        except EOFError:
+            return
+        for answered in completions:
+            _limit_processor_time(time_limit)
+            connection.send(_judged(checker, answered))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.killpg(0, signal.SIGKILL)
+
+
+def _limit_processor_time(time_limit: float) -> None:
+    """So that a checker which lets no thread run, as a regular expression, does not go on for ever
+    where nobody is left to kill it."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    wanted = math.ceil(usage.ru_utime + usage.ru_stime + 2 * time_limit) + 10
+    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def _judged(checker: Checker, answered: Answered) -> Judgement:
+    try:
+        judgement = checker.check(answered)
+    except Exception as error:
+        return no_verdict(f"{type(error).__name__}: {error}"[:_LONGEST_REASON])
+    if not isinstance(judgement, Judgement):
+        return no_verdict(f"the checker returned {judgement!r}, no judgement"[:_LONGEST_REASON])
+    return judgement

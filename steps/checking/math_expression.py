@@ -1,0 +1,34 @@
+"""A mathematical expression that equals the answer, by `math-verify` (the extra ``math``)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
+
+
+@dataclass(frozen=True)
+class MathExpression(Checker):
+    r"""Right if the expression that `math-verify` finds in the text equals the row's answer:
+    `1/2`, `0.5` and `\frac{1}{2}` are one number.
+
+    An answer that it cannot read gives no verdict; a text in which it finds nothing is wrong. Its
+    own time limits are off: they use a signal, which works in main threads alone and turns into a
+    silent "wrong" elsewhere. The process around it has a clock.
+    """
+
+    name: ClassVar[str] = "math_expression"
+    needs_packages: ClassVar[tuple[str, ...]] = ("math_verify",)
+
+    def check(self, answered: Answered) -> Judgement:
+        from math_verify import parse, verify  # pyright: ignore[reportMissingImports]
+
+        no_limit: Any = None  # whose type says int
+        if answered.answer is None:
+            return no_verdict("the row has no answer")
+        gold = parse(answered.answer, parsing_timeout=no_limit, raise_on_error=True)
+        if not gold:
+            return no_verdict(f"the row's answer {answered.answer!r} is no expression")
+        found = parse(answered.text, parsing_timeout=no_limit)
+        if not found:
+            return judged(False, "no expression")
+        return judged(bool(verify(gold, found, timeout_seconds=no_limit, raise_on_error=True)))

@@ -1,0 +1,40 @@
+"""A regular expression that is found in a text, or finds the answer in it."""
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
+from steps.shared.checks import require
+
+
+@dataclass(frozen=True)
+class Pattern(Checker):
+    """Right if `expression` is found in the text. If it has a group named `answer`, what that
+    matches last must also be the row's answer: ``(?i)the answer is (?P<answer>\\d+)``.
+
+    An expression may take time without end on some text; then there is no verdict.
+
+    Args:
+        expression: the regular expression, in Python's syntax.
+    """
+
+    name: ClassVar[str] = "pattern"
+
+    expression: str = r"(?P<answer>-?\d+)\s*$"
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.expression)
+        except re.error as error:
+            rule = f"expression must be a regular expression ({error})"
+            require(False, rule, self.expression)
+
+    def check(self, answered: Answered) -> Judgement:
+        pattern = re.compile(self.expression)
+        matches = list(pattern.finditer(answered.text))
+        if not matches or "answer" not in pattern.groupindex:
+            return judged(bool(matches), "" if matches else "not found")
+        if answered.answer is None:
+            return no_verdict("the row has no answer")
+        return judged(matches[-1]["answer"] == answered.answer)

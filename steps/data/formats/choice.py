@@ -1,0 +1,242 @@
+"""The formats by name, and which of them records are in where that is beyond doubt."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any
+
+from steps.data.formats.chat import ChatFormat, CompletionFormat
+from steps.data.formats.hh_rlhf import HHFormat
+from steps.data.formats.implicit import ImplicitFormat
+from steps.data.formats.preference import PreferenceFormat
+from steps.data.formats.prompt import PromptFormat
+from steps.data.formats.ranked import PAIRS, RankedFormat
+from steps.data.formats.text import TextFormat
+from steps.data.formats.turns import READ_KEYS, TURNS, is_list
+from steps.data.formats.unpaired import UnpairedFormat
+from steps.shared.execution_detail import execution_detail
+
+Format = (
+    PreferenceFormat
+    | RankedFormat
+    | ImplicitFormat
+    | HHFormat
+    | ChatFormat
+    | CompletionFormat
+    | PromptFormat
+    | UnpairedFormat
+    | TextFormat
+)
+
+FORMATS: Mapping[str, type[Format]] = {
+    "preference": PreferenceFormat,
+    "ranked": RankedFormat,
+    "implicit_prompt": ImplicitFormat,
+    "hh_rlhf": HHFormat,
+    "chat": ChatFormat,
+    "completion": CompletionFormat,
+    "prompt": PromptFormat,
+    "unpaired": UnpairedFormat,
+    "text": TextFormat,
+}
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class FormatChoice:
+    """Which format records are in, as a config says it.
+
+    Args:
+        name: one of `FORMATS`, or `auto`: found out from the first records.
+        fields: names of fields where they differ from the usual: `{"prompt": "question"}`.
+        system: a system prompt for every conversation that has none.
+        turns: what is done with turns out of order: one of `TURNS`.
+        pairs: which pairs are made of several completions: one of `PAIRS`.
+    """
+
+    name: str = AUTO
+    fields: Mapping[str, str] | None = None
+    system: str | None = None
+    turns: str = field(default=TURNS[0], metadata={"before": TURNS[0]})
+    pairs: str = field(default=PAIRS[0], metadata={"before": PAIRS[0]})
+
+    def __post_init__(self) -> None:
+        for name, known in (("turns", TURNS), ("pairs", PAIRS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"data.{name} is {getattr(self, name)!r}: {', '.join(known)}")
+        if self.name == AUTO:
+            if self.fields:
+                raise ValueError("field names need a format: set format as well as fields")
+        else:
+            self.format_named(self.name, self.fields or {})
+
+    def format_named(self, name: str, field_names: Mapping[str, str | None]) -> Format:
+        """The format `name` with other names of fields, and these settings.
+
+        Raises:
+            ValueError: there is no such format, or it has no such field.
+        """
+        return named_format(name, field_names, self)
+
+
+_SETTINGS = ("system", "turns", "pairs")
+"""Fields of formats that say no column's name."""
+
+
+def named_format(
+    name: str, field_names: Mapping[str, str | None], choice: FormatChoice = FormatChoice()
+) -> Format:
+    """The format `name` with other names of fields and the settings of `choice`.
+
+    Raises:
+        ValueError: there is no such format, or it has no such field.
+    """
+    if name not in FORMATS:
+        close = get_close_matches(name, FORMATS, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"unknown format {name!r}: {', '.join(FORMATS)}, or {AUTO}{hint}")
+    kind = FORMATS[name]
+    every = [field.name for field in fields(kind)]
+    known = [field for field in every if field not in _SETTINGS]
+    if unknown := sorted(set(field_names) - set(known)):
+        raise ValueError(f"format {name} has no field {', '.join(unknown)}: {', '.join(known)}")
+    settings: dict[str, Any] = {**field_names}
+    if choice.system is not None and "system" not in every:
+        raise ValueError("plain text has no system prompt")
+    settings |= {name: getattr(choice, name) for name in _SETTINGS if name in every}
+    return kind(**settings)
+
+
+def choose_format(
+    choice: FormatChoice, records: Iterable[Mapping[str, Any]], makes: type, where: str
+) -> Format:
+    """The format that `choice` names, or else the one that `records`, the first ones, are in.
+
+    Args:
+        makes: the kind of row that is wanted; other formats do not come into question.
+        where: names the source in errors.
+
+    Raises:
+        ValueError: the named format makes other rows, or the records leave open which it is.
+    """
+    if choice.name != AUTO:
+        chosen = named_format(choice.name, choice.fields or {}, choice)
+        if chosen.makes is not makes:
+            raise ValueError(f"{where}: format {choice.name} makes {_plural(chosen.makes)}, "
+                             f"and {_plural(makes)} are wanted")  # fmt: skip
+        return chosen
+    wanted = {name: kind for name, kind in FORMATS.items() if kind.makes is makes}
+    seen = list(records)
+    if not seen:  # nothing that could be read: whatever the format, every row will be dropped
+        return named_format(next(iter(wanted)), {}, choice)
+    found = {
+        (name, detected)
+        for record in seen
+        for name, kind in wanted.items()
+        if (detected := kind.detected(record)) is not None
+    }
+    if len(found) != 1:
+        raise ValueError(_undecided(where, [name for name, _ in found], seen, list(wanted)))
+    ((name, detected),) = found
+    names = {f.name: getattr(detected, f.name) for f in fields(detected) if f.name not in _SETTINGS}
+    return named_format(name, names, choice)
+
+
+_NO_TURNS = ("tools", "completions", *_SETTINGS)
+_TELLING = frozenset(
+    (
+        "image", "images", "video", "videos", "audio", "audios", "input", "labels", "label",
+        "winner", "better", "better_response_id", "overall_preference", "preference_strength",
+        "preference", "initial_reason_steps", "context", "history",
+    )
+)  # fmt: skip
+"""Columns that look as if they mattered, whatever the format."""
+
+
+def ignored_keys(chosen: Format, record: Mapping[str, Any]) -> set[str]:
+    """What a record holds that matters and is not read: columns such as `image`, and keys of
+    messages (`messages[].weight`)."""
+    names = {getattr(chosen, field.name) for field in fields(chosen) if field.name not in _NO_TURNS}
+    read = {str(name).partition(".")[0] for name in names}
+    columns = (name for name in _TELLING & record.keys() if record[name] not in (None, "", []))
+    return {name for name in columns if name not in read} | {
+        f"{name}[].{key}"
+        for name in names
+        if is_list(turns := record.get(name))
+        for turn in turns
+        if isinstance(turn, Mapping)
+        for key, value in turn.items()
+        if key not in READ_KEYS and value is not None and str(key).isprintable()
+    }
+
+
+def format_name(chosen: Format) -> str:
+    """The name of a format, with the names of fields that are not the usual ones."""
+    name = next(name for name, kind in FORMATS.items() if kind is type(chosen))
+    changed = [
+        f"{field.name}={getattr(chosen, field.name)}"
+        for field in fields(chosen)
+        if field.name not in _SETTINGS and getattr(chosen, field.name) != field.default
+    ]
+    return f"{name} ({', '.join(changed)})" if changed else name
+
+
+@execution_detail
+def _undecided(
+    where: str, found: list[str], seen: list[Mapping[str, Any]], wanted: list[str]
+) -> str:
+    names = sorted({str(key) for record in seen for key in record})[:20]
+    what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
+    return (
+        f"{where}: cannot tell the format of its rows ({what}; their fields: "
+        f"{', '.join(names) or 'none'}); name it, and the fields whose names differ from its own: "
+        f"{_spelled(wanted[0], names)} (formats: {', '.join(wanted)}){_hint(names)}"
+    )
+
+
+_MEANT: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "question", "query", "instruction", "problem", "input", "request", "user"),
+    "chosen": ("chosen", "good", "better", "preferred", "accepted", "winner", "positive", "best"),
+    "rejected": ("rejected", "bad", "worse", "dispreferred", "loser", "negative", "worst"),
+    "messages": ("messages", "conversation", "conversations", "dialogue", "turns", "chat"),
+    "completion": ("completion", "response", "answer", "output", "reply", "generation"),
+    "answer": ("answer", "solution", "gold", "target", "expected", "result"),
+    "label": ("label", "good", "liked", "is_good", "thumbs_up", "desirable", "rating"),
+    "text": ("text", "content", "document", "body", "passage"),
+}
+"""Fields of formats that must be named, with what people call them."""
+
+
+def _spelled(name: str, names: list[str]) -> str:
+    """The setting that reads columns of these names, as it is typed; NAME where it is not clear."""
+    renamed: dict[str, str] = {}
+    left = [name for name in names if re.fullmatch(r"[\w.-]+", name)]
+    for asked in fields(FORMATS[name]):
+        words = _MEANT.get(str(asked.default), ())
+        whole = [n for word in words for n in left if n.lower() == word]
+        partly = [n for word in words for n in left if word in re.split("[^a-z]+", n.lower())]
+        column = next(iter(whole + partly), "NAME")
+        left = [n for n in left if n != column]
+        if words and column != asked.default:
+            renamed[asked.name] = column
+    listed = ", ".join(f"{name}: {column}" for name, column in renamed.items())
+    return f"data.format={name}" + (f" 'data.fields={{{listed}}}'" if renamed else "")
+
+
+def _hint(names: list[str]) -> str:
+    """What columns that are not taken by guess may be."""
+    if len(names) == 1 and (between := re.search("[;|\t]", names[0])):
+        return (
+            f"; its columns are parted by {between[0]!r}: write it with commas, or as .tsv by tabs"
+        )
+    if "full_chosen" in names:
+        return "; chosen and rejected are single steps here, full_chosen and full_rejected answers"
+    if "initial_reason_steps" in names:
+        return "; chosen and rejected are single steps here, after initial_reason_steps"
+    return ""
+
+
+def _plural(kind: type) -> str:
+    return f"{kind.__name__}s"

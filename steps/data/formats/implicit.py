@@ -1,0 +1,54 @@
+"""Pairs of plain texts that begin alike: what they share is the prompt (TRL's implicit prompts).
+
+The prompt ends before the first word in which the texts differ. It is never taken by guess: two
+texts that happen to begin alike are not yet a prompt.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, ClassVar
+
+from steps.data.formats.preference import paired
+from steps.data.formats.turns import found, text
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import Message, PreferenceRow
+
+
+@dataclass(frozen=True)
+class ImplicitFormat:
+    """Names of fields, both plain texts; `system` is given to every prompt."""
+
+    chosen: str = "chosen"
+    rejected: str = "rejected"
+    system: str | None = None
+
+    makes: ClassVar[type] = PreferenceRow
+
+    @classmethod
+    def detected(cls, record: Mapping[str, Any]) -> None:
+        """Nothing: it has to be named."""
+
+    def parse(self, record: Mapping[str, Any], row: str) -> PreferenceRow:
+        """The pair that `record` describes, labelled `row`.
+
+        Raises:
+            MalformedRow: a text is missing, or they do not begin with the same words.
+        """
+        for field in (self.chosen, self.rejected):
+            if found(record, field) is None:
+                reason = "no chosen" if field == self.chosen else "no rejected"
+                raise MalformedRow(reason, f"{field} is missing")
+        chosen, rejected = (text(found(record, f), f) for f in (self.chosen, self.rejected))
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
+        shared = "".join(character for character, _ in alike)
+        words = max((at for at, character in enumerate(shared) if character.isspace()), default=0)
+        prompt = shared[:words].rstrip()
+        if not prompt:
+            raise MalformedRow("no prompt", f"{self.chosen} and {self.rejected} share no words")
+        asked = Message(role="user", content=prompt)
+        sides = (
+            (asked, Message(role="assistant", content=said[len(prompt) :].lstrip()))
+            for said in (chosen, rejected)
+        )
+        return paired(row, *sides, names=(self.chosen, self.rejected), system=self.system)

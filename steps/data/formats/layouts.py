@@ -1,0 +1,115 @@
+"""How data sets that many people use call their fields: what is told by the names alone.
+
+A layout is taken only where all its columns are there and say what they mean by themselves. Where
+the same values mean different things in different sets (a verdict of 0 or 1), the layout is of the
+set with just these names. Columns that hold one step of an answer are never taken for answers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+Layout = dict[str, str]
+
+_STEPS = ("initial_reason_steps", "full_chosen", "full_rejected")
+"""Beside these, chosen and rejected are one step of a solution (Step-DPO)."""
+
+_SIDES = (
+    ("chosen", "rejected"),
+    ("preferred_output", "non_preferred_output"),  # OpenAI
+    ("chosen_response", "rejected_response"),  # When2Call
+)
+_HISTORIES = ("messages", "conversations", "conversation")
+_QUESTIONS = ("prompt", "instruction", "question", "input")
+
+_JUDGED: tuple[Layout, ...] = (
+    {  # SHP: 1 where the first is preferred
+        "prompt": "history", "chosen": "human_ref_A", "rejected": "human_ref_B",
+        "better": "labels", "first": "1",
+        "score_chosen": "score_A", "score_rejected": "score_B",
+    },
+    {  # PKU-SafeRLHF: the number of the better response
+        "prompt": "prompt", "chosen": "response_0", "rejected": "response_1",
+        "better": "better_response_id", "first": "0",
+    },
+    {  # HelpSteer 3: below zero where the first is better
+        "prompt": "context", "chosen": "response1", "rejected": "response2",
+        "better": "overall_preference", "first": "negative",
+    },
+    {  # HelpSteer 2's preferences, likewise
+        "prompt": "prompt", "chosen": "response_1", "rejected": "response_2",
+        "better": "preference_strength", "first": "negative",
+    },
+    {  # WebGPT: the scores decide
+        "prompt": "question.full_text", "chosen": "answer_0", "rejected": "answer_1",
+        "better": "scores", "score_chosen": "score_0", "score_rejected": "score_1",
+    },
+    {  # Chatbot Arena: whole conversations
+        "chosen": "conversation_a", "rejected": "conversation_b", "better": "winner",
+    },
+    {  # Arena's preferences for judges
+        "prompt": "prompt", "chosen": "response_a", "rejected": "response_b", "better": "winner",
+    },
+)  # fmt: skip
+
+_RANKED: tuple[Layout, ...] = (
+    {"prompt": "prompt", "completions": "answers", "text": "answer", "rank": "rank"},  # Nectar
+    {  # UltraFeedback before it was binarized
+        "prompt": "instruction", "completions": "completions", "text": "response",
+        "score": "overall_score",
+    },
+    {"prompt": "instruction", "completions": "generations", "scores": "ratings"},  # distilabel
+    {"prompt": "prompt", "completions": "completions", "scores": "scores"},
+    {"prompt": "prompt", "completions": "responses", "scores": "scores"},
+    {"prompt": "prompt", "completions": "completions", "text": "text", "score": "score"},
+    {"prompt": "prompt", "completions": "responses", "text": "text", "score": "score"},
+    {"prompt": "prompt", "completions": "completions", "text": "text", "rank": "rank"},
+)  # fmt: skip
+_OF_A_COMPLETION = ("text", "score", "rank")
+
+
+def pair_layout(record: Mapping[str, Any]) -> Layout | None:
+    """The names of the fields of a pair, or `None`."""
+    if any(record.get(name) is not None for name in _STEPS):
+        return None
+    for chosen, rejected in _SIDES:
+        sides = [record.get(chosen), record.get(rejected)]
+        if sides != [None, None]:
+            names = {"chosen": chosen, "rejected": rejected}
+            return _with_prompt(record, names, sides)
+    return next((layout for layout in _JUDGED if _has(record, layout)), None)
+
+
+def ranked_layout(record: Mapping[str, Any]) -> Layout | None:
+    """The names of the fields of several completions with scores or ranks, or `None`."""
+    for layout in _RANKED:
+        listed = record.get(layout["completions"])
+        if not isinstance(listed, list) or not listed or record.get(layout["prompt"]) is None:
+            continue
+        keys = {layout[name] for name in _OF_A_COMPLETION if name in layout}
+        of_objects = isinstance(listed[0], Mapping) and keys and keys <= listed[0].keys()
+        of_texts = not keys and isinstance(listed[0], str) and record.get(layout["scores"])
+        if of_objects or of_texts:
+            return layout
+    return None
+
+
+def _with_prompt(record: Mapping[str, Any], names: Layout, sides: list[Any]) -> Layout | None:
+    asked = record.get("input")
+    if isinstance(asked, Mapping) and asked.get("messages") is not None:
+        return names | {"prompt": "input.messages", "tools": "input.tools"}
+    of_one_message = any(isinstance(side, Mapping) for side in sides)
+    histories = [name for name in _HISTORIES if isinstance(record.get(name), list)]
+    if record.get("prompt") is None and histories and of_one_message:
+        return names | {"prompt": histories[0]} if len(histories) == 1 else None
+    if record.get("prompt") is not None or not all(isinstance(side, str) for side in sides):
+        return names
+    given = [name for name in _QUESTIONS if isinstance(record.get(name), str)]
+    if given == ["instruction", "input"] or given == ["instruction"]:
+        return names | {"prompt": "instruction", "input": "input"}
+    return names | {"prompt": given[0]} if len(given) == 1 else None
+
+
+def _has(record: Mapping[str, Any], layout: Layout) -> bool:
+    columns = [value for name, value in layout.items() if name not in ("better", "first")]
+    judged = layout["better"] == "scores" or layout["better"] in record
+    return judged and all(column.partition(".")[0] in record for column in columns)

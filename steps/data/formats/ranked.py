@@ -1,0 +1,143 @@
+"""Several completions of one prompt, with scores or ranks: each record becomes pairs.
+
+`completions` is a list of texts, or of objects with a `text` and a `score` (more is better) or a
+`rank` (1 is best); `scores` may be a list beside it. Of completions that are equally good no pair
+is made. `pairs` says which are:
+
+* `best_vs_worst`: one pair;
+* `adjacent`: each with the next one below it;
+* `all`: each with every one below it.
+
+Rows are called `RECORD#1`, `RECORD#2` and so on, the widest margin first.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import Any, ClassVar
+
+from steps.data.formats.layouts import ranked_layout
+from steps.data.formats.preference import paired
+from steps.data.formats.turns import (
+    found,
+    is_list,
+    prompt_messages,
+    read_system,
+    response_messages,
+    score,
+    show,
+    template_kwargs,
+    text,
+    tools,
+    with_system,
+)
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import Message, Messages, PreferenceRow
+
+PAIRS = ("best_vs_worst", "adjacent", "all")
+_MARKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+@dataclass(frozen=True)
+class RankedFormat:
+    """Names of fields: of the record, and (`text`, `score`, `rank`) of its completions."""
+
+    prompt: str = "prompt"
+    completions: str = "completions"
+    scores: str | None = None
+    text: str | None = None
+    score: str | None = None
+    rank: str | None = None
+    tools: str = "tools"
+    template_kwargs: str = "chat_template_kwargs"
+    system_field: str | None = "system"
+    system: str | None = None
+    turns: str = "alternating"
+    pairs: str = PAIRS[0]
+
+    makes: ClassVar[type] = PreferenceRow
+
+    @classmethod
+    def detected(cls, record: Mapping[str, Any]) -> "RankedFormat | None":
+        """The format with the names of fields of a known layout, if `record` looks like one."""
+        layout = ranked_layout(record)
+        return None if layout is None else cls(**layout)
+
+    def parse(self, record: Mapping[str, Any], row: str) -> list[PreferenceRow]:
+        """The pairs that `record` describes, labelled `row#1` and so on.
+
+        Raises:
+            MalformedRow: there is no prompt, or a completion without a text or a score.
+        """
+        asked = with_system(self._prompt(record), read_system(record, self.system_field))
+        scored = sorted(self._scored(record), key=lambda one: -one[1])
+        chosen = list(self._paired(scored))
+        if not chosen:
+            raise MalformedRow("tie", f"no two of {len(scored)} completions differ in score")
+        shared: dict[str, Any] = {
+            "system": self.system,
+            "turns": self.turns,
+            "tools": tools(record, self.tools),
+            "template_kwargs": template_kwargs(record, self.template_kwargs),
+        }
+        return [
+            paired(
+                f"{row}#{number}",
+                (*asked, *better),
+                (*asked, *worse),
+                (f"{self.completions} (better)", f"{self.completions} (worse)"),
+                score_chosen=high,
+                score_rejected=low,
+                **shared,
+            )
+            for number, ((better, high), (worse, low)) in enumerate(chosen, start=1)
+        ]
+
+    def _prompt(self, record: Mapping[str, Any]) -> Messages:
+        value = found(record, self.prompt)
+        if isinstance(value, str) and _MARKER.match(value):
+            _, *pieces = _MARKER.split(text(value, self.prompt))
+            said = zip(pieces[::2], pieces[1::2], strict=True)
+            turns = [Message(role=_ROLES[who], content=what.strip()) for who, what in said]
+            return tuple(turns[:-1] if not turns[-1]["content"] else turns)
+        return prompt_messages(value, self.prompt)
+
+    def _scored(self, record: Mapping[str, Any]) -> Iterator[tuple[Messages, float]]:
+        listed = found(record, self.completions)
+        if not is_list(listed) or not listed:
+            raise MalformedRow("no completion", f"{self.completions} is {show(listed)}")
+        beside = None if self.scores is None else found(record, self.scores)
+        if self.scores is not None and (not is_list(beside) or len(beside) != len(listed)):
+            raise MalformedRow(
+                "score not a number",
+                f"{self.scores} does not hold a number for each of {len(listed)} completions",
+            )
+        for index, item in enumerate(listed):
+            name = f"{self.completions}[{index}]"
+            said = item.get(self.text) if self.text and isinstance(item, Mapping) else item
+            if beside is not None:
+                value = score({name: beside[index]}, name)
+            elif isinstance(item, Mapping) and self.rank is not None:
+                rank = score(item, self.rank)
+                value = None if rank is None else -rank
+            else:
+                value = score(item, self.score or "score") if isinstance(item, Mapping) else None
+            if value is None:
+                if beside is not None:
+                    continue  # how distilabel says that a judge gave no rating
+                raise MalformedRow("score not a number", f"{name} has no score")
+            yield response_messages(said, name, "no completion"), value
+
+    def _paired(
+        self, scored: list[tuple[Messages, float]]
+    ) -> list[tuple[tuple[Messages, float], tuple[Messages, float]]]:
+        if self.pairs == "best_vs_worst":
+            made = [(scored[0], scored[-1])] if len(scored) > 1 else []
+        elif self.pairs == "adjacent":
+            made = list(pairwise(scored))
+        else:
+            made = list(combinations(scored, 2))
+        different = [(a, b) for a, b in made if a[1] > b[1] and a[0] != b[0]]
+        return sorted(different, key=lambda pair: pair[1][1] - pair[0][1])

@@ -1,0 +1,35 @@
+"""How raw rows are read and split: what all steps that load rows are told alike."""
+
+from dataclasses import dataclass, field
+
+from steps.data.formats.choice import FormatChoice
+from steps.data.rows.ledger import check_max_dropped
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """What becomes of raw rows.
+
+    Args:
+        test_fraction: of the prompts, held out by a stable hash where no test source is given.
+        max_train, max_test: keep only the first so many rows of a split.
+        format: how the rows are spelled; ``auto`` where that is plain.
+        deduplicate: leave out rows that an earlier one equals, in either split.
+        max_dropped: how many rows may be unusable: below 1 a fraction of them, from 1 on a number.
+    """
+
+    test_fraction: float = 0.0
+    max_train: int | None = None
+    max_test: int | None = None
+    format: FormatChoice = field(default_factory=FormatChoice)
+    deduplicate: bool = False
+    max_dropped: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.test_fraction < 1:
+            raise ValueError(f"test_fraction must be in [0, 1), got {self.test_fraction}")
+        for name in ("max_train", "max_test"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name} must be at least 1 or null, got {limit}")
+        check_max_dropped(self.max_dropped)

@@ -1,0 +1,349 @@
+"""Sources become shards of rows: read, parsed, split, limited, and every row accounted for.
+
+Rows are taken in order, in chunks of at most `ROWS_PER_SHARD` rows or `CHUNK_BYTES` of text. Of a
+chunk, each split's rows are one file and its ledger lines another; then the chunk is committed
+(`resume_point`). So memory holds one chunk, a killed step goes on from the chunk it was at, and
+the files depend on the sources alone.
+
+All rows are read and judged, those beyond a limit too, so that the ledger tells of all.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from steps.data.formats.choice import Format, FormatChoice, choose_format, ignored_keys
+from steps.data.formats.turns import with_system
+from steps.data.load.mixture import Mixture
+from steps.data.load.overlap import content_key, texts_of
+from steps.data.load.shards import Source, label, open_shard
+from steps.data.load.splits import in_test_split, prompt_key, prompt_of
+from steps.data.readers import Item
+from steps.data.rows.ledger import OVER_LIMIT, Entry, Tally
+from steps.data.rows.parquet import iter_rows, write_rows
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import ConversationRow, PreferenceRow, Row, TextRow
+from steps.data.rows.tables import LEDGER, ROWS_PER_SHARD, SCHEMAS, shard_name, to_record
+from steps.data.work.resume_point import ResumePoint
+from steps.data.work.workers import place
+
+CHUNK_BYTES = 64 * 2**20
+_ROWS_LOOKED_AT = 20
+_MOST_ROWS_LOOKED_AT = 1000
+_MOST_KEYS_COUNTED = 100
+
+Progress = Callable[[int, Mapping[str, Any]], None]
+"""Told the number of rows read so far, and a count or two to show."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A source of a mixture; its `name` comes before the labels of its rows, if it has one."""
+
+    source: Source
+    format: Format
+    weight: float = 1.0
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read into a split: one part, or several in proportion to their weights."""
+
+    name: str
+    parts: tuple[Part, ...]
+    until: str = "first exhausted"
+
+    def mixture(self, position: Any = None) -> Mixture:
+        sources = [part.source for part in self.parts]
+        return Mixture(sources, [part.weight for part in self.parts], self.until, position)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to make of what.
+
+    Args:
+        kind: the kind of row.
+        test: without it, `test_fraction` of the prompts of `train` are held out.
+        limits: keep only the first so many rows of a split.
+        deduplicate: drop rows that say what an earlier row of either split says.
+    """
+
+    kind: type
+    train: Reading
+    test: Reading | None = None
+    test_fraction: float = 0.0
+    limits: Mapping[str, int | None] = field(default_factory=dict)
+    deduplicate: bool = False
+
+    def readings(self) -> list[tuple[str, Reading]]:
+        every = (("train", self.train), ("test", self.test))
+        return [(split, reading) for split, reading in every if reading is not None]
+
+
+@dataclass
+class Loaded:
+    """What came of it.
+
+    Attributes:
+        kept: rows by split.
+        kept_of: the same, by the name of the part that they come from.
+        tallies: one for each reading.
+        drawn: of each reading, the rows drawn by part.
+        trained_on: rows of a test source that have a prompt of train.
+        scored_lower: pairs whose chosen side has the lower score.
+        ignored: keys of messages that are not read, with the rows that have them.
+        ended_by: the part that ended a reading which leaves rows of others unread.
+    """
+
+    kept: dict[str, int]
+    kept_of: dict[str, dict[str, int]]
+    tallies: dict[str, Tally]
+    drawn: dict[str, list[int]]
+    ended_by: dict[str, int | None]
+    trained_on: int
+    ignored: dict[str, int]
+    scored_lower: int
+
+
+def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Loaded:
+    """Write `SPLIT/pairs-00000.parquet` … (or as the kind of row has it) and `ledger.parquet`.
+
+    Args:
+        folder: where the files are to be; nothing is in it before all rows have been read.
+        scratch: a folder that outlives a killed call. It belongs to this `load`.
+    """
+    with ResumePoint(scratch) as resumed:
+        work = _Work(load, resumed, scratch / "shards", progress)
+        while not work.state["done"]:
+            work.make_chunk()
+    _publish(scratch / "shards", folder)
+    state = work.state
+    tallies = {split: Tally.from_json(data) for split, data in state["tallies"].items()}
+    return Loaded(
+        state["kept"],
+        state["kept_of"],
+        tallies,
+        state["drawn"],
+        state["ended_by"],
+        state["trained_on"],
+        state["ignored"],
+        state["scored_lower"],
+    )
+
+
+def part_of(
+    source: Source, choice: FormatChoice, kind: type, weight: float = 1.0, name: str = ""
+) -> Part:
+    """A source with its format, which is found out from its first rows where `choice` is `auto`.
+
+    Raises:
+        ValueError: the rows leave open which format they are in.
+    """
+    records = () if choice.name != "auto" else _first_records(source)
+    return Part(source, choose_format(choice, records, kind, source.name), weight, name)
+
+
+class _Work:
+    """The chunks of one load, made one after another."""
+
+    def __init__(self, load: Load, resumed: ResumePoint, folder: Path, progress: Progress) -> None:
+        self.load, self.resumed, self.folder, self.progress = load, resumed, folder, progress
+        self.state: dict[str, Any] = resumed.state or _beginning(load)
+        self.readings = load.readings()
+        self._bare = {
+            split: [_without_system(part.format) for part in reading.parts]
+            for split, reading in self.readings
+        }
+        self._open_reading()
+
+    def _open_reading(self) -> None:
+        """Go on with the reading that the state names."""
+        self.split, self.reading = self.readings[self.state["reading"]]
+        self.mixture = self.reading.mixture(self.state["position"])
+        self.tally = Tally.from_json(self.state["tallies"][self.split])
+
+    def make_chunk(self) -> None:
+        """Read, write and commit one chunk."""
+        rows: dict[str, list[Row]] = {}
+        entries: list[Entry] = []
+        size = 0
+        while len(entries) < ROWS_PER_SHARD and size < CHUNK_BYTES:
+            if (drawn := self.mixture.draw()) is None:
+                if not self._next_reading():
+                    break
+                continue
+            for entry, row in self._judge(*drawn):
+                entries.append(entry)
+                self.tally.add(entry)
+                if row is not None:
+                    rows.setdefault(entry.split, []).append(row)
+                    size += sum(map(len, texts_of(row)))
+            self.state["read"] += 1
+            self.progress(self.state["read"], {"dropped": self.tally.dropped_rows})
+        self._write(rows, entries)
+        self._note_place()
+        self.resumed.commit(self.state)
+
+    def _next_reading(self) -> bool:
+        self._note_place()
+        if self.state["reading"] + 1 == len(self.readings):
+            self.state["done"] = True
+            return False
+        self.state["reading"] += 1
+        self.state["position"] = None
+        self._open_reading()
+        return True
+
+    def _note_place(self) -> None:
+        self.state["position"] = self.mixture.position
+        self.state["drawn"][self.split] = list(self.mixture.drawn)
+        self.state["ended_by"][self.split] = self.mixture.ended_by
+        self.state["tallies"][self.split] = self.tally.to_json()
+
+    def _judge(self, index: int, shard: str, item: Item) -> Iterator[tuple[Entry, Row | None]]:
+        """What becomes of one record: a row, several, or none."""
+        part, split = self.reading.parts[index], self.split
+        number, record = item
+        name = self._label(part, record, f"{shard}:{number}")
+        try:
+            if isinstance(record, MalformedRow):
+                raise record
+            parsed = self._bare[self.split][index].parse(record, name)
+            self._note_ignored(ignored_keys(part.format, record))
+        except MalformedRow as problem:
+            yield Entry.dropped(split, shard, name, problem), None
+            return
+        for row in parsed if isinstance(parsed, list) else [parsed]:
+            yield self._judge_row(row, index, shard)
+
+    def _judge_row(self, row: Row, index: int, shard: str) -> tuple[Entry, Row | None]:
+        split, part = self.split, self.reading.parts[index]
+        try:
+            if self.load.test is None and in_test_split(prompt_of(row), self.load.test_fraction):
+                split = "test"
+            row = _under_system(row, part.format.system)
+            self._choose(row, split)
+            self._compare(row, split)
+            self._note_scores(row)
+        except MalformedRow as problem:
+            return Entry.dropped(split, shard, row.row, problem), None
+        self.state["kept"][split] += 1
+        counts = self.state["kept_of"][split]
+        counts[part.name] = counts.get(part.name, 0) + 1
+        return Entry(split, shard, row.row, "kept"), row
+
+    def _choose(self, row: Row, split: str) -> None:
+        """Refuse a good row that is not wanted."""
+        limit = self.load.limits.get(split)
+        if limit is not None and self.state["kept"][split] >= limit:
+            raise MalformedRow(OVER_LIMIT, f"{split} has its {limit} rows already")
+        if self.load.deduplicate and not self.resumed.is_new("content", content_key(row)):
+            raise MalformedRow("duplicate", "an earlier row has the same prompt and responses")
+
+    def _note_scores(self, row: Row) -> None:
+        if isinstance(row, PreferenceRow):
+            chosen, rejected = row.score_chosen, row.score_rejected
+            if chosen is not None and rejected is not None:
+                self.state["scored_lower"] += chosen < rejected
+
+    def _note_ignored(self, names: Iterable[str]) -> None:
+        counts = self.state["ignored"]
+        for name in sorted(names):
+            if name in counts or len(counts) < _MOST_KEYS_COUNTED:
+                counts[name] = counts.get(name, 0) + 1
+
+    def _compare(self, row: Row, split: str) -> None:
+        """Count the rows of a test source whose prompt is one of train's, which was read before."""
+        if self.load.test is None:
+            return
+        key = prompt_key(prompt_of(row))
+        if split == "train":
+            self.resumed.is_new("train prompt", key)
+        elif self.resumed.has("train prompt", key):
+            self.state["trained_on"] += 1
+
+    def _label(self, part: Part, record: Any, place: str) -> str:
+        """The record's own id, or its place where it has none or one that was there before."""
+        prefix = f"{part.name}/" if part.name else ""
+        own = prefix + (place if isinstance(record, MalformedRow) else label(record, place))
+        number = 1
+        found = own
+        while not self.resumed.is_new(f"label {self.split}", found.encode()):
+            found = prefix + place if number == 1 else f"{prefix}{place} ({number})"
+            number += 1
+        return found
+
+    def _write(self, rows: Mapping[str, list[Row]], entries: list[Entry]) -> None:
+        numbers = self.state["shards"]
+        for split, kept in rows.items():
+            path = self.folder / split / shard_name(self.load.kind, numbers[split])
+            _write_settled(path, SCHEMAS[self.load.kind], map(to_record, kept))
+            numbers[split] += 1
+        path = self.folder / "ledger" / f"ledger-{numbers['ledger']:05d}.parquet"
+        _write_settled(path, LEDGER, map(vars, entries))
+        numbers["ledger"] += 1
+
+
+def _beginning(load: Load) -> dict[str, Any]:
+    names = [split for split, _ in load.readings()]
+    return {
+        "reading": 0,
+        "position": None,
+        "read": 0,
+        "done": False,
+        "kept": {"train": 0, "test": 0},
+        "kept_of": {"train": {}, "test": {}},
+        "shards": {"train": 0, "test": 0, "ledger": 0},
+        "trained_on": 0,
+        "scored_lower": 0,
+        "ignored": {},
+        "drawn": {name: [] for name in names},
+        "ended_by": dict.fromkeys(names),
+        "tallies": {name: Tally().to_json() for name in names},
+    }
+
+
+def _without_system(chosen: Format) -> Format:
+    if chosen.system is None:
+        return chosen
+    return replace(chosen, system=None)  # pyright: ignore[reportCallIssue]
+
+
+def _under_system(row: Row, system: str | None) -> Row:
+    if system is None or isinstance(row, TextRow):
+        return row
+    if isinstance(row, ConversationRow):
+        return replace(row, messages=with_system(row.messages, system))
+    return replace(row, prompt=with_system(row.prompt, system))
+
+
+def _first_records(source: Source) -> list[Mapping[str, Any]]:
+    rows = (record for shard in source.shards for _, record in open_shard(shard))
+    seen = islice(rows, _MOST_ROWS_LOOKED_AT)
+    records = (record for record in seen if not isinstance(record, MalformedRow))
+    return list(islice(records, _ROWS_LOOKED_AT))
+
+
+def _write_settled(path: Path, schema: Any, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file that is on disk before the chunk is committed."""
+    write_rows(path, schema, records)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _publish(shards: Path, folder: Path) -> None:
+    """Put the finished files where they are to be; those in scratch stay until it is removed."""
+    for path in sorted(shards.glob("*/*.parquet")):
+        if path.parent.name != "ledger":
+            place(path, folder / path.parent.name / path.name)
+    write_rows(folder / "ledger.parquet", LEDGER, _lines(shards / "ledger"))
+
+
+def _lines(folder: Path) -> Iterator[Mapping[str, Any]]:
+    for path in sorted(folder.glob("*.parquet")):
+        yield from iter_rows(path)

@@ -1,0 +1,120 @@
+"""Rows that say the same: exact duplicates, and overlap with an evaluation set.
+
+*Duplicates* have equal roles, texts and tool calls once texts are in their normal form: Unicode
+NFC, without white space at the ends, with plain line feeds. All else counts, case and indentation
+too; scores and labels of rows do not.
+
+*Overlap* is a run of `n` words that a row shares with a text of the evaluation set (Brown et al.
+2020, *Language Models are Few-Shot Learners*, appendix C, with n = 13). Words are letters and
+digits without regard to case; punctuation and spacing are nothing. In Chinese and Japanese, which
+put no space between words, each letter counts as one. An evaluation text of fewer than `n` words
+matches a message that has exactly its words, if it has at least `SHORTEST` of them, or `n` letters
+of Thai, Lao, Burmese or Khmer, where words are hard to tell.
+"""
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import Any
+
+from steps.data.rows.rows import Message, Row, TextRow
+
+NGRAM_WORDS = 13
+SHORTEST = 4
+"""Fewer words ("yes", "what is it") say nothing about where they come from."""
+
+_HAN_AND_KANA = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{_HAN_AND_KANA}]|[^\W{_HAN_AND_KANA}]+")
+_THAI_TO_KHMER = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
+_NOT_CONTENT = frozenset({"row", "score_chosen", "score_rejected", "weight", "template_kwargs"})
+
+
+def content_key(row: Row) -> bytes:
+    """16 bytes that rows share when they say the same."""
+    names = (field.name for field in fields(row) if field.name not in _NOT_CONTENT)
+    content = {name: _normal(getattr(row, name)) for name in names}
+    written = json.dumps(content, sort_keys=True)  # in whatever order a row has its keys
+    return hashlib.blake2b(written.encode(), digest_size=16).digest()
+
+
+def normal_text(text: str) -> str:
+    """What texts have in common that differ in spelling alone; see above."""
+    return unicodedata.normalize("NFC", text).replace("\r\n", "\n").strip()
+
+
+def texts_of(row: Row) -> Iterator[str]:
+    """The text of every message of `row`, or its text, in order; system prompts are left out."""
+    if isinstance(row, TextRow):
+        yield row.text
+        return
+    for field in fields(row):
+        value = getattr(row, field.name)
+        if isinstance(value, tuple) and field.name != "tools":
+            yield from _said(value)
+
+
+class EvaluationSet:
+    """The n-grams of texts that training data must not hold.
+
+    Memory grows with the evaluation set (some 100 bytes a word), not with what is compared.
+    """
+
+    def __init__(self, n: int = NGRAM_WORDS) -> None:
+        if n < SHORTEST:
+            raise ValueError(f"an n-gram must have at least {SHORTEST} words, got {n}")
+        self.n = n
+        self._grams: dict[bytes, str] = {}
+        self._short: dict[bytes, str] = {}
+
+    def add(self, row: str, texts: Iterable[str]) -> None:
+        """Take in the texts of one evaluation row."""
+        for text in texts:
+            words = _words(text)
+            if len(words) >= self.n:
+                for gram in self._ngrams(words):
+                    self._grams.setdefault(_hash(gram), row)
+            elif self._is_telling(words):
+                self._short.setdefault(_hash(words), row)
+
+    def overlap(self, texts: Iterable[str]) -> str | None:
+        """What the texts share with the set, in words, or `None` if that is nothing."""
+        for text in texts:
+            words = _words(text)
+            if self._short and (row := self._short.get(_hash(words))) is not None:
+                return f"the same message as evaluation row {row}: {' '.join(words)!r}"
+            for gram in self._ngrams(words):
+                if (row := self._grams.get(_hash(gram))) is not None:
+                    return f"shares with evaluation row {row}: {' '.join(gram)!r}"
+        return None
+
+    def _is_telling(self, words: list[str]) -> bool:
+        letters = len(_THAI_TO_KHMER.findall("".join(words)))
+        return len(words) >= SHORTEST or letters >= self.n
+
+    def _ngrams(self, words: list[str]) -> Iterator[list[str]]:
+        return (words[start : start + self.n] for start in range(len(words) - self.n + 1))
+
+
+def _said(messages: Iterable[Message]) -> Iterator[str]:
+    return (message["content"] for message in messages if message["role"] != "system")
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def _hash(words: list[str]) -> bytes:
+    return hashlib.blake2b("\0".join(words).encode(), digest_size=8).digest()
+
+
+def _normal(value: Any) -> Any:
+    if isinstance(value, str):
+        return normal_text(value)
+    if isinstance(value, list | tuple):
+        return [_normal(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _normal(item) for key, item in value.items()}
+    return value

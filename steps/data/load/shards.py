@@ -1,0 +1,398 @@
+"""Where rows come from: a source is an ordered tuple of shards, each opened at any row.
+
+A shard is a file, at a local path or an fsspec URL, or a part of a Hub dataset at one commit,
+which is streamed. `open_shard` yields `(number, record)`, counted from one; what cannot be read is
+a `MalformedRow` in the record's place. Names are relative (a file's own name, or its path within
+the folder or below the fixed part of the pattern), so that labels made of them are the same on
+every machine.
+
+Files understood: `.jsonl`, `.json`, `.txt` (a row a line), `.csv`, `.tsv`, each also as `.gz` and
+`.zst`; `.parquet` and `.arrow`; what `datasets.save_to_disk` wrote. Where names of files say which
+split they are (`train-00000-of-00002.parquet`, `test.jsonl`), a folder is never read as one.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from steps.data.readers import Item
+from steps.data.readers.blocks import read_blocks
+from steps.data.readers.cells import comma_separated, tab_separated
+from steps.data.readers.columns import arrow_rows, parquet_rows, without_nulls
+from steps.data.readers.json_file import json_file
+from steps.data.readers.lines import json_lines, text_lines
+from steps.shared.execution_detail import execution_detail, kept
+
+_TEXT_READERS = {
+    ".jsonl": json_lines, ".json": json_file, ".txt": text_lines,
+    ".csv": comma_separated, ".tsv": tab_separated,
+}  # fmt: skip
+_TABLE_READERS = {".parquet": parquet_rows, ".arrow": arrow_rows}
+_CODECS = {"": None, ".gz": "gzip", ".zst": "zstd"}
+SUFFIXES = (*(kind + codec for kind in _TEXT_READERS for codec in _CODECS), *_TABLE_READERS)
+_CODEC = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
+_UNREAD = re.compile(
+    r"\.(xlsx|ndjson|feather|avro|orc)(\.(gz|zst|xz|bz2|lz4|zip))?$"
+    r"|\.(jsonl?|txt|[ct]sv)\.(xz|bz2|lz4|zip)$|\.(parquet|arrow)\.(gz|zst|xz|bz2|lz4|zip)$",
+    re.IGNORECASE,
+)
+"""Names of data, as against a licence or a picture, in a form that is not read."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_ID_FIELDS = ("id", "prompt_id")
+
+
+@dataclass(frozen=True)
+class FileShard:
+    """One file of rows; `name` is what it is called in labels and reports."""
+
+    url: str
+    name: str
+
+
+@dataclass(frozen=True)
+class HubShard:
+    """Part `index` of the `count` parts of a split of a Hub dataset."""
+
+    repo: str
+    revision: str
+    split: str
+    index: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        return self.split if self.count == 1 else f"{self.split}-{self.index:05d}"
+
+
+Shard = FileShard | HubShard
+
+
+@dataclass(frozen=True)
+class Source:
+    """Shards in the order in which they are read, and a name for people."""
+
+    name: str
+    shards: tuple[Shard, ...]
+
+
+def open_shard(shard: Shard, start_row: int = 1) -> Iterator[Item]:
+    """The rows of `shard` from `start_row` on, read as they are asked for.
+
+    Raises:
+        OSError: the file is not there or its bytes do not come. What they hold is never an error.
+    """
+    if isinstance(shard, HubShard):
+        yield from _hub_rows(shard, start_row)
+        return
+    kind, codec = _kind(shard.url)
+    filesystem, path = fsspec.url_to_fs(shard.url)
+    with filesystem.open(path, "rb") as opened:
+        if kind in _TABLE_READERS:
+            yield from _TABLE_READERS[kind](opened, start_row)
+        else:
+            yield from _TEXT_READERS[kind](read_blocks(opened, codec), start_row)
+
+
+def source_of(url: str) -> Source:
+    """The files that `files_at` finds, as a source.
+
+    Raises:
+        FileNotFoundError, ValueError: as `files_at`.
+    """
+    return Source(url.rstrip("/").rpartition("/")[2], files_at(url))
+
+
+def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
+    """The file `url`, the data files below the folder `url`, or those that the pattern matches.
+
+    In a folder, files that are no data (`README.md`) are passed over; in it and in a pattern, so
+    are those whose names (or folders' names) start with `.` or `_`. Files are in order of their
+    names.
+
+    Args:
+        one_split: the caller takes the files of one split among those of a folder.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        ValueError: the suffix is unknown; or a folder holds several kinds of data file, several
+            splits, data in a form that is not read, or one file in two compressions.
+    """
+    with reaching(url):
+        shards = _shards_at(url, one_split)
+    if not shards:
+        raise FileNotFoundError(f"{url}: no such file; check the path of the data")
+    for shard in shards:
+        _kind(shard.url)
+    return shards
+
+
+def _shards_at(url: str, one_split: bool) -> tuple[FileShard, ...]:
+    filesystem, path = fsspec.url_to_fs(url)
+    if is_pattern(path) and not _is_there(filesystem, path):
+        root = _fixed_part(path)
+        found = [name for name in sorted(filesystem.glob(path)) if filesystem.isfile(name)]
+        return _files(filesystem, [n for n in found if not _is_hidden(n, root)], root)
+    if filesystem.isfile(path):
+        return (FileShard(url, path.rstrip("/").rpartition("/")[2]),)
+    return _folder(filesystem, path, url, one_split)
+
+
+@contextmanager
+def reaching(source: str) -> Iterator[None]:
+    """Name the source in whatever a network, a store or the Hub says when it does not answer.
+
+    Raises:
+        ValueError: it did not.
+    """
+    try:
+        yield
+    except (FileNotFoundError, ValueError):
+        raise
+    except Exception as error:
+        told = kept(error)
+        said = " ".join(str(told).split())[:300]
+        raise ValueError(
+            f"{source} cannot be read: {type(told).__name__}: {said}; check its name, the network "
+            "and the credentials (gcloud auth application-default login; aws configure; hf auth "
+            "login)"
+        ) from error
+
+
+def hub_source(repo: str, revision: str, split: str) -> Source:
+    """`split` of the Hub dataset `repo` at the commit `revision`.
+
+    Raises:
+        ValueError: `revision` is not a full commit hash; a branch or tag can come to mean other
+            rows, and results made from it could not be told apart.
+    """
+    if not _COMMIT.fullmatch(revision):
+        raise ValueError(
+            f"{repo}: revision {revision!r} is not a commit; give the 40 hex digits that the "
+            "dataset's Hub page lists under 'History'"
+        )
+    with reaching(f"{repo} on the Hub"):
+        count = _streamed(repo, revision, split).num_shards
+    shards = tuple(HubShard(repo, revision, split, index, count) for index in range(count))
+    return Source(f"{repo} ({split})", shards)
+
+
+def label(record: Mapping[str, Any], fallback: str) -> str:
+    """The record's own `id` or `prompt_id`, or else `fallback`."""
+    for field in _ID_FIELDS:
+        value = record.get(field)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        # A label is read by people and written as UTF-8: no line breaks, no lone surrogates.
+        if isinstance(value, str) and value.strip() and value.isprintable():
+            return value
+    return fallback
+
+
+def is_empty(source: Source) -> bool:
+    """Whether there is not one row in it, be it a broken one."""
+    return Reader(source).next() is None
+
+
+@dataclass
+class Reader:
+    """A place in a source, which moves as rows are taken; `shard` and `row` say where it is."""
+
+    source: Source
+    shard: int = 0
+    row: int = 1
+
+    def __post_init__(self) -> None:
+        self._rows: Iterator[Item] | None = None
+
+    def next(self) -> tuple[str, Item] | None:
+        """The next row with the name of its shard, or `None` at the end."""
+        while self.shard < len(self.source.shards):
+            shard = self.source.shards[self.shard]
+            if self._rows is None:
+                self._rows = open_shard(shard, self.row)
+            if (item := next(self._rows, None)) is not None:
+                self.row = item[0] + 1
+                return shard.name, item
+            self.shard, self.row, self._rows = self.shard + 1, 1, None
+        return None
+
+
+def _kind(url: str) -> tuple[str, str | None]:
+    """The suffix that says how to read a file, and Arrow's name for its compression."""
+    for suffix in SUFFIXES:
+        if url.lower().endswith(suffix):
+            kind, codec = suffix, ""
+            for ending in (".gz", ".zst"):
+                if suffix.endswith(ending):
+                    kind, codec = suffix.removesuffix(ending), ending
+            return kind, _CODECS[codec]
+    raise ValueError(f"{url}: {_unknown_ending(url)}")
+
+
+@execution_detail
+def _unknown_ending(url: str) -> str:
+    """Why a file is not read, and what to do."""
+    ending = Path(url).suffix.lower()
+    if ending == ".ndjson":
+        return "cannot be read under this name; rename it to .jsonl, which is the same"
+    kinds = f"{', '.join(_TEXT_READERS)} (each also .gz or .zst), .parquet, .arrow"
+    if _UNREAD.search(url):
+        return f"{ending} is not read; convert it to one of {kinds}"
+    return f"cannot tell its format by its name; name it, by what it holds, one of {kinds}"
+
+
+def is_glob(url: str) -> bool:
+    """Whether a path or URL stands for all files that match it, and is not the name of one."""
+    filesystem, path = fsspec.url_to_fs(url)
+    return is_pattern(path) and not _is_there(filesystem, path)
+
+
+def is_pattern(path: str) -> bool:
+    """Whether a path has a wildcard in it."""
+    return any(character in path for character in "*?[")
+
+
+def _fixed_part(pattern: str) -> str:
+    """The folder that is below no wildcard."""
+    parts = pattern.split("/")
+    fixed = next(index for index, part in enumerate(parts) if is_pattern(part))
+    return "/".join(parts[:fixed])
+
+
+def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[FileShard, ...]:
+    root = path.rstrip("/")
+    _refuse_links(filesystem, root, url)
+    found = [name for name in sorted(filesystem.find(root)) if not _is_hidden(name, root)]
+    if unread := [name for name in found if _UNREAD.search(name)]:
+        raise ValueError(
+            f"{url} holds data that cannot be read: {_few(unread, root)}; convert it to one of "
+            f"{', '.join(SUFFIXES)}, or say which files are meant with a pattern"
+        )
+    saved = _saved_by_datasets(filesystem, found, root)
+    files = saved or [name for name in found if name.lower().endswith(SUFFIXES)]
+    bare = Counter(_CODEC.sub("", name) for name in files)
+    if twice := [name for name in files if bare[_CODEC.sub("", name)] > 1]:
+        raise ValueError(
+            f"{url} holds the same file in two compressions: {_few(twice, root)}; its rows would "
+            "be read twice; remove one, or say which files are meant with a pattern"
+        )
+    kinds = sorted({_kind(name)[0] for name in files})
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{url} holds files of several kinds: {', '.join(kinds)}; say which are meant, "
+            f"as in {url.rstrip('/')}/*{kinds[0]}"
+        )
+    shards = _files(filesystem, files, root)
+    if len(named := splits_of(shards)) > 1 and not one_split:
+        listed = ", ".join(split or "files of no split" for split in named)
+        raise ValueError(
+            f"{url} holds several splits ({listed}), which are not read as one; say which is meant "
+            f"with a pattern, as in {url.rstrip('/')}/{_pattern(named)}, or with data.train_split "
+            "and data.test_split"
+        )
+    return shards
+
+
+def splits_of(shards: Sequence[FileShard]) -> dict[str, tuple[FileShard, ...]]:
+    """The files of each split, as their names or those of their folders say, where one of them is
+    to be held out; else all of them under no name."""
+    found: dict[str, list[FileShard]] = {}
+    for shard in shards:
+        found.setdefault(_split_named(shard.name), []).append(shard)
+    if not any(map(_HELD_OUT.match, found)):
+        return {"": tuple(shards)}
+    return {split: tuple(files) for split, files in sorted(found.items())}
+
+
+_SPLIT = re.compile(
+    r"(?P<split>(train|training|test|testing|validation|valid|val|dev|eval)(_[a-z]+)?)"
+    r"(?=[-_.\d/]|$)",
+    re.IGNORECASE,
+)
+_HELD_OUT = re.compile(r"(test|valid|val|dev|eval)", re.IGNORECASE)
+
+
+def _split_named(name: str) -> str:
+    """The split that a file's name, or else its folder's, says it belongs to; empty: none."""
+    parts = reversed(name.split("/"))
+    return next((found["split"] for part in parts if (found := _SPLIT.match(part))), "")
+
+
+def _pattern(named: Mapping[str, tuple[FileShard, ...]]) -> str:
+    """A pattern for the files of the first split that is for training."""
+    split = next((split for split in named if split.startswith("train")), next(iter(named)))
+    folder, _, own = named[split][0].name.rpartition("/")
+    return f"{folder}/{split if own.startswith(split) else ''}*".lstrip("/")
+
+
+def _saved_by_datasets(filesystem: Any, found: Sequence[str], root: str) -> list[str]:
+    """The Arrow files of folders that `datasets.save_to_disk` wrote; there they have company."""
+    states = {name.rpartition("/")[0] for name in found if name.endswith("/state.json")}
+    arrow = [name for name in found if name.endswith(".arrow")]
+    return arrow if arrow and states >= {name.rpartition("/")[0] for name in arrow} else []
+
+
+def _is_there(filesystem: Any, path: str) -> bool:
+    """Whether a path with wildcards in it is the name of something."""
+    return isinstance(filesystem, LocalFileSystem) and Path(path).exists()
+
+
+def _refuse_links(filesystem: Any, root: str, url: str) -> None:
+    """A folder is known by its files; what lies behind a link to another one would not be."""
+    if not isinstance(filesystem, LocalFileSystem):
+        return
+    linked = [
+        f"{folder}/{name}"
+        for folder, names, _ in os.walk(root)
+        for name in names
+        if os.path.islink(f"{folder}/{name}") and not _is_hidden(f"{folder}/{name}", root)
+    ]
+    if linked:
+        raise ValueError(
+            f"{url} holds a link to a folder: {_few(sorted(linked), root)}; its rows would be left "
+            "out; name that folder as a source of its own (data.mixture), or put its files here"
+        )
+
+
+def _few(names: Sequence[str], root: str) -> str:
+    shown = [name.removeprefix(root).lstrip("/") for name in names[:5]]
+    return ", ".join(shown) + (", …" if len(names) > 5 else "")
+
+
+def _is_hidden(name: str, root: str) -> bool:
+    parts = name.removeprefix(root).strip("/").split("/")
+    return any(part.startswith((".", "_")) for part in parts)
+
+
+def _files(filesystem: Any, names: Sequence[str], root: str) -> tuple[FileShard, ...]:
+    local = isinstance(filesystem, LocalFileSystem)
+    return tuple(
+        FileShard(
+            name if local else filesystem.unstrip_protocol(name),
+            name.removeprefix(root).lstrip("/"),
+        )
+        for name in names
+    )
+
+
+def _streamed(repo: str, revision: str, split: str) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(repo, revision=revision, split=split, streaming=True)
+
+
+def _hub_rows(shard: HubShard, start_row: int) -> Iterator[Item]:
+    rows = _streamed(shard.repo, shard.revision, shard.split)
+    if shard.count > 1:
+        rows = rows.shard(num_shards=shard.count, index=shard.index)
+    records = (without_nulls(record) for record in rows.skip(start_row - 1))
+    yield from enumerate(records, start=start_row)

@@ -1,0 +1,80 @@
+"""Comma- and tab-separated values, with a header line; quotes may hold line breaks.
+
+All values are texts. One that is a JSON list or object is read as such (messages, tools); where a
+format wants a number or a yes or no, it reads the text (`readers.Cell`). An empty cell is null.
+Rows are counted, not lines, from the first one after the header.
+"""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from steps.data.readers import Cell, Item
+from steps.data.readers.blocks import CutOff
+from steps.data.readers.lines import BOM, DECODER, MAX_ROW_BYTES, cut_off, too_large
+from steps.data.rows.reasons import MalformedRow
+
+_SURROGATE = re.compile("[\udc80-\udcff]")
+
+
+def comma_separated(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
+    """The rows of a CSV file, from row `start` on."""
+    return _rows(blocks, start, ",")
+
+
+def tab_separated(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
+    """The rows of a TSV file, from row `start` on."""
+    return _rows(blocks, start, "\t")
+
+
+def _rows(blocks: Iterable[bytes], start: int, separator: str) -> Iterator[Item]:
+    csv.field_size_limit(MAX_ROW_BYTES)
+    lines = csv.reader(_lines(blocks), delimiter=separator)
+    number = 0
+    try:
+        header = next(lines, None)
+        if header is None:
+            return
+        for number, cells in enumerate((line for line in lines if line), start=1):
+            if number >= start:
+                yield number, _record(header, cells)
+    except (CutOff, csv.Error) as error:
+        yield number + 1, cut_off(error, f"row {number}")
+
+
+def _lines(blocks: Iterable[bytes]) -> Iterator[str]:
+    """Text line by line, ends included; bytes that are no UTF-8 become lone surrogates."""
+    rest = b""
+    for index, block in enumerate(blocks):
+        block = block.removeprefix(BOM) if index == 0 else block
+        *whole, rest = (rest + block).split(b"\n")
+        yield from (line.decode("utf-8", "surrogateescape") + "\n" for line in whole)
+    if rest:
+        yield rest.decode("utf-8", "surrogateescape")
+
+
+def _record(header: list[str], cells: list[str]) -> Mapping[str, Any] | MalformedRow:
+    size = sum(map(len, cells))
+    if size > MAX_ROW_BYTES:
+        return too_large(size)
+    if len(cells) != len(header):
+        return MalformedRow(
+            "broken table", f"{len(cells)} cells, but the header names {len(header)} columns"
+        )
+    if any(_SURROGATE.search(cell) for cell in cells):
+        return MalformedRow("not valid UTF-8", "a cell holds bytes that are no text")
+    return {name: _value(cell) for name, cell in zip(header, cells, strict=True)}
+
+
+def _value(cell: str) -> Any:
+    if not cell:
+        return None
+    if cell[:1] in "[{":
+        try:
+            found = DECODER.decode(cell)
+        except (ValueError, RecursionError):
+            return Cell(cell)
+        if isinstance(found, Mapping | list):
+            return found
+    return Cell(cell)

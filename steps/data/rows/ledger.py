@@ -1,0 +1,172 @@
+"""The row ledger: every row that was read ends as kept, truncated or dropped, and says why.
+
+An `Entry` is one line of `ledger.parquet`. A `Tally` is what a step reports of many: it can be
+added up in parts, and kept as JSON while a step is under way.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from steps.data.rows.reasons import CHOICES, REST_LOST, MalformedRow, Reason
+
+Outcome = Literal["kept", "truncated", "dropped"]
+
+ROWS_NAMED = 20
+OVER_LIMIT: Reason = "over the limit"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What became of one row of `source` (a file); the columns of `tables.LEDGER`."""
+
+    split: str
+    source: str
+    row: str
+    outcome: Outcome
+    reason: Reason | None = None
+    detail: str | None = None
+
+    @classmethod
+    def dropped(cls, split: str, source: str, row: str, problem: MalformedRow) -> "Entry":
+        return cls(split, source, row, "dropped", problem.reason, problem.detail)
+
+
+@dataclass
+class DroppedRows:
+    """How many rows one reason cost, the labels of the first ones, and one finding in full."""
+
+    count: int = 0
+    rows: list[str] = field(default_factory=list)
+    detail: str = ""
+
+
+@dataclass
+class Tally:
+    """Rows by outcome, and dropped ones by reason."""
+
+    kept: int = 0
+    truncated: int = 0
+    dropped: dict[Reason, DroppedRows] = field(default_factory=dict)
+
+    def add(self, entry: Entry) -> None:
+        if entry.outcome == "kept":
+            self.kept += 1
+        elif entry.outcome == "truncated":
+            self.truncated += 1
+        else:
+            assert entry.reason is not None
+            self._drop(entry.reason, 1, [entry.row], entry.detail or "")
+
+    def merge(self, later: "Tally") -> None:
+        """Add the rows of `later`, which follow these."""
+        self.kept += later.kept
+        self.truncated += later.truncated
+        for reason, more in later.dropped.items():
+            self._drop(reason, more.count, more.rows, more.detail)
+
+    def _drop(self, reason: Reason, count: int, rows: list[str], detail: str) -> None:
+        dropped = self.dropped.setdefault(reason, DroppedRows(detail=detail))
+        dropped.count += count
+        dropped.rows += rows[: ROWS_NAMED - len(dropped.rows)]
+
+    @property
+    def rows(self) -> int:
+        return self.kept + self.truncated + self.dropped_rows
+
+    @property
+    def dropped_rows(self) -> int:
+        return sum(dropped.count for dropped in self.dropped.values())
+
+    @property
+    def unusable_rows(self) -> int:
+        """Dropped rows that were at fault, rather than good and not wanted."""
+        return sum(d.count for reason, d in self.dropped.items() if reason not in CHOICES)
+
+    def metrics(self) -> dict[str, Any]:
+        """Counts for a step's metrics: in all, by reason (the first 20 rows of each), a notice.
+
+        Rows over a limit, which was the user's to set, are counted by themselves.
+        """
+        told = {r: d for r, d in sorted(self.dropped.items()) if r != OVER_LIMIT}
+        count = sum(dropped.count for dropped in told.values())
+        metrics: dict[str, Any] = {
+            "dropped": count,
+            "dropped_by_reason": {
+                reason: {"count": dropped.count, "rows": dropped.rows}
+                for reason, dropped in told.items()
+            },
+        }
+        if OVER_LIMIT in self.dropped:
+            metrics["over_the_limit"] = self.dropped[OVER_LIMIT].count
+        if told:
+            reasons = "; ".join(_phrase(reason, dropped) for reason, dropped in told.items())
+            metrics["notices"] = [f"{count} of {self.rows} rows dropped: {reasons}"]
+        if REST_LOST in told:
+            metrics["notices"].append(_rest_lost(told[REST_LOST]))
+        return metrics
+
+    def check(self, max_dropped: float, what: str) -> None:
+        """Refuse data of which too much cannot be used.
+
+        Args:
+            max_dropped: below 1 a fraction of the rows, from 1 on a number of rows. Rows that are
+                good and were not wanted (`reasons.CHOICES`) do not count.
+            what: names the data in the error.
+
+        Raises:
+            TooManyDropped: more rows than that were dropped.
+        """
+        allowed = max_dropped * self.rows if max_dropped < 1 else max_dropped
+        if self.unusable_rows > allowed:
+            raise TooManyDropped(
+                f"{self.unusable_rows} of the {self.rows} rows of {what} cannot be used, over the "
+                f"limit max_dropped={max_dropped:g}: {self.worst_reasons()}"
+            )
+
+    def worst_reasons(self) -> str:
+        """The most frequent reasons, each with its first rows and one finding."""
+        faults = [(r, d) for r, d in self.dropped.items() if r not in CHOICES]
+        faults.sort(key=lambda fault: -fault[1].count)
+        return "; ".join(f"{_phrase(reason, d)}, e.g. {d.detail}" for reason, d in faults[:3])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kept": self.kept,
+            "truncated": self.truncated,
+            "dropped": {r: [d.count, d.rows, d.detail] for r, d in self.dropped.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Tally":
+        dropped = {reason: DroppedRows(*parts) for reason, parts in data["dropped"].items()}
+        return cls(data["kept"], data["truncated"], dropped)
+
+
+class TooManyDropped(ValueError):
+    """More rows cannot be used than the user allows."""
+
+
+def check_max_dropped(max_dropped: float) -> None:
+    """Refuse a limit that says nothing.
+
+    Raises:
+        ValueError: it is negative, no number, or a fraction of rows above 1.
+    """
+    if not max_dropped >= 0 or (max_dropped > 1 and not float(max_dropped).is_integer()):
+        raise ValueError(
+            f"max_dropped must be a fraction below 1 or a whole number of rows, got {max_dropped}"
+        )
+
+
+def _rest_lost(dropped: DroppedRows) -> str:
+    files = "a file" if dropped.count == 1 else f"{dropped.count} files"
+    return (
+        f"{files} could not be read to the end, and how many rows are lost is not known: "
+        f"{', '.join(dropped.rows[:3])}: {dropped.detail}; mend the data, or go on without them"
+    )
+
+
+def _phrase(reason: str, dropped: DroppedRows) -> str:
+    more = ", …" if dropped.count > 3 else ""
+    return f"{reason}: {dropped.count} ({', '.join(dropped.rows[:3])}{more})"

@@ -1,0 +1,84 @@
+"""Why a row is left out: short stable strings, counted in reports and written to the ledger."""
+
+from typing import Literal
+
+Reason = Literal[
+    # --- reading: the bytes give no record
+    "broken JSON",  # a line or element that is no JSON, or too deep or large a number to read
+    "not valid UTF-8",  # a line, or a text in a table, whose bytes are no text
+    "not an object",  # JSON, but a list, a number, a string …
+    "broken table",  # a row of CSV with more or fewer cells than columns
+    "unreadable value",  # a table's value that Python cannot hold, such as a date of year 300000
+    "row too large",  # more bytes than `lines.MAX_ROW_BYTES`
+    "damaged row group",  # of a Parquet file: a line for each of its rows
+    "file cut off",  # nothing after it could be read: one line for all that is lost with it
+    # --- parsing: the record is no row of the format
+    "no prompt",
+    "no chosen",
+    "no rejected",
+    "no messages",
+    "no completion",
+    "no text",
+    "no label",
+    "empty conversation",
+    "empty response",
+    "wrong role order",
+    "unknown role",
+    "content not a string",
+    "not valid Unicode",  # text that cannot be written as UTF-8: a lone surrogate
+    "label not a boolean",
+    "score not a number",
+    "weight not a number",  # or below 0, or missing in a field that was named
+    "answer not a string",
+    "tools not a list of objects",
+    "template arguments not an object",
+    "no turn markers",  # a dialogue string without "\n\nHuman:" and "\n\nAssistant:"
+    "dialogue in one string",  # such markers, in a format whose strings are single messages
+    "verdict not understood",  # of a column that says which side is better
+    "different prompts",
+    "identical responses",
+    # --- choosing: a good row that was not wanted; never counted against `max_dropped`
+    "duplicate",  # the same prompt and responses as an earlier row
+    "tie",  # neither side is better, or all completions are equally good
+    "over the limit",  # more rows than were asked for
+    "margin too small",  # less than was asked for, or no scores to tell
+    "response too short",
+    "response too long",
+    "lengths too different",  # of the two responses
+    "overlaps evaluation",  # shares an n-gram with the evaluation set
+    # --- tokenising
+    "template refuses the conversation",
+    "tokenizer refuses the text",
+    "template does not extend the prompt",
+    "template marks no assistant turn",
+    "template leaves out a message",  # where such rows are to be dropped
+    "assistant turn not found in the rendered text",
+    "end-of-turn inside the response",
+    "doubled special token",
+    "no prompt token",
+    "no trained token",
+    "prompt too long",
+    "too long",
+    "no room for the response",
+    "identical after truncation",
+]
+
+CHOICES: frozenset[Reason] = frozenset(
+    {
+        "duplicate", "tie", "over the limit", "overlaps evaluation", "margin too small",
+        "response too short", "response too long", "lengths too different",
+    }
+)  # fmt: skip
+"""Reasons that say nothing against a row."""
+
+REST_LOST: Reason = "file cut off"
+"""The one reason that stands for rows of which nobody knows how many they are."""
+
+
+class MalformedRow(ValueError):
+    """A row that cannot be used. `reason` is one of `Reason`, `detail` names field and finding."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason: Reason = reason
+        self.detail = detail

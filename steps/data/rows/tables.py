@@ -1,0 +1,176 @@
+"""How rows lie in Parquet: one schema a kind of row, and the way there and back.
+
+Messages keep role and content as columns; their other keys are JSON text (`extra`), since what a
+tool call holds has no schema. So are `tools` and `template_kwargs`. Keys keep the order in which
+they came: a chat template writes them in it, and so does a server that is given the same tools.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from steps.data.rows.rows import (
+    ConversationRow,
+    Message,
+    Messages,
+    PreferenceRow,
+    PromptRow,
+    Row,
+    TextRow,
+    UnpairedRow,
+)
+
+ROWS_PER_SHARD = 2048
+"""The most rows in one file."""
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+MESSAGES = pa.list_(
+    pa.field(
+        "element",
+        pa.struct(
+            [
+                _required("role", pa.string()),
+                _required("content", pa.string()),
+                pa.field("extra", pa.string()),
+            ]
+        ),
+        nullable=False,
+    )
+)
+"""A column of conversations."""
+
+ROW = _required("row", pa.string())
+SCORES = (pa.field("score_chosen", pa.float64()), pa.field("score_rejected", pa.float64()))
+WEIGHT = pa.field("weight", pa.float64())
+"""How many rows a row counts for; null: one."""
+FOR_TEMPLATE = (pa.field("tools", pa.string()), pa.field("template_kwargs", pa.string()))
+"""What a chat template is given besides the messages."""
+
+PAIRS = pa.schema(
+    [
+        ROW,
+        _required("prompt", MESSAGES),
+        _required("chosen", MESSAGES),
+        _required("rejected", MESSAGES),
+        *FOR_TEMPLATE,
+        *SCORES,
+        WEIGHT,
+    ]
+)
+CONVERSATIONS = pa.schema([ROW, _required("messages", MESSAGES), *FOR_TEMPLATE])
+PROMPTS = pa.schema(
+    [ROW, _required("prompt", MESSAGES), pa.field("answer", pa.string()), *FOR_TEMPLATE]
+)
+UNPAIRED = pa.schema(
+    [
+        ROW,
+        _required("prompt", MESSAGES),
+        _required("completion", MESSAGES),
+        _required("label", pa.bool_()),
+        *FOR_TEMPLATE,
+        WEIGHT,
+    ]
+)
+TEXTS = pa.schema([ROW, _required("text", pa.string())])
+
+LEDGER = pa.schema(
+    [
+        _required("split", pa.string()),
+        _required("source", pa.string()),
+        ROW,
+        _required("outcome", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("detail", pa.string()),
+    ]
+)
+"""One line for every row that was read; the fields of `ledger.Entry`."""
+
+SCHEMAS: Mapping[type, pa.Schema] = {
+    PreferenceRow: PAIRS,
+    ConversationRow: CONVERSATIONS,
+    PromptRow: PROMPTS,
+    UnpairedRow: UNPAIRED,
+    TextRow: TEXTS,
+}
+STEMS: Mapping[type, str] = {
+    PreferenceRow: "pairs",
+    ConversationRow: "conversations",
+    PromptRow: "prompts",
+    UnpairedRow: "completions",
+    TextRow: "texts",
+}
+"""What the files of a kind of row are called: `pairs-00000.parquet` and so on."""
+
+_CONVERSATIONS = frozenset({"prompt", "chosen", "rejected", "messages", "completion"})
+_JSON = frozenset({"tools", "template_kwargs"})
+
+_Row = TypeVar("_Row", bound=Row)
+
+
+def shard_name(kind: type, number: int) -> str:
+    """The name of one of the files that rows of a kind lie in, numbered from zero."""
+    return f"{STEMS[kind]}-{number:05d}.parquet"
+
+
+def to_record(row: Row) -> dict[str, Any]:
+    """`row` as a record of its schema."""
+    return {field.name: _to_column(field.name, getattr(row, field.name)) for field in fields(row)}
+
+
+def from_record(kind: type[_Row], record: Mapping[str, Any]) -> _Row:
+    """The row that `to_record` wrote; columns that the kind does not have are ignored."""
+    return kind(**{f.name: _from_column(f.name, record[f.name]) for f in fields(kind)})
+
+
+def messages_to_column(messages: Iterable[Message]) -> list[dict[str, str | None]]:
+    """A conversation as a value of a `MESSAGES` column."""
+    return [
+        {"role": message["role"], "content": message["content"], "extra": _extra(message)}
+        for message in messages
+    ]
+
+
+def messages_from_column(value: Iterable[Mapping[str, Any]]) -> Messages:
+    """The conversation that `messages_to_column` wrote."""
+    return tuple(
+        Message(
+            role=turn["role"],
+            content=turn["content"],
+            **(json.loads(turn["extra"]) if turn["extra"] else {}),
+        )
+        for turn in value
+    )
+
+
+def _to_json(value: Any) -> str:
+    """JSON text; keys in their own order."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _extra(message: Message) -> str | None:
+    extra = {key: value for key, value in message.items() if key not in ("role", "content")}
+    return _to_json(extra) if extra else None
+
+
+def _to_column(name: str, value: Any) -> Any:
+    if name in _CONVERSATIONS:
+        return messages_to_column(value)
+    if name in _JSON and value is not None:
+        return _to_json(value)
+    return value
+
+
+def _from_column(name: str, value: Any) -> Any:
+    if name in _CONVERSATIONS:
+        return messages_from_column(value)
+    if name in _JSON and value is not None:
+        decoded = json.loads(value)
+        return tuple(decoded) if name == "tools" else decoded
+    return value

@@ -1,0 +1,392 @@
+"""Conversations become text, through the tokenizer's own chat template and nothing else.
+
+A template is a program, and rows are data it was never tried on: whatever it raises over a row is
+that row's refusal, never the end of a job. Templates write their own BOS, so text rendered here is
+always encoded with `add_special_tokens=False`.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Span = tuple[int, int]
+"""Start and end of a stretch of characters, or of tokens."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What a template is given: messages, tools, and keywords of the template's own."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    template_kwargs: Mapping[str, Any] | None = None
+
+    def until(self, count: int) -> "Chat":
+        """The same chat with its first `count` messages only."""
+        return replace(self, messages=self.messages[:count])
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """A tokenizer with what its template and vocabulary say about turns.
+
+    Attributes:
+        special_tokens: as the template is given them, by name: `bos_token` and so on.
+        special: matches the text of any special token.
+        looked_for: matches what the template itself may look for in a text, such as `<think>`.
+        opening: white space that the template writes between the header and an assistant's text,
+            as Mistral's does: the model has to write it too, so it belongs to the text.
+        closing: what the template writes after an assistant's text to end the turn: a run of
+            special tokens, up to and with the end of sequence or up to the next header; where
+            there is none, up to the first added token, which then counts as special; where there
+            is neither, all of it.
+        between_turns: the same where another turn follows, as far as it differs (gpt-oss).
+        header: what the template writes before an assistant's text when it is asked to.
+        marks_generation: the template marks assistant turns itself, with `{% generation %}`, and
+            where jinja knows the positions of these blocks.
+        late_header: what opens an assistant's turn only once the turn is there, whatever is asked.
+    """
+
+    tokenizer: "PreTrainedTokenizerBase"
+    special_tokens: Mapping[str, Any]
+    special: re.Pattern[str]
+    looked_for: re.Pattern[str]
+    opening: str
+    closing: str
+    marks_generation: bool
+    between_turns: str = ""
+    header: str = ""
+    late_header: str = ""
+
+    @property
+    def eos(self) -> str:
+        return str(self.special_tokens["eos_token"])
+
+    @cached_property
+    def ends(self) -> list[str]:
+        """The texts of the tokens that end a turn, or everything."""
+        closing = self.special.findall(self.closing + self.between_turns)
+        return sorted({self.eos, *closing})
+
+    @cached_property
+    def final(self) -> list[str]:
+        """The tokens after which nothing of a turn comes."""
+        ends = (self.special.findall(end)[-1:] for end in (self.closing, self.between_turns))
+        return sorted({self.eos, *(token for end in ends for token in end)})
+
+    @cached_property
+    def opener(self) -> str:
+        """The special token that opens an assistant's turn, if one does."""
+        found = self.special.findall(self.header or self.late_header)
+        return next((token for token in found if token != self.eos), "")
+
+    def added(self, header: str, asked: str) -> str:
+        """What `header` has after what it shares with `asked`, with no token cut in two."""
+        shared = len(common_start(header, asked))
+        cut = (m.start() for m in self.special.finditer(header) if m.start() < shared < m.end())
+        return header[next(cut, shared) :]
+
+    def run_of_special(self, text: str) -> int:
+        """Where the first run of special tokens in `text` ends: with the end of sequence, before
+        the opener of a turn, or before anything else; 0 where there is none."""
+        end = 0
+        for match in self.special.finditer(text):
+            if (end and match.start() != end) or match.group() == self.opener:
+                break
+            end = match.end()
+            if match.group() == self.eos:
+                break
+        return end
+
+
+def chat_format(tokenizer: "PreTrainedTokenizerBase") -> ChatFormat:
+    """What :mod:`steps.data.tokens.spans` needs to know of a tokenizer, found by asking its
+    template.
+
+    Raises:
+        ValueError: the tokenizer is a slow one, which cannot say which characters a token covers.
+    """
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"{tokenizer.name_or_path}: {type(tokenizer).__name__} is a slow tokenizer, which does "
+            "not say where its tokens lie in a text, so nothing could be masked exactly; save it "
+            "with a tokenizer.json"
+        )
+    special = _special_tokens(tokenizer)
+    found = ChatFormat(
+        tokenizer,
+        tokenizer.special_tokens_map,
+        special,
+        _looked_for(_templates(tokenizer)),
+        "",
+        str(tokenizer.eos_token or ""),
+        all(map(_marks_generation, _templates(tokenizer))),
+    )
+    return _probed(found)
+
+
+def render(chat_format: ChatFormat, chat: Chat, *, header: bool = False) -> str:
+    """The text of a chat; `header`: with what the template writes before an assistant's turn.
+
+    Raises:
+        MalformedRow: the template refuses the chat.
+    """
+    return _rendered(chat_format, chat, add_generation_prompt=header)[0]
+
+
+def render_marked(chat_format: ChatFormat, chat: Chat) -> tuple[str, list[Span]]:
+    """The text of a chat, and where in it the `{% generation %}` blocks of its template lie.
+
+    Raises:
+        MalformedRow: the template refuses the chat.
+    """
+    text, blocks = _rendered(chat_format, chat, return_assistant_tokens_mask=True)
+    return text, [tuple(block) for block in blocks]
+
+
+def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer saved in the folder `path` with its chat template; no code in it is run.
+
+    A template that asks for today's date is given a fixed one, so that equal rows have equal
+    tokens on any day: prompts for generation must come from this tokenizer too.
+
+    Raises:
+        FileNotFoundError: `path` is no folder.
+        ValueError: the tokenizer has no chat template or no end-of-sequence token.
+    """
+    tokenizer = load_bare_tokenizer(path)
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"{path}: the tokenizer has no chat template, so it cannot tell turns apart; use the "
+            "model's chat or instruct variant, or put a chat_template.jinja into the folder"
+        )
+    tokenizer.chat_template = _prepared(tokenizer.chat_template)
+    return tokenizer
+
+
+def load_bare_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer saved in the folder `path`, which may lack a chat template.
+
+    Raises:
+        FileNotFoundError: `path` is no folder.
+        ValueError: the tokenizer has no end-of-sequence token.
+    """
+    from transformers import AutoTokenizer
+
+    if not Path(path).is_dir():
+        raise FileNotFoundError(f"{path}: no such folder; expected one with a saved tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(path), local_files_only=True, trust_remote_code=False
+    )
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"{path}: the tokenizer has no eos_token, so responses would have no end; name one in "
+            "tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def common_start(one: str, other: str) -> str:
+    """What two texts begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    length = next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return one[:length]
+
+
+def _rendered(chat_format: ChatFormat, chat: Chat, **settings: bool) -> tuple[str, Any]:
+    """The text, and positions if they were asked for: what `apply_chat_template` does, without its
+    looking up again for every chat what a tokenizer's special tokens are."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    keywords = dict(chat.template_kwargs or {})
+    if taken := sorted(keywords.keys() & (_reserved() | chat_format.special_tokens.keys())):
+        raise MalformedRow(
+            "template refuses the conversation",
+            f"template_kwargs names {', '.join(taken)}, which only the pipeline may set",
+        )
+    tools: Any = None if chat.tools is None else [dict(tool) for tool in chat.tools]
+    try:
+        texts, blocks = render_jinja_template(
+            [[_for_template(message) for message in chat.messages]],
+            tools=tools,
+            chat_template=chat_format.tokenizer.get_chat_template(tools=tools),
+            **settings,
+            **{**chat_format.special_tokens, **keywords},
+        )
+    except Exception as error:
+        raise MalformedRow(
+            "template refuses the conversation", f"{type(error).__name__}: {error}"
+        ) from None
+    return texts[0], blocks[0] if blocks else []
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if value is not None}
+
+
+@cache
+def _reserved() -> frozenset[str]:
+    from transformers import PreTrainedTokenizerBase
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    parameters = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    rendering = inspect.signature(render_jinja_template).parameters
+    names = {"messages", "compiled_template", *parameters, *rendering, *_SPECIAL_TOKENS}
+    return frozenset(names - {"kwargs"})
+
+
+_SPECIAL_TOKENS = [
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+] + ["additional_special_tokens", "extra_special_tokens"]
+"""The tokenizer's, and so no row's to name, whether or not it has one."""
+
+
+def _special_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
+    added = (str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)
+    return _any_of({*added, *map(str, tokenizer.all_special_tokens)} - {""})
+
+
+def _added_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
+    """Without runs of white space, which some vocabularies add and none ends a turn with."""
+    added = (str(token) for token in tokenizer.added_tokens_decoder.values())
+    return _any_of({text for text in added if text.strip()})
+
+
+def _any_of(texts: set[str]) -> re.Pattern[str]:
+    longest_first = sorted(texts, key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _templates(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    written = tokenizer.chat_template
+    return list(written.values()) if isinstance(written, dict) else [str(written)]
+
+
+def _marks_generation(template: str) -> bool:
+    """Whether a template has `{% generation %}` blocks, and none within text that it captures: in
+    a macro, `{% set %}`, `{% call %}`, `{% filter %}` or recursive loop the positions are counted
+    from the last piece written outside of it."""
+    from jinja2 import TemplateError, nodes
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    def blocks(within: nodes.Node) -> list[nodes.CallBlock]:
+        every = within.find_all(nodes.CallBlock)
+        return [block for block in every if _is_generation(block)]
+
+    try:
+        program = _compile_jinja_template(template).environment.parse(template)
+    except TemplateError:  # it refuses every row, and each says so
+        return False
+    kinds = (nodes.Macro, nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock, nodes.For)
+    capturing = (
+        node
+        for node in program.find_all(kinds)
+        if not isinstance(node, nodes.For) or node.recursive
+    )
+    return bool(blocks(program)) and not any(map(blocks, capturing))
+
+
+def _is_generation(block: Any) -> bool:
+    """A `{% generation %}` is parsed to a call of the extension that tracks it."""
+    return getattr(block.call.node, "name", "") == "_generation_support"
+
+
+def _looked_for(templates: list[str]) -> re.Pattern[str]:
+    """The texts that a template holds as values, with a sign in them, in a group of their own."""
+    from jinja2 import TemplateError, nodes
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    found = {"<think>", "</think>"}
+    for template in templates:
+        try:
+            program = _compile_jinja_template(template).environment.parse(template)
+        except TemplateError:  # it refuses every row, and each says so
+            continue
+        values = (str(node.value).strip() for node in program.find_all(nodes.Const))
+        found |= {value for value in values if _MARK.fullmatch(value)}
+    return re.compile(f"({_any_of(found).pattern})")
+
+
+_MARK = re.compile(r"(?=.{3,40}\Z)(?=.*[^\w\s])\S+")
+"""Three signs or more, one of them no letter."""
+
+_PROBE = "Temper probes this turn"
+
+
+def _probed(chat_format: ChatFormat) -> ChatFormat:
+    """The format with what its template writes around a plain answer."""
+    question: Message = {"role": "user", "content": "Hello"}
+    answer: Message = {"role": "assistant", "content": _PROBE}
+    try:
+        asked = render(chat_format, Chat((question,)))
+        header = render(chat_format, Chat((question,)), header=True)
+        before, found, rest = render(chat_format, Chat((question, answer))).rpartition(_PROBE)
+    except MalformedRow:  # it wants more than a question and an answer; most templates close so
+        return chat_format
+    if not found:
+        return chat_format
+    gap = before.removeprefix(header)
+    late = before.startswith(header) and header == asked and gap.strip()
+    special, end = chat_format.special, chat_format.special.search(rest)
+    if end is None and (end := _added_tokens(chat_format.tokenizer).search(rest)):
+        special = re.compile(f"{re.escape(end.group())}|{special.pattern}")
+    probed = replace(
+        chat_format,
+        special=special,
+        header=chat_format.added(header, asked),
+        late_header=gap if late else "",
+        opening=gap if before.startswith(header) and gap.isspace() else "",
+    )
+    closing = rest[: probed.run_of_special(rest)] if end else rest
+    between = _between_turns(probed, (question, answer)) if end and closing else ""
+    other = "" if between.startswith(closing) else between[: probed.run_of_special(between)]
+    return replace(probed, closing=closing, between_turns=other)
+
+
+def _between_turns(chat_format: ChatFormat, turns: tuple[Message, Message]) -> str:
+    """What the template writes between an answer and the next question."""
+    question, answer = turns
+    again: Message = {"role": "user", "content": "And then?"}
+    try:
+        text = render(chat_format, Chat((question, answer, again, answer)))
+    except MalformedRow:
+        return ""
+    return text.partition(_PROBE)[2].partition(again["content"])[0]
+
+
+_DATE = datetime(2024, 7, 26)
+"""Llama 3.1's own fallback date."""
+
+_LETTERS = [*"aAbBcCdDeFgGhHIjklmMnpPrRStTuUVwWxXyYZ"]
+_DIRECTIVES = [f"%{letter}" for letter in _LETTERS] + [f"%-{letter}" for letter in "dmyHIMSj"]
+"""Of `strftime`, all that depend on the date alone and hold no quote."""
+
+_REPLACED = "".join(
+    f" | map('replace', {directive!r}, {_DATE.strftime(directive)!r})" for directive in _DIRECTIVES
+)
+_FIXED_CLOCK = (
+    "{%- macro strftime_now(format) -%}{{ format.split('%%')"
+    + _REPLACED
+    + " | join('%') }}{%- endmacro -%}"
+)
+"""A macro of the template's own, which hides transformers' global of the same name."""
+
+
+def _prepared(template: str | Mapping[str, str]) -> Any:
+    """A template, or several by name, with a fixed clock and without the byte order mark that a
+    file may begin with."""
+    if not isinstance(template, str):
+        return {name: _prepared(text) for name, text in template.items()}
+    text = template.removeprefix("\ufeff")
+    return _FIXED_CLOCK + text if "strftime_now" in text else text

@@ -1,0 +1,520 @@
+"""Where in a rendered conversation the assistant's own turns lie: derived and proven, not guessed.
+
+A *span* begins where generation would begin, after the header that a prompt ends with, and ends
+with the tokens that end the turn. Between them is what the model is to write: its words, its
+reasoning and calls as the template spells them, and what the template puts before the words
+(Qwen 3's empty thought), unless that is to be read only. A span is found in one of two ways, each
+of which proves what it finds about this very conversation; where both fail, the row is refused.
+
+1. *Marks*: the template has `{% generation %}` blocks, one for each assistant turn, that hold all
+   the turn says and nothing that another message says. (A template whose marks mark nothing is
+   refused: its mask would be all zero.)
+2. *Traces* (`tracing`): every character of the rendering is the template's or one message's.
+   What stands between the message before and the turn's first own character ends with the header;
+   what stands after its last own character begins with the end of the turn.
+
+**The end of a turn** is what comes after its words when it is the last: up to the first token that
+ends a plain answer, else up to the last special token before another header. Where another turn
+follows and the template ends such a turn otherwise (gpt-oss), it is the run of special tokens
+there, never what the next header begins with.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import Message
+from steps.data.tokens.rendering import Chat, ChatFormat, Span, common_start, render, render_marked
+from steps.data.tokens.tracing import (
+    CALL,
+    CONTENT,
+    REASONING,
+    TOOL,
+    Form,
+    Shape,
+    Slot,
+    Tracer,
+    shape_of,
+)
+
+Place = tuple[int, int]
+"""In a form: a piece, and how many of its characters come before."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A chat as text, up to the end of its last span.
+
+    Attributes:
+        spans: the assistant turns that were asked for, in order.
+        extends: every span begins right after what the model would be given to write it.
+        shows_tools: the template writes every tool; those made for models without tools do not.
+        shows_messages: it writes every message.
+        shows_calls: it writes every call of every message.
+        shows_reasoning: it writes the reasoning of the turns that were asked for.
+        spells_special: a message or tool spells out a special token.
+        closes: every span ends with a token that ends a turn.
+    """
+
+    text: str
+    spans: tuple[Span, ...]
+    extends: bool = True
+    shows_tools: bool = True
+    shows_messages: bool = True
+    shows_calls: bool = True
+    shows_reasoning: bool = True
+    spells_special: bool = False
+    closes: bool = True
+
+
+def assistant_turns(messages: Sequence[Message], start: int = 0) -> list[int]:
+    """The positions from `start` on of messages that an assistant wrote."""
+    return [
+        index
+        for index, message in enumerate(messages)
+        if index >= start and message["role"] == "assistant"
+    ]
+
+
+@dataclass(frozen=True)
+class SpanFinder:
+    """A chat format, and what is wanted of spans.
+
+    Args:
+        end_of_turn: ends the turns that the template gives no end.
+        reads_inserted: what a template writes between header and words is not part of a span.
+    """
+
+    format: ChatFormat
+    end_of_turn: str = ""
+    reads_inserted: bool = False
+
+    @cached_property
+    def tracer(self) -> Tracer:
+        return Tracer(self.format)
+
+    @cached_property
+    def ends(self) -> list[str]:
+        """The texts of the tokens that end a turn, or everything."""
+        return sorted({*self.format.ends, *([self.end_of_turn] if self.end_of_turn else [])})
+
+    def render(
+        self, chat: Chat, turns: Sequence[int], headers: Mapping[int, str] | None = None
+    ) -> Rendered:
+        """`chat`, which ends with an assistant's message, and the spans of the messages `turns`.
+
+        Args:
+            turns: positions of assistant messages, ascending; the last is the chat's last message.
+            headers: renderings with generation prompt of the first so many messages, where the
+                caller has them already.
+
+        Raises:
+            MalformedRow: the template refuses the chat or a span cannot be derived.
+        """
+        self._refuse_spelled_out_ends([chat.messages[turn] for turn in turns])
+        text, blocks = self._rendered(chat)
+        trace = self._trace(chat, turns, text)
+        marked = self._marked(trace, text, blocks, turns)
+        found = marked or [self._span(trace, turn) for turn in turns]
+        text, spans = self._closed(text, found)
+        _refuse_doubled(self.format, text)
+        last = turns[-1]
+        given = {last: self._header(chat, last)} if headers is None else headers
+        self._refuse_lost_messages(trace, given)
+        return Rendered(
+            text[: spans[-1][1]],
+            tuple(spans),
+            extends=self._extends(trace, turns, spans, given, text),
+            shows_tools=not trace.said.loses(TOOL),
+            shows_messages=not trace.said.changed and not trace.said.loses(CONTENT),
+            shows_calls=not trace.said.loses(CALL),
+            shows_reasoning=not trace.said.loses(REASONING, turns),
+            spells_special=any(map(self.format.special.search, _strings(chat))),
+            closes=all(text[:end].endswith(tuple(self.ends)) for _, end in spans),
+        )
+
+    # --- what the template writes ----------------------------------------------------------------
+
+    def _rendered(self, chat: Chat) -> tuple[str, list[Span] | None]:
+        if not self.format.marks_generation:
+            return render(self.format, chat), None
+        text, blocks = render_marked(self.format, chat)
+        if not any(end > start for start, end in blocks):
+            raise MalformedRow(
+                "template marks no assistant turn",
+                "it has {% generation %} blocks, but none is written for this conversation",
+            )
+        return text, blocks
+
+    def _header(self, chat: Chat, turn: int) -> str:
+        return render(self.format, chat.until(turn), header=True)
+
+    def _trace(self, chat: Chat, turns: Sequence[int], text: str) -> "_Trace":
+        """Who wrote what of the text.
+
+        Raises:
+            MalformedRow: it does not come out, not even for the messages `turns` alone.
+        """
+        whole = shape_of(self.format, chat, text)
+        said = _Said(whole, self._lost(whole), changed=False)
+        if found := self._traced(whole, said, text):
+            return self._checked(found, chat, turns)
+        # Some templates know functions by name, or change white space.
+        for words in (False, True):
+            shape = shape_of(self.format, chat, text, names=words, words=words)
+            tools = {name: slot for name, slot in said.lost.items() if slot.kind == TOOL}
+            lost = self._lost(shape) | ({} if words else tools)
+            if found := self._traced(shape, _Said(shape, lost, changed=False), text):
+                return self._checked(found, chat, turns)
+        # Others change what is said by those who are not trained on.
+        shape = shape_of(self.format, chat, text, turns)
+        if found := self._traced(shape, replace(said, changed=True), text):
+            return self._checked(found, chat, turns)
+        raise _not_found(turns[-1])
+
+    def _lost(self, shape: Shape) -> dict[str, Slot]:
+        """The slots that the template does not write."""
+        form = self.tracer.form(shape)
+        written = set(shape.slots if form is None else form.names)
+        return {name: slot for name, slot in shape.slots.items() if name not in written}
+
+    def _traced(self, shape: Shape, said: "_Said", text: str) -> "_Trace | None":
+        form = self.tracer.form(shape)
+        starts = None if form is None else form.starts(shape.texts, text)
+        return None if form is None or starts is None else _Trace(shape, form, starts, said)
+
+    def _checked(self, trace: "_Trace", chat: Chat, turns: Sequence[int]) -> "_Trace":
+        """Refuse a trace in which a turn that is trained on lacks words or calls."""
+        slots, written = trace.shape.slots, set(trace.form.names)
+        for turn in turns:
+            calls = chat.messages[turn].get("tool_calls") or ()
+            own = {name: slot.kind for name, slot in slots.items() if slot.message == turn}
+            lost = {kind for name, kind in own.items() if name not in written}
+            if CALL in lost or (calls and CALL not in own.values()):
+                raise _not_found(turn)
+            if CONTENT in lost and not calls:
+                raise _not_found(turn)
+        return trace
+
+    # --- marks -----------------------------------------------------------------------------------
+
+    def _marked(
+        self, trace: "_Trace", text: str, blocks: list[Span] | None, turns: Sequence[int]
+    ) -> list[Span]:
+        """The spans that the template marks: none where it marks none, or wrongly."""
+        every = assistant_turns(trace.shape.chat.messages)
+        if blocks is None or len(blocks) != len(every):
+            return []
+        marked = dict(zip(every, blocks, strict=True))
+        for name, (start, end) in zip(trace.form.names, trace.covers(), strict=True):
+            owner = trace.shape.slots[name].message
+            for turn, (first, last) in marked.items():
+                if (first <= start and end <= last) != (owner == turn) and start < end:
+                    return []
+        spans = [
+            (self._after_prompt(trace, text, turn, start), end)
+            for turn in turns
+            for start, end in [self._without_trailing_space(text, marked[turn])]
+        ]
+        return spans if all(start < end for start, end in spans) else []
+
+    def _after_prompt(self, trace: "_Trace", text: str, turn: int, start: int) -> int:
+        """Where generation would begin, if a block begins before, or after white space."""
+        place = self._given(trace, turn)
+        given = start if place is None else trace.at(place)
+        return given if start < given or text[given:start].isspace() else start
+
+    def _without_trailing_space(self, text: str, span: Span) -> Span:
+        """The span without white space that its block writes after the end-of-turn token."""
+        start, end = span
+        trimmed = start + len(text[start:end].rstrip())
+        ends = [match.end() for match in self.format.special.finditer(text, start, end)]
+        return (start, trimmed) if ends and ends[-1] == trimmed else span
+
+    # --- traces ----------------------------------------------------------------------------------
+
+    def _span(self, trace: "_Trace", turn: int) -> Span:
+        own = trace.own(turn)
+        start = self._start(trace, turn, own)
+        if start is None or own is None:
+            raise _not_found(turn)
+        end = self._end(trace, turn, own or range(start[0], start[0]), start)
+        return trace.at(start), trace.at(end)
+
+    def _start(self, trace: "_Trace", turn: int, own: "range | None") -> Place | None:
+        """Where the model would begin to write the turn."""
+        if own is None:
+            return None
+        place = self._given(trace, turn)
+        if place and (not own or place[0] == own[0]):
+            found = self._after_late_header(trace, place)
+            return self._after_inserted(trace, turn, found) if own else found
+        if not own:
+            return None
+        header = self.tracer.form(trace.shape, turn, header=True)
+        asked = self.tracer.form(trace.shape, turn)
+        added = self.format.header
+        if header and asked:
+            added = self.format.added(str(header), str(asked))
+        piece = trace.form.pieces[own[0]]
+        offset = _after_header(piece, added)
+        if offset is None:
+            offset = len(piece) - (len(self.format.opening) if self._opens(piece) else 0)
+        return self._after_inserted(trace, turn, (own[0], offset))
+
+    def _given(self, trace: "_Trace", turn: int) -> Place | None:
+        """Where what the model is given to write the turn ends, if it is what comes before."""
+        header = self.tracer.form(trace.shape, turn, header=True)
+        if header is None or not str(trace.form).startswith(str(header)):
+            return None
+        return trace.form.place(len(str(header)))
+
+    def _opens(self, piece: str) -> bool:
+        return bool(self.format.opening) and piece.endswith(self.format.opening)
+
+    def _after_late_header(self, trace: "_Trace", place: Place) -> Place:
+        index, offset = place
+        late = self.format.late_header
+        begins = bool(late) and trace.form.pieces[index].startswith(late, offset)
+        return (index, offset + len(late)) if begins else place
+
+    def _after_inserted(self, trace: "_Trace", turn: int, place: Place) -> Place:
+        """`place`, or if what a template inserts is only read, the end of what it writes there
+        before any plain answer."""
+        index, offset = place
+        own = (slot.kind for slot in trace.shape.slots.values() if slot.message == turn)
+        if not self.reads_inserted or REASONING in own:
+            return place
+        before = trace.form.pieces[index][offset:]
+        plain = trace.plain_answer(self.tracer, turn)
+        inserted = common_start(before, plain) if plain is not None else ""
+        if inserted.endswith(self.format.opening):
+            inserted = inserted.removesuffix(self.format.opening)
+        return (index, offset + len(inserted)) if inserted.strip() else place
+
+    def _end(self, trace: "_Trace", turn: int, own: range, start: Place) -> Place:
+        """Where the turn ends that has the slots `own`."""
+        index = own[-1] + 1 if own else start[0]
+        offset = 0 if own else start[1]
+        after = trace.form.pieces[index][offset:]
+        tail = after
+        if turn < len(trace.shape.chat.messages) - 1:
+            tail = self._tail(trace, turn, own)
+        end = "" if tail is None else tail[: self._end_in(tail)]
+        if not after.startswith(end):
+            end = self._end_between(end, after)
+        if not end.endswith(tuple(self.format.final)):
+            end += self._end_after(after[len(end) :])
+        return index, offset + len(end)
+
+    def _tail(self, trace: "_Trace", turn: int, own: range) -> str | None:
+        """What the template writes after the turn's words when it is the last one."""
+        alone = self.tracer.form(trace.shape, turn + 1)
+        if alone is None:
+            return None
+        if own:
+            names = [i for i, name in enumerate(alone.names) if trace.owner(name) == turn]
+            return alone.pieces[names[-1] + 1] if names else None
+        header = self.tracer.form(trace.shape, turn, header=True)
+        begins = header is not None and str(alone).startswith(str(header))
+        return (
+            str(alone)[len(str(header)) :].removeprefix(self.format.late_header) if begins else None
+        )
+
+    def _end_in(self, tail: str) -> int:
+        """Where a turn ends in what is written after its last own character."""
+        shape = self.format
+        if shape.closing and not shape.special.search(shape.closing):
+            return len(shape.closing if tail.startswith(shape.closing) else tail)
+        final = [at + len(end) for end in shape.final if (at := tail.find(end)) >= 0]
+        if final:
+            return min(final)
+        own = self._before_next(tail)
+        ends = [match.end() for match in shape.special.finditer(own)]
+        return ends[-1] if ends else len(own.rstrip())
+
+    def _end_between(self, alone: str, after: str) -> str:
+        """The end of a turn before another one, where it is not that of a last turn, `alone`."""
+        shared = common_start(alone, after)
+        ends = [match.end() for match in self.format.special.finditer(shared)]
+        if ends:
+            return shared[: ends[-1]]
+        own = self._before_next(after)
+        return own[: self.format.run_of_special(own)]
+
+    def _end_after(self, text: str) -> str:
+        """The run of special tokens that `text` begins with, if the end of sequence is in it."""
+        run = text[: self.format.run_of_special(text)]
+        first = self.format.special.match(text.lstrip())
+        return run if first and run.endswith(self.format.eos) else ""
+
+    def _before_next(self, text: str) -> str:
+        opener = self.format.opener
+        return text.partition(opener)[0] if opener else text
+
+    # --- the ends that templates lack ------------------------------------------------------------
+
+    def _closed(self, text: str, spans: list[Span]) -> tuple[str, list[Span]]:
+        """Text and spans with the end of turn that was named, where the template writes none."""
+        if not self.end_of_turn:
+            return text, spans
+        closed = [self._with_end(text, span) for span in spans]
+        start, end = closed[-1]
+        if not text[:end].endswith(tuple(self.ends)):
+            text = text[:end] + self.end_of_turn
+            closed[-1] = (start, len(text))
+        return text, closed
+
+    def _with_end(self, text: str, span: Span) -> Span:
+        start, end = span
+        is_open = not text[:end].endswith(tuple(self.ends))
+        follows = text.startswith(self.end_of_turn, end)
+        return (start, end + len(self.end_of_turn)) if is_open and follows else span
+
+    # --- checks ----------------------------------------------------------------------------------
+
+    def _extends(
+        self,
+        trace: "_Trace",
+        turns: Sequence[int],
+        spans: Sequence[Span],
+        headers: Mapping[int, str],
+        text: str,
+    ) -> bool:
+        """Whether each span begins where the model would: what it would be given comes before."""
+        if self.format.late_header:
+            return False
+        for turn, (start, _) in zip(turns, spans, strict=True):
+            place = self._given(trace, turn)
+            if place is None or trace.at(place) != start:
+                return False
+        return all(text.startswith(header) for header in headers.values())
+
+    def _refuse_spelled_out_ends(self, messages: Sequence[Message]) -> None:
+        """Written out in a response, these tokens would end the turn early, or end it twice."""
+        for message in messages:
+            for end in self.ends:
+                if any(end in text for text in _strings(message)):
+                    raise MalformedRow(
+                        "end-of-turn inside the response", f"the text contains {end}"
+                    )
+
+    def _refuse_lost_messages(self, trace: "_Trace", headers: Mapping[int, str]) -> None:
+        """The text before a response may be rewritten once it is answered, but lose no message."""
+        shape = trace.said.shape
+        for name, slot in trace.said.lost.items():
+            role = shape.chat.messages[slot.message]["role"]
+            if slot.kind != CONTENT or role == "assistant":
+                continue
+            for count in headers:
+                header = self.tracer.form(shape, count, header=True)
+                if slot.message < count and header and name in header.names:
+                    raise MalformedRow(
+                        "template does not extend the prompt",
+                        f"once answered, the chat template leaves out a {role} message",
+                    )
+
+
+@dataclass(frozen=True)
+class _Said:
+    """All that a conversation says; what of it is `lost`, that the template does not write; and
+    whether it has `changed` a message."""
+
+    shape: Shape
+    lost: Mapping[str, Slot]
+    changed: bool
+
+    def loses(self, kind: str, turns: Sequence[int] | None = None) -> bool:
+        slots = self.lost.values()
+        return any(s.kind == kind and (turns is None or s.message in turns) for s in slots)
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """A rendering as its form with texts: `starts` says where the pieces start."""
+
+    shape: Shape
+    form: Form
+    starts: list[int]
+    said: _Said
+
+    def owner(self, name: str) -> int:
+        return self.shape.slots[name].message
+
+    def covers(self) -> list[Span]:
+        """Where the slots' texts lie."""
+        ends = [start + len(p) for start, p in zip(self.starts, self.form.pieces, strict=True)]
+        return list(zip(ends, self.starts[1:], strict=False))
+
+    def at(self, place: Place) -> int:
+        return self.starts[place[0]] + place[1]
+
+    def own(self, turn: int) -> range | None:
+        """The slots in which a message is written, one after the other; empty: it says nothing.
+        None: others lie between them."""
+        owners = [self.owner(name) for name in self.form.names]
+        if turn not in owners:
+            return range(0)
+        first = owners.index(turn)
+        later = (at for at in range(first, len(owners)) if owners[at] > turn)
+        stop = next(later, len(owners))
+        while owners[stop - 1] != turn:  # a message may be echoed in a later one, not before it
+            stop -= 1
+        return range(first, stop) if set(owners[first:stop]) == {turn} else None
+
+    def plain_answer(self, tracer: Tracer, turn: int) -> str | None:
+        """What the template writes after the header if the turn's words are plain, before them."""
+        shape, name = self.shape, "Slot0xplain"
+        said = Message(role="assistant", content=name)
+        messages = (*shape.chat.messages[:turn], said)
+        chat = replace(shape.chat, messages=messages)
+
+        form = tracer.form(replace(shape, chat=chat))
+        header = tracer.form(shape, turn, header=True)
+        if form is None or header is None or not str(form).startswith(str(header)):
+            return None
+        return str(form)[len(str(header)) :].partition(name)[0]
+
+
+_SEGMENT = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|\w+|.", re.DOTALL)
+
+
+def _after_header(piece: str, header: str) -> int | None:
+    """Where in `piece` the header ends, or as much of its beginning as is written there."""
+    ends = [match.end() for match in _SEGMENT.finditer(header)]
+    for end in reversed(ends):
+        if header[:end].strip() and (at := piece.rfind(header[:end])) >= 0:
+            return at + end
+    return None
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text within a JSON value or a chat, keys included."""
+    left = [value]  # and no recursion: a value may be nested deeper than that goes
+    while left:
+        match left.pop():
+            case str() as text:
+                yield text
+            case Chat(messages, tools):
+                left += [messages, tools]
+            case Mapping() as within:
+                left += [*within, *within.values()]
+            case list() | tuple() as within:
+                left += within
+
+
+def _refuse_doubled(chat_format: ChatFormat, text: str) -> None:
+    """A BOS at the start of a text must be its only one there."""
+    bos = str(chat_format.special_tokens.get("bos_token") or "")
+    if bos and text.startswith(bos) and text[len(bos) :].lstrip().startswith(bos):
+        raise MalformedRow("doubled special token", f"the text starts with {bos} twice")
+
+
+def _not_found(turn: int) -> MalformedRow:
+    return MalformedRow(
+        "assistant turn not found in the rendered text",
+        f"message {turn + 1}: the chat template changes it in a way that cannot be traced",
+    )

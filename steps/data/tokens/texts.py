@@ -1,0 +1,131 @@
+"""Texts without turns become token ids: all are trained on but the first, which nothing predicts.
+
+A text is framed as the tokenizer itself does it (its post-processor may write a BOS) and ends with
+one end-of-sequence token. Where the text spells out such a token at its edge, it is not doubled.
+
+A text over the limit is by default cut into *pieces*, consecutive rows. Each begins with the last
+token of the one before, read and not trained on, so that every token of the text but its first is
+trained on exactly once. The rows of the text `doc` are called `doc#1`, `doc#2` and so on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import TextRow
+from steps.data.tokens.encoding import Encoder, encoder
+from steps.data.tokens.lengths import RowTooLong
+from steps.data.tokens.tokenizing import Findings, Tokens, check_work, in_one_batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class LongText(StrEnum):
+    """What to do with a text that is over the limit."""
+
+    pieces = "pieces"
+    keep_start = "keep_start"
+    keep_end = "keep_end"
+    drop = "drop"
+    error = "error"
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """How texts become tokens.
+
+    Args:
+        max_length: of a row, in tokens, its BOS and end-of-sequence token included.
+        too_long: what is done with a longer text; one cut at its end has no end-of-sequence token.
+        max_dropped: more dropped rows than this are an error: below 1 a fraction, else a number.
+        workers: processes to use; 0: one for each core. The result does not depend on it.
+    """
+
+    max_length: int = 1024
+    too_long: LongText = LongText.pieces
+    max_dropped: float | None = None
+    workers: int = field(default=1, metadata={"identity": False})
+
+    def __post_init__(self) -> None:
+        if self.max_length < 2:
+            raise ValueError(f"max_length must be at least 2 tokens, got {self.max_length}")
+        check_work(self.max_dropped, self.workers)
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """A text as one or several rows of tokens, in order."""
+
+    row: str
+    pieces: tuple[Tokens, ...]
+    findings: Findings
+
+    def named_pieces(self) -> list[tuple[str, Tokens]]:
+        """The pieces, each with the label of its row."""
+        if len(self.pieces) == 1:
+            return [(self.row, self.pieces[0])]
+        return [(f"{self.row}#{n}", piece) for n, piece in enumerate(self.pieces, start=1)]
+
+
+@dataclass(frozen=True)
+class TextTokenization:
+    """A tokenizer, its end-of-sequence token, and what is wanted of them."""
+
+    encoder: Encoder
+    end: int
+    config: TextConfig
+
+
+def text_tokenization(
+    tokenizer: "PreTrainedTokenizerBase", config: TextConfig = TextConfig()
+) -> TextTokenization:
+    """Make a tokenizer ready; it needs no chat template."""
+    end = tokenizer.eos_token_id
+    assert isinstance(end, int)  # `rendering.load_tokenizer` refuses one without
+    return TextTokenization(encoder(tokenizer), end, config)
+
+
+def tokenize_texts(
+    tokenization: TextTokenization, rows: Sequence[TextRow]
+) -> list[TokenizedText | MalformedRow]:
+    """Every text in its place as tokens, or as the reason why it is dropped.
+
+    Raises:
+        RowTooLong: a text is over the limit, and the policy is `error`.
+    """
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return tokenization.encoder.framed(texts, tokenization.end)
+
+    def finish(row: TextRow, text: str, ids: list[int]) -> TokenizedText:
+        made = _within_limit(tokenization.config, row.row, ids)
+        spelled = not special.isdisjoint(ids[1:-1])
+        return replace(made, findings=replace(made.findings, spelled=spelled))
+
+    special = set(tokenization.encoder.anchors.values()) - {tokenization.encoder.unknown}
+    return in_one_batch(rows, lambda row: row.text, encode, finish)
+
+
+def _within_limit(config: TextConfig, row: str, ids: list[int]) -> TokenizedText:
+    if len(ids) < 2:
+        raise MalformedRow("no trained token", "the text has no token of its own")
+    limit, cut = config.max_length, len(ids) > config.max_length
+    kept = [ids]
+    match config.too_long if cut else None:
+        case LongText.drop:
+            raise MalformedRow("too long", f"{len(ids)} tokens, over max_length={limit}")
+        case LongText.error:
+            what = f"{len(ids)} tokens, over max_length={limit}"
+            raise RowTooLong(f"row {row}: the text has {what}")
+        case LongText.keep_start:
+            kept = [ids[:limit]]
+        case LongText.keep_end:
+            kept = [ids[-limit:]]
+        case LongText.pieces:
+            kept = [ids[at : at + limit] for at in range(0, len(ids) - 1, limit - 1)]
+    lost = cut and config.too_long != LongText.pieces
+    pieces = (Tokens(piece, [False] + [True] * (len(piece) - 1)) for piece in kept)
+    return TokenizedText(row, tuple(pieces), Findings(response_cut=lost))

@@ -1,0 +1,181 @@
+"""Folders of rows become folders of tokens: shards to workers, and their results into one place.
+
+    SPLIT/pairs-00000.parquet     →  SPLIT/tokens-00000.parquet     one for one, in order
+                                     ledger.parquet                 one line for every row
+                                     tokenizer.json                 what decodes the ids
+                                     summary.md                     how long the sequences are
+
+A shard whose rows are all dropped is an empty file: numbers never shift.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from steps.data.rows.parquet import shards
+from steps.data.tokens.encoding import save_tokenizer
+from steps.data.tokens.histograms import plot, quantiles
+from steps.data.tokens.packing_report import Packing, packed
+from steps.data.tokens.texts import TextConfig
+from steps.data.tokens.token_shards import (
+    PACKED,
+    TOKENS,
+    Report,
+    RowKind,
+    TokenizeShards,
+    merged_report,
+    write_row_ledger,
+)
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.work.workers import Finished, Shard, place, process_shards
+
+
+def tokenize_folders(
+    rows: RowKind,
+    source: Path,
+    splits: Sequence[str],
+    tokenizer: Path,
+    config: TokenizeConfig | TextConfig,
+    output: Path,
+    scratch: Path,
+    on_progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Tokenise every split (a folder in `source`; "": `source` itself); metrics of what was done.
+
+    Progress counts shards.
+
+    Raises:
+        ValueError: no row of a split is left, or more were dropped than `config.max_dropped`.
+        ShardFailed: naming the shard; a row is over a limit whose policy is `error`.
+    """
+    work = [
+        Shard(f"{split}/{file.stem}".lstrip("/"), file)
+        for split in splits
+        for file in shards(source / split)
+    ]
+    job = TokenizeShards(rows, str(tokenizer), config)
+    finished = process_shards(job, work, scratch / "shards", config.workers, on_progress)
+    counts = {}
+    for split in splits:
+        of_split = [done for done in finished if done.shard.source.parent == source / split]
+        counts[split or rows] = _place_split(of_split, output / split, split or rows)
+    write_row_ledger(output / "ledger.parquet", finished)
+    save_tokenizer(tokenizer, output / "tokenizer.json")
+    report = merged_report(finished)
+    if config.max_dropped is not None:
+        report.tally.check(config.max_dropped, f"the {rows}")
+    packing = _packing(report, config.max_length)
+    output.joinpath("summary.md").write_text(_summary(report, packing), "utf-8")
+    told = {"sequences": packing.sequences, "filled": round(packing.filled, 3)}
+    return {**counts, **_metrics(report), "packing": told}
+
+
+def _place_split(finished: Sequence[Finished], folder: Path, name: str) -> int:
+    """Put a split's files in their place; the number of its rows."""
+    tally = merged_report(finished).tally
+    if tally.rows == tally.dropped_rows:
+        why = f": {tally.worst_reasons()}" if tally.rows else ""
+        raise ValueError(f"all {tally.rows} rows of {name} were dropped when tokenised{why}")
+    for done in finished:
+        number = done.shard.name.rpartition("-")[2]
+        place(done.folder / TOKENS, folder / f"tokens-{number}.parquet")
+    return tally.rows - tally.dropped_rows
+
+
+def _metrics(report: Report) -> dict[str, Any]:
+    dropped = report.tally.metrics()
+    return {
+        "truncated": report.tally.truncated,
+        **{metric: report.noticed[finding] for finding, (metric, _) in _NOTICED.items()},
+        "lengths": {name: quantiles(report.lengths[name]) for name in _plotted(report)},
+        **dropped,
+        "notices": [*dropped.get("notices", ()), *_notices(report)],
+    }
+
+
+def _notices(report: Report) -> Iterable[str]:
+    for finding, (_, said) in _NOTICED.items():
+        if count := report.noticed[finding]:
+            yield f"{count} {said}"
+
+
+_NOTICED: Mapping[str, tuple[str, str]] = {
+    "merged": (
+        "boundary_tokens_merged",
+        "tokens were merged across the edge of an assistant's text by the tokenizer; they are "
+        "trained on only where the text's first word took in white space before it",
+    ),
+    "rewritten": (
+        "prompts_rewritten",
+        "rows are trained on after another prompt than generation gives: the chat template writes "
+        "it otherwise once it is answered, or without an answer's header before",
+    ),
+    "tools_lost": (
+        "tools_not_written",
+        "rows have tools that the chat template does not write, so that the model never sees "
+        "them; use a template that does, or leave the tools out",
+    ),
+    "messages_lost": (
+        "messages_not_written",
+        "rows have a message that the chat template does not write, or not as it is, so that the "
+        "model never sees it; use a template that does, or leave such rows out with "
+        "tokenize.lost=dropped",
+    ),
+    "calls_lost": (
+        "calls_not_written",
+        "rows have a call of a tool in an earlier turn that the chat template does not write, so "
+        "that the model never sees it; tokenize.lost=dropped leaves such rows out",
+    ),
+    "reasoning_lost": (
+        "reasoning_not_written",
+        "rows have reasoning in a turn that is trained on which the chat template does not write, "
+        "so that it is not trained on; use a template that does",
+    ),
+    "several_turns": (
+        "pairs_of_several_turns",
+        "pairs part before their last turn and are trained on every turn in which their sides "
+        "differ; tokenize.train_on=last_turn trains on the last one alone",
+    ),
+    "spelled": (
+        "special_tokens_spelled",
+        "rows spell special tokens in their own text, which become those tokens and may look "
+        "like turns to the model",
+    ),
+    "unended": (
+        "turns_without_end",
+        "rows are trained on without an end-of-turn token, so that the model does not learn to "
+        "stop; name one with tokenize.end_of_turn, or use a template that writes one, within "
+        "{% generation %} if it has that",
+    ),
+    "unknown": (
+        "unknown_tokens",
+        "trained tokens stand for text outside the tokenizer's vocabulary",
+    ),
+}
+"""What is told of `tokenizing.Findings`: the metric, and what follows its number in a notice."""
+
+
+_MEASURES: Mapping[str, str] = {
+    "prompt": "prompt, in tokens",
+    "chosen": "chosen response",
+    "rejected": "rejected response",
+    "completion": "completion",
+    "trained": "tokens trained on",
+    "total": "whole sequence (of a pair: the longer one)",
+}
+
+
+def _plotted(report: Report) -> list[str]:
+    return [name for name in report.lengths if name in _MEASURES]
+
+
+def _packing(report: Report, max_length: int) -> Packing:
+    """How rows fill sequences; a pair, of which the prompt is there once, may take two limits."""
+    pairs = report.lengths.get(PACKED)
+    lengths = pairs or report.lengths.get("total", {})
+    return packed(lengths, 2 * max_length if pairs else max_length)
+
+
+def _summary(report: Report, packing: Packing) -> str:
+    plots = (plot(_MEASURES[name], report.lengths[name]) for name in _plotted(report))
+    return "\n".join(["### Lengths", "", *plots, "### Packing", "", f"{packing}.", ""])

@@ -1,0 +1,280 @@
+"""One file of rows becomes one file of tokens: the work that :mod:`steps.data.work.workers`
+spreads.
+
+Of every shard there are made `tokens.parquet` and `ledger.parquet`, what became of each row; and a
+summary that adds up over shards: a tally, counts of what was noticed, and counted lengths.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import pyarrow as pa
+
+from steps.data.rows.ledger import Entry, Tally
+from steps.data.rows.parquet import iter_rows, write_rows
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import ConversationRow, PreferenceRow, Row, TextRow, UnpairedRow
+from steps.data.rows.tables import LEDGER, from_record
+from steps.data.tokens.pairs import TokenizedPair, tokenize_pairs
+from steps.data.tokens.rendering import load_bare_tokenizer, load_tokenizer
+from steps.data.tokens.texts import TextConfig, TokenizedText, text_tokenization, tokenize_texts
+from steps.data.tokens.token_tables import COMPLETION_TOKENS, CONVERSATION_TOKENS, PAIR_TOKENS
+from steps.data.tokens.tokenizing import (
+    Findings,
+    TokenizeConfig,
+    TokenizedCompletion,
+    TokenizedConversation,
+    Tokens,
+    tokenization,
+    tokenize_completions,
+    tokenize_conversations,
+)
+from steps.data.work.workers import Finished, ProcessShard, Shard, Summary
+
+BATCH = 128
+"""Rows rendered and encoded together."""
+
+RowKind = Literal["pairs", "conversations", "completions", "texts"]
+"""What rows are called, as their files are (`tables.STEMS`)."""
+
+Tokenized = TokenizedPair | TokenizedConversation | TokenizedCompletion | TokenizedText
+
+PACKED = "packed"
+"""Of a pair: its tokens, the prompt counted once."""
+
+TOKENS, ROW_LEDGER = "tokens.parquet", "ledger.parquet"
+
+
+@dataclass(frozen=True)
+class TokenizeShards:
+    """The job: files of `rows` become tokens, with the tokenizer of a model folder."""
+
+    rows: RowKind
+    tokenizer: str
+    config: TokenizeConfig | TextConfig
+
+    @property
+    def identity(self) -> str:
+        settings = repr(replace(self.config, workers=1))
+        return f"{self.rows} {settings} {_digest_of_tokenizer(Path(self.tokenizer))}"
+
+    def open(self) -> ProcessShard:
+        rows = _KINDS[self.rows]
+        return partial(_process, rows, rows.open(self.tokenizer, self.config))
+
+
+@dataclass
+class Report:
+    """What there is to say of tokenised rows; adds up over shards.
+
+    Attributes:
+        noticed: what there is to notice of kept rows (`tokenizing.Findings`), by its name there,
+            and how many rows or tokens it is true of.
+        lengths: how many kept rows there are of each length, by what was measured.
+    """
+
+    tally: Tally = field(default_factory=Tally)
+    noticed: Counter[str] = field(default_factory=Counter)
+    lengths: dict[str, Counter[int]] = field(default_factory=dict)
+
+    def add(self, findings: Findings, lengths: Iterable[Mapping[str, int]]) -> None:
+        self.noticed.update({name: int(count) for name, count in vars(findings).items()})
+        for name, length in chain.from_iterable(line.items() for line in lengths):
+            self.lengths.setdefault(name, Counter())[length] += 1
+
+    def merge(self, later: "Report") -> None:
+        self.tally.merge(later.tally)
+        self.noticed.update(later.noticed)
+        for name, lengths in later.lengths.items():
+            self.lengths.setdefault(name, Counter()).update(lengths)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tally": self.tally.to_json(),
+            "noticed": dict(self.noticed),
+            "lengths": {name: sorted(counts.items()) for name, counts in self.lengths.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Report":
+        lengths = {name: Counter(dict(counts)) for name, counts in data["lengths"].items()}
+        return cls(Tally.from_json(data["tally"]), Counter(data["noticed"]), lengths)
+
+
+def merged_report(finished: Iterable[Finished]) -> Report:
+    """The reports of all shards in one."""
+    report = Report()
+    for shard in finished:
+        report.merge(Report.from_json(shard.summary))
+    return report
+
+
+def write_row_ledger(path: Path, finished: Iterable[Finished]) -> None:
+    """The row ledgers of all shards in one file, in order."""
+    parts = (iter_rows(shard.folder / ROW_LEDGER) for shard in finished)
+    write_rows(path, LEDGER, chain.from_iterable(parts))
+
+
+# --- the kinds of rows ---------------------------------------------------------------------------
+
+_Row = TypeVar("_Row", bound=Row)
+_Tokens = TypeVar("_Tokens", bound=Tokenized)
+
+Line = tuple[dict[str, Any], dict[str, int]]
+"""What is written of a row: its columns, and lengths to be counted."""
+
+
+@dataclass(frozen=True)
+class _Rows(Generic[_Row, _Tokens]):
+    """How rows of one kind are tokenised and written; `kept` columns are carried over as read."""
+
+    kind: type[_Row]
+    schema: pa.Schema
+    open: Callable[[str, Any], Callable[[Sequence[_Row]], list[_Tokens | MalformedRow]]]
+    lines: Callable[[_Tokens], Iterable[Line]]
+    kept: tuple[str, ...] = ()
+
+
+def _with_template(tokenize: Any) -> Any:
+    def opened(folder: str, config: TokenizeConfig) -> Any:
+        return partial(tokenize, tokenization(load_tokenizer(folder), config))
+
+    return opened
+
+
+def _open_for_texts(folder: str, config: TextConfig) -> Any:
+    return partial(tokenize_texts, text_tokenization(load_bare_tokenizer(folder), config))
+
+
+def _pair_lines(pair: TokenizedPair) -> Iterator[Line]:
+    sides = {"chosen": pair.chosen, "rejected": pair.rejected}
+    columns, lengths = _parts({"prompt": pair.prompt, **sides})
+    named = {"row": pair.row, "pair_id": pair.pair_id, "shared_prefix": pair.shared_prefix}
+    total = lengths["prompt"] + max(lengths["chosen"], lengths["rejected"])
+    yield named | columns, lengths | {"total": total, PACKED: sum(lengths.values())}
+
+
+def _completion_lines(made: TokenizedCompletion) -> Iterator[Line]:
+    columns, lengths = _parts({"prompt": made.prompt, "completion": made.completion})
+    named = {"row": made.row, "completion_id": made.completion_id}
+    yield named | columns, lengths | {"total": sum(lengths.values())}
+
+
+def _conversation_lines(conversation: TokenizedConversation) -> Iterator[Line]:
+    yield _sequence(conversation.row, conversation.tokens)
+
+
+def _text_lines(text: TokenizedText) -> Iterator[Line]:
+    return (_sequence(row, piece) for row, piece in text.named_pieces())
+
+
+def _sequence(row: str, tokens: Tokens) -> Line:
+    columns = {"row": row, "input_ids": tokens.ids, "mask": tokens.mask, "length": len(tokens)}
+    return columns, {"trained": sum(tokens.mask), "total": len(tokens)}
+
+
+def _parts(parts: Mapping[str, Tokens]) -> Line:
+    columns: dict[str, Any] = {}
+    for name, tokens in parts.items():
+        columns |= {f"{name}_ids": tokens.ids, f"{name}_mask": tokens.mask}
+        columns |= {f"{name}_length": len(tokens)}
+    return columns, {name: len(tokens) for name, tokens in parts.items()}
+
+
+_FOR_TEMPLATE = ("tools", "template_kwargs")
+_KINDS: Mapping[RowKind, _Rows[Any, Any]] = {
+    "pairs": _Rows(
+        PreferenceRow,
+        PAIR_TOKENS,
+        _with_template(tokenize_pairs),
+        _pair_lines,
+        (
+            "score_chosen",
+            "score_rejected",
+            "weight",
+            "prompt",
+            "chosen",
+            "rejected",
+            *_FOR_TEMPLATE,
+        ),
+    ),
+    "conversations": _Rows(
+        ConversationRow,
+        CONVERSATION_TOKENS,
+        _with_template(tokenize_conversations),
+        _conversation_lines,
+    ),
+    "completions": _Rows(
+        UnpairedRow,
+        COMPLETION_TOKENS,
+        _with_template(tokenize_completions),
+        _completion_lines,
+        ("label", "weight", "prompt", "completion", *_FOR_TEMPLATE),
+    ),
+    "texts": _Rows(TextRow, CONVERSATION_TOKENS, _open_for_texts, _text_lines),
+}
+
+
+# --- one shard -----------------------------------------------------------------------------------
+
+
+def _process(
+    rows: _Rows[_Row, _Tokens],
+    tokenize: Callable[[Sequence[_Row]], list[_Tokens | MalformedRow]],
+    shard: Shard,
+    folder: Path,
+) -> Summary:
+    report, entries = Report(), []
+
+    def lines() -> Iterator[dict[str, Any]]:
+        for batch in _batches(iter_rows(shard.source)):
+            tokenized = tokenize([from_record(rows.kind, record) for record in batch])
+            for record, tokens in zip(batch, tokenized, strict=True):
+                entries.append(_entry(shard, record["row"], tokens))
+                if not isinstance(tokens, MalformedRow):
+                    carried = {name: record[name] for name in rows.kept}
+                    made = list(rows.lines(tokens))
+                    report.add(tokens.findings, [lengths for _, lengths in made])
+                    yield from (columns | carried for columns, _ in made)
+
+    write_rows(folder / TOKENS, rows.schema, lines())
+    write_rows(folder / ROW_LEDGER, LEDGER, map(vars, entries))
+    for entry in entries:
+        report.tally.add(entry)
+    return report.to_json()
+
+
+def _batches(records: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    while batch := list(islice(records, BATCH)):
+        yield batch
+
+
+def _entry(shard: Shard, row: str, tokens: Tokenized | MalformedRow) -> Entry:
+    split, source = shard.name.rpartition("/")[0], f"{shard.name}.parquet"
+    if isinstance(tokens, MalformedRow):
+        return Entry.dropped(split, source, row, tokens)
+    cut = {"prompt": tokens.findings.prompt_cut, "response": tokens.findings.response_cut}
+    if any(cut.values()):
+        parts = " and ".join(part for part, was_cut in cut.items() if was_cut)
+        what = "text" if isinstance(tokens, TokenizedText) else parts
+        return Entry(split, source, row, "truncated", detail=f"{what} cut to the limits")
+    if isinstance(tokens, TokenizedText) and len(tokens.pieces) > 1:
+        return Entry(split, source, row, "kept", detail=f"in {len(tokens.pieces)} pieces")
+    return Entry(split, source, row, "kept")
+
+
+@cache
+def _digest_of_tokenizer(folder: Path) -> str:
+    """Of everything in a model folder but its weights."""
+    hasher = hashlib.sha256()
+    for path in sorted(folder.glob("*")):
+        if path.is_file() and path.suffix not in (".safetensors", ".bin", ".gguf", ".pt"):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            hasher.update(f"{path.name} {content}\n".encode())
+    return hasher.hexdigest()

@@ -1,0 +1,64 @@
+"""What a step has finished, in its scratch folder, so that a killed one goes on from there.
+
+The work is cut into chunks. A chunk's files are written first and named by their number; then one
+SQLite transaction says where the next chunk begins and which keys this one has seen. Whatever
+happens in between, the chunk is made again, from the same place and with the same keys known, and
+its files come out the same. Keys lie on disk, not in memory.
+"""
+
+import json
+import sqlite3
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_CACHE_KIB = 32 * 1024
+
+
+class ResumePoint:
+    """The state of a step's work and the keys it has seen; a context manager.
+
+    Attributes:
+        state: what the last `commit` said, or `None` at the beginning.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._database = sqlite3.connect(folder / "shards.sqlite3")
+        self._database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        with self._database:
+            self._database.execute("CREATE TABLE IF NOT EXISTS state (json TEXT NOT NULL)")
+            self._database.execute(
+                "CREATE TABLE IF NOT EXISTS seen"
+                " (kind TEXT, key BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID"
+            )
+        found = self._database.execute("SELECT json FROM state").fetchone()
+        self.state: Any = None if found is None else json.loads(found[0])
+
+    def is_new(self, kind: str, key: bytes) -> bool:
+        """Whether `key` was never asked about before among keys of its kind."""
+        insert = "INSERT OR IGNORE INTO seen VALUES (?, ?)"
+        return self._database.execute(insert, (kind, key)).rowcount == 1
+
+    def has(self, kind: str, key: bytes) -> bool:
+        """Whether `is_new` was asked about `key` before."""
+        found = "SELECT 1 FROM seen WHERE kind = ? AND key = ?"
+        return self._database.execute(found, (kind, key)).fetchone() is not None
+
+    def commit(self, state: Any) -> None:
+        """Keep `state`, a JSON value, and the keys seen since the last commit."""
+        self._database.execute("DELETE FROM state")
+        self._database.execute("INSERT INTO state VALUES (?)", (json.dumps(state),))
+        self._database.commit()
+        self.state = state
+
+    def __enter__(self) -> "ResumePoint":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._database.close()  # what was not committed is forgotten

@@ -1,0 +1,206 @@
+"""Many files, one piece of work each, by as many processes as are given; a killed job goes on.
+
+A *job* is a frozen dataclass that every process opens once (a tokenizer is loaded then) and that
+turns one *shard*, a file, into a folder of files and a summary. A shard is finished when its
+record is in the *shard ledger*, a folder that outlives the process:
+
+    LEDGER/NAME/        the files made of a shard
+    LEDGER/NAME.json    written last: the summary, and digests of the shard and of its files
+
+What is made of a shard depends on the shard and the job alone, so the number of processes and the
+moments at which they were killed leave no trace in the result. Processes are spawned, never
+forked (the parent may have threads, which a fork would leave behind locked), and end with their
+parent, however it ends.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+Summary = Mapping[str, Any]
+"""What a job says of a shard: JSON values."""
+
+
+class Job(Protocol):
+    """What is done to every shard. A frozen dataclass at the top of a module, as it is pickled to
+    the processes."""
+
+    @property
+    def identity(self) -> str:
+        """All that bears on what is made of a shard, other than the shard."""
+        ...
+
+    def open(self) -> "ProcessShard":
+        """Make ready; called once in each process."""
+        ...
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file to work on; `name` is its place in the ledger and may hold slashes."""
+
+    name: str
+    source: Path
+
+
+ProcessShard = Callable[[Shard, Path], Summary]
+"""Turns a shard into files in an empty folder."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What was made of a shard."""
+
+    shard: Shard
+    folder: Path
+    summary: Summary
+
+
+class ShardFailed(RuntimeError):
+    """The work on a shard raised an error, or its process died."""
+
+
+OnShards = Callable[[int, int], None]  # finished, all
+
+
+def process_shards(
+    job: Job,
+    shards: Sequence[Shard],
+    ledger: Path,
+    workers: int = 1,
+    on_progress: OnShards = lambda done, total: None,
+) -> list[Finished]:
+    """Do the job on every shard that `ledger` does not have finished; all results, in order.
+
+    Args:
+        workers: processes; 1: this one; 0: one for each core.
+
+    Raises:
+        ShardFailed: naming the shard.
+    """
+    left = [shard for shard in shards if _finished(job, shard, ledger) is None]
+    on_progress(len(shards) - len(left), len(shards))
+    processes = min(workers or os.cpu_count() or 1, len(left))
+    work = _in_processes if processes > 1 else _in_this_process
+    for count, _ in enumerate(work(job, left, ledger, processes), start=1):
+        on_progress(len(shards) - len(left) + count, len(shards))
+    results = [_finished(job, shard, ledger) for shard in shards]
+    if lost := [s.name for s, result in zip(shards, results, strict=True) if result is None]:
+        raise ShardFailed(f"{ledger}: {lost[0]} changed while it was worked on; run again")
+    return [result for result in results if result is not None]
+
+
+def place(made: Path, target: Path) -> None:
+    """Put a finished file where the result belongs; it stays in the ledger as well."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(made, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(made, target)
+
+
+def _in_this_process(job: Job, shards: Sequence[Shard], ledger: Path, _: int) -> Iterator[None]:
+    process = job.open() if shards else None
+    for shard in shards:
+        assert process is not None
+        _process(process, job, shard, ledger)
+        yield
+
+
+def _in_processes(
+    job: Job, shards: Sequence[Shard], ledger: Path, processes: int
+) -> Iterator[None]:
+    pool = ProcessPoolExecutor(
+        processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_open_job,
+        initargs=(job, ledger),
+    )
+    running: list[Future[None]] = []
+    try:
+        running = [pool.submit(_process_opened, shard) for shard in shards]
+        for future in as_completed(running):
+            yield future.result()
+    except BrokenProcessPool:
+        raise ShardFailed(
+            "a worker process was killed (often: out of memory); with fewer workers less memory "
+            "is needed, and finished shards are kept"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+# --- in a process of its own ---------------------------------------------------------------------
+
+_opened: list[tuple[ProcessShard, Job, Path]] = []
+
+
+def _open_job(job: Job, ledger: Path) -> None:
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    _opened.append((job.open(), job, ledger))
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)  # at once: an unfinished shard is worth nothing
+
+
+def _process_opened(shard: Shard) -> None:
+    process, job, ledger = _opened[0]
+    _process(process, job, shard, ledger)
+
+
+# --- the shard ledger ----------------------------------------------------------------------------
+
+
+def _process(process: ProcessShard, job: Job, shard: Shard, ledger: Path) -> None:
+    folder, record = _places(shard, ledger)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    identity = _identity(job, shard)
+    try:
+        summary = process(shard, folder)
+    except Exception as error:
+        raise ShardFailed(f"{shard.name}: {error}") from error
+    files = {file.name: _file_sha256(file) for file in sorted(folder.iterdir())}
+    unfinished = record.with_suffix(".part")
+    unfinished.write_text(json.dumps({"identity": identity, "files": files, "summary": summary}))
+    unfinished.replace(record)
+
+
+def _finished(job: Job, shard: Shard, ledger: Path) -> Finished | None:
+    """What the ledger has of a shard; nothing if it is torn, or was made of other data."""
+    folder, path = _places(shard, ledger)
+    try:
+        record = json.loads(path.read_text())
+        files = {file.name: _file_sha256(file) for file in sorted(folder.iterdir())}
+    except (OSError, ValueError):
+        return None
+    if record["identity"] != _identity(job, shard) or record["files"] != files:
+        return None
+    return Finished(shard, folder, record["summary"])
+
+
+def _places(shard: Shard, ledger: Path) -> tuple[Path, Path]:
+    return ledger / shard.name, ledger / f"{shard.name}.json"
+
+
+def _identity(job: Job, shard: Shard) -> str:
+    return hashlib.sha256(f"{job.identity}\n{_file_sha256(shard.source)}".encode()).hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,76 @@
+"""``evaluate_reward_model``: how often a reward model is right, and for how long more helps."""
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from pipeline import Metrics, Output, TemperError, step
+from steps.data.rows.jsonl import read_json_lines, write_json_lines
+from steps.kinds import RewardEvaluation, RewardScores
+
+
+@dataclass(frozen=True)
+class BestOfConfig:
+    """The curve of best of n.
+
+    Args:
+        sizes: of how many samples the best one is picked, each size a point of the curve.
+    """
+
+    sizes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 1:
+            raise ValueError(f"sizes must be whole numbers of at least 1, got {self.sizes}")
+
+
+@step(makes=RewardEvaluation)
+def evaluate_reward_model(
+    out: Output,
+    pairs: RewardScores,
+    completions: RewardScores | None = None,
+    config: BestOfConfig = BestOfConfig(),
+) -> Metrics:
+    """Write ``metrics.json`` and ``calibration.jsonl`` of held-out pairs and, given completions
+    with a known answer, ``best_of_n.jsonl``: how often the best of n is right when it is picked by
+    the reward model, by majority vote and by the rule-based checker.
+
+    Args:
+        pairs, completions: what ``score_with_reward_model`` made of them, by one reward model.
+
+    Raises:
+        TemperError: either is of the other kind, or there are too few completions.
+    """
+    from steps.evaluation.best_of_n import Sampled, best_of_n, one_right_of_four, over_optimised
+    from steps.evaluation.calibration import reliability
+    from steps.evaluation.reward_pairs import pair_margins, pair_metrics
+
+    records = _records(pairs, "pair_id", "pairs")
+    metrics: Metrics = pair_metrics(records)
+    bins = [one.to_json() for one in reliability(pair_margins(records))]
+    write_json_lines(out.path / "calibration.jsonl", bins)
+    if completions is not None:
+        prompts = [Sampled.of(r) for r in _records(completions, "completions", "completions")]
+        try:
+            curve = best_of_n(prompts, config.sizes)
+        except ValueError as error:
+            raise TemperError(str(error)) from error
+        write_json_lines(out.path / "best_of_n.jsonl", map(asdict, curve))
+        for point in curve:
+            for picker in ("reward_model", "majority", "checker"):
+                metrics[f"best_of_{point.n}/{picker}"] = getattr(point, picker)
+        if (share := one_right_of_four(prompts)) is not None:
+            metrics["one_right_of_four"] = share
+        if told := over_optimised(curve):
+            metrics["notices"] = [told]
+    (out.path / "metrics.json").write_text(json.dumps(metrics, indent=1), "utf-8")
+    return metrics
+
+
+def _records(scores: RewardScores, field: str, argument: str) -> list[dict]:
+    records = read_json_lines(scores.path / "scores.jsonl")
+    if not records or field not in records[0]:
+        raise TemperError(
+            f"{argument} wants scores of {argument}, and {scores.path / 'scores.jsonl'} has none; "
+            f"pass what score_with_reward_model made of {argument}"
+        )
+    return records

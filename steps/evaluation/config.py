@@ -1,0 +1,108 @@
+"""What an evaluation is told: frozen data, importable without torch."""
+
+from dataclasses import dataclass, field
+
+from steps.evaluation.matches import compile_checks
+from steps.generation.config import SamplingConfig
+from steps.models.config import Dtype
+from steps.scoring.config import Attention, ReferenceConfig, ScoringBackend
+from steps.shared.checks import require_count, set_choice
+from steps.shared.execution_detail import added_field
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """How a model is evaluated on held-out pairs.
+
+    Args:
+        sample_prompts: how many held-out prompts the model answers.
+        checks: named regular expressions; the share of answers that match each is reported.
+        backend: what computes logps, as in `ReferenceConfig`; answers are torch's.
+        dtype: the dtype of weights and activations.
+        tokens_per_forward: the most tokens of one forward; examples are packed into so many, and a
+            longer one is a forward by itself. More takes more memory.
+        attention: how examples are laid out for a forward: packed without padding, padded, or
+            whichever is right.
+    """
+
+    dtype: Dtype = Dtype.float32
+    tokens_per_forward: int = 1024
+    attention: Attention = Attention.auto
+    sample_prompts: int = 12
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    checks: dict[str, str] = field(default_factory=dict)
+    backend: ScoringBackend | None = added_field(None, before=None)
+
+    def __post_init__(self) -> None:
+        set_choice(self, "dtype", Dtype)
+        set_choice(self, "attention", Attention)
+        require_count(self, "sample_prompts", least=0)
+        self.scoring()  # refuses what it cannot use
+        compile_checks(self.checks)
+
+    def scoring(self) -> ReferenceConfig:
+        """How logps are computed."""
+        return ReferenceConfig(
+            self.dtype, self.tokens_per_forward, self.attention, backend=self.backend
+        )
+
+
+@dataclass(frozen=True)
+class KlConfig:
+    """How the divergence from the start is measured, at temperature 1: anything else would draw
+    from another model.
+
+    Args:
+        prompts: how many held-out prompts are answered.
+        sampling: ``num_completions`` answers each, cut at ``max_new_tokens``.
+        dtype: the dtype of weights and activations.
+        tokens_per_forward: the most tokens of one forward; examples are packed into so many, and a
+            longer one is a forward by itself. More takes more memory.
+        attention: how examples are laid out for a forward: packed without padding, padded, or
+            whichever is right.
+    """
+
+    prompts: int = 32
+    sampling: SamplingConfig = field(
+        default_factory=lambda: SamplingConfig(64, temperature=1.0, num_completions=4)
+    )
+    dtype: Dtype = Dtype.float32
+    tokens_per_forward: int = 1024
+    attention: Attention = Attention.auto
+
+    def __post_init__(self) -> None:
+        set_choice(self, "dtype", Dtype)
+        set_choice(self, "attention", Attention)
+        require_count(self, "prompts", "tokens_per_forward")
+        if self.sampling.temperature != 1.0:
+            raise ValueError(f"sampling.temperature must be 1, got {self.sampling.temperature}")
+
+
+@dataclass(frozen=True)
+class HarnessConfig:
+    """Which tasks of the evaluation harness are asked, and how.
+
+    Args:
+        tasks: names of tasks, groups or tags in the folder; empty for all of its tasks.
+        num_fewshot: examples before each question, where a task does not say 0; by default what
+            each task says.
+        limit: only the first so many rows of each task: to try it out, not to report.
+        chat: put each question through the model's chat template.
+        batch_size: how many questions are asked at once.
+        dtype: the dtype of weights and activations.
+        seed: of what the harness draws, such as few-shot examples.
+    """
+
+    tasks: list[str] = field(default_factory=list)
+    num_fewshot: int | None = None
+    limit: int | None = None
+    chat: bool = False
+    batch_size: int = 8
+    dtype: Dtype = Dtype.float32
+    seed: int = 1234
+
+    def __post_init__(self) -> None:
+        require_count(self, "num_fewshot", least=0, or_null=True)
+        require_count(self, "limit", or_null=True)
+        require_count(self, "batch_size")
+        require_count(self, "seed", least=0)

@@ -1,0 +1,31 @@
+"""Named regular expressions, counted over answers: style that a rule can see."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+
+def count_matches(checks: Mapping[str, str], texts: Sequence[str]) -> dict[str, int]:
+    """For each named regular expression, the number of texts in which it is found.
+
+    Raises:
+        ValueError: as :func:`compile_checks`.
+    """
+    return {
+        name: sum(pattern.search(text) is not None for text in texts)
+        for name, pattern in compile_checks(checks).items()
+    }
+
+
+def compile_checks(checks: Mapping[str, str]) -> dict[str, re.Pattern[str]]:
+    """The named regular expressions, compiled.
+
+    Raises:
+        ValueError: naming a check that is not a regular expression.
+    """
+    patterns = {}
+    for name, expression in checks.items():
+        try:
+            patterns[name] = re.compile(expression)
+        except re.error as error:
+            raise ValueError(f"check {name!r} is no regular expression: {error}") from error
+    return patterns

@@ -1,0 +1,214 @@
+"""A model folder as one GGUF file, which llama.cpp, Ollama and LM Studio run.
+
+Specification: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What is particular to the
+family of Llama, as llama.cpp reads it:
+
+- Its rotation pairs neighbouring rows of a head's queries and keys, that of transformers pairs the
+  two halves. So their rows are reordered. Qwen's are left as they are.
+- Rotations of changed frequency (Llama 3.1) become a tensor of divisors, one for each pair of rows.
+- Norms and biases stay in float32, whatever the other weights become.
+
+Tensors are read, converted and written one at a time, so no model has to fit into memory. Equal
+folders give equal bytes. What cannot be said in the file is refused by name.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from safetensors import safe_open
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from steps.export.config import GgufType
+from steps.export.gguf_tokenizer import add_tokenizer
+
+_ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+}
+"""By the model type of a config."""
+_ROTATIONS = ("default", "linear", "llama3")
+"""What divisors of frequencies can express."""
+_TYPES = {
+    GgufType.f32: (GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+    GgufType.f16: (GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    GgufType.q8_0: (GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+}
+_ROTATION_DIVISORS = "rope_freqs.weight"
+
+
+def file_name(title: str, type: GgufType) -> str:
+    """``TITLE-TYPE.gguf``, as models are called where such files are shared."""
+    plain = re.sub(r"[^\w.]+", "-", title).strip("-.") or "model"
+    return f"{plain}-{type.upper()}.gguf"
+
+
+def write_gguf(folder: Path, file: Path, type: GgufType, title: str) -> None:
+    """Write the model and the tokenizer of a folder.
+
+    Raises:
+        ValueError: naming what a GGUF file cannot hold: the architecture, a setting or a tensor of
+            the model, or its kind of tokenizer.
+    """
+    source = _Source(folder, type)
+    writer = GGUFWriter(file, gguf.MODEL_ARCH_NAMES[source.architecture])
+    _add_metadata(writer, source.config, type, title)
+    add_tokenizer(writer, folder, source.config.vocab_size)
+    for tensor in source.tensors:
+        shape = gguf.quant_shape_to_byte_shape(tensor.shape, tensor.type)
+        size = int(np.prod(shape))
+        writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), size, raw_dtype=tensor.type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in source.tensors:
+        writer.write_tensor_data(gguf.quantize(source.values(tensor), tensor.type).view(np.uint8))
+    writer.close()
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """One tensor of the file, and where it comes from: a name in a safetensors file, or none."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    source: str = ""
+    file: Path = Path()
+
+
+class _Source:
+    """A model folder, looked through before anything is written."""
+
+    def __init__(self, folder: Path, type: GgufType) -> None:
+        self.config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+        self.architecture = _architecture(self.config)
+        _require_settings(self.config)
+        self._folder, self._type = folder, _TYPES[type][0]
+
+    @cached_property
+    def tensors(self) -> list[_Tensor]:
+        """
+        Raises:
+            ValueError: the file has no place for a tensor.
+        """
+        found = [self._rotation] if self._divisors is not None else []
+        names = gguf.get_tensor_name_map(self.architecture, self.config.num_hidden_layers)
+        for file in sorted(self._folder.glob("*.safetensors")):
+            with safe_open(file, "pt") as tensors:
+                for source in sorted(tensors.keys()):
+                    if source == "lm_head.weight" and self.config.tie_word_embeddings:
+                        continue  # the embeddings are taken for it
+                    name = names.get_name(source, (".weight", ".bias"))
+                    if name is None:
+                        raise ValueError(
+                            f"GGUF has no place for {source} of a {self.config.model_type} model"
+                        )
+                    shape = tuple(tensors.get_slice(source).get_shape())
+                    found.append(_Tensor(name, shape, self._type_of(shape), source, file))
+        if not any(tensor.source for tensor in found):
+            raise ValueError(f"{self._folder} has no *.safetensors; import the model first")
+        return found
+
+    def values(self, tensor: _Tensor) -> np.ndarray:
+        """float32, in the order of rows that the file has."""
+        if tensor.name == _ROTATION_DIVISORS:
+            return cast(np.ndarray, self._divisors)
+        with safe_open(tensor.file, "pt") as tensors:
+            values = tensors.get_tensor(tensor.source).to(torch.float32).numpy()
+        if self.architecture is gguf.MODEL_ARCH.LLAMA:
+            if ".attn_q." in tensor.name:
+                return _neighbouring(values, self.config.num_attention_heads)
+            if ".attn_k." in tensor.name:
+                return _neighbouring(values, self.config.num_key_value_heads)
+        return values
+
+    def _type_of(self, shape: tuple[int, ...]) -> GGMLQuantizationType:
+        if len(shape) < 2:
+            return GGMLQuantizationType.F32
+        block, _ = gguf.GGML_QUANT_SIZES[self._type]
+        return self._type if shape[-1] % block == 0 else GGMLQuantizationType.F16
+
+    @property
+    def _rotation(self) -> _Tensor:
+        shape = cast(np.ndarray, self._divisors).shape
+        return _Tensor(_ROTATION_DIVISORS, shape, GGMLQuantizationType.F32)
+
+    @cached_property
+    def _divisors(self) -> np.ndarray | None:
+        """What each frequency is divided by; ``None`` if by nothing."""
+        rotation: Any = self.config.rope_parameters
+        if rotation["rope_type"] == "default":
+            return None
+        frequencies, _ = ROPE_INIT_FUNCTIONS[rotation["rope_type"]](
+            self.config, torch.device("cpu")
+        )
+        exponents = torch.arange(0, 2 * len(frequencies), 2, dtype=torch.float32)
+        plain = rotation["rope_theta"] ** (-exponents / (2 * len(frequencies)))
+        return (plain / frequencies).to(torch.float32).numpy()
+
+
+def _architecture(config: PreTrainedConfig) -> gguf.MODEL_ARCH:
+    if (found := _ARCHITECTURES.get(config.model_type)) is None:
+        known = ", ".join(_ARCHITECTURES)
+        raise ValueError(
+            f"a {config.model_type} model cannot be written as GGUF; these can: {known}"
+        )
+    return found
+
+
+def _require_settings(config: PreTrainedConfig) -> None:
+    """Refuse what llama.cpp would silently compute in another way."""
+    rotation: Any = config.rope_parameters
+    kind = rotation.get("rope_type", "default")
+    known = _ROTATIONS if _architecture(config) is gguf.MODEL_ARCH.LLAMA else _ROTATIONS[:1]
+    if kind not in known:  # llama.cpp reads divisors for Llama alone
+        raise ValueError(
+            f"rope_type {kind!r} of a {config.model_type} model cannot be written as GGUF; "
+            f"these can: {', '.join(known)}"
+        )
+    if rotation.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("a rotation of a part of each head cannot be written as GGUF")
+    window = getattr(config, "sliding_window", None)
+    is_used = getattr(config, "use_sliding_window", True)
+    if window is not None and is_used and window < config.max_position_embeddings:
+        raise ValueError(f"sliding_window={window} cannot be written as GGUF: it would be ignored")
+    if config.hidden_act != "silu":
+        raise ValueError(f"hidden_act={config.hidden_act!r} cannot be written as GGUF: only silu")
+
+
+def _neighbouring(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of queries or keys, [heads · d, …], with the two of a rotation beside each other."""
+    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _add_metadata(writer: GGUFWriter, config: PreTrainedConfig, type: GgufType, title: str) -> None:
+    settings: Any = config
+    heads = settings.num_attention_heads
+    head_size = getattr(settings, "head_dim", None) or settings.hidden_size // heads
+    writer.add_name(title)
+    writer.add_vocab_size(settings.vocab_size)
+    writer.add_context_length(settings.max_position_embeddings)
+    writer.add_embedding_length(settings.hidden_size)
+    writer.add_block_count(settings.num_hidden_layers)
+    writer.add_feed_forward_length(settings.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(settings.num_key_value_heads)
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+    writer.add_rope_dimension_count(head_size)
+    writer.add_rope_freq_base(settings.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(settings.rms_norm_eps)
+    writer.add_file_type(_TYPES[type][1])
+    if type is GgufType.q8_0:
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)

@@ -1,0 +1,108 @@
+"""The tokenizer of a model folder, as the metadata of a GGUF file has it.
+
+GGUF knows no rules for splitting text, only names of rules that llama.cpp has (``ggml.pre``). So a
+tokenizer can be written if it is a byte-level BPE that splits by rules with a name. These are
+compared as a whole: a wrong name would give other tokens without any warning.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gguf import GGUFWriter, TokenType
+
+from steps.data.tokens.rendering import load_bare_tokenizer
+
+_GPT2 = {"type": "ByteLevel", "use_regex": True}
+_BYTES = {"type": "ByteLevel", "use_regex": False}
+_LETTERS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _split(numbers: str) -> list[Mapping[str, Any]]:
+    pattern = {"Regex": _LETTERS % numbers}
+    return [{"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}, _BYTES]
+
+
+_RULES: Mapping[str, list[Mapping[str, Any]]] = {
+    "gpt-2": [_GPT2],
+    "smollm": [{"type": "Digits", "individual_digits": True}, _GPT2],
+    "llama-bpe": _split(r"\p{N}{1,3}"),
+    "qwen2": _split(r"\p{N}"),
+}
+"""How text is split before BPE, in the words of ``tokenizer.json``, by llama.cpp's name for it."""
+
+
+def add_tokenizer(writer: GGUFWriter, folder: Path, vocabulary: int) -> None:
+    """Add the tokens, merges, special tokens and chat template of a folder.
+
+    Args:
+        vocabulary: how many tokens the model has; those that the tokenizer lacks are never used.
+
+    Raises:
+        ValueError: it is another kind of tokenizer; says which.
+    """
+    tokenizer: Any = load_bare_tokenizer(folder)
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    rules = _name_of_rules(described)
+    merges = [" ".join(pair) for pair in described["model"]["merges"]]
+    ids = {number: token for token, number in tokenizer.get_vocab().items()}
+    if max(ids) >= vocabulary:
+        raise ValueError(f"token {max(ids)} is none of the model's {vocabulary}; resize the model")
+    kinds = {
+        token["id"]: TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
+        for token in described["added_tokens"]
+    }
+    numbers = range(vocabulary)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(rules)
+    writer.add_token_list([ids.get(number, f"[PAD{number}]") for number in numbers])
+    writer.add_token_types(
+        [kinds.get(n, TokenType.NORMAL if n in ids else TokenType.UNUSED) for n in numbers]
+    )
+    writer.add_token_merges(merges)
+    if tokenizer.bos_token_id is not None:
+        writer.add_bos_token_id(tokenizer.bos_token_id)
+    if tokenizer.eos_token_id is not None:
+        writer.add_eos_token_id(tokenizer.eos_token_id)
+    if tokenizer.pad_token_id is not None:
+        writer.add_pad_token_id(tokenizer.pad_token_id)
+    written = list(tokenizer("a")["input_ids"])
+    writer.add_add_bos_token(bool(written) and written[0] == tokenizer.bos_token_id)
+    writer.add_add_eos_token(bool(written) and written[-1] == tokenizer.eos_token_id)
+    writer.add_add_space_prefix(False)
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def _name_of_rules(described: Mapping[str, Any]) -> str:
+    """What llama.cpp calls the way in which a tokenizer splits text.
+
+    Raises:
+        ValueError: it has no name for it.
+    """
+    model, normalizer = described["model"], described["normalizer"]
+    splits = described["pre_tokenizer"] or {"type": "none"}
+    if model["type"] != "BPE" or model.get("byte_fallback") or model.get("unk_token"):
+        kind = "BPE with byte fallback" if model.get("byte_fallback") else model["type"]
+        raise ValueError(f"a tokenizer of kind {kind} is not written as GGUF: only byte-level BPE")
+    if normalizer is not None and normalizer["type"] != "NFC":
+        raise ValueError(f"a tokenizer that normalises text ({normalizer['type']}) is not written "
+                         "as GGUF: llama.cpp would not")  # fmt: skip
+    found: Any = splits["pretokenizers"] if splits["type"] == "Sequence" else [splits]
+    # llama-bpe alone takes a word that is a token as it is, without merging its parts
+    names = ["llama-bpe"] if model.get("ignore_merges") else [n for n in _RULES if n != "llama-bpe"]
+    for name in names:
+        if len(found) == len(_RULES[name]) and all(map(_is, found, _RULES[name])):
+            return name
+    raise ValueError(f"llama.cpp has no name that is known here for how the tokenizer splits text "
+                     f"({json.dumps(splits)[:200]}); named are {', '.join(_RULES)}")  # fmt: skip
+
+
+def _is(found: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
+    """Whether a rule is the same in all that bears on where text is split."""
+    same = all(found.get(name) == value for name, value in rule.items())
+    return same and not found.get("add_prefix_space", False)

@@ -1,0 +1,40 @@
+"""A trained model as a folder to hand over: all of its weights, or those of its adapters alone."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from steps.data.tokens.rendering import load_bare_tokenizer
+from steps.models.config import Dtype
+from steps.models.folders import load_model, save_model
+
+ADAPTER = "adapter"
+"""The folder in which training leaves adapters by themselves."""
+
+
+def export_merged(model: Path, output: Path, dtype: Dtype, keep_adapters: bool) -> dict[str, Any]:
+    """Write all weights, with adapters merged; beside them the adapters, if they are kept."""
+    exported = load_model(model, dtype)
+    save_model(exported, output, tokenizer_from=model)
+    if keep_adapters and (model / ADAPTER).is_dir():
+        shutil.copytree(model / ADAPTER, output / ADAPTER, copy_function=shutil.copyfile)
+    return {"parameters": exported.num_parameters(), "dtype": str(dtype)}
+
+
+def export_adapters(model: Path, output: Path, base_model: str) -> dict[str, Any]:
+    """Write the adapters, the name of the base they belong to, and the tokenizer.
+
+    Raises FileNotFoundError for a model that was trained without adapters.
+    """
+    if not (model / ADAPTER).is_dir():
+        raise FileNotFoundError(
+            "the model was trained without adapters, so there are none to export; set "
+            "adapters=merged, or train with dpo/lora=lora"
+        )
+    shutil.copytree(model / ADAPTER, output, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    config = output / "adapter_config.json"
+    described = json.loads(config.read_text("utf-8")) | {"base_model_name_or_path": base_model}
+    config.write_text(json.dumps(described, indent=2, sort_keys=True), encoding="utf-8")
+    load_bare_tokenizer(model).save_pretrained(output)
+    return {"adapter_bytes": (output / "adapter_model.safetensors").stat().st_size}

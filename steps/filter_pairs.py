@@ -1,0 +1,100 @@
+"""``filter_pairs``: preference pairs that are clear enough, and neither too short nor too long."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline import Metrics, Output, TemperError, step
+from steps.data.rows.ledger import Entry, Tally
+from steps.data.rows.parquet import iter_rows, write_rows
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import Messages, PreferenceRow
+from steps.data.rows.tables import LEDGER, PAIRS, from_record
+from steps.kinds import Preferences
+
+
+@dataclass(frozen=True)
+class FilterConfig:
+    """Which pairs stay; what is not set is not looked at.
+
+    Args:
+        min_margin: by how much the chosen side's score must be higher; pairs without scores go.
+        min_characters, max_characters: of each response.
+        max_length_ratio: of the longer response to the shorter one, in characters.
+        splits: which splits are filtered; the others stay as they are.
+    """
+
+    min_margin: float | None = None
+    min_characters: int = 0
+    max_characters: int | None = None
+    max_length_ratio: float | None = None
+    splits: tuple[str, ...] = ("train",)
+
+    def __post_init__(self) -> None:
+        if self.max_characters is not None and self.max_characters < max(1, self.min_characters):
+            raise ValueError(f"max_characters={self.max_characters} leaves no response")
+        if self.max_length_ratio is not None and self.max_length_ratio < 1:
+            raise ValueError(f"max_length_ratio must be 1 or more, got {self.max_length_ratio}")
+
+
+@step(makes=Preferences)
+def filter_pairs(out: Output, pairs: Preferences, config: FilterConfig = FilterConfig()) -> Metrics:
+    """Write ``pairs`` again, less what ``config`` leaves out, and ``ledger.parquet``.
+
+    Raises:
+        TemperError: nothing is left of a split.
+    """
+    tally, kept = Tally(), dict[str, int]()
+    for path in sorted(pairs.path.glob("*/pairs-*.parquet")):
+        split, name = path.parent.name, f"{path.parent.name}/{path.name}"
+        records, entries = iter_rows(path), list[Entry]()
+        if split in config.splits:
+            records = _filtered(records, config, split, name, entries)
+        kept[split] = kept.get(split, 0) + write_rows(out.path / name, PAIRS, records)
+        write_rows(out.scratch / name, LEDGER, map(vars, entries))
+        for entry in entries:
+            tally.add(entry)
+    if missing := [split for split in config.splits if not kept.get(split)]:
+        raise TemperError(f"nothing is left of {', '.join(missing)}: {tally.metrics()}")
+    lines = (line for path in sorted(out.scratch.glob("*/*.parquet")) for line in iter_rows(path))
+    write_rows(out.path / "ledger.parquet", LEDGER, lines)
+    return {**kept, **tally.metrics()}
+
+
+def _filtered(
+    records: Iterator[dict[str, Any]],
+    config: FilterConfig,
+    split: str,
+    source: str,
+    entries: list[Entry],
+) -> Iterator[dict[str, Any]]:
+    for record in records:
+        row = from_record(PreferenceRow, record)
+        try:
+            _check(row, config)
+        except MalformedRow as problem:
+            entries.append(Entry.dropped(split, source, row.row, problem))
+            continue
+        entries.append(Entry(split, source, row.row, "kept"))
+        yield record
+
+
+def _check(row: PreferenceRow, config: FilterConfig) -> None:
+    """Raises why a pair does not stay."""
+    if config.min_margin is not None:
+        if row.score_chosen is None or row.score_rejected is None:
+            raise MalformedRow("margin too small", "a side has no score")
+        if (margin := row.score_chosen - row.score_rejected) < config.min_margin:
+            raise MalformedRow("margin too small", f"{margin:g}, below {config.min_margin:g}")
+    sizes = [_characters(row.chosen), _characters(row.rejected)]
+    if min(sizes) < config.min_characters:
+        raise MalformedRow("response too short", f"{min(sizes)} characters")
+    if config.max_characters is not None and max(sizes) > config.max_characters:
+        raise MalformedRow("response too long", f"{max(sizes)} characters")
+    ratio = max(sizes) / max(1, min(sizes))
+    if config.max_length_ratio is not None and ratio > config.max_length_ratio:
+        raise MalformedRow("lengths too different", f"one response is {ratio:.1f} times the other")
+
+
+def _characters(messages: Messages) -> int:
+    return sum(len(message["content"]) for message in messages)

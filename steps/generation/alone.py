@@ -1,0 +1,95 @@
+"""The slow way to sample, for models that cannot take slots (state spaces, hybrids, remote code).
+
+Each completion is written alone, by transformers' own `generate` with the model's own cache. Only
+the draw is ours, so what is drawn follows from the request as in every engine.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from steps.generation.cache import attending
+from steps.generation.draws import draw, uniforms
+from steps.generation.engine import Finish, Finished, Request, require_weights
+from steps.generation.weights import replace_weights
+from steps.models.folders import evaluating, own_attention
+
+
+class AloneEngine:
+    """Samples with a model of this process, one completion at a time."""
+
+    def __init__(self, model: PreTrainedModel, weights: str) -> None:
+        self.model = model
+        self._weights = weights
+
+    @property
+    def weights(self) -> str:
+        """The digest of the weights that it has."""
+        return self._weights
+
+    def sample(self, requests: Iterable[Request], weights: str) -> Iterator[Finished]:
+        """As `Engine.sample`."""
+        for request in requests:
+            require_weights(self, weights)
+            yield self._write(request)
+
+    def update_weights(self, source: Path | Mapping[str, Tensor], weights: str) -> None:
+        """As `Engine.update_weights`."""
+        replace_weights(self.model, source, weights)
+        self._weights = weights
+
+    def _write(self, request: Request) -> Finished:
+        drawing = _Drawing(request)
+        prompt = torch.tensor([request.prompt_ids], device=self.model.device)
+        ends = list(request.stop_ids)
+        settings = GenerationConfig(
+            max_new_tokens=request.max_new_tokens,
+            do_sample=False,
+            eos_token_id=ends or None,
+            pad_token_id=ends[0] if ends else 0,  # never read: there is one row
+        )
+        own = attending(self.model, own_attention(self.model))
+        recipe = _decoding_recipe(self.model, settings)
+        with torch.no_grad(), evaluating(self.model), own, recipe:
+            self.model.generate(  # pyright: ignore[reportCallIssue]
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
+                generation_config=settings,
+                logits_processor=LogitsProcessorList([drawing]),
+            )
+        finish = Finish.stop if drawing.ids[-1] in ends else Finish.length
+        ids, logps = tuple(drawing.ids), tuple(drawing.logps)
+        return Finished(request.row, request.k, ids, logps, finish, self._weights)
+
+
+class _Drawing(LogitsProcessor):
+    """Draws each token of one completion, and leaves `generate` no other."""
+
+    def __init__(self, request: Request) -> None:
+        self._numbers = uniforms(request.seed, request.row, request.k)
+        self._temperature = torch.tensor([request.temperature], dtype=torch.float64)
+        self.ids: list[int] = []
+        self.logps: list[float] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore
+        number = torch.tensor([next(self._numbers)], dtype=torch.float64)
+        device = scores.device
+        token, logp = draw(scores, self._temperature.to(device), number.to(device))
+        self.ids.append(int(token))
+        self.logps.append(float(logp))
+        return torch.full_like(scores, -torch.inf).index_fill(1, token, 0.0)
+
+
+@contextmanager
+def _decoding_recipe(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
+    """`generate` fills what its settings leave open from the model's recipe: make that ours too."""
+    shipped = model.generation_config
+    model.generation_config = settings
+    try:
+        yield
+    finally:
+        model.generation_config = shipped

@@ -1,0 +1,182 @@
+"""Keys and values of sequences that are being written, and attention to them.
+
+Registered with transformers under the name `temper_slots`. Each forward brings a `Turn` as the
+keyword `turn`, which reaches the attention of every layer: a `Prefill` reads prompts as one pack
+and keeps their keys and values, a `Decode` reads one token of every running sequence, in its slot
+of the cache.
+
+    blocks of BLOCK positions, each [layers, keys | values, slots, heads, BLOCK, d]
+
+A key lies at its token's position in the sequence. So what a sequence gets has no bit that depends
+on how long the others in the cache are, how many there are, or which slot it has: matrix products
+have the same shape for every block, and what lies behind a sequence's end adds zeros at the end of
+each sum.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache as remembered
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from steps.scoring.attention import packed_attention, refuse_unknown
+from steps.scoring.packing import Pack
+
+SLOTS = "temper_slots"
+BLOCK = 32
+_HONOURED = ("scaling", "sliding_window", "softcap")
+
+
+class Turn(Protocol):
+    """One forward of a model over its cache."""
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+    ) -> tuple[Tensor, None]:
+        """What transformers calls in every layer; see `packed_attention`."""
+        ...
+
+
+@contextmanager
+def attending(model: PreTrainedModel, attention: str = SLOTS) -> Iterator[None]:
+    """`model` takes turns inside the block, or attends in another way; and as before after it."""
+    ALL_ATTENTION_FUNCTIONS.register(SLOTS, _attend)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(attention)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before or "eager")
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    *,
+    turn: Turn | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    if turn is None:
+        raise ValueError(
+            f"a model that attends as {SLOTS!r} was called without a turn: it is an engine's until "
+            "the last completion is taken"
+        )
+    refuse_unknown(attention_mask, {})
+    return turn.attend(module, query, key, value, options)
+
+
+class Prefill:
+    """Reads a pack and keeps the keys and values of its tokens."""
+
+    def __init__(self, pack: Pack) -> None:
+        self._pack = pack
+        self._layers: list[Tensor] = []
+
+    @property
+    def keys_and_values(self) -> Tensor:
+        """[layers, 2, heads, tokens of the pack, d]."""
+        return torch.stack(self._layers)
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+    ) -> tuple[Tensor, None]:
+        self._layers.append(torch.stack([key[0], value[0]]))
+        return packed_attention(module, query, key, value, None, pack=self._pack, **options)
+
+
+class KeyValueCache:
+    """The keys and values of at most so many sequences, in as many blocks as the longest needs."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self.blocks: list[Tensor] = []
+
+    def put(self, prompt: Tensor, slots: Sequence[int]) -> None:
+        """A prompt's keys and values, [layers, 2, heads, P, d], into each of `slots`."""
+        pieces = prompt.split(BLOCK, dim=3)
+        layers, two, heads, _, size = prompt.shape
+        while len(self.blocks) < len(pieces):
+            shape = (layers, two, self._slots, heads, BLOCK, size)
+            self.blocks.append(prompt.new_zeros(shape))
+        for block, piece in zip(self.blocks, pieces, strict=False):
+            block[:, :, slots, :, : piece.shape[3]] = piece[:, :, None]
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """What lies in some slots into others."""
+        for block in self.blocks if sources else ():
+            block[:, :, targets] = block[:, :, sources]
+
+    def resize(self, tokens: int) -> None:
+        """Has blocks for sequences of so many tokens, and no others."""
+        count = -(-tokens // BLOCK)
+        del self.blocks[count:]
+        while len(self.blocks) < count:
+            self.blocks.append(torch.zeros_like(self.blocks[0]))
+
+
+class Decode:
+    """Reads a token of each running sequence: that of row i is in slot i.
+
+    Args:
+        positions: int64 [rows], on the host; where the token is in its sequence. The cache, which
+            has the keys before it, takes its own.
+    """
+
+    def __init__(self, cache: KeyValueCache, positions: Tensor) -> None:
+        cache.resize(int(positions.max()) + 1)
+        device = cache.blocks[0].device
+        self._blocks = cache.blocks
+        self._positions = positions.to(device)
+        self._written = []  # block, rows, and where in the block
+        for number in range(len(self._blocks)):
+            rows = (positions // BLOCK == number).nonzero()[:, 0]
+            if len(rows):
+                places = positions[rows] % BLOCK
+                self._written.append((number, rows.to(device), places.to(device)))
+        self._layer = 0
+        self._bias = remembered(self._unseen)
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+    ) -> tuple[Tensor, None]:
+        """Query [1, heads, rows, d]; the output is [1, rows, heads, d]."""
+        scale, window, softcap = (options.pop(name, None) for name in _HONOURED)
+        refuse_unknown(None, options)
+        rows, heads = query.shape[2], key.shape[1]
+        layers = [block[self._layer, :, :rows] for block in self._blocks]
+        self._layer += 1
+        for number, own, places in self._written:
+            for kind, new in enumerate((key, value)):
+                layers[number][kind][own, :, places] = new[0].index_select(1, own).transpose(0, 1)
+        q = query[0].transpose(0, 1).reshape(rows * heads, -1, query.shape[-1])
+        q = q * (query.shape[-1] ** -0.5 if scale is None else scale)
+        scores = torch.stack([q @ layer[0].flatten(0, 1).transpose(1, 2) for layer in layers])
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores.unflatten(1, (rows, heads)) + self._bias(window)
+        weights = scores.sub_(scores.amax(dim=(0, 4), keepdim=True)).exp_().flatten(1, 2)
+        sums = weights.sum(dim=-1, keepdim=True).sum(dim=0)
+        output = weights[0].to(q.dtype) @ layers[0][1].flatten(0, 1)
+        for number in range(1, len(layers)):
+            output += weights[number].to(q.dtype) @ layers[number][1].flatten(0, 1)
+        output /= sums.to(q.dtype)
+        return output.view(1, rows, -1, output.shape[-1]), None
+
+    def _unseen(self, window: int | None) -> Tensor:
+        """[blocks, rows, 1, 1, BLOCK]: minus infinity for keys that a row's token may not look at,
+        zero for others; in float32 or better, and so is what it is added to."""
+        count = len(self._blocks)
+        key = torch.arange(count * BLOCK, device=self._positions.device).view(count, 1, BLOCK)
+        last = self._positions[:, None]
+        hidden = key > last if window is None else (key > last) | (key <= last - window)
+        accurate = torch.promote_types(self._blocks[0].dtype, torch.float32)
+        bias = torch.zeros(hidden.shape, dtype=accurate, device=hidden.device)
+        return bias.masked_fill_(hidden, -torch.inf)[:, :, None, None]

@@ -1,0 +1,125 @@
+"""Which engine a model of this process gets: slots, if these give what the model itself gives.
+
+Tried at the start, on the longest and the shortest prompt of the run: a few tokens are drawn in
+slots, and their log-probabilities compared with those of the model's own forward over prompt and
+completion. The same is then drawn alone, which shows whether a completion depends, in any bit, on
+what is written beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steps.generation.alone import AloneEngine
+from steps.generation.cache import attending
+from steps.generation.engine import Engine, Finished, Request
+from steps.generation.slots import SlotEngine
+from steps.models.folders import evaluating, own_attention
+from steps.models.positions import require_positions
+from steps.scoring.parity import logp_difference, rescaled_rotation
+from steps.shared.execution_detail import execution_detail
+
+_TOKENS_TRIED = 16
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine, and what is to be said of it.
+
+    name: ``slots`` or ``alone``.
+    batch_invariant: whether completions were the same bits alone and beside others.
+    why_not: why not slots.
+    """
+
+    engine: Engine
+    name: str
+    batch_invariant: bool
+    why_not: str | None = None
+
+    @property
+    def notice(self) -> str | None:
+        """What the user should see: nothing, if slots can be used."""
+        if self.why_not is None:
+            return None
+        return f"each completion is written alone, which is much slower: {self.why_not}"
+
+    def described(self) -> dict[str, Any]:
+        """What drew the completions, as JSON values."""
+        model: Any = getattr(self.engine, "model")  # noqa: B009 (both engines of this process)
+        return {
+            "engine": self.name,
+            "batch_invariant": self.batch_invariant,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": model.device.type,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+
+
+def choose_engine(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    weights: str = "",
+    slots: int = 64,
+    tokens_per_forward: int = 2048,
+) -> EngineChoice:
+    """An engine for `requests`; the model attends as before afterwards.
+
+    Raises:
+        ValueError: naming a row that is longer than the model has positions.
+    """
+    by_length = sorted(requests, key=lambda request: request.longest_sequence)
+    require_positions(model, by_length[-1].row, by_length[-1].longest_sequence)
+    tried = [_short(request, k) for k, request in enumerate((by_length[-1], by_length[0]))]
+    engine = SlotEngine(model, weights, slots, tokens_per_forward)
+    fault = rescaled_rotation(model, by_length[-1].longest_sequence)
+    fault, drawn = (fault, []) if fault else _try(engine, tried)
+    if fault:
+        return EngineChoice(AloneEngine(model, weights), "alone", True, fault)
+    alone = [finished for request in tried for finished in engine.sample([request], weights)]
+    return EngineChoice(engine, "slots", sorted(map(_told, drawn)) == sorted(map(_told, alone)))
+
+
+def _short(request: Request, k: int) -> Request:
+    tokens = min(request.max_new_tokens, _TOKENS_TRIED)
+    return replace(request, k=k, max_new_tokens=tokens, temperature=1.0, stop_ids=())
+
+
+def _told(finished: Finished) -> str:
+    return repr(asdict(finished))
+
+
+def _try(engine: SlotEngine, requests: Sequence[Request]) -> tuple[str | None, list[Finished]]:
+    """What is wrong with slots for these, if anything is, and what was drawn."""
+    model = engine.model
+    try:
+        drawn = sorted(engine.sample(requests, engine.weights), key=lambda finished: finished.k)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        # Whatever a stranger's model raises when it is run this way, it can be run another way.
+        return _takes_no_slots(model, error), []
+    actual = torch.tensor([logp for finished in drawn for logp in finished.logps])
+    expected = torch.cat([_own_logps(model, *both) for both in zip(requests, drawn, strict=True)])
+    difference = logp_difference(actual.double(), expected.double(), model.dtype)
+    return difference and f"in slots, {type(model).__name__} differs: {difference}", drawn
+
+
+@torch.no_grad()
+def _own_logps(model: PreTrainedModel, request: Request, finished: Finished) -> Tensor:
+    """The logps of what was drawn by the model's own forward, on the host."""
+    ids = torch.tensor([[*request.prompt_ids, *finished.ids]], device=model.device)
+    with evaluating(model), attending(model, own_attention(model)):
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1]
+    logps = logits.double().log_softmax(dim=-1)
+    return logps.gather(1, ids[0, len(request.prompt_ids) :, None])[:, 0].cpu()
+
+
+@execution_detail
+def _takes_no_slots(model: PreTrainedModel, error: Exception) -> str:
+    return f"{type(model).__name__} does not take slots ({type(error).__name__}: {error})"

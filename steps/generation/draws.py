@@ -1,0 +1,55 @@
+"""Draws from a model's distribution that depend on nothing but their own place.
+
+Token `position` of completion `k` of a row is drawn with the uniform number at place `position` of
+a stream of its own, which a counter-based generator (Philox; Salmon et al. 2011, *Parallel random
+numbers: as easy as 1, 2, 3*) gives for the key (seed, row, k). The number is looked up in the
+cumulative distribution, in float64. So a completion is the same in any company and after any kill.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_BLOCK = 32
+_ELEMENTS = 2**24
+"""Of one piece of a table of probabilities, 128 MiB."""
+
+
+def uniforms(seed: Sequence[int], row: str, k: int) -> Iterator[float]:
+    """The numbers in [0, 1) for the tokens of one completion, one after another; no end."""
+    key = hashlib.blake2b(json.dumps([list(seed), row, k]).encode(), digest_size=16)
+    stream = np.random.Philox(key=int.from_bytes(key.digest(), "little"))
+    while True:
+        yield from ((raw >> 11) * 2.0**-53 for raw in stream.random_raw(_BLOCK).tolist())
+
+
+def draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens, int64 [N], and their log-probabilities, float64 [N].
+
+    Args:
+        logits: [N, V].
+        temperatures: float64 [N]; 0 takes the likeliest token, with its log-probability at 1.
+        numbers: float64 [N], in [0, 1).
+    """
+    rows = max(1, _ELEMENTS // logits.shape[1])
+    pieces = zip(logits.split(rows), temperatures.split(rows), numbers.split(rows), strict=True)
+    drawn = [_draw(*piece) for piece in pieces]
+    tokens, logps = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+    return tokens, logps
+
+
+def _draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    greedy = temperatures == 0
+    scaled = logits.double() / temperatures.masked_fill(greedy, 1.0)[:, None]
+    scaled -= scaled.amax(dim=-1, keepdim=True)
+    mass = scaled.exp().cumsum(dim=-1)
+    total = mass[:, -1:]
+    below = torch.minimum(numbers[:, None] * total, total.nextafter(torch.zeros_like(total)))
+    drawn = torch.searchsorted(mass, below, right=True)
+    tokens = torch.where(greedy[:, None], logits.argmax(dim=-1, keepdim=True), drawn)
+    tokens = tokens.clamp(max=logits.shape[1] - 1)  # only where a logit is not a number
+    return tokens[:, 0], (scaled.gather(1, tokens) - total.log())[:, 0]

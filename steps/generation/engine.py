@@ -1,0 +1,118 @@
+"""What a sampler is: it is given requests, and gives completions as they finish.
+
+    requests ──► Engine.sample(requests, weights) ──► Finished, in the order in which they end
+
+A request asks for one completion of one prompt. What is drawn follows from the weights, the prompt
+and the request's own seed, row and number alone (``draws``), so a caller may split requests over
+engines, ranks and attempts, and put the completions together by (row, k).
+
+Every request and every answer names the weights, by a digest. An engine that has other weights than
+it is asked for refuses (`StaleWeightsError`): rollouts of an older policy would be trained on as if
+they were its own.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:  # whoever reads rollouts needs no torch
+    from torch import Tensor
+
+
+class Finish(StrEnum):
+    """Why a completion ended: at a stop token, at `max_new_tokens`, or because it failed."""
+
+    stop = "stop"
+    length = "length"
+    error = "error"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion, number `k` of those of a row.
+
+    row: the row's id, of which no two rows have the same.
+    prompt_ids: the prompt's tokens; at least one.
+    temperature: logits are divided by it; 0 takes the likeliest token.
+    stop_ids: tokens that end a completion and are its last token.
+    seed: whole numbers that the draws follow from, besides `row` and `k`.
+    """
+
+    row: str
+    k: int
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float = 1.0
+    stop_ids: tuple[int, ...] = ()
+    seed: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids or self.max_new_tokens < 1:
+            fault = "has no tokens" if not self.prompt_ids else "is to get no completion"
+            raise ValueError(f"row {self.row!r}: the prompt {fault}; leave the row out")
+
+    @property
+    def longest_sequence(self) -> int:
+        """The most tokens that a model reads for it."""
+        return len(self.prompt_ids) + self.max_new_tokens - 1
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A completion.
+
+    ids: its tokens, with the stop token if there is one.
+    logps: of each token, its log-probability given all before it, by the distribution that it was
+        drawn from: of logits divided by the temperature (at temperature 0, by 1).
+    weights: the digest of the weights that drew it.
+    """
+
+    row: str
+    k: int
+    ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    finish: Finish
+    weights: str
+
+
+class StaleWeightsError(RuntimeError):
+    """An engine was asked for completions by weights that it does not have."""
+
+
+class Engine(Protocol):
+    """Samples, in this process or elsewhere."""
+
+    @property
+    def weights(self) -> str:
+        """The digest of the weights that it has."""
+        ...
+
+    def sample(self, requests: Iterable[Request], weights: str) -> Iterator[Finished]:
+        """The completions, each as soon as it is there.
+
+        Raises:
+            StaleWeightsError: the engine's weights are not `weights`.
+        """
+        ...
+
+    def update_weights(self, source: "Path | Mapping[str, Tensor]", weights: str) -> None:
+        """Takes over the weights of a Hugging Face folder, or of tensors by name: all or none.
+
+        Nothing that was computed with the old ones is used again.
+
+        Raises:
+            ValueError: the source lacks a weight, has one of another name or shape, or is a folder
+                of another digest than `weights`. The engine keeps what it had.
+        """
+        ...
+
+
+def require_weights(engine: Engine, weights: str) -> None:
+    """Raises StaleWeightsError unless these are the weights that `engine` has."""
+    if engine.weights != weights:
+        raise StaleWeightsError(
+            f"completions by the weights {weights!r} are asked for, and the engine has "
+            f"{engine.weights!r}; update its weights first"
+        )

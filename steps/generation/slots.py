@@ -1,0 +1,246 @@
+"""The engine in this process: slots that completions are written in, and keys that are kept.
+
+    requests ─ by prompt ─► prefill ─► start ─► decode ─► draw ─► finished
+                            a pack of  a slot   a token    ▲ │
+                            prompts    each     of each    └─┘
+
+A prompt is read once for all of its completions. A slot that is free is taken by the next
+completion at once, so every forward reads a token of as many sequences as there are. On a CPU, ids
+and logps are the same bits in any slots, order and company: rows of a matrix product are padded as
+packs are, and ``cache`` says why attention has no neighbours.
+
+Weights are the model's own, used where they lie, so an engine beside a trainer needs no copy. No
+key outlives a call of `sample`.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from steps.generation.cache import Decode, KeyValueCache, Prefill, Turn, attending
+from steps.generation.draws import draw, uniforms
+from steps.generation.engine import Finish, Finished, Request, StaleWeightsError, require_weights
+from steps.generation.weights import replace_weights
+from steps.models.folders import evaluating
+from steps.scoring.examples import TokenGroup, TokenResponse
+from steps.scoring.head import output_head
+from steps.scoring.packing import make_pack, padded_rows
+
+
+class SlotEngine:
+    """Samples with a model of this process.
+
+    Args:
+        model: on its device. It is this engine's until the last completion is taken: its attention
+            is another meanwhile, and whoever else calls it is refused.
+        weights: the digest of its weights.
+        slots: the most sequences of one forward.
+        tokens_per_forward: the most tokens of prompts that are read at once; a longer prompt is
+            read alone.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, weights: str, slots: int = 64, tokens_per_forward: int = 2048
+    ) -> None:
+        self.model = model
+        self.slots = slots
+        self.tokens_per_forward = tokens_per_forward
+        self._weights = weights
+
+    @property
+    def weights(self) -> str:
+        """The digest of the weights that it has."""
+        return self._weights
+
+    def sample(self, requests: Iterable[Request], weights: str) -> Iterator[Finished]:
+        """As `Engine.sample`.
+
+        Raises:
+            FloatingPointError: naming a row whose logits are not numbers.
+            StaleWeightsError: also if the weights are replaced before the last completion is taken.
+        """
+        require_weights(self, weights)
+        with evaluating(self.model), attending(self.model):
+            for finished in _Writing(self, list(requests)).completions():
+                yield finished
+                if self._weights != weights:
+                    raise StaleWeightsError(f"the weights {weights!r} were replaced while sampling")
+
+    def update_weights(self, source: Path | Mapping[str, Tensor], weights: str) -> None:
+        """As `Engine.update_weights`."""
+        replace_weights(self.model, source, weights)
+        self._weights = weights
+
+
+@dataclass(eq=False)
+class _Sequence:
+    """A completion that is being written."""
+
+    request: Request
+    numbers: Iterator[float]
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+
+    @property
+    def position(self) -> int:
+        """Of the last token, within the sequence."""
+        return len(self.request.prompt_ids) + len(self.ids) - 1
+
+    def extend(self, token: int, logp: float) -> bool:
+        """Takes a token; whether it is the last."""
+        if math.isnan(logp):
+            raise FloatingPointError(
+                f"row {self.request.row!r}: the model's logits are not numbers; look at its "
+                "training, or sample in float32"
+            )
+        self.ids.append(token)
+        self.logps.append(logp)
+        return self.is_stopped or len(self.ids) == self.request.max_new_tokens
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.ids[-1] in self.request.stop_ids
+
+
+@dataclass(eq=False)
+class _Prompt:
+    """A prompt that has been read: keys and values, logits [V] of its next token, and who
+    waits for it."""
+
+    keys_and_values: Tensor
+    logits: Tensor
+    waiting: deque[Request]
+
+
+class _Writing:
+    """One call of `sample`: what waits, what has been read, and what runs in which slot."""
+
+    def __init__(self, engine: SlotEngine, requests: Sequence[Request]) -> None:
+        self.engine, self.model = engine, engine.model
+        by_prompt = groupby(requests, lambda request: (request.row, request.prompt_ids))
+        self.unread = deque(deque(group) for _, group in by_prompt)
+        self.read: deque[_Prompt] = deque()
+        self.running: list[_Sequence | None] = []
+        self.slots = min(engine.slots, len(requests))
+        self.cache = KeyValueCache(padded_rows(self.slots))
+
+    def completions(self) -> Iterator[Finished]:
+        while True:
+            yield from self._start()
+            self._close_gaps()
+            if not self.running:
+                return
+            running = [sequence for sequence in self.running if sequence]
+            for sequence in self._extend(running, self._decode(running)):
+                self.running[self.running.index(sequence)] = None
+                yield self._finished(sequence)
+
+    def _start(self) -> Iterator[Finished]:
+        """Gives every free slot to a completion, with its first token."""
+        while begun := self._begin(self.slots - sum(map(bool, self.running))):
+            sequences = [sequence for sequence, _ in begun]
+            ended = set(self._extend(sequences, torch.stack([p.logits for _, p in begun])))
+            yield from (self._finished(sequence) for sequence in sequences if sequence in ended)
+            going = [(sequence, prompt) for sequence, prompt in begun if sequence not in ended]
+            gaps = [slot for slot, sequence in enumerate(self.running) if sequence is None]
+            free = iter([*gaps, *range(len(self.running), self.slots)])
+            for prompt, group in groupby(going, lambda started: started[1]):
+                slots = {next(free): sequence for sequence, _ in group}
+                self.cache.put(prompt.keys_and_values, list(slots))
+                for slot, sequence in slots.items():
+                    self.running[slot : slot + 1] = [sequence]
+
+    def _begin(self, count: int) -> list[tuple[_Sequence, _Prompt]]:
+        """The next `count` completions, or as many as there are left."""
+        begun = []
+        while len(begun) < count and (self.read or self.unread):
+            if not self.read:
+                self._prefill()
+            prompt = self.read[0]
+            request = prompt.waiting.popleft()
+            numbers = uniforms(request.seed, request.row, request.k)
+            begun.append((_Sequence(request, numbers), prompt))
+            if not prompt.waiting:
+                self.read.popleft()
+        return begun
+
+    def _close_gaps(self) -> None:
+        """Moves the last sequences into slots that nobody takes any more."""
+        taken = [slot for slot, sequence in enumerate(self.running) if sequence]
+        gaps = sorted(set(range(len(taken))) - set(taken))
+        last = [slot for slot in taken if slot >= len(taken)]
+        self.cache.move(last, gaps)
+        for source, target in zip(last, gaps, strict=True):
+            self.running[target] = self.running[source]
+        del self.running[len(taken) :]
+
+    def _prefill(self) -> None:
+        """Reads prompts, at least one, as far as the budget of tokens goes."""
+        taken: list[deque[Request]] = []
+        tokens = 0
+        while self.unread:
+            tokens += len(self.unread[0][0].prompt_ids)
+            if taken and tokens > self.engine.tokens_per_forward:
+                break
+            taken.append(self.unread.popleft())
+        pack = make_pack([_as_group(requests[0]) for requests in taken]).to(self.model.device)
+        turn = Prefill(pack)
+        logits = self._logits(pack.input_ids, pack.position_ids, turn, pack.predictors)
+        kept = turn.keys_and_values
+        for requests, span, row in zip(taken, pack.responses, logits, strict=True):
+            prompt = kept[..., span.prompt_start : span.prompt_stop, :]
+            self.read.append(_Prompt(prompt, row, requests))
+
+    def _decode(self, running: Sequence[_Sequence]) -> Tensor:
+        """Reads the last token of each sequence; logits [N, V] of the next."""
+        device = self.model.device
+        missing = padded_rows(len(running)) - len(running)
+        positions = [sequence.position for sequence in running]
+        ids = torch.tensor([sequence.ids[-1] for sequence in running] + [0] * missing)
+        places = torch.tensor(positions + [0] * missing)
+        turn = Decode(self.cache, places)
+        return self._logits(ids.to(device), places.to(device), turn)[: len(running)]
+
+    @torch.no_grad()
+    def _logits(
+        self, ids: Tensor, positions: Tensor, turn: Turn, rows: Tensor | None = None
+    ) -> Tensor:
+        """The logits after each token of one forward, or after those of `rows`."""
+        base: Any = self.model.base_model
+        hidden = base(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, turn=turn
+        ).last_hidden_state[0]
+        if rows is None:
+            return output_head(self.model).logits(hidden)
+        hidden = hidden.index_select(0, rows)
+        padded = functional.pad(hidden, (0, 0, 0, padded_rows(len(rows)) - len(rows)))
+        return output_head(self.model).logits(padded)[: len(rows)]
+
+    def _extend(self, sequences: Sequence[_Sequence], logits: Tensor) -> list[_Sequence]:
+        """Draws a token for each; those that end with it."""
+        device = logits.device
+        heats = torch.tensor([s.request.temperature for s in sequences], dtype=torch.float64)
+        numbers = torch.tensor([next(s.numbers) for s in sequences], dtype=torch.float64)
+        tokens, logps = draw(logits, heats.to(device), numbers.to(device))
+        drawn = zip(sequences, tokens.tolist(), logps.tolist(), strict=True)
+        return [sequence for sequence, token, logp in drawn if sequence.extend(token, logp)]
+
+    def _finished(self, sequence: _Sequence) -> Finished:
+        request = sequence.request
+        finish = Finish.stop if sequence.is_stopped else Finish.length
+        ids, logps = tuple(sequence.ids), tuple(sequence.logps)
+        return Finished(request.row, request.k, ids, logps, finish, self.engine.weights)
+
+
+def _as_group(request: Request) -> TokenGroup:
+    """A prompt, as packs have it: with a response of one token, which nobody reads."""
+    return TokenGroup(request.row, "", request.prompt_ids, (TokenResponse((0,)),))

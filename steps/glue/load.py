@@ -1,0 +1,210 @@
+"""What the steps that load rows have in common: sources as a config names them, read and told of.
+
+``load_preferences``, ``load_conversations`` and the like differ in the kind of row alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from itertools import chain
+from typing import Any
+
+from pipeline import File, HubDataset, Metrics, Output, TemperError
+from steps.data.formats.choice import FormatChoice, format_name
+from steps.data.load.config import LoadConfig
+from steps.data.load.loading import Load, Loaded, Part, Reading, load_rows, part_of
+from steps.data.load.shards import FileShard, Reader, Source, hub_source, is_empty, source_of
+from steps.data.rows.ledger import Tally
+from steps.data.rows.rows import EXTRA_KEYS
+from steps.shared.execution_detail import execution_detail
+from steps.sources import DataSource, Files, Mixed, MixturePart
+
+
+def write_splits(
+    out: Output, kind: type, train: DataSource, test: DataSource | None, config: LoadConfig
+) -> Metrics:
+    """Write the rows of ``train`` and ``test`` and the ledger, and count them.
+
+    Raises:
+        TemperError: a source has no valid row, or too few of them; a split comes out empty.
+    """
+    try:
+        load = Load(
+            kind,
+            _reading(train, config.format, kind),
+            None if test is None else _reading(test, config.format, kind),
+            config.test_fraction,
+            {"train": config.max_train, "test": config.max_test},
+            config.deduplicate,
+        )
+        loaded = load_rows(
+            load, out.path, out.scratch, lambda done, shown: out.progress(done, None, shown)
+        )
+        _check(load, loaded, config.max_dropped)
+    except (ValueError, FileNotFoundError) as error:
+        raise TemperError(str(error)) from error
+    return _metrics(load, loaded)
+
+
+def _reading(source: DataSource, choice: FormatChoice, kind: type) -> Reading:
+    if isinstance(source, Mixed):
+        parts = tuple(
+            part_of(_repeated(part), part.format, kind, part.weight, part.name)
+            for part in source.parts
+        )
+        if empty := [part.name for part in parts if is_empty(part.source)]:
+            raise TemperError(
+                f"data.mixture: {' and '.join(empty)} has no rows; name other files, or take it out"
+            )
+        return Reading(" + ".join(part.name for part in source.parts), parts, source.until)
+    part = part_of(_source(source), choice, kind)
+    return Reading(part.source.name, (part,))
+
+
+def _repeated(part: MixturePart) -> Source:
+    source = _source(part.source)
+    return replace(source, shards=source.shards * part.repeat)
+
+
+def _source(source: File | Files | HubDataset) -> Source:
+    if isinstance(source, HubDataset):
+        return hub_source(source.repo, source.revision, source.split)
+    if isinstance(source, File):
+        return source_of(source.url)
+    named = zip(source.files, source.names, strict=True)
+    shards = tuple(FileShard(file.url, name) for file, name in named)
+    return Source(f"{shards[0].name} and {len(shards) - 1} more files", shards)
+
+
+def _check(load: Load, loaded: Loaded, max_dropped: float) -> None:
+    """Refuse data that cannot be what was meant."""
+    for split, reading in load.readings():
+        tally = loaded.tallies[split]
+        if not tally.rows:
+            raise TemperError(f"{reading.name} has no rows")
+        if tally.unusable_rows == tally.rows:
+            raise TemperError(
+                f"{reading.name} has no valid row: all {tally.rows} were dropped: "
+                f"{tally.worst_reasons()}{_fields_of(reading)}"
+            )
+        tally.check(max_dropped, reading.name)
+    for split in ("train", "test"):
+        if not loaded.kept[split] and (split == "train" or load.test or load.test_fraction):
+            raise TemperError(_empty(split, load))
+
+
+_NO_COLUMNS = ("system", "turns", "pairs", "first")
+"""Fields of formats that name no column."""
+
+
+@execution_detail
+def _fields_of(reading: Reading) -> str:
+    """What the first row holds, beside what was read of it, for whoever has dropped every row."""
+    part = reading.parts[0]
+    first = Reader(part.source).next()
+    record = first[1][1] if first else None
+    if not isinstance(record, Mapping):
+        return ""
+    has = ", ".join(sorted(map(str, record))[:20]) or "none"
+    renamed = [
+        str(getattr(part.format, field.name))
+        for field in fields(part.format)
+        if field.name not in _NO_COLUMNS and getattr(part.format, field.name) != field.default
+    ]
+    named = [name for name in renamed if name not in record]
+    said = f"data.fields names {', '.join(named)}, and its rows" if named else "its rows"
+    return (
+        f"; {said} have the fields {has}: say which is which with data.format=NAME "
+        "'data.fields={FIELD: COLUMN}'"
+    )
+
+
+def _empty(split: str, load: Load) -> str:
+    if load.test is None:
+        return (
+            f"no row is left for {split} when test_fraction={load.test_fraction} of the prompts "
+            "is held out; change data.test_fraction, add rows, or name a file with data.test_path"
+        )
+    return f"every row of {split} equals one of train; name other rows, or deduplicate=false"
+
+
+def _metrics(load: Load, loaded: Loaded) -> dict[str, Any]:
+    every = Tally()
+    for tally in loaded.tallies.values():
+        every.merge(tally)
+    metrics = {
+        "rows": every.rows,
+        **{split: kept for split, kept in loaded.kept.items() if kept},
+        "formats": {split: _formats(reading.parts) for split, reading in load.readings()},
+        **_drawn(load, loaded),
+        **({"ignored_keys": loaded.ignored} if loaded.ignored else {}),
+        **every.metrics(),
+    }
+    told = (_unread(load, loaded), _leaked(loaded), _ignored(loaded), _scored(loaded))
+    if notices := [*metrics.get("notices", []), *chain(*told)]:
+        metrics["notices"] = notices
+    return metrics
+
+
+def _formats(parts: tuple[Part, ...]) -> str | dict[str, str]:
+    if len(parts) == 1:
+        return format_name(parts[0].format)
+    return {part.name: format_name(part.format) for part in parts}
+
+
+def _drawn(load: Load, loaded: Loaded) -> dict[str, Any]:
+    """Of mixtures, how many rows of each source were read, and are in them."""
+    drawn = {
+        split: dict(zip([part.name for part in reading.parts], loaded.drawn[split], strict=True))
+        for split, reading in load.readings()
+        if len(reading.parts) > 1
+    }
+    kept = {split: counts for split, counts in loaded.kept_of.items() if counts}
+    return {"drawn": drawn, "kept_of": kept} if drawn else {}
+
+
+def _ignored(loaded: Loaded) -> Iterator[str]:
+    """What rows hold that nothing reads."""
+    said = {key: f"{key} ({rows} rows)" for key, rows in loaded.ignored.items()}
+    if keys := [what for key, what in said.items() if "[]." in key]:
+        yield f"keys of messages that are not read: {', '.join(keys)}; read are {_EXTRA}"
+    if columns := [what for key, what in said.items() if "[]." not in key]:
+        yield (
+            f"columns that look as if they mattered are not read: {', '.join(columns)}; name them "
+            "in data.fields if they do"
+        )
+
+
+_EXTRA = ", ".join(EXTRA_KEYS)
+
+
+def _scored(loaded: Loaded) -> Iterator[str]:
+    """Pairs that contradict themselves."""
+    if loaded.scored_lower:
+        yield (
+            f"{loaded.scored_lower} of {sum(loaded.kept.values())} pairs score the rejected side "
+            "higher than the chosen one; they are kept as they are: check which field is which"
+        )
+
+
+def _leaked(loaded: Loaded) -> Iterator[str]:
+    """What is both trained and tested on."""
+    if loaded.trained_on:
+        yield (
+            f"{loaded.trained_on} of the {loaded.kept['test']} test rows have a prompt that train "
+            "has too: what is measured on them was learned; deduplicate=true leaves out those "
+            "whose responses are equal as well"
+        )
+
+
+def _unread(load: Load, loaded: Loaded) -> Iterator[str]:
+    """Which source ended a mixture early, and how far the others were read."""
+    for split, reading in load.readings():
+        if (index := loaded.ended_by[split]) is None:
+            continue
+        counts = zip(reading.parts, loaded.drawn[split], strict=True)
+        others = [f"{n} of {part.name}" for i, (part, n) in enumerate(counts) if i != index]
+        yield (
+            f"the mixture of {split} ended when {reading.parts[index].name} had no more rows "
+            f"(number {loaded.drawn[split][index] + 1} was due); rows read until then: "
+            f"{', '.join(others)}, the rest of which are not in it"
+        )

@@ -1,0 +1,207 @@
+"""What a decoder is built from: the facts of a Hugging Face config that bear on its numbers.
+
+    config.json → Architecture (sizes, scales, one window and one rotation for each layer)
+
+The families differ in little, and most of that is told by which weights there are: biases, norms of
+queries and keys, norms after a block as well as before it (see `decoder`). The rest is here. A
+family that is not in `FAMILIES` is refused by its name, as is a setting that the decoder lacks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+_GEMMAS = ("gemma", "gemma2", "gemma3_text")
+_ALL_LAYERS_SLIDE = ("mistral", "phi3")
+_SOME_LAYERS_SLIDE = ("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text")
+
+FAMILIES = ("llama", *_ALL_LAYERS_SLIDE, "qwen2", "qwen3", "smollm3", *_GEMMAS)
+"""The `model_type`s that the decoder computes. SmolLM and SmolLM2 are `llama`."""
+
+NO_WINDOW = 2**30
+_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How a kind of layer turns queries and keys by their position (Su et al. 2021, RoPE).
+
+    frequencies: radians a position, one for each two channels; all 0 for a layer without positions.
+    scale: what cosines and sines are multiplied by (YaRN).
+    limit: the longest sequence for which the frequencies hold, where that depends on its length.
+    """
+
+    frequencies: tuple[float, ...]
+    scale: float = 1.0
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder without its weights.
+
+    norm_offset: what is added to the weight of a norm (Gemma stores how far it is from 1).
+    embedding_scale: what embeddings are multiplied by.
+    attention_scale, attention_cap: scores are multiplied by the one, then squashed by the other.
+    logits_cap: as `attention_cap`, of the logits.
+    windows: of each layer, how many tokens a token sees, itself included.
+    rotation_of: of each layer, which of `rotations`.
+    padding: the token whose embedding gets no gradient from being read, as in torch.
+    """
+
+    family: str
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_size: int
+    norm_epsilon: float
+    norm_offset: float
+    activation: str
+    embedding_scale: float
+    attention_scale: float
+    attention_cap: float | None
+    logits_cap: float | None
+    windows: tuple[int, ...]
+    rotations: tuple[Rotation, ...]
+    rotation_of: tuple[int, ...]
+    padding: int | None
+    tied: bool
+    longest: int
+
+    def require_length(self, row: str, tokens: int) -> None:
+        """Raises ValueError naming the row whose sequence has so many `tokens`, if a rotation of
+        that length would be another one for every position."""
+        limits = [rotation.limit for rotation in self.rotations if rotation.limit is not None]
+        if limits and tokens > min(limits):
+            raise ValueError(
+                f"row {row!r} has {tokens} tokens to read; beyond {min(limits)} {self.family} "
+                "turns every position by other angles, which backend=jax does not do; tokenise "
+                f"with max_length={min(limits)}, or use torch (backend=null)"
+            )
+
+
+def read_architecture(folder: Path) -> Architecture:
+    """The architecture of a model folder; raises ValueError for one that the decoder lacks."""
+    if not (folder / "config.json").is_file():
+        fault = "has no config.json" if folder.is_dir() else "does not exist"
+        raise FileNotFoundError(f"model folder {folder} {fault}; import the model into it first")
+    return architecture_of(AutoConfig.from_pretrained(folder))
+
+
+def architecture_of(config: PreTrainedConfig) -> Architecture:
+    """As `read_architecture`, of a config."""
+    c: Any = config
+    family = c.model_type
+    if family not in FAMILIES:
+        raise ValueError(
+            f"backend=jax cannot run the family {family!r}, only {', '.join(sorted(FAMILIES))}; "
+            "use torch (backend=null)"
+        )
+    activation = getattr(c, "hidden_activation", None) or c.hidden_act
+    _require(activation in _ACTIVATIONS, f"the activation {activation!r}", family)
+    _require(not getattr(c, "use_bidirectional_attention", None), "bidirectional attention", family)
+    head_size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    rotations, rotation_of = _rotations(c, head_size)
+    is_gemma = family in _GEMMAS
+    scalar = getattr(c, "query_pre_attn_scalar", None)
+    return Architecture(
+        family=family,
+        vocabulary=c.vocab_size,
+        hidden=c.hidden_size,
+        layers=c.num_hidden_layers,
+        heads=c.num_attention_heads,
+        key_heads=c.num_key_value_heads,
+        head_size=head_size,
+        norm_epsilon=c.rms_norm_eps,
+        norm_offset=1.0 if is_gemma else 0.0,
+        activation=activation,
+        embedding_scale=c.hidden_size**0.5 if is_gemma else 1.0,
+        attention_scale=(head_size if scalar is None else scalar) ** -0.5,
+        attention_cap=c.attn_logit_softcapping if family == "gemma2" else None,
+        logits_cap=getattr(c, "final_logit_softcapping", None),
+        windows=_windows(c),
+        rotations=rotations,
+        rotation_of=rotation_of,
+        padding=c.pad_token_id,
+        tied=bool(c.tie_word_embeddings),
+        longest=c.max_position_embeddings,
+    )
+
+
+def dropout_of(folder: Path) -> dict[str, float]:
+    """The dropouts that a model's config asks for, by their names, those of 0 left out."""
+    config = AutoConfig.from_pretrained(folder)
+    names = ("attention_dropout", "resid_pdrop", "embd_pdrop")
+    found = {name: getattr(config, name, None) or 0.0 for name in names}
+    return {name: share for name, share in found.items() if share}
+
+
+def angle_tables(architecture: Architecture, positions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines of every position below `positions`, float32 [rotations, positions,
+    rotated channels].
+
+    By torch, as transformers has them: another library's cosine differs in the last bit.
+    """
+    frequencies = torch.tensor([r.frequencies for r in architecture.rotations])
+    scales = torch.tensor([r.scale for r in architecture.rotations])[:, None, None]
+    angles = torch.arange(positions).float()[None, :, None] * frequencies[:, None, :]
+    angles = torch.cat([angles, angles], dim=-1)
+    return (angles.cos() * scales).numpy(), (angles.sin() * scales).numpy()
+
+
+def _windows(c: Any) -> tuple[int, ...]:
+    window = getattr(c, "sliding_window", None)
+    slides = [False] * c.num_hidden_layers
+    if window is not None and c.model_type in _ALL_LAYERS_SLIDE:
+        slides = [True] * c.num_hidden_layers
+    elif window is not None and c.model_type in _SOME_LAYERS_SLIDE:
+        wanted = c.model_type != "smollm3" or c.use_sliding_window
+        slides = [wanted and kind == "sliding_attention" for kind in c.layer_types]
+    return tuple(window if slide and window else NO_WINDOW for slide in slides)
+
+
+def _rotations(c: Any, head_size: int) -> tuple[tuple[Rotation, ...], tuple[int, ...]]:
+    """The kinds of rotation, and which of them each layer has."""
+    settings = c.rope_parameters
+    if "rope_theta" in settings:
+        rotations = [_rotation(c, settings, head_size, {})]
+        has = getattr(c, "no_rope_layers", None) or [1] * c.num_hidden_layers
+        if not all(has):
+            rotations.append(Rotation((0.0,) * len(rotations[0].frequencies)))
+        return tuple(rotations), tuple(0 if rotates else 1 for rotates in has)
+    kinds = sorted(set(c.layer_types))
+    rotations = [_rotation(c, settings[k], head_size, {"layer_type": k}) for k in kinds]
+    return tuple(rotations), tuple(kinds.index(kind) for kind in c.layer_types)
+
+
+def _rotation(
+    c: Any, settings: Mapping[str, Any], head_size: int, kind: Mapping[str, str]
+) -> Rotation:
+    """Scaled rotations (linear, Llama 3, YaRN, …) as transformers defines them."""
+    name = settings.get("rope_type", "default")
+    if name == "default":
+        share = settings.get("partial_rotary_factor", 1.0) if c.model_type == "phi3" else 1.0
+        channels = torch.arange(0, int(head_size * share), 2, dtype=torch.float)
+        frequencies = 1.0 / (settings["rope_theta"] ** (channels / int(head_size * share)))
+        return Rotation(tuple(frequencies.tolist()))
+    _require(name in ROPE_INIT_FUNCTIONS, f"the rotation {name!r}", c.model_type)
+    frequencies, scale = ROPE_INIT_FUNCTIONS[name](c, torch.device("cpu"), **kind)
+    limit = None
+    if name in ("dynamic", "longrope"):
+        limit = settings.get("original_max_position_embeddings") or c.max_position_embeddings
+    return Rotation(tuple(frequencies.tolist()), float(scale), limit)
+
+
+def _require(holds: bool, what: str, family: str) -> None:
+    if not holds:
+        raise ValueError(
+            f"backend=jax lacks {what} of this {family} model; use torch (backend=null)"
+        )

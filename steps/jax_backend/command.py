@@ -1,0 +1,83 @@
+"""``temper fit``: does a step fit a TPU slice? Asked before money is spent, with no TPU at hand."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steps.models.config import ActivationCheckpointing, Dtype
+
+if TYPE_CHECKING:
+    from steps.jax_backend.fit import Fit
+
+GIB = 2**30
+
+
+class FittedStep(StrEnum):
+    """The steps whose programs are known here."""
+
+    train_dpo = "train_dpo"
+    train_reference_free = "train_reference_free"
+    train_kto = "train_kto"
+    train_sft = "train_sft"
+    reference_logprobs = "reference_logprobs"
+
+
+def fit(
+    step: Annotated[FittedStep, typer.Argument(help="What is to run there.")],
+    on: Annotated[str, typer.Option(help="A TPU topology, such as v5e:2x4 or v5p:2x2x2.")],
+    model: Annotated[Path, typer.Option(help="A model folder, or its config.json alone.")],
+    tokens_per_forward: Annotated[int, typer.Option(help="Of one pack, on one chip.")] = 2048,
+    scored: Annotated[int | None, typer.Option(help="How many of them count; half.")] = None,
+    dtype: Dtype = Dtype.bfloat16,
+    activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.full,
+    slices: Annotated[int, typer.Option(help="How many such slices share the work.")] = 1,
+) -> None:
+    """Compile a step for TPUs that are not there; say what memory it takes and whether it fits.
+
+    This proves that the step compiles, is spread over the chips and fits. It says nothing of its
+    speed, nor of numbers on the chips.
+    """
+    from steps.jax_backend.fit import Step, compile_step
+    from steps.jax_backend.rounds import filled_size
+
+    tokens = filled_size(tokens_per_forward, tokens_per_forward)
+    counted = filled_size(scored or tokens // 2, tokens)
+    trains = step is not FittedStep.reference_logprobs
+    wanted = Step(tokens, counted, dtype, trains, recomputed=activation_checkpointing)
+    try:
+        found = compile_step(model, on, wanted, slices)
+    except (ValueError, FileNotFoundError) as error:
+        raise typer.BadParameter(str(error)) from error
+    typer.echo(report(found, wanted.tokens, wanted.scored))
+    if found.fits is False:
+        raise typer.Exit(1)
+
+
+def report(found: "Fit", tokens: int, scored: int) -> str:
+    """What a person reads of it."""
+    lines = [
+        f"{found.topology}: {found.chips} chips, {found.parameters / 1e9:.3f} B parameters, a pack "
+        f"of {tokens} tokens ({scored} scored) a chip",
+        f"{'program':<10}{'arguments':>12}{'results':>10}{'working':>10}{'beside it':>11}"
+        f"{'in all':>10}  GiB a chip; collectives in its text; CPU s to compile",
+    ]
+    for p in found.programs:
+        given = p.outputs - p.aliased
+        sizes = (p.arguments, given, p.temporaries, found.beside(p), p.peak + found.beside(p))
+        row = "".join(
+            f"{size / GIB:>{width}.2f}"
+            for size, width in zip(sizes, (12, 10, 10, 11, 10), strict=True)
+        )
+        said = ", ".join(f"{n} {name}" for name, n in sorted(p.collectives.items())) or "none"
+        lines.append(f"{p.name:<10}{row}  {said}; {p.seconds:.0f}")
+    lines.append(f"a step of {found.chips} packs takes {found.flops / 1e12:.1f} TFLOP")
+    limit = "of a memory that is not known here"
+    if found.limit is not None:
+        limit = f"of {found.limit / GIB:.0f}: {'it fits' if found.fits else 'it does not fit'}"
+    return "\n".join([*lines, f"at most {found.peak / GIB:.2f} GiB a chip {limit}"])
+
+
+if __name__ == "__main__":
+    typer.run(fit)

@@ -1,0 +1,61 @@
+"""The JAX backend as a value in a config: importable without JAX and torch."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from steps.losses.base import PreferenceLoss
+from steps.losses.dpo import Dpo
+from steps.models.config import Dtype
+from steps.scoring.config import ReferenceConfig, ScoringBackend
+from steps.shared.checks import require_count, set_choice
+from steps.shared.execution_detail import detail_field
+
+if TYPE_CHECKING:
+    from steps.models.ranks import Ranks
+    from steps.scoring.reference import OpenModel
+
+
+@dataclass  # not frozen: OmegaConf could not put one where there was none
+class JaxScoring(ScoringBackend):
+    """Our decoder in JAX, for processors and TPUs.
+
+    Args:
+        devices: how many of the process's devices share the work; null is all of them. More than
+            one processor is simulated.
+        check: the first examples are compared with transformers' own model before the rest is
+            computed. That loads the model once more, on the host.
+    """
+
+    name: ClassVar[str] = "jax"
+    needs_packages: ClassVar[tuple[str, ...]] = ("jax",)
+
+    devices: int | None = detail_field(None)
+    check: bool = detail_field(True)
+
+    def __post_init__(self) -> None:
+        require_count(self, "devices", or_null=True)
+
+    def open_model(self, folder: Path, config: ReferenceConfig, ranks: "Ranks") -> "OpenModel":
+        from steps.jax_backend.jax_scorer import JaxModel
+
+        return JaxModel(folder, config, ranks, self.devices, self.check)
+
+
+@dataclass(frozen=True)
+class InfluenceConfig:
+    """How the influence of rows is found; `devices` and `check` as in `JaxScoring`.
+
+    loss: whose gradient it is. One that compares with a reference compares with the model itself.
+    """
+
+    loss: PreferenceLoss = field(default_factory=Dpo)
+    dtype: Dtype = Dtype.float32
+    tokens_per_forward: int = 1024
+    devices: int | None = detail_field(None)
+    check: bool = detail_field(True)
+
+    def __post_init__(self) -> None:
+        set_choice(self, "dtype", Dtype)
+        require_count(self, "tokens_per_forward")
+        require_count(self, "devices", or_null=True)

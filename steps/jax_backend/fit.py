@@ -1,0 +1,252 @@
+"""Whether a training step fits a TPU slice that is not there: its programs, compiled for it.
+
+libtpu compiles for a topology by its name ("v5e:2x4") on any machine. What comes out is what a run
+would execute: forward, backward and update of `jax_trainer`, one pack a chip, weights shared among
+all chips. The compiler says how much memory each program takes on a chip, and how often chips
+exchange data. That proves that the step lowers, partitions and fits; it says nothing of speed, nor
+of numbers on the device. FLOPs are counted here: the compiler counts the body of a loop once.
+"""
+
+import os
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from steps.jax_backend.adamw import clipped, updated
+from steps.jax_backend.architecture import Architecture, read_architecture
+from steps.jax_backend.decoder import PackArrays, token_logps
+from steps.jax_backend.devices import Devices, accurate
+from steps.jax_backend.jax_scorer import NUMPY_DTYPES
+from steps.jax_backend.jax_trainer import forward_and_backward
+from steps.jax_backend.stacked import expected_shapes, shape_tree
+from steps.models.config import ActivationCheckpointing, Dtype
+from steps.training.config import OptimizerConfig
+
+GIB = 2**30
+CHIPS = {  # bytes of memory a chip, from Google Cloud's pages of each generation
+    "v4": 32 * GIB,
+    "v5e": 16 * GIB,
+    "v5p": 95 * GIB,
+    "v6e": 32 * GIB,
+}
+_COLLECTIVES = re.compile(
+    r"= [^=]*? (all-gather|all-reduce|reduce-scatter|collective-permute|all-to-all)(?:-start)?\("
+)
+_WITHOUT_A_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "JAX_PLATFORMS": "cpu",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is compiled: a step of training, or with `trains` false of scoring.
+
+    tokens: of a forward on one chip; scored: how many of them count.
+    """
+
+    tokens: int
+    scored: int
+    dtype: Dtype = Dtype.bfloat16
+    trains: bool = True
+    master_weights: bool = True
+    recomputed: ActivationCheckpointing = ActivationCheckpointing.full
+
+
+@dataclass(frozen=True)
+class Program:
+    """One compiled program, its memory in bytes on a chip, and its collectives by name."""
+
+    name: str
+    arguments: int
+    outputs: int
+    temporaries: int
+    aliased: int
+    collectives: dict[str, int]
+    seconds: float
+
+    @property
+    def peak(self) -> int:
+        """Arguments, what comes out beside them, and what is needed in between."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What came of compiling a step for a topology.
+
+    limit: bytes of a chip; None for a generation that is not in `CHIPS`.
+    flops: of a step with one pack on every chip, all of whose tokens see half of the others.
+    """
+
+    topology: str
+    chips: int
+    parameters: int
+    programs: tuple[Program, ...]
+    limit: int | None
+    flops: float
+
+    @property
+    def peak(self) -> int:
+        """The most that a program needs on a chip, with what is kept for the others beside it."""
+        return max(program.peak + self.beside(program) for program in self.programs)
+
+    def beside(self, program: Program) -> int:
+        """What lies on a chip while a program runs that does not use it: the optimiser's state, of
+        which the update's arguments tell the size, and the gradient gathered so far."""
+        if program.name not in ("forward", "backward") or len(self.programs) == 1:
+            return 0
+        state = self.programs[-1].arguments
+        weights = state // 4  # weights, two moments and a gradient are of one size
+        return state - weights * (1 if program.name == "forward" else 2)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether that is less than a chip has; None where nobody knows."""
+        return None if self.limit is None else self.peak < self.limit
+
+
+def compile_step(config: Path, topology: str, step: Step, slices: int = 1) -> Fit:
+    """Compiles `step` of the model whose config.json is in (or is) `config` for a topology.
+
+    Needs the extra ``temper-ml[tpu]`` and no TPU. Raises ValueError for a topology that libtpu does
+    not know.
+    """
+    for name, value in _WITHOUT_A_TPU.items():
+        os.environ.setdefault(name, value)
+    architecture, shapes = _described(config)
+    devices = Devices(_mesh(topology, slices))
+    programs = tuple(_programs(architecture, shapes, devices, step))
+    generation = topology.partition(":")[0]
+    return Fit(
+        topology if slices == 1 else f"{slices} × {topology}",
+        devices.count,
+        sum(int(np.prod(shape)) for shape in shapes.values()),
+        programs,
+        CHIPS.get(generation),
+        _flops(architecture, shapes, step) * devices.count,
+    )
+
+
+def _described(config: Path) -> tuple[Architecture, dict[str, tuple[int, ...]]]:
+    folder = config.parent if config.is_file() else config
+    return read_architecture(folder), expected_shapes(folder)
+
+
+def _mesh(topology: str, slices: int) -> Mesh:
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}
+    if slices > 1:
+        options["num_slices"] = slices
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
+    except Exception as error:
+        raise ValueError(
+            f"no TPU topology {topology!r} ({str(error).splitlines()[0]}); names are like v5e:2x4, "
+            "v5p:2x2x2 or v6e:4x4, and the extra temper-ml[tpu] must be installed"
+        ) from error
+    return topologies.make_mesh(found, (len(found.devices),), ("fsdp",))
+
+
+def _programs(
+    a: Architecture, shapes: dict[str, tuple[int, ...]], devices: Devices, step: Step
+) -> Any:
+    """The programs of a step, each compiled before the next is begun."""
+    dtype = NUMPY_DTYPES[step.dtype]
+    held = accurate(dtype) if step.trains and step.master_weights else dtype
+    tree = shape_tree(a, shapes)
+    weights = jax.tree.map(
+        lambda shape, spread: jax.ShapeDtypeStruct(shape, held, sharding=spread),
+        tree,
+        devices.weights(tree),
+        is_leaf=lambda leaf: isinstance(leaf, tuple),
+    )
+    pack = _pack(a, devices, step)
+    logps_of = partial(token_logps, a, dtype=dtype, shard=devices.spread)
+    with jax.sharding.use_abstract_mesh(devices.mesh.abstract_mesh):
+        if not step.trains:
+            yield _compiled("score", jax.jit(logps_of), weights, pack)[0]
+            return
+        forward, backward = forward_and_backward(
+            partial(logps_of, recomputed=str(step.recomputed)), devices
+        )
+        program, (logps, pull) = _compiled("forward", forward, weights, pack)
+        yield program
+        program, _ = _compiled("backward", backward, weights, weights, pack, pull, logps)
+        yield program
+        config = OptimizerConfig(weight_decay=0.1)
+
+        def update(weights: Any, moments: Any, gradient: Any) -> Any:
+            gradient, norm = clipped(gradient, config.max_grad_norm)
+            return *updated(weights, moments, gradient, (0.9, 1e-3, 0.9), config), norm
+
+        jitted = jax.jit(update, donate_argnums=(0, 1))
+        yield _compiled("update", jitted, weights, (weights, weights), weights)[0]
+
+
+def _pack(a: Architecture, devices: Devices, step: Step) -> PackArrays:
+    chips, channels = devices.count, 2 * len(a.rotations[0].frequencies)
+
+    def of(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=devices.of_packs())
+
+    rows, scored = of(chips, step.tokens), of(chips, step.scored)
+    angles = jax.ShapeDtypeStruct(
+        (len(a.rotations), chips, step.tokens, channels),
+        jnp.float32,
+        sharding=devices.of_packs(axis=1),
+    )
+    arrays: Any = (rows, rows, rows, rows, rows, angles, angles, scored, scored)
+    return PackArrays(*arrays, reach=step.tokens)
+
+
+def _compiled(name: str, function: Any, *arguments: Any) -> tuple[Program, Any]:
+    """A program, and the shapes and places of what it gives."""
+    started = time.process_time()
+    traced = function.trace(*arguments)
+    compiled = traced.lower(lowering_platforms=("tpu",)).compile()
+    memory = compiled.memory_analysis()  # before its text, which some versions cannot write
+    seconds = time.process_time() - started
+    program = Program(
+        name,
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.alias_size_in_bytes,
+        dict(Counter(_COLLECTIVES.findall(compiled.as_text()))),
+        seconds,
+    )
+    given = jax.tree.map(
+        lambda leaf, spread: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=spread),
+        jax.eval_shape(function, *arguments),
+        jax.tree.unflatten(
+            jax.tree.structure(jax.eval_shape(function, *arguments)),
+            jax.tree.leaves(compiled.output_shardings),
+        ),
+    )
+    return program, given
+
+
+def _flops(a: Architecture, shapes: dict[str, tuple[int, ...]], step: Step) -> float:
+    """Of a pack: 2 for each weight and token, of the head for each scored one, and 4 for each
+    channel and pair of tokens that see each other; three times that with a backward. What is
+    recomputed is not counted."""
+    outside = {"model.embed_tokens.weight", "lm_head.weight"}
+    body = sum(int(np.prod(shape)) for name, shape in shapes.items() if name not in outside)
+    pairs = sum(min(t + 1, w) for w in a.windows for t in range(step.tokens))
+    forward = 2 * body * step.tokens + 2 * a.vocabulary * a.hidden * step.scored
+    forward += 4 * a.heads * a.head_size * pairs
+    return float(forward * (3 if step.trains else 1))

@@ -1,0 +1,110 @@
+"""Which training rows pull a model towards held-out rows, and which away from them.
+
+A gradient step on row z at rate η changes the loss of held-out rows by −η ∇ℓ(z) · ∇L to first order
+(TracIn at one checkpoint: Pruthi et al. 2020, https://arxiv.org/abs/2002.08484). That product is
+the derivative of ℓ(z) along the direction ∇L, so no gradient of a row is ever formed, and nothing
+has to be projected: with v = ∇L, once for all rows,
+
+    ∇ℓ(z) · v  =  Σ over scored tokens s of  dℓ/d logp_s · (d/dε logp_s(w + ε v) at ε = 0)
+
+where the second factor of all rows of a pack comes out of one forward-mode pass (`jax.jvp`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steps.jax_backend.architecture import read_architecture
+from steps.jax_backend.config import InfluenceConfig
+from steps.jax_backend.jax_scorer import JaxScorer, make_ready, of_packs
+from steps.jax_backend.jax_trainer import JaxTrainer
+from steps.jax_backend.rounds import RoundsBatch
+from steps.jax_backend.stacked import Tree
+from steps.losses.base import PreferenceLoss, ReferenceLoss
+from steps.models.workplace import OnProgress, ignore_progress
+from steps.scoring.examples import TokenGroup, read_pairs
+from steps.scoring.logps import loss_gradients
+from steps.training.config import OptimizerConfig
+from steps.training.objectives import Objective, preference_objective
+
+_ROWS_AT_A_TIME = 256
+
+
+def score_rows(
+    folder: Path,
+    rows: Sequence[TokenGroup],
+    held_out: Sequence[TokenGroup],
+    config: InfluenceConfig,
+    on_progress: OnProgress = ignore_progress,
+) -> Tensor:
+    """The influence of each pair of `rows` on the mean loss of `held_out`, by the weights of a
+    model folder: float64 [n], positive where a step on the row lowers that loss.
+
+    A loss that compares with a reference compares with the model itself: the start of training.
+    """
+    scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, config.devices)
+    trainer = JaxTrainer(scorer, OptimizerConfig())
+    make_ready(scorer, folder, config.dtype, [*rows, *held_out], config.check)
+    try:
+        direction = gradient_of(trainer, _objective(trainer, held_out, config.loss))
+        parts = []
+        for start in range(0, len(rows), _ROWS_AT_A_TIME):
+            some = rows[start : start + _ROWS_AT_A_TIME]
+            parts.append(along(trainer, direction, _objective(trainer, some, config.loss)))
+            on_progress(start + len(some), len(rows), {})
+        return torch.cat(parts)
+    finally:
+        trainer.close()
+
+
+def read_rows_of(folder: Path, records: Iterable[Mapping[str, Any]]) -> list[TokenGroup]:
+    """Pairs of token ids that the model of a folder can read."""
+    return read_pairs(records, read_architecture(folder).vocabulary)
+
+
+def gradient_of(trainer: JaxTrainer, objective: Objective) -> Tree:
+    """The gradient of the mean loss of all of an objective's examples."""
+    everything = range(len(objective.groups))
+    batch = trainer.prepare(objective.groups)
+    trainer.forward_backward(batch, objective.batch_loss(everything, None)).result()
+    return trainer.take_gradient()
+
+
+def along(trainer: JaxTrainer, direction: Tree, objective: Objective) -> Tensor:
+    """The derivative of each example's loss along a direction, float64 [n]."""
+    batch = trainer.prepare(objective.groups)
+    assert isinstance(batch, RoundsBatch)
+    loss = objective.batch_loss(range(len(objective.groups)), None)
+    found = torch.zeros(len(objective.groups), dtype=torch.float64)
+    for one in batch.rounds:
+        arrays = trainer.scorer.on_devices(one.arrays)
+        values = trainer.scorer.derivative(direction, arrays)
+        logps, moved = (of_packs(np.asarray(value), one, batch.packs) for value in values)
+        for number, per_token, change in zip(one.numbers, logps, moved, strict=True):
+            pack, members = batch.packs[number], batch.members[number]
+            _, of_logps = loss_gradients(
+                per_token,
+                pack,
+                lambda sums, groups, members=members: loss(sums, members[groups]),
+                slice(0, len(pack.groups)),
+            )
+            products = (of_logps * change.double()).split(
+                [group.scored_stop - group.scored_start for group in pack.groups]
+            )
+            found[members] = torch.stack([product.sum() for product in products])
+    return found * len(objective.groups)  # a batch's loss is a mean
+
+
+def _objective(
+    trainer: JaxTrainer, groups: Sequence[TokenGroup], loss: PreferenceLoss
+) -> Objective:
+    alike = [replace(group, weight=1.0) for group in groups]
+    if not isinstance(loss, ReferenceLoss):
+        return preference_objective(alike, loss)
+    own = trainer.logps(trainer.prepare(alike)).result().sequences
+    return preference_objective(alike, loss, own.view(len(alike), -1))

@@ -1,0 +1,195 @@
+"""Scoring in JAX: a `Scorer` whose model is our decoder, on the devices of this process."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import torch
+import transformers
+from jax import Array
+from torch import Tensor
+
+from steps.jax_backend.architecture import read_architecture
+from steps.jax_backend.decoder import PackArrays, token_logps
+from steps.jax_backend.devices import open_devices
+from steps.jax_backend.rounds import Round, Rounds, RoundsBatch
+from steps.jax_backend.stacked import Tree, read_weights
+from steps.models.config import Dtype
+from steps.models.folders import load_model
+from steps.models.queue import SerialQueue
+from steps.models.ranks import Ranks
+from steps.scoring import parity
+from steps.scoring.config import Attention, ReferenceConfig
+from steps.scoring.examples import TokenGroup, longest
+from steps.scoring.logps import sequence_logps
+from steps.scoring.packing import Pack, make_pack, plan_packs
+from steps.scoring.reference import Reference, show_packing
+from steps.scoring.scored_by import ScoredBy
+from steps.scoring.scorer import Batch, Logps, Scorer, as_tensors, scored_in_batch_order
+
+NUMPY_DTYPES = {
+    Dtype.float32: np.dtype(np.float32),
+    Dtype.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    Dtype.float64: np.dtype(np.float64),
+}
+
+
+class JaxScorer(Scorer):
+    """Scores with the decoder and the weights of a folder.
+
+    host_weights: these, until a trainer takes them over.
+    weights: gives the tree that is scored with, on its devices.
+    """
+
+    def __init__(
+        self, folder: Path, dtype: Dtype, tokens_per_forward: int, devices: int | None
+    ) -> None:
+        self.architecture = read_architecture(folder)
+        self.compute_dtype = NUMPY_DTYPES[dtype]
+        self.devices = open_devices(devices, self.compute_dtype)
+        self.host_weights = read_weights(folder, self.compute_dtype)
+        self.weights: Callable[[], Tree] = cache(
+            lambda: self.devices.put_weights(self.host_weights)
+        )
+        self.dtype = getattr(torch, dtype)
+        self.tokens_per_forward = tokens_per_forward
+        self.queue = SerialQueue("engine")
+        self._rounds = Rounds(self.architecture, tokens_per_forward, self.devices.count)
+        self.logps_of = partial(
+            token_logps,
+            self.architecture,
+            dtype=self.compute_dtype,
+            shard=self.devices.spread,
+        )
+        self._score = jax.jit(self.logps_of)
+        self._derivative = jax.jit(
+            lambda w, v, arrays: jax.jvp(lambda w: self.logps_of(w, arrays), (w,), (v,))
+        )
+
+    def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
+        plan = plan_packs([group.packed_tokens for group in groups], self.tokens_per_forward)
+        packs = tuple(make_pack([groups[i] for i in members]) for members in plan)
+        rounds = self._rounds.of(packs)
+        return RoundsBatch(tuple(groups), packs, as_tensors(plan), noise, rounds)
+
+    def logps(self, batch: Batch) -> Future[Logps]:
+        return self.queue.submit(lambda: self._logps(batch))
+
+    def derivative(self, direction: Tree, arrays: PackArrays) -> tuple[Array, Array]:
+        """Logps [B, S] of a round, and their derivatives along a direction of the weights."""
+        return self._derivative(self.weights(), direction, arrays)
+
+    def on_devices(self, arrays: PackArrays) -> PackArrays:
+        """A round's arrays, each pack on its device."""
+        put = partial(jax.device_put, device=self.devices.of_packs())
+        put_angles = partial(jax.device_put, device=self.devices.of_packs(axis=1))
+        cos, sin = put_angles(arrays.cos), put_angles(arrays.sin)
+        return replace(jax.tree.map(put, replace(arrays, cos=None, sin=None)), cos=cos, sin=sin)
+
+    def _logps(self, batch: Batch) -> Logps:
+        assert isinstance(batch, RoundsBatch)
+        waiting = [
+            (r, self._score(self.weights(), self.on_devices(r.arrays))) for r in batch.rounds
+        ]
+        tokens = [
+            per_token
+            for one, logps in waiting
+            for per_token in of_packs(np.asarray(logps), one, batch.packs)
+        ]
+        sequences = [sequence_logps(t, pack) for t, pack in zip(tokens, batch.packs, strict=True)]
+        places = torch.cat(batch.members).tolist()
+        return scored_in_batch_order(batch.groups, places, torch.cat(tokens), torch.cat(sequences))
+
+
+class JaxModel:
+    """A folder opened for scoring; `check`: see `JaxScoring`."""
+
+    def __init__(
+        self, folder: Path, config: ReferenceConfig, ranks: Ranks, devices: int | None, check: bool
+    ) -> None:
+        require_one_process(ranks, config.attention)
+        self._folder, self._config, self._check = folder, config, check
+        self.scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, devices)
+        self.vocabulary = self.scorer.architecture.vocabulary
+
+    def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
+        return make_ready(self.scorer, self._folder, self._config.dtype, groups, self._check)
+
+
+def make_ready(
+    scorer: JaxScorer,
+    folder: Path,
+    dtype: Dtype,
+    groups: Sequence[TokenGroup],
+    check: bool,
+    shown_by: Sequence[Reference] = (),
+) -> tuple[ScoredBy, list[str]]:
+    """How `scorer` is going to compute `groups`, and notices; raises ValueError if what it computes
+    is not what transformers' model of the folder does.
+
+    Args:
+        shown_by: references that were computed this way need no second comparison.
+    """
+    scorer.architecture.require_length(*longest(groups))
+    scored_by = ScoredBy(
+        dtype,
+        Attention.packed,
+        scorer.devices.kind,
+        scorer.tokens_per_forward,
+        torch.__version__,
+        transformers.__version__,
+        backend="jax",
+    )
+    is_known = show_packing(shown_by, folder, scored_by)
+    if check and not is_known:
+        check_parity(scorer, folder, dtype, groups)
+    row, tokens = longest(groups)
+    if tokens <= scorer.architecture.longest:
+        return scored_by, []
+    limit = scorer.architecture.longest
+    return scored_by, [f"row {row!r} has {tokens} tokens to read; the model is made for {limit}"]
+
+
+def check_parity(
+    scorer: JaxScorer, folder: Path, dtype: Dtype, groups: Sequence[TokenGroup]
+) -> None:
+    """Compares the longest and the shortest of `groups` with transformers' own model, on the host.
+
+    Raises ValueError if logps differ by more than rounding.
+    """
+    by_length = sorted(groups, key=lambda group: group.packed_tokens)
+    probe = [by_length[-1], by_length[0]]
+    actual = torch.cat(scorer.logps(scorer.prepare(probe)).result().tokens)
+    model = load_model(folder, dtype, on_host=True)
+    expected = parity.own_logps(model, make_pack(probe))
+    if fault := parity.logp_difference(actual, expected, model.dtype):
+        raise ValueError(
+            f"backend=jax does not compute what transformers' {type(model).__name__} does: "
+            f"{fault}; use torch (backend=null), and please report it"
+        )
+
+
+def require_one_process(ranks: Ranks, attention: Attention) -> None:
+    """Refuses what this backend does not do."""
+    if ranks.count > 1:
+        raise ValueError(
+            f"backend=jax runs as one process, not {ranks.count}: it shares the work among the "
+            "devices of that; ask for processes=1"
+        )
+    if attention is Attention.padded:
+        raise ValueError(
+            "backend=jax reads packs only; set attention=auto, or use torch (backend=null)"
+        )
+
+
+def of_packs(values: np.ndarray, one: Round, packs: Sequence[Pack]) -> list[Tensor]:
+    """What a round [B, S] has of each of its packs, fillers left out."""
+    return [
+        torch.from_numpy(values[place, : len(packs[number].targets)].copy())
+        for place, number in enumerate(one.numbers)
+    ]

@@ -1,0 +1,110 @@
+"""Packs as arrays of a few static shapes, as a compiled program wants them.
+
+A round has one pack for each device. Every size of T tokens or S scored tokens that occurred would
+be compiled anew, so both are filled up to a few sizes: quarters of what a forward may
+have. A filler token sees fillers alone; a filler scored token gets no gradient.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steps.jax_backend.architecture import Architecture, angle_tables
+from steps.jax_backend.decoder import PackArrays
+from steps.scoring.packing import Pack
+from steps.scoring.scorer import Batch
+
+_FEWEST = 32
+_ROUND_UP_POSITIONS = 1024
+
+
+@dataclass(frozen=True)
+class Round:
+    """Packs that go through the model at once. numbers: which of the batch's they are; what is
+    left of the round is filler."""
+
+    arrays: PackArrays
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RoundsBatch(Batch):
+    """A batch, laid out for rounds of forwards."""
+
+    rounds: tuple[Round, ...] = ()
+
+
+class Rounds:
+    """Lays out packs for `devices` devices, whose forwards have so many tokens."""
+
+    def __init__(self, architecture: Architecture, tokens_per_forward: int, devices: int) -> None:
+        self._architecture = architecture
+        self._budget = tokens_per_forward
+        self._devices = devices
+        self._cos, self._sin = angle_tables(architecture, _ROUND_UP_POSITIONS)
+
+    def of(self, packs: Sequence[Pack]) -> tuple[Round, ...]:
+        """The rounds of some packs, in their order."""
+        starts = range(0, len(packs), self._devices)
+        return tuple(
+            self._round(packs, range(s, min(s + self._devices, len(packs)))) for s in starts
+        )
+
+    def _round(self, packs: Sequence[Pack], numbers: range) -> Round:
+        chosen = [packs[number] for number in numbers]
+        tokens = filled_size(max(len(pack.input_ids) for pack in chosen), self._budget)
+        scored = filled_size(max(len(pack.targets) for pack in chosen), tokens)
+        rows = np.zeros((5, self._devices, tokens), np.int32)
+        heads = np.zeros((2, self._devices, scored), np.int32)
+        for place, pack in enumerate(chosen):
+            _fill(rows[:, place], heads[:, place], pack)
+        ids, positions, own, first, last = rows
+        cos, sin = self._angles(positions)
+        reach = _filled_reach(max(map(_reach, chosen)), tokens)
+        arrays: Any = (ids, positions, own, first, last, cos, sin, *heads)
+        return Round(PackArrays(*arrays, reach=reach), tuple(numbers))
+
+    def _angles(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        longest = int(positions.max()) + 1
+        if longest > self._cos.shape[1]:
+            more = -(-longest // _ROUND_UP_POSITIONS) * _ROUND_UP_POSITIONS
+            self._cos, self._sin = angle_tables(self._architecture, more)
+        return self._cos[:, positions], self._sin[:, positions]
+
+
+def filled_size(needed: int, budget: int) -> int:
+    """What `needed` rows are filled up to: a quarter of the budget, two of them, and so on."""
+    quarter = -(-budget // (4 * _FEWEST)) * _FEWEST
+    return max(1, -(-needed // quarter)) * quarter
+
+
+def _reach(pack: Pack) -> int:
+    """The most tokens from the first that a token sees to itself."""
+    return max(
+        s.stop - (s.prefix_start if s.prefix_start < s.prefix_stop else s.start)
+        for s in pack.segments
+    )
+
+
+def _filled_reach(needed: int, tokens: int) -> int:
+    """All tokens, or the least of a half, a quarter and so on of them that is enough."""
+    reach = tokens
+    while reach % 2 == 0 and reach // 2 >= max(needed, _FEWEST):
+        reach //= 2
+    return reach
+
+
+def _fill(rows: np.ndarray, heads: np.ndarray, pack: Pack) -> None:
+    """Writes a pack into its place: rows [5, T], heads [2, S]."""
+    tokens = len(pack.input_ids)
+    rows[0, :tokens], rows[1, :tokens] = pack.input_ids.numpy(), pack.position_ids.numpy()
+    for segment in pack.segments:
+        rows[2, segment.start : segment.stop] = segment.start
+        rows[3, segment.start : segment.stop] = segment.prefix_start
+        rows[4, segment.start : segment.stop] = segment.prefix_stop
+    for start in range(tokens, rows.shape[1], _FEWEST):  # no filler sees further than any token may
+        rows[2, start : start + _FEWEST] = start
+    heads[0, : len(pack.predictors)] = pack.predictors.numpy()
+    heads[1, : len(pack.targets)] = pack.targets.numpy()

@@ -1,0 +1,121 @@
+"""Weights of a Hugging Face folder as the decoder has them: those of the layers stacked.
+
+    model.layers.0.mlp.up_proj.weight [F, H]  ┐
+    model.layers.1.mlp.up_proj.weight [F, H]  ┴→  tree["layers"]["mlp.up_proj.weight"] [2, F, H]
+
+Arrays are NumPy's, bfloat16 as `ml_dtypes` has it. On the other side of a trainer's protocol they
+are torch's tensors on the host, by the names of the folder.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from steps.jax_backend.architecture import Architecture
+
+Tree = dict[str, Any]
+"""Arrays by name; those of the layers in a tree of their own, "layers"."""
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_OUTSIDE = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+_PER_LAYER = re.compile(
+    r"self_attn\.(q|k|v|o|qkv)_proj\.(weight|bias)|self_attn\.(q|k)_norm\.weight"
+    r"|mlp\.(gate|up|down|gate_up)_proj\.(weight|bias)"
+    r"|(input|post_attention|pre_feedforward|post_feedforward)_layernorm\.weight"
+)
+
+
+def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the parameters that transformers gives the model of a folder, by name.
+
+    Raises ValueError naming a parameter that the decoder would not read.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name in shapes:
+        layer = _LAYER.fullmatch(name)
+        if name not in _OUTSIDE and not (layer and _PER_LAYER.fullmatch(layer[2])):
+            raise ValueError(
+                f"backend=jax does not know the parameter {name}; use torch (backend=null)"
+            )
+    return shapes
+
+
+def read_weights(folder: Path, dtype: np.dtype) -> Tree:
+    """The weights in a model folder's safetensors, as `dtype`.
+
+    Raises ValueError naming a parameter that is missing or has another shape.
+    """
+    shapes = expected_shapes(folder)
+    files = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        file: Any = safe_open(path, framework="numpy")
+        files |= dict.fromkeys(file.keys(), file)
+    for name, shape in shapes.items():
+        found = tuple(files[name].get_slice(name).get_shape()) if name in files else None
+        if found != shape:
+            fault = "is missing" if found is None else f"has the shape {found}, not {shape}"
+            raise ValueError(f"{name} {fault} in {folder}; import the model again")
+    return stacked(shapes, lambda name: files[name].get_tensor(name).astype(dtype))
+
+
+def stacked(names: Mapping[str, Any], read: Callable[[str], np.ndarray]) -> Tree:
+    """The tree of arrays that `read` gives for the names of a folder, one stack after the other."""
+    layers: dict[str, dict[int, str]] = {}
+    tree: Tree = {}
+    for name in names:
+        if layer := _LAYER.fullmatch(name):
+            layers.setdefault(layer[2], {})[int(layer[1])] = name
+        else:
+            tree[name] = read(name)
+    tree["layers"] = {
+        suffix: np.stack([read(numbered[number]) for number in sorted(numbered)])
+        for suffix, numbered in layers.items()
+    }
+    return tree
+
+
+def by_name(tree: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of a tree with the names of the folder, copied from the devices one stack at a
+    time."""
+    for name, value in tree.items():
+        if name != "layers":
+            yield name, np.asarray(value)
+            continue
+        for suffix, stack in value.items():
+            for number, layer in enumerate(np.asarray(stack)):
+                yield f"model.layers.{number}.{suffix}", layer
+
+
+def to_torch(array: np.ndarray) -> Tensor:
+    """A copy as a tensor on the host."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """The values of a tensor on the host."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def shape_tree(architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> Tree:
+    """The shapes of the arrays that `stacked` would make."""
+    tree: Tree = {"layers": {}}
+    for name, shape in shapes.items():
+        if layer := _LAYER.fullmatch(name):
+            tree["layers"][layer[2]] = (architecture.layers, *shape)
+        else:
+            tree[name] = shape
+    return tree

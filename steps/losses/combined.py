@@ -1,0 +1,121 @@
+"""Several losses over the same pairs, added up.
+
+A combination has a name in each family, because it is the type of a loss that says whether a
+reference is needed.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from steps.losses.base import (
+    PairLogps,
+    PairLosses,
+    PreferenceLoss,
+    ReferenceFreeLoss,
+    ReferenceLoss,
+)
+from steps.shared.checks import require
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CombinedLoss(PreferenceLoss):
+    """Σ weight · loss, over losses under names of one's choice.
+
+        CombinedReference({"dpo": Dpo(), "hinge": Hinge(beta=0.5)}, {"hinge": 0.2})
+
+    A loss without a weight has 1, and the weights need not add up to it. The likelihood terms of
+    the losses are weighted like the losses, and that of the combination comes on top. A response's
+    reward is the mean of what the losses give it, by their weights. Each loss is logged by itself,
+    as `loss/NAME`, without its likelihood term.
+
+    TRL: lists in `loss_type` and `loss_weights`, where all losses share one β and `loss_type="sft"`
+    is `nll_weight` here.
+
+    Args:
+        losses: the losses, each under a name.
+        weights: how much each of them counts, by name; 1 by default.
+    """
+
+    losses: dict[str, Any] = field(default_factory=dict)
+    """Each a `PreferenceLoss`; a config could not add one to a mapping declared to be of them."""
+    weights: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(len(self.losses) > 0, "losses must name at least one loss", self.losses)
+        for name, loss in self.losses.items():
+            require(isinstance(loss, PreferenceLoss), f"losses.{name} must be a pair loss", loss)
+        strangers = sorted(self.weights.keys() - self.losses.keys())
+        require(not strangers, "weights must be those of losses", strangers)
+        for name, weight in self.weights.items():
+            require(0 < weight < math.inf, f"weights.{name} must be above 0", weight)
+
+    @property
+    def needs_tokens(self) -> bool:
+        return any(loss.needs_tokens for loss in self.losses.values())
+
+    @property
+    def needs_batch(self) -> bool:
+        return any(loss.needs_batch for loss in self.losses.values())
+
+    @property
+    def total_nll_weight(self) -> float:
+        within = (w * self.losses[n].total_nll_weight for n, w in self._all_weights.items())
+        return self.nll_weight + sum(within)
+
+    def per_pair(self, logps: PairLogps) -> PairLosses:
+        weights = self._all_weights
+        parts = {name: loss.per_pair(logps) for name, loss in self.losses.items()}
+
+        def weighted(values: "dict[str, Tensor]") -> "Tensor":
+            first, *rest = (weights[name] * value for name, value in values.items())
+            return sum(rest, first)
+
+        total = sum(weights.values())
+        metrics = {f"loss/{name}": part.losses for name, part in parts.items()}
+        for part in parts.values():
+            metrics |= part.metrics
+        return PairLosses(
+            weighted({name: part.losses for name, part in parts.items()}),
+            weighted({name: part.chosen_rewards for name, part in parts.items()}) / total,
+            weighted({name: part.rejected_rewards for name, part in parts.items()}) / total,
+            metrics,
+        )
+
+    @property
+    def _all_weights(self) -> dict[str, float]:
+        return {name: self.weights.get(name, 1.0) for name in self.losses}
+
+
+@dataclass(frozen=True)
+class CombinedReference(CombinedLoss, ReferenceLoss):
+    """A combination of which at least one loss wants a reference."""
+
+    name: ClassVar[str] = "combined"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not any(isinstance(loss, ReferenceLoss) for loss in self.losses.values()):
+            raise ValueError(
+                f"none of the losses {', '.join(self.losses)} wants a reference; combine them with "
+                f"{CombinedReferenceFree.name}, and none is computed"
+            )
+
+
+@dataclass(frozen=True)
+class CombinedReferenceFree(CombinedLoss, ReferenceFreeLoss):
+    """A combination of losses none of which wants a reference."""
+
+    name: ClassVar[str] = "combined_reference_free"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wanting = [n for n, loss in self.losses.items() if isinstance(loss, ReferenceLoss)]
+        if wanting:
+            raise ValueError(
+                f"{', '.join(wanting)} wants a reference; combine with {CombinedReference.name}"
+            )

@@ -1,0 +1,36 @@
+"""APO-zero of single responses (D'Oosterlinck et al. 2024, https://arxiv.org/abs/2408.06266)."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from steps.losses.base import UnpairedLogps, UnpairedLosses, WeightedUnpairedLoss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ApoZeroUnpaired(WeightedUnpairedLoss):
+    """APO-zero for responses that are good or bad by themselves: KTO without its reference point.
+
+    The paper's equation 7 has a term for each response of a pair, so a pair is not needed. With
+    r = β log(π/π_ref),
+
+        good:  L = desirable_weight (1 − σ(r)),     dL/dr = −desirable_weight σ(r) σ(−r)
+        bad:   L = undesirable_weight σ(r),         dL/dr = undesirable_weight σ(r) σ(−r)
+
+    There is no baseline, so the step has no pass before it. A policy that equals its reference has
+    L = weight/2.
+
+    TRL: `KTOTrainer` with `loss_type="apo_zero_unpaired"`.
+    """
+
+    name: ClassVar[str] = "apo_zero_unpaired"
+
+    def per_response(self, logps: UnpairedLogps, baseline: "Tensor | None") -> UnpairedLosses:
+        import torch
+
+        rewards = self.beta * logps.ratios
+        good = self.desirable_weight * (-rewards).sigmoid()
+        bad = self.undesirable_weight * rewards.sigmoid()
+        return UnpairedLosses(torch.where(logps.desirable, good, bad), rewards)

@@ -1,0 +1,136 @@
+"""Models as folders: how one is read, and how one is written: equal weights give equal bytes.
+
+The bytes of a written folder follow from the weights, the config and the installed version of
+transformers (which signs config.json); no path and no time goes into them.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from steps.models.config import Dtype
+from steps.models.writing import writing
+
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "chat_template*",
+    "additional_chat_templates/*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+)
+
+
+def load_model(
+    path: Path | str, dtype: Dtype = Dtype.float32, on_host: bool = False
+) -> PreTrainedModel:
+    """The causal language model of a Hugging Face folder, on this process's GPU if there is one and
+    it is not to stay `on_host`.
+
+    Raises FileNotFoundError for a folder that is missing or has no config.json.
+    """
+    return load_as(AutoModelForCausalLM, path, dtype, on_host)[0]
+
+
+def load_as(
+    kind: Any, path: Path | str, dtype: Dtype, on_host: bool = False, **settings: Any
+) -> tuple[PreTrainedModel, set[str]]:
+    """The model that an auto class of transformers makes of a folder, as `load_model` has it; and
+    the names of the parameters that the folder lacks, whose values are arbitrary.
+
+    Args:
+        kind: the auto class.
+        settings: what the model's config is to say instead.
+    """
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        fault = "has no config.json" if folder.is_dir() else "does not exist"
+        raise FileNotFoundError(f"model folder {folder} {fault}; import the model into it first")
+    config = AutoConfig.from_pretrained(folder)
+    with _without_progress_bars():
+        model, found = kind.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation="eager" if _soft_caps_scores(config) else None,
+            local_files_only=True,
+            output_loading_info=True,
+            **settings,
+        )
+    if dtype is Dtype.float64:  # the grouped products of experts take nothing wider than float32
+        model.set_experts_implementation("eager")
+    device = torch.device("cuda" if torch.cuda.is_available() and not on_host else "cpu")
+    return model.to(device), set(found["missing_keys"])
+
+
+def own_attention(model: PreTrainedModel) -> str:
+    """The attention of transformers' own that a model generates and is compared with: SDPA, or the
+    eager one where scores are soft-capped (Gemma 2), which SDPA cannot do, or SDPA is not there."""
+    return "eager" if _soft_caps_scores(model.config) or not model._supports_sdpa else "sdpa"
+
+
+def save_model(
+    model: PreTrainedModel, path: Path | str, tokenizer_from: Path | str | None = None
+) -> None:
+    """Writes a Hugging Face folder: safetensors, configs, another folder's tokenizer files.
+
+    Tied weights are stored once. Tokenizer files are copied as they are, chat template included.
+    Raises FloatingPointError naming a weight that is not finite: after the last update of a run
+    nobody has computed with it yet.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise FloatingPointError(
+                f"{name} has values that are not finite; if it was trained, lower the learning rate"
+            )
+    folder = Path(path)
+    with _without_progress_bars(), writing(folder):
+        model.save_pretrained(folder)
+    if tokenizer_from is None:
+        return
+    source = Path(tokenizer_from)
+    for file in {file for pattern in _TOKENIZER_FILES for file in source.glob(pattern)}:
+        copy = folder / file.relative_to(source)
+        if file.is_file():
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """How many token ids the model can read."""
+    return cast(torch.nn.Embedding, model.get_input_embeddings()).num_embeddings
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Dropout off inside the block; every module's mode is as before after it."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _soft_caps_scores(config: PreTrainedConfig) -> bool:
+    return getattr(config, "attn_logit_softcapping", None) is not None
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()

@@ -1,0 +1,103 @@
+"""Pretrained models from where people publish them, as plain Hugging Face folders."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from steps.models.config import Dtype
+from steps.models.folders import save_model
+from steps.shared.execution_detail import execution_detail
+
+
+def import_pretrained(
+    source: str, output: Path, dtype: Dtype, chat_template: str | None, revision: str | None = None
+) -> dict[str, Any]:
+    """Write ``source`` (a Hub repository, a folder, or a ``.gguf`` file) as a folder at ``output``.
+
+    Weights of a GGUF file are dequantised to ``dtype``. Returns the number of parameters.
+
+    Raises:
+        ValueError: the source holds no model, or no tokenizer with a chat template.
+    """
+    where: dict[str, Any] = {"revision": revision} if revision else {}
+    quantized: dict[str, Any] = {}
+    if source.endswith(".gguf"):
+        where["gguf_file"] = Path(source).name
+        quantized["quantization_config"] = GgufConfig(dequantize=True)
+        source = str(Path(source).parent)
+    with _reading_once() if quantized else nullcontext():
+        with _loading("tokenizer", source):
+            tokenizer = AutoTokenizer.from_pretrained(source, **where)
+        with _loading("model", source):
+            model = AutoModelForCausalLM.from_pretrained(
+                source, dtype=getattr(torch, dtype), **where, **quantized
+            )
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"the tokenizer of {source} has no chat template; name a Jinja file with "
+            "model.chat_template"
+        )
+    tokenizer.save_pretrained(output)
+    save_model(model, output)
+    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
+
+
+@contextmanager
+def _loading(what: str, source: str) -> Iterator[None]:
+    """Say in one sentence why transformers cannot load something.
+
+    Raises:
+        ValueError: it cannot; of a dozen kinds of exception, none is told apart.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(_unloadable(what, source, error)) from error
+
+
+@execution_detail
+def _unloadable(what: str, source: str, error: Exception) -> str:
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    if Path(source).exists():
+        advice = "are its files whole, and of an architecture that this transformers knows?"
+    else:
+        advice = (
+            "check its name and commit, the network and the credentials (hf auth login); a model "
+            "that lies in a folder is named by model=local model.path=FOLDER"
+        )
+    return f"cannot load a {what} from {source}: {said.rstrip('.')}; {advice}"
+
+
+@contextmanager
+def _reading_once() -> Iterator[None]:
+    """Lets transformers parse a ``.gguf`` file once, where it does for the tokenizer, the config
+    and the weights; and make the table of names once, where it does for every submodule.
+
+    The parser reads hundreds of thousands of small fields. A plain view of the file does that
+    three times as fast as numpy's `memmap`, whose every slice is a `memmap` again.
+    """
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        @property
+        def data(self) -> np.ndarray:
+            return self._plain
+
+        @data.setter
+        def data(self, mapped: np.ndarray) -> None:
+            self._plain = np.asarray(mapped)
+
+    plain = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = cache(Reader), cache(gguf.get_tensor_name_map)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = plain

@@ -1,0 +1,153 @@
+"""Tensors whose rows lie with several ranks, on disk and in memory.
+
+    state.safetensors                 all rows of every tensor, from one process
+    state-00000-of-00002.safetensors  the rows of one rank; where they belong, `rows` says in the
+                                      header: {name: [first row, rows of the whole tensor]}
+
+Every rank writes its own rows, at once and without a word to the others, and reads those it needs
+from whatever files hold them. So what N ranks have written, any number of ranks can read.
+
+The rows of a rank are those that FSDP gives it: of R rows over N ranks, ⌈R/N⌉ each, as long as
+there are some. What is not spread over ranks (a count of steps, say) is the first rank's to write.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from steps.models.writing import writing
+
+_ROWS = "rows"
+
+
+class Whole(Protocol):
+    """All rows of a tensor, in memory or on disk: `tensor[2:4]` are two, `tensor[...]` is all."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def __getitem__(self, rows: Any, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Copies on the host of what one rank has of some tensors.
+
+    rows: of those of which it has not all, the first row it has and how many there are.
+    """
+
+    tensors: Mapping[str, Tensor]
+    rows: Mapping[str, tuple[int, int]]
+
+    def write(self, path: Path, metadata: Mapping[str, str]) -> None:
+        """Writes them as a file of this rank, with `metadata`."""
+        spread = {_ROWS: json.dumps(self.rows)} if self.rows else {}
+        with writing(path):
+            save_file(dict(self.tensors), path, {**metadata, **spread})
+
+
+def pieces_of(tensors: Mapping[str, Tensor], is_first: bool = True) -> Pieces:
+    """Copies of what this rank has of `tensors`; of those that all ranks have, if it is first."""
+    copies, rows = {}, {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            own = own_rows(tensor)
+            if own.start == own.stop:
+                continue
+            rows[name] = (own.start, tensor.shape[0])
+        elif not is_first:
+            continue
+        copies[name] = on_host(local(tensor))
+    return Pieces(copies, rows)
+
+
+class Stored(Mapping[str, Whole]):
+    """The tensors in the files that the ranks of a run have written, read as they are asked for."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._tensors: dict[str, _StoredTensor] = {}
+        self.metadata: dict[str, str] = {}
+        for path in files:
+            file: Any = safe_open(path, framework="pt")
+            self.metadata |= file.metadata() or {}
+            rows = json.loads(self.metadata.pop(_ROWS, "{}"))
+            for name in file.keys():  # noqa: SIM118
+                shape = file.get_slice(name).get_shape()
+                first, total = rows.get(name, (0, shape[0] if shape else 1))
+                tensor = _StoredTensor(name, (total, *shape[1:]) if shape else ())
+                self._tensors.setdefault(name, tensor).parts.append((first, file))
+
+    def __getitem__(self, name: str) -> Whole:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+@dataclass(frozen=True)
+class _StoredTensor:
+    """parts: the first row of each, and the open file that it is in."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: list[tuple[int, Any]] = field(default_factory=list)
+
+    def __getitem__(self, rows: Any, /) -> Tensor:
+        if not self.shape:
+            return self.parts[0][1].get_tensor(self.name)
+        start, stop = (0, self.shape[0]) if rows is ... else (rows.start, rows.stop)
+        found = []
+        for first, file in sorted(self.parts, key=lambda part: part[0]):
+            part = file.get_slice(self.name)
+            last = first + part.get_shape()[0]
+            if first < stop and last > start:
+                found.append(part[max(start, first) - first : min(stop, last) - first])
+        if sum(map(len, found)) != stop - start:
+            raise ValueError(f"rows {start} to {stop} of {self.name} are not all there")
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def put(source: Whole, target: Tensor) -> None:
+    """Copies into `target` the rows that it has of `source`; raises ValueError if that is of
+    another shape."""
+    if tuple(source.shape) != tuple(target.shape):
+        raise ValueError(f"a shape is {tuple(source.shape)}, not {tuple(target.shape)}")
+    own = own_rows(target) if isinstance(target, DTensor) else ...
+    if own is ... or own.start < own.stop:
+        local(target).copy_(source[own])
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All rows, on every rank; all must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows of this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def own_rows(tensor: DTensor) -> slice:
+    """Which rows of a tensor this rank has."""
+    total, mesh = tensor.shape[0], tensor.device_mesh
+    each = -(-total // mesh.size())
+    start = min(mesh.get_local_rank() * each, total)
+    own = slice(start, min(start + each, total))
+    assert own.stop - own.start == tensor.to_local().shape[0]
+    return own
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """A copy, in the host's memory."""
+    return tensor.detach().to("cpu", copy=True).contiguous()

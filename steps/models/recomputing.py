@@ -1,0 +1,112 @@
+"""Activation checkpointing: less is kept from the forward, and computed again in the backward."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from steps.models.config import ActivationCheckpointing
+
+_EXPENSIVE = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::_grouped_mm",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_flash_attention_forward",
+    "torch_attn::_varlen_attn",
+)
+"""What selective checkpointing keeps: nearly all of the arithmetic, in a few large tensors. After
+torchtitan, whose list has the collectives of tensor parallelism besides."""
+
+
+_WORTHWHILE_BYTES = 2**20
+"""Of a layer's input: below, choosing what to keep takes longer than all of it is worth."""
+
+
+def checkpoint_activations(
+    model: PreTrainedModel, how: ActivationCheckpointing = ActivationCheckpointing.full
+) -> None:
+    """Makes each layer of `model` keep no more than `how` says. Changes no bit of a gradient.
+
+    Unlike `gradient_checkpointing_enable`, also when the model is not in training mode, as when
+    preferences are learnt without dropout.
+    """
+    recomputing = {
+        ActivationCheckpointing.none: None,
+        ActivationCheckpointing.selective: _selectively,
+        ActivationCheckpointing.full: _from_its_input,
+    }[how]
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer) and recomputing is not None:
+            layer.forward = partial(recomputing, layer.forward)
+
+
+def _from_its_input(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+class _WritesInPlace(Exception):
+    """A layer is about to change a tensor that may be one of those kept."""
+
+
+def _selectively(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Everything is kept of a layer that writes in place: a view of a kept product may be changed
+    without anybody's noticing, and would then be kept changed (Gemma 3n's layers do so)."""
+    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+    hidden = next(tensors, None)
+    if hidden is None or not torch.is_grad_enabled() or hidden.nbytes < _WORTHWHILE_BYTES:
+        return forward(*args, **kwargs)
+    contexts = partial(create_selective_checkpoint_contexts, _policy)
+    before = _random_state(hidden)
+    try:
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    except _WritesInPlace:
+        _set_random_state(hidden, before)
+        return forward(*args, **kwargs)
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Asked before the operation is done."""
+    if operation._schema.is_mutable and not context.is_recompute:
+        raise _WritesInPlace
+    # What draws random numbers must draw them again, or all later draws would be others.
+    is_kept = _is_expensive(operation) and not _drops_out(operation, args, kwargs)
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@cache
+def _is_expensive(operation: Any) -> bool:
+    return operation.name().partition(".")[0] in _EXPENSIVE
+
+
+def _drops_out(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    names = [argument.name for argument in operation._schema.arguments]
+    return bool({**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p"))
+
+
+def _random_state(hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+    on_device = torch.cuda.get_rng_state(hidden.device) if hidden.is_cuda else None
+    return torch.get_rng_state(), on_device
+
+
+def _set_random_state(hidden: Tensor, state: tuple[Tensor, Tensor | None]) -> None:
+    on_host, on_device = state
+    torch.set_rng_state(on_host)
+    if on_device is not None:
+        torch.cuda.set_rng_state(on_device, hidden.device)

@@ -1,0 +1,62 @@
+"""What an online run is told: frozen data, importable without torch."""
+
+import math
+from dataclasses import dataclass, field
+
+from steps.online.methods.method import Method
+from steps.online.methods.policy_gradient import PolicyGradient
+from steps.shared.checks import require, require_count
+from steps.shared.execution_detail import detail_field
+from steps.training.config import OptimizerConfig, Schedule, UpdateConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlConfig(UpdateConfig):
+    """Iterations of drawing completions and learning from them.
+
+    Args:
+        method: how the policy learns from its completions.
+        prompts: how many prompts an iteration takes.
+        completions: how many completions are drawn for each prompt.
+        max_new_tokens: where a completion is cut.
+        temperature: at which completions are drawn.
+        inner_epochs: how often an iteration goes over its completions.
+        minibatches: how many optimiser steps each time takes.
+        horizon: the iterations over which a schedule other than the constant falls. It is not the
+            length of a segment, so that two segments are one run. Warm-up counts iterations too.
+        max_mismatch: ends the run when the policy that is trained and the one that drew are further
+            apart than that (mean k3 of a token, in nats); null: never.
+        slots: how many completions are drawn side by side.
+    """
+
+    method: Method = field(default_factory=PolicyGradient)
+    prompts: int = 64
+    completions: int = 8
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    inner_epochs: int = 1
+    minibatches: int = 1
+    horizon: int | None = None
+    max_mismatch: float | None = None
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(learning_rate=1e-6, schedule=Schedule.constant)
+    )
+    slots: int = detail_field(64)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count(self, "prompts", "max_new_tokens", "inner_epochs", "minibatches", "slots")
+        require_count(self, "completions", least=self.method.least_completions)
+        require_count(self, "horizon", or_null=True)
+        heat, bound = self.temperature, self.max_mismatch
+        require(0 < heat < math.inf, "temperature must be above 0", heat)
+        if self.method.weighs_by_policy and heat != 1:
+            raise ValueError(
+                f"temperature is {heat}, but {self.method.name} weighs tokens by the policy at "
+                "temperature 1: they would be two distributions; draw at temperature 1"
+            )
+        if bound is not None:
+            require(0 < bound < math.inf, "max_mismatch must be above 0 or null", bound)
+        if self.optimizer.schedule is not Schedule.constant:
+            falls = f"the schedule {self.optimizer.schedule} falls over horizon iterations, and "
+            require(self.horizon is not None, f"{falls}horizon must be a number", self.horizon)

@@ -1,0 +1,65 @@
+"""Rollouts by iteration: what a segment has drawn so far, and what a finished recording holds."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from steps.online.rollouts import Rollout, by_row, read_rollouts, write_rollouts
+
+
+class Kept:
+    """A segment's rollouts in scratch: a folder an iteration, there as a whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(self, iteration: int, rollouts: Sequence[Rollout]) -> None:
+        """Keeps an iteration's rollouts, in place of what there may be."""
+        final = self._of(iteration)
+        unfinished = final.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        write_rollouts(unfinished, rollouts)
+        shutil.rmtree(final, ignore_errors=True)
+        unfinished.rename(final)
+
+    def get(self, iteration: int, weights: str) -> list[Rollout] | None:
+        """An iteration's rollouts, if they are there, whole, and drawn by these weights."""
+        try:
+            rollouts = list(read_rollouts(self._of(iteration)))
+        except (OSError, ValueError):
+            return None
+        return rollouts if {rollout.weights for rollout in rollouts} == {weights} else None
+
+    def all(self) -> Iterator[Rollout]:
+        """The rollouts of all iterations, in their order."""
+        return chain.from_iterable(map(read_rollouts, sorted(self.folder.glob("iteration-*[0-9]"))))
+
+    def _of(self, iteration: int) -> Path:
+        return self.folder / f"iteration-{iteration:06d}"
+
+
+class Recorded:
+    """A finished recording as a source: its own iterations where it names several, or else as many
+    as there are rows for, `prompts` each. `first` is the number of the first for who reads.
+
+    Raises ValueError if nothing in the recording has a reward.
+    """
+
+    def __init__(self, folder: Path, prompts: int, first: int = 0) -> None:
+        rows = by_row(read_rollouts(folder))
+        named = sorted({iteration for iteration, _ in rows})
+        keys = list(rows)
+        if len(named) > 1:
+            parts = [[key for key in keys if key[0] == number] for number in named]
+        else:
+            parts = [keys[start : start + prompts] for start in range(0, len(keys), prompts)]
+        self.iterations = [list(chain.from_iterable(rows[key] for key in part)) for part in parts]
+        self._first = first
+        if not any(rollout.rewards for drawn in rows.values() for rollout in drawn):
+            raise ValueError(f"{folder} has rollouts without rewards; judge them first")
+
+    def draw(self, iteration: int) -> Sequence[Rollout]:
+        """What the recording has for 0-based `iteration` of the run that reads."""
+        return self.iterations[iteration - self._first]

@@ -1,0 +1,150 @@
+"""The loop of online training, written once for every method and every source of rollouts.
+
+    source ─ draw ─► rollouts ─ score ─► experience ─ method ─► optimiser steps ─► next iteration
+
+Iteration i is a function of the weights, the optimiser's state and i: its prompts and draws follow
+from (seed, i), the order of its examples from (seed, i, inner epoch). So it does not matter which
+process of which attempt does it, nor whether it is the 50th of one segment or the first of the
+next. What was drawn is kept as soon as it is there, and a killed run reads it again.
+
+The trainer's own scoring, by the weights that an iteration begins with, is what a method compares
+with. Whoever drew has other kernels: how far apart the two are is logged, and never compared with.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from steps.models.workplace import Left, Workplace
+from steps.online.config import RlConfig
+from steps.online.learning_from import describe, experience_of, with_policy_logps
+from steps.online.methods.experience import Experience, mismatch
+from steps.online.rollouts import Rollout
+from steps.online.updates import learn
+from steps.scoring.examples import TokenGroup
+from steps.scoring.scorer import Scorer
+from steps.training.checkpoints import Checkpoints
+from steps.training.loop import is_due
+from steps.training.metrics import StepMetrics
+from steps.training.trainer import Trainer
+
+
+class Source(Protocol):
+    """Where an iteration's rollouts come from: a sampler that has the trainer's weights, or a
+    recording."""
+
+    def draw(self, iteration: int) -> Sequence[Rollout]:
+        """What 0-based `iteration` learns from, with rewards, in the order of rows and numbers."""
+        ...
+
+
+Keep = Callable[[int, Sequence[Rollout]], None]
+"""Given an iteration's rollouts, with the trainer's own logps where the method looks at these."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The iterations [first, last) of a run; `tokens` were trained on before."""
+
+    first: int
+    last: int
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Who learns, and how; `reference` where the method wants one."""
+
+    trainer: Trainer
+    config: RlConfig
+    reference: Scorer | None = None
+
+
+def iterate(
+    learner: Learner,
+    source: Source,
+    segment: Segment,
+    checkpoints: Checkpoints,
+    place: Workplace,
+    keep: Keep,
+) -> list[StepMetrics]:
+    """Does the segment's iterations that are not in a checkpoint; returns the log of all of them.
+
+    The caller has put the segment's start into the trainer. Raises FloatingPointError, naming the
+    iteration, if a loss or gradient is not finite; Left, with a checkpoint, once it is told to
+    leave; ValueError if the trainer and the sampler are further apart than they may be.
+    """
+    log = checkpoints.restore(learner.trainer)
+    saved_at, saved = time.monotonic(), len(log)
+    total = segment.last - segment.first
+    with checkpoints:
+        while len(log) < total:
+            iteration = segment.first + len(log)
+            try:
+                rollouts = source.draw(iteration)
+            except Left:
+                if len(log) > saved:
+                    checkpoints.save(len(log), learner.trainer, log)
+                    checkpoints.wait()
+                raise
+            experience = _score(learner, experience_of(rollouts, learner.config.max_new_tokens))
+            keep(iteration, with_policy_logps(rollouts, experience))
+            before = log[-1]["num_tokens"] if log else segment.tokens
+            tokens = sum(group.num_tokens for group in experience.groups)
+            log.append(
+                {
+                    "step": iteration + 1,
+                    **describe(rollouts, experience),
+                    **_agreement(learner.config, experience, iteration),
+                    **learn(learner.trainer, learner.config, experience, iteration),
+                    "num_tokens": before + tokens,
+                }
+            )
+            done = len(log)
+            since = done - saved, time.monotonic() - saved_at
+            leaving = place.stopping()
+            if done < total and (leaving or is_due(learner.config, *since)):
+                checkpoints.save(done, learner.trainer, log)
+                saved_at, saved = time.monotonic(), done
+            place.on_progress(done, total, log[-1])
+            if done < total and leaving:
+                checkpoints.wait()
+                raise Left(f"left after iteration {iteration + 1}, of which there is a checkpoint")
+    return log
+
+
+def _score(learner: Learner, drawn: Experience) -> Experience:
+    """What the trainer and the reference think of the completions, as far as the method asks."""
+    method, groups = learner.config.method, drawn.groups
+    if not groups:
+        return drawn
+    scorers: list[Trainer | Scorer | None] = [
+        learner.trainer if method.weighs_by_policy else None,
+        learner.reference,
+    ]
+    asked = [scorer and scorer.logps(scorer.prepare(groups)) for scorer in scorers]
+    policy, reference = (future and _by_prompt(future.result().tokens, groups) for future in asked)
+    return drawn.scored_by(policy, reference)
+
+
+def _by_prompt(tokens: Sequence[Tensor], groups: Sequence[TokenGroup]) -> tuple[Tensor, ...]:
+    """The logps of responses as `Experience` has them."""
+    of_responses = iter(tokens)
+    return tuple(torch.cat([next(of_responses) for _ in g.responses]).double() for g in groups)
+
+
+def _agreement(config: RlConfig, experience: Experience, iteration: int) -> StepMetrics:
+    if experience.policy is None:
+        return {}
+    found = mismatch(experience.policy, experience.sampler)
+    if config.max_mismatch is not None and not found["mismatch/k3"] <= config.max_mismatch:
+        raise ValueError(
+            f"iteration {iteration + 1}: the policy that is trained and the one that drew are "
+            f"{found['mismatch/k3']:.3g} nats a token apart, and max_mismatch is "
+            f"{config.max_mismatch:g}; look at the sampler's weights, or use off_policy=truncate"
+        )
+    return dict(found)

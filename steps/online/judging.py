@@ -1,0 +1,118 @@
+"""Verdicts on rollouts, and on a whole recording.
+
+What was drawn is decoded, judged, and written again with the verdicts. Nothing is sampled, so
+another checker judges an old recording in the time that checking takes.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from steps.checking.config import JudgeConfig
+from steps.checking.judges import Judges
+from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
+from steps.data.rows.parquet import iter_rows
+from steps.data.rows.rows import PromptRow
+from steps.data.rows.tables import from_record
+from steps.generation.engine import Finish
+from steps.online.rollouts import Rollout, read_rollouts, texts, write_rollouts
+
+_REASONS_TOLD = 5
+
+
+def judge_recording(
+    recording: Path,
+    checker: Checker,
+    config: JudgeConfig,
+    output: Path,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Rollout]:
+    """Writes a recording to another folder, with the checker's verdicts and rewards; its rollouts.
+
+    Raises:
+        ValueError: too many completions have no verdict.
+    """
+    drawn = list(read_rollouts(recording))
+    rows = read_prompts(recording)
+    with Judges(checker, config.processes, config.time_limit) as judges:
+        said = texts(recording, drawn)
+        rollouts = judge_rollouts(judges, drawn, said, rows, checker.name, on_progress)
+    require_verdicts(rollouts, config.most_without)
+    write_rollouts(output, rollouts)
+    for pattern in ("prompts-*.parquet", "tokenizer.json", "engine.json"):
+        for file in recording.glob(pattern):
+            shutil.copyfile(file, output / file.name)
+    return rollouts
+
+
+def read_prompts(recording: Path) -> dict[str, PromptRow]:
+    """The rows that were asked, by their ids."""
+    files = sorted(recording.glob("prompts-*.parquet"))
+    rows = (from_record(PromptRow, record) for file in files for record in iter_rows(file))
+    return {row.row: row for row in rows}
+
+
+def judge_rollouts(
+    judges: Judges,
+    rollouts: Sequence[Rollout],
+    said: Sequence[str],
+    rows: Mapping[str, PromptRow],
+    name: str,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Rollout]:
+    """The rollouts with a verdict each, and with the reward `name` where there is one.
+
+    Args:
+        said: the text of each.
+        rows: the prompts, by their ids.
+
+    Raises:
+        ValueError: a rollout answers none of `rows`.
+    """
+    if lacking := {rollout.row for rollout in rollouts} - rows.keys():
+        raise ValueError(f"there is no prompt for row {min(lacking)!r}; sample the rollouts again")
+    asked = [
+        Answered(text, rows[rollout.row].answer, rows[rollout.row].prompt)
+        for rollout, text in zip(rollouts, said, strict=True)
+    ]
+    judgements = judges.judge(asked, on_progress)
+    return [_with(*both, name) for both in zip(rollouts, judgements, strict=True)]
+
+
+def _with(rollout: Rollout, judgement: Judgement, name: str) -> Rollout:
+    if rollout.finish is Finish.error:
+        judgement = no_verdict("sampling it failed")
+    rewards = {other: value for other, value in rollout.rewards.items() if other != name}
+    if judgement.reward is not None:
+        rewards[name] = judgement.reward
+    return replace(
+        rollout, verdict=judgement.verdict, reason=judgement.reason or None, rewards=rewards
+    )
+
+
+def require_verdicts(rollouts: Sequence[Rollout], most_without: float) -> None:
+    """Raises ValueError if a larger share than `most_without` has no verdict; it says why."""
+    without = [rollout for rollout in rollouts if rollout.verdict is Verdict.none]
+    if len(without) > most_without * len(rollouts):
+        count, why = Counter(r.reason for r in without).most_common(1)[0][::-1]
+        raise ValueError(
+            f"{len(without)} of {len(rollouts)} completions have no verdict, {count} of them "
+            f"because: {why}; mend the checker, or raise most_without"
+        )
+
+
+def count_verdicts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """How many there are of each verdict, and the reasons where there is none."""
+    verdicts = Counter(rollout.verdict for rollout in rollouts)
+    reasons = Counter(r.reason for r in rollouts if r.verdict is Verdict.none)
+    return {
+        "completions": len(rollouts),
+        "right": verdicts[Verdict.right],
+        "wrong": verdicts[Verdict.wrong],
+        "no_verdict": verdicts[Verdict.none],
+        "cut": sum(rollout.is_cut for rollout in rollouts),
+        **({"reasons": dict(reasons.most_common(_REASONS_TOLD))} if reasons else {}),
+    }

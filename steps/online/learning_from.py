@@ -1,0 +1,90 @@
+"""From rollouts to what an iteration learns from, and back: who has no reward is left out, and
+counted."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from steps.online.methods.advantages import has_signal
+from steps.online.methods.experience import Experience
+from steps.online.rollouts import Rollout, by_row
+from steps.scoring.examples import TokenGroup, TokenResponse
+from steps.training.metrics import StepMetrics
+
+
+def experience_of(rollouts: Sequence[Rollout], longest: int) -> Experience:
+    """One iteration's rollouts as methods take them, in their order.
+
+    A completion's reward is the sum of its rewards by name. One without any, as its checker came to
+    no verdict, or without a token that the policy drew, is left out; so is a prompt with no other.
+    The sampler's logps are taken in float32, in which a recording has them.
+    """
+    rows = {row: list(filter(_teaches, drawn)) for (_, row), drawn in by_row(rollouts).items()}
+    rows = {row: drawn for row, drawn in rows.items() if drawn}
+    most = max(map(len, rows.values()), default=1)
+    rewards = torch.zeros((len(rows), most), dtype=torch.float64)
+    for of_row, drawn in zip(rewards, rows.values(), strict=True):
+        of_row[: len(drawn)] = torch.tensor([sum(r.rewards.values()) for r in drawn])
+    groups = (_group(row, drawn) for row, drawn in rows.items())
+    sampler = (
+        torch.tensor([logp for rollout in drawn for logp in _scored(rollout)], dtype=torch.float32)
+        for drawn in rows.values()
+    )
+    return Experience(tuple(groups), rewards, longest, tuple(map(torch.Tensor.double, sampler)))
+
+
+def with_policy_logps(rollouts: Sequence[Rollout], experience: Experience) -> list[Rollout]:
+    """The rollouts with the trainer's own logps of those it was asked for, if it was."""
+    if experience.policy is None:
+        return list(rollouts)
+    tokens = iter(torch.cat(experience.policy).tolist() if experience.policy else [])
+
+    def own(rollout: Rollout) -> tuple[float, ...]:
+        return tuple(next(tokens) if scored else 0.0 for scored in rollout.scored)
+
+    return [replace(r, policy_logps=own(r)) if _teaches(r) else r for r in rollouts]
+
+
+def describe(rollouts: Sequence[Rollout], experience: Experience) -> StepMetrics:
+    """What is logged of what was drawn, under TRL's names.
+
+    reward, reward_std: the mean, and the mean over prompts of the standard deviation among their
+        completions.
+    frac_reward_zero_std: the share of prompts whose completions have equal rewards.
+    completions/mean_length: in tokens that the policy drew; clipped_ratio: the share that did not
+        end by itself; unscorable: how many have no reward.
+    """
+    lengths = [sum(rollout.scored) for rollout in rollouts]
+    told: StepMetrics = {
+        "completions/mean_length": sum(lengths) / len(lengths),
+        "completions/clipped_ratio": sum(r.is_cut for r in rollouts) / len(rollouts),
+        "completions/unscorable": sum(not _teaches(rollout) for rollout in rollouts),
+    }
+    if not experience.groups:
+        return told
+    of_prompts = [
+        rewards[: len(group.responses)]
+        for rewards, group in zip(experience.rewards, experience.groups, strict=True)
+    ]
+    spreads = [r.std(correction=min(1, len(r) - 1)).item() for r in of_prompts]
+    equal = ~has_signal(experience.rewards, experience.present)
+    return {
+        "reward": torch.cat(of_prompts).mean().item(),
+        "reward_std": sum(spreads) / len(spreads),
+        "frac_reward_zero_std": equal.double().mean().item(),
+        **told,
+    }
+
+
+def _teaches(rollout: Rollout) -> bool:
+    return bool(rollout.rewards) and any(rollout.scored)
+
+
+def _scored(rollout: Rollout) -> Iterator[float]:
+    return (logp for logp, scored in zip(rollout.logps, rollout.scored, strict=True) if scored)
+
+
+def _group(row: str, drawn: Sequence[Rollout]) -> TokenGroup:
+    responses = (TokenResponse(r.ids, None if all(r.scored) else r.scored) for r in drawn)
+    return TokenGroup(row, row, drawn[0].prompt_ids, tuple(responses))

@@ -1,0 +1,66 @@
+"""What one iteration learns from: prompts with their completions, rewards, and who finds them how
+likely."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from steps.scoring.examples import TokenGroup
+from steps.scoring.logps import TokenLogps
+from steps.scoring.packing import lengths_of
+
+
+@dataclass(frozen=True)
+class Experience:
+    """n prompts with at most k completions each; what has no reward is not among them.
+
+    rewards: float64 [n, k]; 0 where a prompt has fewer than k.
+    longest: the most tokens that a completion could have.
+    sampler, policy, reference: of each prompt, the logps of all scored tokens of its completions,
+        one after the other, float64: by who drew them, by the trainer before it learns from them,
+        and by a frozen reference. The last two where the method looks at them.
+    """
+
+    groups: tuple[TokenGroup, ...]
+    rewards: Tensor
+    longest: int
+    sampler: tuple[Tensor, ...]
+    policy: tuple[Tensor, ...] | None = None
+    reference: tuple[Tensor, ...] | None = None
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """How many tokens of each completion are scored, int64 [n, k]; 0 where there is none."""
+        return lengths_of(self.groups, self.rewards.shape[1])
+
+    @property
+    def present(self) -> Tensor:
+        """Which completions there are, bool [n, k]."""
+        return self.lengths > 0
+
+    def sums(self, tokens: Sequence[Tensor]) -> Tensor:
+        """The logps of whole completions, float64 [n, k]."""
+        return TokenLogps(torch.cat(list(tokens)), self.lengths).sums()
+
+    def scored_by(
+        self, policy: tuple[Tensor, ...] | None, reference: tuple[Tensor, ...] | None
+    ) -> "Experience":
+        """The same, with what the trainer and the reference say."""
+        return replace(self, policy=policy, reference=reference)
+
+
+def mismatch(policy: Sequence[Tensor], sampler: Sequence[Tensor]) -> dict[str, float]:
+    """How far the trainer is from who drew, which should be the same policy.
+
+    mismatch/k3: the mean over tokens of π/q − log(π/q) − 1, an estimate of KL(q ‖ π) in nats (q
+        drew; Schulman 2020, http://joschu.net/blog/kl-approx.html).
+    mismatch/largest: the largest |log π − log q| of a token.
+    """
+    ahead = torch.cat(list(policy)) - torch.cat(list(sampler))
+    return {
+        "mismatch/k3": (ahead.expm1() - ahead).mean().item(),
+        "mismatch/largest": ahead.abs().max().item(),
+    }

@@ -1,0 +1,142 @@
+"""A batch of completions under a policy-gradient loss: what the trainer asks for a few groups of.
+
+The shares of a batch add up to its loss however it is cut into forwards: what is divided by is
+counted over the whole batch, before the step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self, overload
+
+import torch
+from torch import Tensor
+
+from steps.online.methods.advantages import advantages
+from steps.online.methods.experience import Experience
+from steps.online.methods.policy_gradient import Kl, OffPolicy, Over, PolicyGradient
+from steps.online.methods.policy_loss import Compared, policy_losses
+from steps.scoring.logps import TokenLogps
+from steps.training.objectives import Objective
+from steps.training.trainer import GroupLosses
+
+
+def policy_objective(method: PolicyGradient, experience: Experience) -> Objective | None:
+    """The policy-gradient loss of any of an iteration's prompts as one batch."""
+    old, lengths = experience.policy, experience.lengths
+    assert old is not None
+    found = advantages(_rewards(method, experience), lengths > 0, method.advantage)
+    learnt = found.any(dim=1) | (not method.skip_without_signal)
+    kept = learnt.nonzero()[:, 0].tolist()
+    if not kept:
+        return None
+    weights = _off_policy_weights(method, experience)
+
+    def batch_loss(indices: Sequence[int], _: TokenLogps | None) -> PolicyBatch:
+        chosen = [kept[index] for index in indices]
+        return PolicyBatch(
+            method,
+            lengths[chosen],
+            found[chosen],
+            scales(lengths[chosen], method.over, experience.longest),
+            _tokens(old, chosen),
+            _tokens(experience.reference, chosen),
+            _tokens(weights, chosen),
+        )
+
+    return Objective([experience.groups[index] for index in kept], batch_loss)
+
+
+def _rewards(method: PolicyGradient, experience: Experience) -> Tensor:
+    if method.kl is not Kl.k1_in_reward:
+        return experience.rewards
+    assert experience.policy is not None
+    assert experience.reference is not None
+    policy, reference = map(experience.sums, (experience.policy, experience.reference))
+    return experience.rewards - method.kl_weight * (policy - reference)
+
+
+def _off_policy_weights(method: PolicyGradient, experience: Experience) -> Sequence[Tensor] | None:
+    """π_old / π_sampler of each prompt's tokens, bounded."""
+    if method.off_policy is OffPolicy.none or experience.policy is None:
+        return None
+    pairs = zip(experience.policy, experience.sampler, strict=True)
+    weights = [(own - drawn).exp() for own, drawn in pairs]
+    limit = method.off_policy_limit
+    if method.off_policy is OffPolicy.truncate:
+        return [weight.clamp(max=limit) for weight in weights]
+    return [w.where((w >= 1 / limit) & (w <= limit), 0.0) for w in weights]
+
+
+@overload
+def _tokens(values: Sequence[Tensor], chosen: Sequence[int]) -> Tensor: ...
+@overload
+def _tokens(values: Sequence[Tensor] | None, chosen: Sequence[int]) -> Tensor | None: ...
+def _tokens(values: Sequence[Tensor] | None, chosen: Sequence[int]) -> Tensor | None:
+    """Those of the chosen prompts, one prompt after the other, float64 [S]."""
+    return None if values is None else torch.cat([values[index] for index in chosen])
+
+
+@dataclass(frozen=True)
+class PolicyBatch:
+    """The loss of n groups of at most k completions, whose S tokens lie group after group.
+
+    lengths: scored tokens of each completion, int64 [n, k]; 0 where there is none.
+    advantages, scale: of each completion, float64 [n, k]; `scale` is what its tokens' losses are
+        multiplied by, so that they add up to the batch's.
+    old, reference, weight: of each token, float64 [S]; see `policy_loss.Compared`.
+    """
+
+    method: PolicyGradient
+    lengths: Tensor
+    advantages: Tensor
+    scale: Tensor
+    old: Tensor
+    reference: Tensor | None
+    weight: Tensor | None
+
+    def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
+        count, lengths = len(logps.tokens), logps.lengths.flatten()
+
+        def of_tokens(values: Tensor) -> Tensor:
+            return TokenLogps(values, self.lengths).of(members, count).tokens
+
+        def of_completions(values: Tensor) -> Tensor:
+            return values[members].flatten().repeat_interleave(lengths, output_size=count)
+
+        compared = Compared(
+            of_tokens(self.old),
+            of_completions(self.advantages),
+            None if self.reference is None else of_tokens(self.reference),
+            None if self.weight is None else of_tokens(self.weight),
+        )
+        losses, watched = policy_losses(self.method, logps, compared)
+        metrics = {name: _by_group(logps, v / len(self.old)) for name, v in watched.items()}
+        return _by_group(logps, losses * of_completions(self.scale)), metrics
+
+    def to(self, device: torch.device) -> Self:
+        """The same loss with its tensors on `device`."""
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value for name, value in held.items() if isinstance(value, Tensor)}
+        return replace(self, **{n: t.to(device, non_blocking=True) for n, t in tensors.items()})
+
+
+def scales(lengths: Tensor, over: Over, longest: int) -> Tensor:
+    """What the losses of a completion's tokens are multiplied by, float64 [n, k].
+
+    Args:
+        lengths: scored tokens of each completion of the batch, int64 [n, k]; 0 where there is none.
+        longest: the most tokens that a completion may have.
+    """
+    count = int((lengths > 0).sum())
+    match over:
+        case Over.response:
+            return 1 / (count * lengths.clamp(min=1).double())
+        case Over.token:
+            return torch.full(lengths.shape, 1 / int(lengths.sum()), dtype=torch.float64)
+        case Over.constant:
+            return torch.full(lengths.shape, 1 / (count * longest), dtype=torch.float64)
+
+
+def _by_group(logps: TokenLogps, values: Tensor) -> Tensor:
+    """The sums of tokens' values over each group, [n]."""
+    return replace(logps, tokens=values).sums().sum(dim=1)

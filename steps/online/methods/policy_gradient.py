@@ -1,0 +1,172 @@
+"""What a policy-gradient update is told: frozen data, importable without torch.
+
+The methods with names of their own are points in this space; ``conf/rl`` has them as presets.
+
+    grpo      group_std       token      over response    Shao et al. 2024, arXiv:2402.03300
+    dr_grpo   group_mean      token      over constant    Liu et al. 2025, arXiv:2503.20783
+    dapo      group_std       token      over token       Yu et al. 2025, arXiv:2503.14476
+    gspo      group_std       sequence   over response    Zheng et al. 2025, arXiv:2507.18071
+    cispo     group_std       detached   over token       MiniMax 2025, arXiv:2506.13585
+    rloo      leave_one_out   none       over constant    Ahmadian et al. 2024, arXiv:2402.14740
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
+
+from steps.online.methods.method import Method
+from steps.shared.checks import require, set_choice
+
+if TYPE_CHECKING:
+    from steps.online.methods.experience import Experience
+    from steps.training.objectives import Objective
+
+
+class Advantage(StrEnum):
+    """What a completion's reward is compared with: the completions of the same prompt.
+
+    group_mean: r − mean(r).
+    group_std: (r − mean(r)) / (std(r) + 1e-4), with n − 1 in the standard deviation, as TRL has it.
+    leave_one_out: r − the mean of the others, which is n / (n − 1) of `group_mean` and unbiased.
+    """
+
+    group_mean = "group_mean"
+    group_std = "group_std"
+    leave_one_out = "leave_one_out"
+
+
+class Ratio(StrEnum):
+    """How the weights that are trained are compared with those that an iteration began with.
+
+    token: π(token) / π_old(token), with gradients, clipped (PPO, GRPO).
+    sequence: the geometric mean of these over a response (GSPO).
+    detached: the clipped ratio is a weight without a gradient, on A · log π (CISPO).
+    none: A · log π, as in REINFORCE.
+    """
+
+    token = "token"
+    sequence = "sequence"
+    detached = "detached"
+    none = "none"
+
+
+class Over(StrEnum):
+    """What the sum over tokens is divided by.
+
+    response: each response by its length, their sum by the number of responses (GRPO).
+    token: by the number of tokens in the batch (DAPO).
+    constant: by the number of responses times `max_new_tokens` (Dr. GRPO): no length weighs more.
+    """
+
+    response = "response"
+    token = "token"
+    constant = "constant"
+
+
+class Kl(StrEnum):
+    """How the policy is held near a reference.
+
+    k1_in_reward: a completion's reward is lowered by β Σ (log π_old − log π_ref): its policy
+        gradient is that of the reverse KL divergence.
+    k3_weighted: β · ratio · k3 is added to each token's loss, k3 = π_ref/π − log(π_ref/π) − 1. Its
+        gradient, through the ratio too, is that of the reverse KL divergence.
+    k3: β · k3 as GRPO's paper has it, without the ratio. Its gradient is that of the *forward* KL
+        divergence; for comparisons with published runs.
+    """
+
+    none = "none"
+    k1_in_reward = "k1_in_reward"
+    k3_weighted = "k3_weighted"
+    k3 = "k3"
+
+
+class OffPolicy(StrEnum):
+    """What is done about w = π_old / π_sampler, where the sampler is not the trainer to the bit.
+
+    none: nothing; how far the two are apart is logged all the same.
+    truncate: each token's loss is weighted by min(w, limit) (Yao et al. 2025, TIS).
+    mask: by w, and by 0 where w is outside [1 / limit, limit].
+    """
+
+    none = "none"
+    truncate = "truncate"
+    mask = "mask"
+
+
+@dataclass(frozen=True)
+class PolicyGradient(Method):
+    """A policy-gradient update; without further settings Dr. GRPO with a leave-one-out baseline.
+
+    Clipping keeps the ratio in [1 − `clip_low`, 1 + `clip_high`]; null: no bound on that side.
+
+    With `skip_without_signal`, prompts whose completions have equal rewards are not trained on, nor
+    counted in what the loss is divided by; without, they are, with advantages of 0.
+
+    Args:
+        advantage: what a completion's reward is compared with.
+        ratio: how the policy is compared with the weights that an iteration began with.
+        clip_low: the ratio is kept above 1 − `clip_low`; null: no bound on that side.
+        clip_high: the ratio is kept below 1 + `clip_high`; null: no bound on that side.
+        over: what the sum over tokens is divided by.
+        kl: how the policy is held near a reference.
+        kl_weight: how much the distance from the reference counts.
+        off_policy: what is done where the sampler is not the trainer to the bit.
+        off_policy_limit: the bound of the weight that `off_policy` uses.
+        skip_without_signal: prompts whose completions have equal rewards are not trained on.
+    """
+
+    name: ClassVar[str] = "policy_gradient"
+    weighs_by_policy: ClassVar[bool] = True
+
+    advantage: Advantage = Advantage.leave_one_out
+    ratio: Ratio = Ratio.token
+    clip_low: float | None = 0.2
+    clip_high: float | None = 0.2
+    over: Over = Over.constant
+    kl: Kl = Kl.none
+    kl_weight: float = 0.0
+    off_policy: OffPolicy = OffPolicy.none
+    off_policy_limit: float = 2.0
+    skip_without_signal: bool = True
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            set_choice(self, name, choices)
+        for name in ("clip_low", "clip_high"):
+            bound = getattr(self, name)
+            if bound is not None:
+                require(0 < bound < math.inf, f"{name} must be above 0, or null", bound)
+                unused = self.ratio is Ratio.none
+                require(
+                    not unused, f"{name} must be null: with ratio=none nothing is clipped", bound
+                )
+        weight, has_kl = self.kl_weight, self.kl is not Kl.none
+        require(0 <= weight < math.inf, "kl_weight must not be negative", weight)
+        require(
+            has_kl == (weight > 0), f"kl_weight must be {_fits(has_kl)} with {self.kl=!s}", weight
+        )
+        limit = self.off_policy_limit
+        require(1 < limit < math.inf, "off_policy_limit must be above 1", limit)
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl is not Kl.none
+
+    def objective(self, experience: "Experience") -> "Objective | None":
+        from steps.online.methods.policy_batch import policy_objective
+
+        return policy_objective(self, experience)
+
+
+_CHOICES = {
+    "advantage": Advantage,
+    "ratio": Ratio,
+    "over": Over,
+    "kl": Kl,
+    "off_policy": OffPolicy,
+}
+
+
+def _fits(has_kl: bool) -> str:
+    return "above 0" if has_kl else "0"

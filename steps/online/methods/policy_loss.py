@@ -1,0 +1,73 @@
+"""The policy-gradient loss of tokens, in all its variants: no model, no batch, nothing reduced.
+
+With A the advantage of a token's completion, ρ = π/π_old of the token (or of its whole response)
+and w the off-policy weight, a token's loss is
+
+    −w · min(ρ A, clip(ρ) A)        ratio = token, sequence
+    −w · sg(clip(ρ)) A log π        ratio = detached
+    −w · A log π                    ratio = none
+    +β · k3   or   +β · ρ · k3      k3 = π_ref/π − log(π_ref/π) − 1
+
+π_old is the trainer's own scoring at the start of the iteration: ρ is exactly 1 at the first
+update, and nothing is clipped.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from steps.online.methods.policy_gradient import Kl, PolicyGradient, Ratio
+from steps.scoring.logps import TokenLogps
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What S tokens are compared with, float64 [S] each; `reference` and `weight` where there are
+    any."""
+
+    old: Tensor
+    advantages: Tensor
+    reference: Tensor | None = None
+    weight: Tensor | None = None
+
+
+def policy_losses(
+    method: PolicyGradient, logps: TokenLogps, to: Compared
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The tokens' losses, with gradients, and what is logged of each, detached; [S] each."""
+    log_ratio = logps.tokens - to.old
+    ratio = (_means(log_ratio, logps) if method.ratio is Ratio.sequence else log_ratio).exp()
+    low, high = method.clip_low, method.clip_high
+    clipped = ratio.clamp(
+        -torch.inf if low is None else 1 - low, None if high is None else 1 + high
+    )
+    if method.ratio is Ratio.none:
+        gains = to.advantages * logps.tokens
+    elif method.ratio is Ratio.detached:
+        gains = clipped.detach() * to.advantages * logps.tokens
+    else:
+        gains = torch.minimum(ratio * to.advantages, clipped * to.advantages)
+    losses = -gains if to.weight is None else -gains * to.weight
+    binds = method.ratio is Ratio.detached or clipped * to.advantages < ratio * to.advantages
+    watched = {
+        "ratio/deviation": (ratio - 1).abs(),
+        "clip_ratio/low_mean": (binds & (ratio < clipped)).double(),
+        "clip_ratio/high_mean": (binds & (ratio > clipped)).double(),
+    }
+    if to.reference is not None:
+        behind = to.reference - logps.tokens
+        k3 = behind.expm1() - behind
+        watched |= {"kl/k1": -behind, "kl/k3": k3}
+        if method.kl is Kl.k3:
+            losses = losses + method.kl_weight * k3
+        elif method.kl is Kl.k3_weighted:
+            losses = losses + method.kl_weight * log_ratio.exp() * k3
+    return losses, {name: values.detach() for name, values in watched.items()}
+
+
+def _means(log_ratio: Tensor, logps: TokenLogps) -> Tensor:
+    """Each token's mean over its response: the logarithm of a geometric mean."""
+    means = replace(logps, tokens=log_ratio).sums() / logps.lengths.clamp(min=1)
+    counts = logps.lengths.flatten()
+    return means.flatten().repeat_interleave(counts, output_size=len(log_ratio))

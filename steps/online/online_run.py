@@ -1,0 +1,206 @@
+"""One segment of an online run: from a model folder, and perhaps the state that another segment
+ended with, to the next model folder and state.
+
+    OUTPUT/model/                    the trained model
+          /state/state.safetensors   its weights as they are updated, and the optimiser's moments
+                /state.json          how many iterations that is after, and how many tokens
+          /rollouts/                 what was drawn, where it was; see `rollouts`
+          /metrics.jsonl             one line an iteration
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steps.checking.judges import Judges
+from steps.data.tokens.rendering import load_tokenizer
+from steps.generation.choosing import EngineChoice, choose_engine
+from steps.generation.sampling import decoded, end_tokens
+from steps.models.folders import load_model, vocabulary_size
+from steps.models.workplace import Workplace
+from steps.online.config import RlConfig
+from steps.online.iteration_rollouts import Kept, Recorded
+from steps.online.iterations import Learner, Segment, Source, iterate
+from steps.online.judging import judge_rollouts, require_verdicts
+from steps.online.learning_from import experience_of
+from steps.online.recording import Drawn, require_whole_distribution, tokenized, write_recording
+from steps.online.rollouts import Rollout
+from steps.online.sampled import Asked, Sampled, longest_examples
+from steps.scoring.config import Attention
+from steps.scoring.examples import TokenGroup
+from steps.scoring.parity import choose_attention
+from steps.scoring.scorer import Scorer
+from steps.shared.checks import require
+from steps.shared.execution_detail import execution_detail
+from steps.training.checkpoints import Checkpoints
+from steps.training.metrics import StepMetrics, write_metrics
+from steps.training.policy import TorchPolicy
+from steps.training.trainer import Trainer
+
+_STATE, _REACHED, _ROLLOUTS = "state.safetensors", "state.json", "rollouts"
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a segment starts: the `policy`, the `state` of another segment (then the weights are
+    those), and a frozen `reference` for methods that want one (the policy without)."""
+
+    policy: Path
+    state: Path | None = None
+    reference: Path | None = None
+
+
+def run_online(
+    start: Folders,
+    config: RlConfig,
+    examples: Sequence[TokenGroup],
+    source: Callable[[Trainer, Kept], Source],
+    iterations: int,
+    place: Workplace,
+) -> dict[str, Any]:
+    """Does `iterations` iterations; returns the first and the last one's metrics, with `notices`.
+
+    A run that finds checkpoints and rollouts in scratch goes on from these.
+
+    Args:
+        examples: of what is to be scored, for the check whether the model can be packed.
+        source: given the trainer and what scratch has of the segment's rollouts.
+    """
+    if place.ranks.count > 1:
+        raise ValueError(
+            "online training is done by one process; start it with processes=1, on one device"
+        )
+    require(iterations >= 1, "iterations must be at least 1", iterations)
+    first, tokens = _reached(start.state)
+    segment = Segment(first, first + iterations, tokens)
+    policy = TorchPolicy(start.policy, config, place.ranks)
+    scored_by, notices = policy.make_ready(examples)
+    kept = Kept(place.scratch / _ROLLOUTS)
+    checkpoints = Checkpoints(place.scratch / "checkpoints", config.keep_last)
+    reference = _reference(start, config, examples, scored_by.attention)
+    try:
+        if start.state is not None:
+            policy.trainer.load_checkpoint([start.state / _STATE]).result()
+        learner = Learner(policy.trainer, config, reference)
+        drawn = source(policy.trainer, kept)
+        log = iterate(learner, drawn, segment, checkpoints, place, kept.put)
+        state = place.output / "state"
+        state.mkdir(parents=True, exist_ok=True)
+        policy.trainer.save_checkpoint(state / _STATE).result()
+        weights = policy.trained()
+    finally:
+        policy.trainer.close()
+        if reference is not None:
+            reference.close()
+    reached = {"iterations": segment.last, "num_tokens": log[-1]["num_tokens"]}
+    (state / _REACHED).write_text(json.dumps(reached) + "\n")
+    policy.save(weights, place.output / "model")
+    write_metrics(place.output / "metrics.jsonl", log)
+    return _summary(log) | ({"notices": notices} if notices else {})
+
+
+def run_sampling(
+    start: Folders,
+    config: RlConfig,
+    prompts: Path,
+    judges: Judges,
+    most_without: float,
+    iterations: int,
+    place: Workplace,
+) -> dict[str, Any]:
+    """`run_online` of a policy that draws completions of the prompts in a folder for itself, which
+    `judges` give a reward. Writes the rollouts too.
+
+    Raises ValueError if there are too few prompts for an iteration, or if a larger share of its
+    completions than `most_without` gets no verdict.
+    """
+    if config.lora is not None:
+        raise ValueError("lora must be null: the sampler takes over all weights, and no adapters")
+    tokenizer = load_tokenizer(start.policy)
+    rows, prompt_ids, tally = tokenized(prompts, tokenizer)
+    model = load_model(start.policy, config.dtype)
+    pairs = zip(rows, prompt_ids, strict=True)
+    stop_ids = tuple(end_tokens(model, tokenizer))
+    asked = Asked([(row.row, tuple(ids)) for row, ids in pairs], stop_ids)
+    first = asked.requests(config, 0)
+    choice = choose_engine(model, first, "", config.slots, config.tokens_per_forward)
+    examples = longest_examples(asked, config, vocabulary_size(model))
+
+    by_row = {row.row: row for row in rows}
+
+    def judge(rollouts: Sequence[Rollout]) -> list[Rollout]:
+        said = [decoded(tokenizer, rollout.ids) for rollout in rollouts]
+        judged = judge_rollouts(judges, rollouts, said, by_row, judges.name)
+        require_verdicts(judged, most_without)
+        return judged
+
+    def source(trainer: Trainer, kept: Kept) -> Source:
+        return Sampled(trainer, choice.engine, asked, config, judge, kept, place)
+
+    summary = run_online(start, config, examples, source, iterations, place)
+    drawn = list(Kept(place.scratch / _ROLLOUTS).all())
+    recorded = Drawn(rows, drawn, tokenizer, tally, choice, config.temperature)
+    write_recording(place.output / _ROLLOUTS, recorded, start.policy)
+    told = [*summary.get("notices", ()), *_notices(choice)]
+    return summary | tally.metrics() | ({"notices": told} if told else {})
+
+
+@execution_detail
+def _notices(choice: EngineChoice) -> list[str]:
+    """What a person should know of who drew."""
+    told = [choice.notice] if choice.notice else []
+    if not choice.batch_invariant:
+        told.append(
+            "completions depend, in their last bits, on what is written beside them here: with "
+            "other slots, or after a kill, the run may become another one"
+        )
+    return told
+
+
+def run_replay(
+    start: Folders, config: RlConfig, rollouts: Path, place: Workplace
+) -> dict[str, Any]:
+    """`run_online` on the judged rollouts in a folder, without sampling: on a run's own rollouts,
+    with its own settings, that run again.
+
+    Raises ValueError if they were drawn at another temperature than 1, or from a part of the
+    distribution, and the method weighs tokens by the policy.
+    """
+    if config.method.weighs_by_policy:
+        require_whole_distribution(rollouts)
+    recorded = Recorded(rollouts, config.prompts, _reached(start.state)[0])
+    drawn = (experience_of(part, config.max_new_tokens) for part in recorded.iterations)
+    examples = [group for experience in drawn for group in experience.groups]
+    iterations = len(recorded.iterations)
+    return run_online(start, config, examples, lambda *_: recorded, iterations, place)
+
+
+def _reference(
+    start: Folders, config: RlConfig, examples: Sequence[TokenGroup], attention: Attention
+) -> Scorer | None:
+    """What the method compares with, scored as the policy is; nothing where it does not."""
+    if not config.method.needs_reference:
+        return None
+    model = load_model(start.reference or start.policy, config.dtype)
+    scorer = Scorer(model, config.tokens_per_forward)
+    choose_attention(scorer, examples, attention)
+    return scorer
+
+
+def _reached(state: Path | None) -> tuple[int, int]:
+    """The iterations and tokens of a run before this segment."""
+    if state is None:
+        return 0, 0
+    reached = json.loads((state / _REACHED).read_text())
+    return int(reached["iterations"]), int(reached["num_tokens"])
+
+
+def _summary(log: Sequence[StepMetrics]) -> dict[str, Any]:
+    named = {"first": log[0], "final": log[-1]}
+    return {
+        "iterations": log[-1]["step"],
+        "tokens": log[-1]["num_tokens"],
+        **{when: {n: v for n, v in line.items() if n != "step"} for when, line in named.items()},
+    }

@@ -1,0 +1,232 @@
+"""Drawing rollouts: finished ones are kept, and a run that is killed goes on.
+
+    SCRATCH/parts/finished-RANK-NUMBER.parquet    completions, as they finish
+
+A completion follows from its request alone. So what is missing after a kill is drawn then, by as
+many ranks as there are then, and the recording is the same to the last bit.
+"""
+
+import json
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from steps.data.rows.ledger import Entry, Tally
+from steps.data.rows.parquet import read_rows, write_rows
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import PromptRow
+from steps.data.rows.tables import PROMPTS, from_record, to_record
+from steps.data.tokens.encoding import save_tokenizer
+from steps.data.tokens.rendering import Chat, load_tokenizer
+from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
+from steps.generation.choosing import EngineChoice, choose_engine
+from steps.generation.config import SamplingConfig
+from steps.generation.engine import Engine, Finish, Finished, Request
+from steps.generation.sampling import end_tokens, make_requests, share
+from steps.models.config import Dtype
+from steps.models.folders import load_model
+from steps.models.ranks import Ranks
+from steps.models.workplace import Left, Workplace
+from steps.online.rollouts import (
+    Rollout,
+    as_rollout,
+    read_rollouts,
+    write_rollout_file,
+    write_rollouts,
+)
+from steps.scoring.scored_by import model_digest
+
+_Answer = tuple[str, int]
+"""A row's id and the number of a completion."""
+_ENGINE = "engine.json"
+_SECONDS_A_PART = 20.0
+"""How much of a rank's work a kill costs, at most."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Rollouts, the rows that they answer, and how they came about.
+
+    rollouts: in the order of `rows`, and of a row by number.
+    tally: which prompts were kept and which not.
+    temperature: by which logits were divided; nothing else changes what a policy draws from.
+    """
+
+    rows: Sequence[PromptRow]
+    rollouts: Sequence[Rollout]
+    tokenizer: PreTrainedTokenizerBase
+    tally: Tally
+    choice: EngineChoice
+    temperature: float
+
+    def metrics(self) -> dict[str, Any]:
+        """Counts, and what people should be told."""
+        tokens = sum(len(rollout.ids) for rollout in self.rollouts)
+        told = self.tally.metrics()
+        notices = [*told.get("notices", ()), *filter(None, [self.choice.notice])]
+        return {
+            "prompts": len(self.rows),
+            "completions": len(self.rollouts),
+            "cut": sum(rollout.is_cut for rollout in self.rollouts),
+            "tokens": tokens,
+            "tokens_per_completion": tokens / len(self.rollouts),
+            **told,
+            **({"notices": notices} if notices else {}),
+        }
+
+
+def draw_rollouts(
+    prompts: Path, model: Path, config: SamplingConfig, dtype: Dtype, place: Workplace
+) -> Drawn:
+    """Completions of the prompts in a folder by the model in another; every rank gets all of them.
+
+    A prompt that the model's chat template refuses is left out, and told.
+
+    Raises:
+        ValueError: no prompt is left.
+        Left: the run was told to leave; what is finished is kept.
+    """
+    tokenizer = load_tokenizer(model)
+    rows, prompt_ids, tally = tokenized(prompts, tokenizer)
+    if not rows:
+        raise ValueError(f"the chat template refuses every prompt: {tally.worst_reasons()}")
+    loaded = load_model(model, dtype)
+    asked = [(row.row, ids) for row, ids in zip(rows, prompt_ids, strict=True)]
+    requests = make_requests(asked, config, end_tokens(loaded, tokenizer))
+    weights = model_digest(model)
+    choice = choose_engine(loaded, requests, weights, config.slots, config.tokens_per_forward)
+    if len(set(place.ranks.gather(choice.name))) > 1:
+        raise ValueError("the model takes slots on some ranks only; sample with one process")
+    if choice.notice and place.ranks.is_first:
+        warnings.warn(choice.notice, stacklevel=2)
+    rollouts = record(choice.engine, requests, place)
+    return Drawn(rows, rollouts, tokenizer, tally, choice, config.temperature)
+
+
+def write_recording(folder: Path, drawn: Drawn, model: Path) -> None:
+    """The files of a `Rollouts` artifact, from what `draw_rollouts` drew with `model`."""
+    write_rollouts(folder, drawn.rollouts)
+    write_rows(folder / "prompts-00000.parquet", PROMPTS, map(to_record, drawn.rows))
+    save_tokenizer(model, folder / "tokenizer.json")
+    told = {**drawn.choice.described(), "temperature": drawn.temperature, "top_p": 1.0, "top_k": 0}
+    (folder / _ENGINE).write_text(json.dumps(told, indent=1) + "\n")
+
+
+def require_whole_distribution(folder: Path) -> None:
+    """Raises ValueError unless a recording was drawn from all of what the policy says, as it says
+    it: at temperature 1, and without top-p or top-k.
+
+    A ratio of probabilities would otherwise compare two distributions.
+    """
+    file = folder / _ENGINE
+    told = json.loads(file.read_text()) if file.is_file() else {}
+    whole = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    for name, value in whole.items():
+        if told.get(name, value) != value:
+            raise ValueError(
+                f"{file} says {name}={told[name]}: the policy was not drawn from as it is, so "
+                f"tokens cannot be weighed by how likely it finds them; sample with {name}="
+                f"{value:g}, or train with a method that imitates or prefers"
+            )
+
+
+def record(engine: Engine, requests: Sequence[Request], place: Workplace) -> list[Rollout]:
+    """What `engine` gives to `requests`, in their order, without what is in scratch already.
+
+    Several ranks, each with an engine, share the rows, and each gets all rollouts.
+
+    Raises:
+        Left: a rank was told to leave; what is finished is kept.
+    """
+    ranks = place.ranks
+    asked = {(request.row, request.k): request for request in requests}
+    own = _kept(place.scratch, asked, engine.weights)
+    done = {(row, k) for of_rank in ranks.gather(list(own)) for row, k in of_rank}
+    missing = [r for r in share(requests, ranks) if (r.row, r.k) not in done]
+    parts = _Parts(place)
+    leaving = False
+    for finished in engine.sample(missing, engine.weights):
+        answered = finished.row, finished.k
+        own[answered] = as_rollout(asked[answered], finished)
+        leaving = place.stopping() and parts.count + 1 < len(missing)
+        parts.add(own[answered], at_once=leaving)
+        place.on_progress(min(len(done) + parts.count * ranks.count, len(asked)), len(asked), {})
+        if leaving:
+            break
+    if ranks.any(leaving)[0]:
+        raise Left("left while sampling; the completions that are finished are kept")
+    return _gathered(ranks, own, asked, engine.weights)
+
+
+class _Parts:
+    """Files of finished completions, one now and then."""
+
+    def __init__(self, place: Workplace) -> None:
+        self.count = 0
+        self._folder = place.scratch / "parts"
+        self._rank = place.ranks.index
+        self._pending: list[Rollout] = []
+        self._written = time.monotonic()
+
+    def add(self, rollout: Rollout, at_once: bool) -> None:
+        self.count += 1
+        self._pending.append(rollout)
+        if not at_once and time.monotonic() - self._written < _SECONDS_A_PART:
+            return
+        number = len(list(self._folder.glob(f"finished-{self._rank:05d}-*")))
+        file = self._folder / f"finished-{self._rank:05d}-{number:05d}.parquet"
+        write_rollout_file(file, self._pending)
+        self._pending = []
+        self._written = time.monotonic()
+
+
+def _kept(scratch: Path, asked: Mapping[_Answer, Request], weights: str) -> dict[_Answer, Rollout]:
+    """What an earlier attempt has finished, as far as it answers `asked`. A file that cannot be
+    read is as good as none: what it held is drawn again."""
+    found = {}
+    for file in sorted((scratch / "parts").glob("finished-*.parquet")):
+        try:
+            rollouts = list(read_rollouts(file))
+        except ValueError:
+            continue
+        for rollout in rollouts:
+            request = asked.get((rollout.row, rollout.k))
+            if request and (rollout.prompt_ids, rollout.weights) == (request.prompt_ids, weights):
+                found[rollout.row, rollout.k] = rollout
+    return found
+
+
+def _gathered(
+    ranks: Ranks, own: Mapping[_Answer, Rollout], asked: Mapping[_Answer, Request], weights: str
+) -> list[Rollout]:
+    """The rollouts of all ranks, in the order in which they were asked for."""
+    every = dict(own)
+    if ranks.count > 1:
+        told = [[r.row, r.k, r.ids, r.logps, r.finish] for r in own.values()]
+        for row, k, ids, logps, finish in chain.from_iterable(ranks.gather(told)):
+            finished = Finished(row, k, tuple(ids), tuple(logps), Finish(finish), weights)
+            every[row, k] = as_rollout(asked[row, k], finished)
+    return [every[answered] for answered in asked]
+
+
+def tokenized(
+    prompts: Path, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[PromptRow], list[list[int]], Tally]:
+    """The prompts of a folder that the chat template takes, their tokens, what became of all."""
+    rows = [from_record(PromptRow, record) for record in read_rows(prompts)]
+    chats = [Chat(row.prompt, row.tools, row.template_kwargs) for row in rows]
+    kept: list[tuple[PromptRow, list[int]]] = []
+    tally = Tally()
+    for row, ids in zip(rows, tokenize_prompts(tokenization(tokenizer), chats), strict=True):
+        if isinstance(ids, MalformedRow):
+            tally.add(Entry.dropped("", "", row.row, ids))
+        else:
+            kept.append((row, ids))
+            tally.add(Entry("", "", row.row, "kept"))
+    return [row for row, _ in kept], [ids for _, ids in kept], tally

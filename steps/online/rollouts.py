@@ -1,0 +1,179 @@
+"""Rollouts: the completions that a policy drew, as the token ids that it drew.
+
+    FOLDER/rollouts-00000.parquet    one row a completion, ordered by iteration, row and number k
+           prompts-00000.parquet     the rows that were asked, with the right answers if known
+           tokenizer.json            what decodes the ids
+           engine.json               what drew them
+
+Token ids are what is trained on; text is a view, for checkers and people. A text does not say how
+it ended, and tokenised again it may be other tokens than the policy ever drew.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from steps.checking.verdicts import Verdict
+from steps.data.rows.parquet import iter_rows, write_rows
+from steps.data.rows.tables import ROW, ROWS_PER_SHARD
+from steps.generation.engine import Finish, Finished, Request
+
+_IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
+ROLLOUTS = pa.schema(
+    [
+        pa.field("iteration", pa.int32(), nullable=False),
+        ROW,
+        pa.field("k", pa.int32(), nullable=False),
+        pa.field("prompt_ids", _IDS, nullable=False),
+        pa.field("ids", _IDS, nullable=False),
+        pa.field("scored", pa.list_(pa.bool_()), nullable=False),
+        pa.field("logps", pa.list_(pa.float32()), nullable=False),
+        pa.field("policy_logps", pa.list_(pa.float64())),
+        pa.field("finish", pa.string(), nullable=False),
+        pa.field("rewards", pa.map_(pa.string(), pa.float64()), nullable=False),
+        pa.field("verdict", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("weights", pa.string(), nullable=False),
+    ]
+)
+"""The fields of `Rollout`."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One completion of a prompt.
+
+    iteration: of an online run; 0 for what is drawn once.
+    k: its number among the completions of its row.
+    ids: what follows the prompt, with the stop token if there is one.
+    scored: of each of `ids`, whether the policy drew it; what a tool said is context.
+    logps: of each of `ids`, its log-probability by the sampler, at the sampling temperature; 0
+        where it is not scored.
+    policy_logps: the same by the trainer, with the same weights; None until they are computed.
+    rewards: by name; a checker that came to no verdict gives none.
+    verdict, reason: the checker's; None before there has been one.
+    weights: the digest of the weights that drew it.
+    """
+
+    row: str
+    k: int
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    scored: tuple[bool, ...]
+    logps: tuple[float, ...]
+    finish: Finish
+    weights: str
+    iteration: int = 0
+    policy_logps: tuple[float, ...] | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {"scored": self.scored, "logps": self.logps, "policy_logps": self.policy_logps}
+        for name, values in lengths.items():
+            if values is not None and len(values) != len(self.ids):
+                raise ValueError(
+                    f"row {self.row!r}, completion {self.k}: {name} has {len(values)} values for "
+                    f"{len(self.ids)} ids; sample it again"
+                )
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has no end that the policy drew: it was cut, or failed."""
+        return self.finish is not Finish.stop
+
+
+def as_rollout(request: Request, finished: Finished, iteration: int = 0) -> Rollout:
+    """What an engine gave to a request, all of it drawn by the policy."""
+    return Rollout(
+        request.row,
+        request.k,
+        request.prompt_ids,
+        finished.ids,
+        (True,) * len(finished.ids),
+        finished.logps,
+        finished.finish,
+        finished.weights,
+        iteration,
+    )
+
+
+def write_rollouts(folder: Path, rollouts: Iterable[Rollout]) -> int:
+    """Writes ``rollouts-*.parquet`` in the order given; how many there were.
+
+    Logps become float32; `policy_logps` stay float64, as a ratio to them must be exactly 1.
+    """
+    rest = iter(rollouts)
+    total = 0
+    for number in count():
+        shard = list(islice(rest, ROWS_PER_SHARD))
+        if shard or number == 0:
+            total += write_rollout_file(folder / f"rollouts-{number:05d}.parquet", shard)
+        if len(shard) < ROWS_PER_SHARD:
+            break
+    return total
+
+
+def write_rollout_file(file: Path, rollouts: Iterable[Rollout]) -> int:
+    """Writes one file of rollouts, whole or not at all; how many there are."""
+    return write_rows(file, ROLLOUTS, map(_to_record, rollouts))
+
+
+def read_rollouts(path: Path) -> Iterator[Rollout]:
+    """The rollouts of a folder, or of one file.
+
+    Raises:
+        FileNotFoundError: there are none.
+        ValueError: a file holds something else, or a row that cannot be a rollout; it names it.
+    """
+    source = path if path.is_file() else None
+    files = [source] if source else sorted(path.glob("rollouts-*.parquet"))
+    if not files:
+        raise FileNotFoundError(f"{path} holds no rollouts; sample them with sample_rollouts")
+    for file in files:
+        for record in iter_rows(file, ROLLOUTS.names):
+            try:
+                yield _from_record(record)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{file}: {error}") from error
+
+
+def by_row(rollouts: Iterable[Rollout]) -> dict[tuple[int, str], list[Rollout]]:
+    """The completions of each row of each iteration, in the order in which rows come first."""
+    groups: dict[tuple[int, str], list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault((rollout.iteration, rollout.row), []).append(rollout)
+    return groups
+
+
+def texts(folder: Path, rollouts: Sequence[Rollout]) -> list[str]:
+    """What each says, without special tokens, by the folder's ``tokenizer.json``."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return tokenizer.decode_batch([list(r.ids) for r in rollouts], skip_special_tokens=True)
+
+
+def _to_record(rollout: Rollout) -> dict[str, Any]:
+    record = {f.name: getattr(rollout, f.name) for f in fields(rollout)}
+    return {**record, "rewards": sorted(rollout.rewards.items())}
+
+
+def _from_record(record: Mapping[str, Any]) -> Rollout:
+    values = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in record.items()
+    }
+    verdict = values["verdict"]
+    return Rollout(
+        **{
+            **values,
+            "rewards": dict(values["rewards"]),
+            "finish": Finish(values["finish"]),
+            "verdict": None if verdict is None else Verdict(verdict),
+        }
+    )

@@ -1,0 +1,116 @@
+"""A policy that draws for itself: iteration by iteration, with the weights that the trainer has.
+
+Prompts follow from (seed, iteration), draws from (seed, iteration, row, number, position), so an
+iteration is drawn alike by any engine that is batch-invariant, in any parts. Completions are kept
+as they finish, and named after the weights that drew them: what is found in scratch and was drawn
+by others is drawn again.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steps.generation.engine import Engine, Request
+from steps.models.workplace import Workplace, ignore_progress
+from steps.online.config import RlConfig
+from steps.online.iteration_rollouts import Kept
+from steps.online.recording import record
+from steps.online.rollouts import Rollout
+from steps.scoring.examples import TokenGroup, TokenResponse
+from steps.training.trainer import Trainer
+
+Judge = Callable[[Sequence[Rollout]], Sequence[Rollout]]
+"""Gives rollouts their rewards."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The prompts that there are, by row, and what ends a completion."""
+
+    prompts: Sequence[tuple[str, tuple[int, ...]]]
+    stop_ids: tuple[int, ...]
+
+    def requests(self, config: RlConfig, iteration: int) -> list[Request]:
+        """What 0-based `iteration` asks for, row after row."""
+        chosen = prompts_of(len(self.prompts), config.prompts, iteration, config.seed)
+        return [
+            Request(
+                row,
+                k,
+                ids,
+                config.max_new_tokens,
+                config.temperature,
+                self.stop_ids,
+                (config.seed, iteration),
+            )
+            for row, ids in (self.prompts[index] for index in chosen)
+            for k in range(config.completions)
+        ]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A `Source` that draws with `engine`, which it gives the trainer's weights before."""
+
+    trainer: Trainer
+    engine: Engine
+    asked: Asked
+    config: RlConfig
+    judge: Judge
+    kept: Kept
+    place: Workplace
+
+    def draw(self, iteration: int) -> Sequence[Rollout]:
+        """The iteration's rollouts by the present weights, as far as there are any in scratch from
+        there; judged. Raises Left once the run is told to leave."""
+        tensors = self.trainer.get_weights().result()
+        weights = weights_digest(tensors)
+        if (found := self.kept.get(iteration, weights)) is not None:
+            return found
+        if self.engine.weights != weights:
+            self.engine.update_weights(tensors, weights)
+        scratch = self.place.scratch / "drawing" / f"{iteration:06d}"
+        place = replace(self.place, scratch=scratch, on_progress=ignore_progress)
+        drawn = record(self.engine, self.asked.requests(self.config, iteration), place)
+        return self.judge([replace(rollout, iteration=iteration) for rollout in drawn])
+
+
+def prompts_of(there_are: int, wanted: int, iteration: int, seed: int) -> list[int]:
+    """The prompts of 0-based `iteration`: a slice of its pass's own permutation of all.
+
+    Every iteration has as many as are wanted, none of them twice: what is left at the end of a pass
+    is another few the next time. Raises ValueError if there are fewer.
+    """
+    if wanted > there_are:
+        raise ValueError(f"prompts is {wanted}, but there are only {there_are} prompts")
+    number, place = divmod(iteration, there_are // wanted)
+    order = np.random.default_rng([seed, number]).permutation(there_are)
+    return order[place * wanted : (place + 1) * wanted].tolist()
+
+
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """16 hexadecimal digits that follow from the tensors, by name."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def longest_examples(asked: Asked, config: RlConfig, vocabulary: int) -> list[TokenGroup]:
+    """Made-up completions, as long as they may be, of the longest prompts: what a model is tried
+    with before anything is drawn."""
+    draws = np.random.default_rng(0)
+    by_length = sorted(asked.prompts, key=lambda prompt: len(prompt[1]))
+    tried = [*by_length[-3:], by_length[0]]
+
+    def response(length: int) -> TokenResponse:
+        return TokenResponse(tuple(draws.integers(vocabulary, size=length).tolist()))
+
+    lengths = (config.max_new_tokens, max(1, config.max_new_tokens // 2))
+    return [TokenGroup(row, row, ids, tuple(map(response, lengths))) for row, ids in tried]

@@ -1,0 +1,184 @@
+"""From judged rollouts to data that other trainers take: demonstrations, and preference pairs.
+
+Both are the token ids that the policy drew, with masks over what it drew itself: nothing is
+tokenised again. A completion that was cut has no end that the policy drew, and one without a reward
+is not comparable; both are left out, and counted.
+"""
+
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steps.data.rows.parquet import write_rows
+from steps.data.rows.rows import Message
+from steps.data.rows.tables import messages_to_column, to_record
+from steps.data.tokens.token_tables import CONVERSATION_TOKENS, PAIR_TOKENS
+from steps.data.tokens.tokenizing import tokens_id
+from steps.online.judging import read_prompts
+from steps.online.rollouts import Rollout, by_row, read_rollouts, texts
+from steps.shared.checks import require, require_count
+
+_TOKENS, _TOKENIZER = "tokens-00000.parquet", "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Best:
+    """Which completions of a prompt to imitate: the `per_prompt` best different ones, of equals the
+    earlier; null: all. `least_reward`: what they must have; null: whatever is best.
+
+    Best of n is ``Best(least_reward=None)``, all that are right ``Best(per_prompt=None)``, and one
+    right one of each prompt, as RAFT has it, ``Best()``.
+    """
+
+    least_reward: float | None = 1.0
+    per_prompt: int | None = 1
+
+    def __post_init__(self) -> None:
+        require_count(self, "per_prompt", or_null=True)
+        if self.least_reward is not None:
+            holds = math.isfinite(self.least_reward)
+            require(holds, "least_reward must be finite or null", self.least_reward)
+
+    def of(self, drawn: Sequence[Rollout]) -> list[Rollout]:
+        """Those of one prompt, the best first."""
+        least = -math.inf if self.least_reward is None else self.least_reward
+        best = sorted(_different(drawn), key=_reward, reverse=True)
+        return [r for r in best if _reward(r) >= least][: self.per_prompt]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Which completions of a prompt to compare: the best with the worst, the next best with the
+    next worst, `per_prompt` pairs at most, as long as rewards differ by more than `margin`."""
+
+    per_prompt: int = 1
+    margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_count(self, "per_prompt")
+        require(0 <= self.margin < math.inf, "margin must not be negative", self.margin)
+
+    def of(self, drawn: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
+        """Those of one prompt: a better completion and a worse one each."""
+        different = _different(drawn)
+        best = sorted(different, key=_reward, reverse=True)
+        worst = sorted(different, key=_reward)
+        pairs = zip(best[: self.per_prompt], worst, strict=False)
+        return [(good, bad) for good, bad in pairs if _reward(good) - _reward(bad) > self.margin]
+
+
+def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, Any]:
+    """Writes the chosen completions as conversations' tokens; what there was.
+
+    Raises ValueError if none is good enough.
+    """
+    left, counts = _comparable(recording)
+    chosen = [rollout for drawn in left for rollout in how.of(drawn)]
+    if not chosen:
+        raise ValueError(
+            f"no completion in {recording} has a reward of {how.least_reward} or more; sample more "
+            "of them, or lower least_reward"
+        )
+    write_rows(output / _TOKENS, CONVERSATION_TOKENS, map(_demonstration, chosen))
+    shutil.copyfile(recording / _TOKENIZER, output / _TOKENIZER)
+    prompts = len({(rollout.iteration, rollout.row) for rollout in chosen})
+    return {"demonstrations": len(chosen), "prompts_used": prompts, **counts}
+
+
+def write_pairs(recording: Path, how: Pairs, output: Path) -> dict[str, Any]:
+    """Writes better and worse completions as pairs' tokens; what there was.
+
+    Raises ValueError if no prompt has two of different rewards.
+    """
+    left, counts = _comparable(recording)
+    pairs = [pair for drawn in left for pair in how.of(drawn)]
+    if not pairs:
+        raise ValueError(
+            f"no prompt in {recording} has completions whose rewards differ by more than "
+            f"{how.margin:g}; sample more of them, at a higher temperature"
+        )
+    write_rows(output / _TOKENS, PAIR_TOKENS, _pair_records(recording, pairs))
+    shutil.copyfile(recording / _TOKENIZER, output / _TOKENIZER)
+    prompts = len({(good.iteration, good.row) for good, _ in pairs})
+    return {"pairs": len(pairs), "prompts_used": prompts, **counts}
+
+
+def _comparable(recording: Path) -> tuple[list[list[Rollout]], dict[str, int]]:
+    """The completions of each prompt that can be chosen from, and how many there are not."""
+    rows = by_row(read_rollouts(recording))
+    drawn = [rollout for of_row in rows.values() for rollout in of_row]
+    without = sum(not rollout.rewards for rollout in drawn)
+    if without == len(drawn):
+        raise ValueError(f"{recording} has rollouts without rewards; judge them first")
+    left = [[r for r in of_row if r.rewards and not r.is_cut] for of_row in rows.values()]
+    counts = {"prompts": len(rows), "completions": len(drawn), "without_reward": without}
+    return left, counts | {"cut": sum(r.is_cut for r in drawn)}
+
+
+def _different(drawn: Sequence[Rollout]) -> list[Rollout]:
+    """The completions without those that an earlier one equals."""
+    first: dict[tuple[int, ...], Rollout] = {}
+    for rollout in drawn:
+        first.setdefault(rollout.ids, rollout)
+    return list(first.values())
+
+
+def _reward(rollout: Rollout) -> float:
+    return sum(rollout.rewards.values())
+
+
+def _name(rollout: Rollout) -> str:
+    """Of a row that a completion becomes: no two of a recording have the same."""
+    return f"{rollout.iteration}/{rollout.row}/{rollout.k}"
+
+
+def _demonstration(rollout: Rollout) -> dict[str, Any]:
+    ids = [*rollout.prompt_ids, *rollout.ids]
+    mask = [*[False] * len(rollout.prompt_ids), *rollout.scored]
+    return {"row": _name(rollout), "input_ids": ids, "mask": mask, "length": len(ids)}
+
+
+def _pair_records(
+    recording: Path, pairs: Sequence[tuple[Rollout, Rollout]]
+) -> Iterator[dict[str, Any]]:
+    rows = read_prompts(recording)
+    said = texts(recording, [rollout for pair in pairs for rollout in pair])
+    for number, (good, bad) in enumerate(pairs):
+        asked = to_record(rows[good.row])
+        shared = _common(good.ids, bad.ids)
+        yield {
+            "row": _name(good),
+            "pair_id": tokens_id(good.prompt_ids, good.ids, bad.ids),
+            "prompt_ids": list(good.prompt_ids),
+            "prompt_mask": [False] * len(good.prompt_ids),
+            "prompt_length": len(good.prompt_ids),
+            **_side("chosen", good, said[2 * number]),
+            **_side("rejected", bad, said[2 * number + 1]),
+            "shared_prefix": len(good.prompt_ids) + shared,
+            "weight": None,
+            **{name: asked[name] for name in ("prompt", "tools", "template_kwargs")},
+        }
+
+
+def _side(name: str, rollout: Rollout, text: str) -> dict[str, Any]:
+    answer: Message = {"role": "assistant", "content": text}
+    return {
+        f"{name}_ids": list(rollout.ids),
+        f"{name}_mask": list(rollout.scored),
+        f"{name}_length": len(rollout.ids),
+        f"score_{name}": _reward(rollout),
+        name: messages_to_column([answer]),
+    }
+
+
+def _common(one: Iterable[int], other: Iterable[int]) -> int:
+    """With how many equal tokens both begin."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

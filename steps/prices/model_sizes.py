@@ -1,0 +1,151 @@
+"""How large a model is: ``parameters``, ``hidden``, ``layers``, ``feed_forward``, ``vocabulary``,
+``tied``, and ``bytes`` of its folder.
+
+Told by a config.json, or by the head of a GGUF file; of a model on the Hub by the config in the
+cache of downloads, or by the few that are known here.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pipeline import HubModel
+from pipeline.price.estimator import Made, Sizes
+from steps.models.config import Dtype
+
+BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float64: 8}
+"""Of a number."""
+TOKENIZER_BYTES_A_TOKEN = 75
+"""Of a ``tokenizer.json``: SmolLM2's has 72, Llama 3's 71, Qwen 2.5's 75."""
+
+_HUB: Mapping[str, Mapping[str, Any]] = {  # as the config.json of each says
+    "meta-llama/Llama-3.1-8B": {
+        "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
+        "vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+def of_folder(made: Made) -> Sizes:
+    """Of a model folder that a step has made."""
+    config = json.loads(made.read("config.json") or b"{}")
+    if not config:  # of an online run, the model is a part
+        return {}
+    counted = made.manifest.metrics.get("parameters")
+    found = of_config(config)
+    return {**found, "parameters": counted or found["parameters"], "bytes": made.manifest.size}
+
+
+def of_config(config: Mapping[str, Any]) -> Sizes:
+    """Of a decoder whose layers are attention and a gated feed-forward; empty for any other that
+    names its sizes otherwise."""
+    text = config.get("text_config", config)
+    try:
+        hidden, layers = text["hidden_size"], text["num_hidden_layers"]
+        wide, vocabulary = text["intermediate_size"], text["vocab_size"]
+        heads = text["num_attention_heads"]
+    except KeyError:
+        return {}
+    size = text.get("head_dim") or hidden // heads
+    keys = size * text.get("num_key_value_heads", heads)
+    tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", True)))
+    layer = 2 * hidden * (size * heads + keys) + 3 * hidden * wide + 2 * hidden
+    return {
+        "parameters": layers * layer + hidden + vocabulary * hidden * (1 if tied else 2),
+        "hidden": hidden,
+        "layers": layers,
+        "feed_forward": wide,
+        "vocabulary": vocabulary,
+        "keys": keys,
+        "tied": tied,
+    }
+
+
+def of_path(path: Path) -> Sizes:
+    """Of a model on this machine: a folder, or a GGUF file."""
+    if path.is_dir():
+        return of_config(json.loads((path / "config.json").read_bytes()))
+    with path.open("rb") as file:
+        return of_config(_gguf_config(file))
+
+
+def of_hub(source: HubModel) -> Sizes:
+    """Of a model on the Hub; empty if its config is neither in the cache nor known here."""
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(source.repo, "config.json", revision=source.revision)
+    if isinstance(cached, str):
+        return of_config(json.loads(Path(cached).read_bytes()))
+    return of_config(_HUB.get(source.repo, {}))
+
+
+def folder_bytes(sizes: Sizes, dtype: Dtype) -> float | None:
+    """Of a folder with this model's weights and its tokenizer."""
+    if "parameters" not in sizes:
+        return None
+    tokenizer = sizes.get("vocabulary", 0) * TOKENIZER_BYTES_A_TOKEN
+    return sizes["parameters"] * BYTES[dtype] + tokenizer
+
+
+def body(sizes: Sizes) -> float:
+    """Parameters that work on every token: all but embedding and head."""
+    tables = 1 if sizes["tied"] else 2
+    return sizes["parameters"] - tables * sizes["vocabulary"] * sizes["hidden"]
+
+
+# --- GGUF -------------------------------------------------------------------------------------
+# The library reads the whole vocabulary, which takes seconds; the sizes stand before it.
+
+_GGUF_NAMES = {
+    "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size", "vocab_size": "vocab_size",
+    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+}  # fmt: skip
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
+            12: "d"}  # fmt: skip
+_TEXT, _LIST = 8, 9
+_MOST_TEXT = 2**20
+
+
+def _gguf_config(file: BinaryIO) -> dict[str, Any]:
+    """The sizes in the head of a GGUF file, under the names of a config.json.
+
+    Raises:
+        ValueError, struct.error: it is none.
+    """
+    if file.read(4) != b"GGUF":
+        raise ValueError("no GGUF file")
+    _, _, count = struct.unpack("<IQQ", file.read(20))
+    config: dict[str, Any] = {}
+    for _ in range(count):
+        key = _gguf_text(file)
+        if key.startswith("tokenizer."):
+            break
+        value = _gguf_value(file, _gguf_number(file, "I"))
+        if (name := _GGUF_NAMES.get(key.partition(".")[2])) is not None:
+            config[name] = value
+    return config
+
+
+def _gguf_value(file: BinaryIO, kind: int) -> Any:
+    if kind == _TEXT:
+        return _gguf_text(file)
+    if kind == _LIST:
+        of, length = _gguf_number(file, "I"), _gguf_number(file, "Q")
+        return [_gguf_value(file, of) for _ in range(length)]
+    return _gguf_number(file, _NUMBERS[kind])
+
+
+def _gguf_number(file: BinaryIO, form: str) -> Any:
+    return struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))[0]
+
+
+def _gguf_text(file: BinaryIO) -> str:
+    length = _gguf_number(file, "Q")
+    if length > _MOST_TEXT:
+        raise ValueError("no GGUF file")
+    return file.read(length).decode(errors="replace")

@@ -1,0 +1,96 @@
+"""Steps that write: each token of each sequence takes a forward of its own, many side by side."""
+
+import math
+from typing import Any
+
+from pipeline.price.estimator import Call, Estimator, Foreseen, Made, Sizes
+from steps.models.config import Dtype
+from steps.prices.model_sizes import BYTES, body
+from steps.prices.of_models import PROCESS, WORKING
+from steps.prices.of_rows import START_PLAIN
+from steps.prices.of_training import scoring
+from steps.prices.speed import Speed, speed_of
+
+_CALLS = 3.0
+"""How much longer a layer takes for a token of each slot than for a pack: it reads the cache."""
+_TOKENIZED = 0.5
+"""Seconds until prompts are tokens."""
+_TRIED = 100.0
+"""Passes over all weights by which it is found out which engine may write."""
+_LOADED_AGAIN = 0.4
+"""The share of the weights that a process holds on to once they are freed."""
+
+
+def _writing(
+    speed: Speed, model: Sizes, prompts: float, prompt: float, sampling: Any, itemsize: int
+) -> float:
+    """Seconds for so many prompts of so many tokens."""
+    sequences = prompts * sampling.num_completions
+    rounds = math.ceil(sequences / sampling.slots) * sampling.max_new_tokens
+    slots = min(sequences, sampling.slots)
+    a_token = 2 * body(model) + 2 * model["vocabulary"] * model["hidden"]
+    read = speed.computing(2 * body(model) * prompt * prompts)
+    each = speed.computing(
+        a_token * slots, _CALLS * model["layers"], itemsize * model["parameters"]
+    )
+    tried = speed.computing(0.0, 0.0, _TRIED * itemsize * model["parameters"])
+    return _TOKENIZED + read + tried + rounds * each
+
+
+def _memory(call: Call, model: Sizes, sampling: Any, prompt: float, itemsize: int) -> float:
+    """Bytes: weights, and keys and values of all that the slots hold."""
+    held = 2 * model["layers"] * model["keys"] * itemsize * (prompt + sampling.max_new_tokens)
+    logits = sampling.slots * model["vocabulary"] * 4 * 2
+    of_process = 0.0 if call.hardware.devices else PROCESS + WORKING
+    return of_process + itemsize * model["parameters"] + sampling.slots * held + logits
+
+
+def _sampled(call: Call) -> Foreseen:
+    model, asked = call.size("model"), call.size("prompts")
+    sampling: Any = call.arguments["config"]
+    speed, itemsize = speed_of(call.hardware), BYTES[Dtype(call.arguments["dtype"])]
+    if "parameters" not in model or "rows" not in asked:
+        return Foreseen()
+    prompt = asked.get("prompt", 50.0)
+    memory = _memory(call, model, sampling, prompt, itemsize)
+    completions = asked["rows"] * sampling.num_completions
+    text = completions * (20 + 2.0 * sampling.max_new_tokens) + 150 * asked["rows"]
+    sizes = {"prompts": asked["rows"], "completions": completions, "bytes": text}
+    if speed is None:
+        return Foreseen(sizes, None, memory)
+    writing = _writing(speed, model, asked["rows"], prompt, sampling, itemsize)
+    return Foreseen(sizes, speed.start + writing, memory)
+
+
+def _of_completions(made: Made) -> Sizes:
+    return {name: made.manifest.metrics[name] for name in ("prompts", "completions")}
+
+
+def _evaluated(call: Call) -> Foreseen:
+    config: Any = call.arguments["config"]
+    model, tokens = call.size("model"), call.size("tokens")
+    scored = scoring(call, model, tokens, config.scoring())
+    speed, itemsize = speed_of(call.hardware), BYTES[Dtype(config.dtype)]
+    if scored.seconds is None or speed is None:
+        return scored
+    prompt, prompts = tokens.get("prompt", 50.0), min(config.sample_prompts, tokens["rows"])
+    devices = max(1, call.hardware.devices)
+    writing = _writing(speed, model, prompts / devices, prompt, config.sampling, itemsize)
+    # a second copy of the model is loaded to write
+    seconds = scored.seconds + writing + speed.files(model["parameters"] * itemsize)
+    memory = max(scored.memory or 0.0, _memory(call, model, config.sampling, prompt, itemsize))
+    memory += _LOADED_AGAIN * itemsize * model["parameters"] / devices
+    size = 3500 + 60 * tokens["rows"] + prompts * (300 + 5 * config.sampling.max_new_tokens)
+    return Foreseen({"bytes": size}, seconds, memory)
+
+
+def _judged(call: Call) -> Foreseen:
+    completions = call.size("completions").get("completions")
+    if completions is None:
+        return Foreseen()
+    return Foreseen({"bytes": 90.0 * completions}, START_PLAIN + completions / 2e4, 0.092e9)
+
+
+SAMPLED = Estimator(_sampled, _of_completions)
+EVALUATED = Estimator(_evaluated)
+JUDGED = Estimator(_judged)

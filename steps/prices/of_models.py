@@ -1,0 +1,78 @@
+"""Steps that write a model folder without training: from elsewhere, from nothing, for others."""
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from pipeline import File, HubModel
+from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
+from steps.models.config import Dtype
+from steps.prices.model_sizes import folder_bytes, of_config, of_folder, of_hub, of_path
+from steps.prices.speed import Speed, speed_of
+
+PROCESS, WORKING = 0.42e9, 0.12e9
+"""Bytes of a process that has imported torch and transformers and holds nothing yet, and what it
+takes besides once a model runs."""
+_QUANTIZED = 45e6
+"""Parameters a second that are dequantised, of one thread."""
+
+
+def _imported(call: Call) -> Foreseen:
+    source = call.arguments["source"]
+    dtype = Dtype(call.arguments["dtype"])
+    sizes = _of_source(source)
+    is_quantized = isinstance(source, File) and source.url.endswith(".gguf")
+    return _loaded_and_saved(call, sizes, dtype, copies=1.5,
+                             seconds=_dequantizing(sizes) if is_quantized else 0.0)  # fmt: skip
+
+
+def _dequantizing(sizes: Sizes) -> float:
+    """Seconds; the vocabulary is built from the file too."""
+    return sizes.get("parameters", 0) / _QUANTIZED + sizes.get("vocabulary", 0) / 4e3
+
+
+def _of_source(source: File | HubModel) -> Sizes:
+    if isinstance(source, HubModel):
+        return of_hub(source)
+    fs, path = fsspec.url_to_fs(source.url)
+    return of_path(Path(path)) if fs.protocol == "file" or "file" in fs.protocol else {}
+
+
+def _initialised(call: Call) -> Foreseen:
+    shape: Any = call.arguments["shape"]
+    config = {
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.layers,
+        "intermediate_size": shape.feed_forward,
+        "num_attention_heads": shape.heads,
+        "vocab_size": 34,
+    }
+    return _loaded_and_saved(call, of_config(config), Dtype.float32, copies=1.0)
+
+
+def _exported(call: Call) -> Foreseen:
+    return _loaded_and_saved(
+        call, call.size("model"), Dtype(call.arguments["dtype"]), copies=1.0, reads=True
+    )
+
+
+def _loaded_and_saved(
+    call: Call,
+    sizes: Sizes,
+    dtype: Dtype,
+    copies: float,
+    seconds: float = 0.0,
+    reads: bool = False,
+) -> Foreseen:
+    speed: Speed | None = speed_of(call.hardware)
+    size = folder_bytes(sizes, dtype)
+    if speed is None or size is None:
+        return Foreseen(sizes)
+    taken = speed.start + seconds + speed.files(size * (2 if reads else 1))
+    return Foreseen({**sizes, "bytes": size}, taken, PROCESS + copies * size)
+
+
+IMPORTED = Estimator(_imported, of_folder)
+INITIALISED = Estimator(_initialised, of_folder)
+EXPORTED = Estimator(_exported, of_folder)

@@ -1,0 +1,205 @@
+"""Steps that learn or score: their arithmetic, the memory of their engine, their checkpoints.
+
+A training step runs a forward and backward over every pack of its batch (6 operations for each
+parameter and token, 12 for each layer, channel and pair of tokens that attend) and updates every
+parameter. What a device holds meanwhile: weights, gradients, the two moments of AdamW and, of a
+bfloat16 model, float32 masters; activations of one pack; logits of a slice of it. With several
+devices each holds its share of the first, and packs are shared out among them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
+from steps.models.config import ActivationCheckpointing, Dtype
+from steps.prices.model_sizes import BYTES, body, folder_bytes, of_folder
+from steps.prices.of_models import PROCESS, WORKING
+from steps.prices.of_rows import tokens_of
+from steps.prices.speed import speed_of
+from steps.shared.accelerators import accelerator
+from steps.training.schedule import total_steps
+
+_LOGITS = {False: 128e6, True: 1e9}
+"""Bytes of logits at a time, on processors and on accelerators."""
+_UPDATE_TRAFFIC = 28.0
+"""Bytes that AdamW moves through memory for a parameter."""
+_CHECKED_PACKS = 4
+"""Forwards by which a run finds out whether packs can be trusted, before it begins."""
+_FEWEST_TOKENS = 32
+"""Of a pack."""
+_TENSORS = 40.0
+"""As wide as the hidden state, that a layer reads or writes for a token in a forward."""
+_AN_EXAMPLE = 0.4e-3
+"""Seconds to lay one out."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The examples of a step: how many, the tokens of one, and how many of them are scored."""
+
+    count: float
+    tokens: float
+    scored: float
+
+
+def _rows(sizes: Sizes, demonstrations: bool) -> Rows | None:
+    if "rows" not in sizes or not tokens_of(sizes):
+        return None
+    if "chosen" not in sizes:
+        return Rows(sizes["rows"], tokens_of(sizes), sizes.get("completion", tokens_of(sizes) / 2))
+    if demonstrations:
+        return Rows(sizes["rows"], sizes["prompt"] + sizes["chosen"], sizes["chosen"])
+    return Rows(sizes["rows"], tokens_of(sizes), sizes["chosen"] + sizes["rejected"])
+
+
+def _forwards(examples: float, tokens: float, budget: int) -> float:
+    """Packs of so many examples: no more than the budget holds, and whole examples."""
+    each = max(1.0, budget // max(tokens, 1.0))
+    return math.ceil(examples / each)
+
+
+def _flops(model: Sizes, rows: Rows) -> float:
+    """Of a forward over one example; attention is to all that comes before, half of it on
+    average."""
+    attended = 2 * model["layers"] * model["hidden"] * rows.tokens**2
+    head = 2 * model["vocabulary"] * model["hidden"] * rows.scored
+    return 2 * body(model) * rows.tokens + attended + head
+
+
+def _activations(model: Sizes, tokens: float, config: Any, itemsize: int) -> float:
+    """Bytes that a pack of so many tokens keeps for its backward."""
+    hidden, wide, layers = model["hidden"], model["feed_forward"], model["layers"]
+    whole = 12 * hidden + 4 * wide
+    kept = {
+        ActivationCheckpointing.none: whole * layers,
+        ActivationCheckpointing.selective: (7 * hidden + 3 * wide) * layers + whole,
+        ActivationCheckpointing.full: hidden * layers + whole,
+    }[config.activation_checkpointing]
+    return tokens * kept * itemsize
+
+
+def _trained(call: Call, init: str, demonstrations: bool = False) -> Foreseen:
+    config: Any = call.arguments["config"]
+    model, dtype = call.size(init), Dtype(config.dtype)
+    rows = _rows(call.size("tokens"), demonstrations)
+    size = folder_bytes(model, dtype)
+    if size is None or getattr(config, "backend", None) is not None:
+        return Foreseen()
+    sizes = {**model, "bytes": size}
+    parameters = model["parameters"]
+    trained = parameters if config.lora is None else _adapters(model, config.lora)
+    # weights as they are saved, and two moments; masters where they are others than the weights
+    scratch = trained * (BYTES[dtype] + 8 + 4 * _has_masters(config))
+    memory = _memory(call, model, config, trained, rows)
+    known = accelerator(call.hardware.model)
+    capacity = None if known is None else known.memory
+    seconds = None if rows is None else _seconds(call, model, config, trained, rows, size)
+    if not call.hardware.devices and _is_saved(config, seconds):
+        memory += scratch  # the copy that is written while the next step runs
+    return Foreseen(sizes, seconds, memory, scratch, capacity)
+
+
+def _is_saved(config: Any, seconds: float | None) -> bool:
+    """Whether a run is long enough for a checkpoint."""
+    every = config.checkpoint_every_seconds
+    return bool(config.checkpoint_every_steps or (every and seconds and seconds > 1.5 * every))
+
+
+def _seconds(
+    call: Call, model: Sizes, config: Any, trained: float, rows: Rows, size: float
+) -> float | None:
+    speed, devices = speed_of(call.hardware), max(1, call.hardware.devices)
+    if speed is None:
+        return None
+    steps = total_steps(math.ceil(rows.count), config.batch_size, config.epochs, config.max_steps)
+    batch = min(config.batch_size, rows.count)
+    forwards = math.ceil(_forwards(batch, rows.tokens, config.tokens_per_forward) / devices)
+    again = {"full": 4 / 3, "selective": 1.05, "none": 1.0}[str(config.activation_checkpointing)]
+    padded = max(rows.tokens * batch, _FEWEST_TOKENS) / (rows.tokens * batch)
+    backward = 3 * again if config.lora is None else 2 * again
+    flops = _flops(model, rows) * batch * backward * padded / devices
+    traffic = _UPDATE_TRAFFIC * trained / devices
+    itemsize = BYTES[Dtype(config.dtype)]
+    traffic += 3 * itemsize * model["parameters"] * forwards
+    wide = model["layers"] * model["hidden"] * itemsize
+    traffic += 3 * _TENSORS * wide * batch * rows.tokens / devices
+    a_step = speed.computing(flops, 5 * forwards * model["layers"], traffic)
+    a_step += _AN_EXAMPLE * batch
+    checks = _CHECKED_PACKS * speed.computing(
+        _flops(model, rows), model["layers"], 4 * model["parameters"]
+    )
+    return speed.start + speed.files(2 * size) + checks + steps * a_step
+
+
+def _memory(call: Call, model: Sizes, config: Any, trained: float, rows: Rows | None) -> float:
+    devices, is_device = max(1, call.hardware.devices), call.hardware.devices > 0
+    itemsize = BYTES[Dtype(config.dtype)]
+    parameters = model["parameters"]
+    masters = 4 * _has_masters(config)
+    if devices > 1:  # each holds its share in float32, and the layers at work in whole
+        held = (
+            parameters * (itemsize if not masters else 0) + trained * (masters + 4 + 8)
+        ) / devices
+        held += 2 * itemsize * (body(model) / model["layers"]) + 2 * itemsize * (
+            model["vocabulary"] * model["hidden"]
+        )
+    else:
+        held = parameters * itemsize + trained * (masters + max(4, itemsize) + 2 * max(4, itemsize))
+    tokens = float(config.tokens_per_forward)
+    if rows is not None:
+        tokens = min(tokens, max(_FEWEST_TOKENS, rows.tokens * min(config.batch_size, rows.count)))
+    scored = tokens if rows is None else tokens * rows.scored / rows.tokens
+    logits = min(_LOGITS[is_device], scored * model["vocabulary"] * 4)
+    working = _activations(model, tokens, config, itemsize) + 2 * logits
+    return held + working + (0.0 if is_device else PROCESS + WORKING)
+
+
+def _has_masters(config: Any) -> bool:
+    return config.master_weights and Dtype(config.dtype) is Dtype.bfloat16
+
+
+def _adapters(model: Sizes, lora: Any) -> float:
+    """Parameters of adapters on every matrix but the head."""
+    hidden, wide, keys = model["hidden"], model["feed_forward"], model["keys"]
+    ends = 4 * hidden + 2 * (hidden + keys) + 3 * (hidden + wide)
+    share = len(lora.target_modules) / 7 if lora.target_modules else 1.0
+    return lora.r * ends * model["layers"] * min(share, 1.0)
+
+
+def _scored(call: Call) -> Foreseen:
+    config: Any = call.arguments["config"]
+    return scoring(call, call.size("model"), call.size("tokens"), config)
+
+
+def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
+    """What it takes to score rows: a forward over each, without gradients."""
+    rows, speed = _rows(tokens, demonstrations=False), speed_of(call.hardware)
+    itemsize = BYTES[Dtype(config.dtype)]
+    if "parameters" not in model or config.backend is not None:
+        return Foreseen()
+    devices, is_device = max(1, call.hardware.devices), call.hardware.devices > 0
+    parameters = model["parameters"] * itemsize
+    held = parameters / devices + (2 * parameters / model["layers"] if devices > 1 else 0.0)
+    working = (
+        config.tokens_per_forward * itemsize * (6 * model["hidden"] + 3 * model["feed_forward"])
+    )
+    logits = min(_LOGITS[is_device], config.tokens_per_forward * model["vocabulary"] * 4)
+    memory = held + working + logits + (0.0 if is_device else PROCESS + WORKING)
+    if rows is None or speed is None:
+        return Foreseen({}, None, memory)
+    forwards = math.ceil(_forwards(rows.count, rows.tokens, config.tokens_per_forward) / devices)
+    flops = _flops(model, rows) * (rows.count / devices + _CHECKED_PACKS)
+    work = speed.computing(flops, (forwards + 2 * _CHECKED_PACKS) * model["layers"],
+                           (forwards + _CHECKED_PACKS) * parameters)  # fmt: skip
+    sizes = {"rows": rows.count, "bytes": 3000 + 60 * rows.count}
+    return Foreseen(sizes, speed.start + speed.files(parameters) + work, memory)
+
+
+def _learns(init: str, demonstrations: bool = False) -> Estimator:
+    return Estimator(lambda call: _trained(call, init, demonstrations), of_folder)
+
+
+IMITATION = _learns("init", demonstrations=True)
+PREFERENCE = _learns("policy")
+SCORED = Estimator(_scored)

@@ -1,0 +1,160 @@
+"""A reward model as a Hugging Face folder: a sequence classifier with one label.
+
+    model.safetensors   the body of the language model, and `score.weight` [1, H]
+    config.json         architectures: …ForSequenceClassification, one label, pad_token_id
+    tokenizer files     those of the language model, with the same padding token
+
+``AutoModelForSequenceClassification`` reads its score off the last token of a row that is not the
+padding token. If a response ended with that token, as where a tokenizer pads with its end-of-turn
+token, the score would be read off another token than it was trained at, without any error. So the
+folder's padding token is one that ends no response (`set_padding`).
+"""
+
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.utils import logging
+
+from steps.data.tokens.rendering import load_bare_tokenizer
+from steps.models.config import Dtype
+from steps.models.folders import load_as
+from steps.reward_models.values import value_head
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_HEAD = "score.weight"
+_CLASSIFIER = "ForSequenceClassification"
+
+
+def load_reward_model(folder: Path, dtype: Dtype, on_host: bool = False) -> PreTrainedModel:
+    """The reward model of a folder, placed as `models.folders.load_model` places one.
+
+    Raises:
+        ValueError: the folder holds no model with one label, or a weight of it is missing.
+    """
+    model, missing = _load(folder, dtype, on_host)
+    if missing:
+        raise ValueError(
+            f"{folder} is no reward model: it lacks {', '.join(sorted(missing)[:3])}; train one "
+            "with train_reward_model"
+        )
+    return model
+
+
+def start_reward_model(folder: Path, dtype: Dtype, on_host: bool = False) -> PreTrainedModel:
+    """The reward model that training starts from: the body of a language model with a head of
+    zeros, so that every first score is 0; or the folder's own reward model.
+
+    Raises:
+        ValueError: transformers has no sequence classifier of this architecture, or the folder
+            lacks more than the head.
+    """
+    model, missing = _load(folder, dtype, on_host)
+    if missing - {_HEAD}:
+        raise ValueError(f"{folder} lacks {sorted(missing - {_HEAD})[:3]}; import the model again")
+    if missing:
+        with torch.no_grad():
+            value_head(model).weight.zero_()
+    return model
+
+
+def set_padding(folder: Path, ends: Collection[int], named: str | None = None) -> str | None:
+    """Makes the folder's config and tokenizer pad with one token that ends no response.
+
+    That is `named`; or the tokenizer's own; or another special token of it, one that is called a
+    padding token before others. Without any, the config names none, and transformers then refuses
+    batches of more than one row.
+
+    Args:
+        ends: the ids of tokens that responses end with.
+
+    Returns:
+        What a person should know, if there is no such token.
+
+    Raises:
+        ValueError: `named` is no token, or ends a response.
+    """
+    config = AutoConfig.from_pretrained(folder)
+    if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        tokenizer = load_bare_tokenizer(folder)
+        chosen = _padding(tokenizer, ends, named)
+        if chosen is not None and chosen != tokenizer.pad_token_id:
+            _write_padding(folder, tokenizer, chosen)
+    else:
+        own = config.get_text_config().pad_token_id
+        chosen = None if own in ends else own
+    config.get_text_config().pad_token_id = chosen
+    config.save_pretrained(folder)
+    if chosen is not None:
+        return None
+    return (
+        "there is no padding token that ends no response, so the reward model names none, and "
+        "transformers scores one response at a time; name a token of the tokenizer with pad_token"
+    )
+
+
+def _load(folder: Path, dtype: Dtype, on_host: bool) -> tuple[PreTrainedModel, set[str]]:
+    config = AutoConfig.from_pretrained(folder) if (folder / "config.json").is_file() else None
+    if config is not None:
+        trained = [name for name in config.architectures or () if name.endswith(_CLASSIFIER)]
+        if trained and config.num_labels != 1:
+            raise ValueError(
+                f"{folder} is a {trained[0]} with {config.num_labels} labels; a reward model has 1"
+            )
+        if type(config) not in AutoModelForSequenceClassification._model_mapping:
+            raise ValueError(
+                f"transformers has no sequence classifier of the type {config.model_type!r} of "
+                f"{folder}; start from a model of another architecture"
+            )
+    with _without_report():
+        model, missing = load_as(
+            AutoModelForSequenceClassification, folder, dtype, on_host, num_labels=1
+        )
+    value_head(model)
+    return model, missing
+
+
+def _padding(
+    tokenizer: "PreTrainedTokenizerBase", ends: Collection[int], named: str | None
+) -> int | None:
+    if named is not None:
+        chosen = tokenizer.get_vocab().get(named)
+        if chosen is None or chosen in ends:
+            what = "is no token of the tokenizer" if chosen is None else "ends a response"
+            raise ValueError(f"pad_token={named!r} {what}; name another token")
+        return chosen
+    own = tokenizer.pad_token_id
+    if isinstance(own, int) and own not in ends:
+        return own
+    special = {i: str(t) for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+    free = [i for i in special if i not in ends and i != tokenizer.eos_token_id]
+    return min(free, key=lambda i: ("pad" not in special[i].lower(), i), default=None)
+
+
+def _write_padding(folder: Path, tokenizer: "PreTrainedTokenizerBase", chosen: int) -> None:
+    token = tokenizer.convert_ids_to_tokens(chosen)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        file = folder / name
+        if file.is_file():
+            settings = json.loads(file.read_text("utf-8")) | {"pad_token": token}
+            text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+            file.write_text(text, "utf-8")
+    if load_bare_tokenizer(folder).pad_token_id != chosen:
+        raise ValueError(f"the tokenizer of {folder} cannot be made to pad with {token!r}")
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Transformers warns that the head is new and that a language model's head is not used."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

@@ -1,0 +1,203 @@
+"""Scoring with a reward model: what each response of some groups is worth, a shard at a time.
+
+    SCRATCH/shards/scores-00000.jsonl    group_id, scores of its responses
+
+A shard is written whole or not at all, and an interrupted scoring goes on after those that are
+there. Several ranks share the packs of every shard.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from steps.data.rows.jsonl import read_json_lines, write_json_lines
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.models.folders import vocabulary_size
+from steps.models.positions import beyond_training
+from steps.models.workplace import Left, Workplace
+from steps.reward_models.answered import Answered, groups_of, tokenize_answers
+from steps.reward_models.classifier import load_reward_model
+from steps.reward_models.config import RewardScoring
+from steps.reward_models.values import VALUES
+from steps.scoring.examples import TokenGroup, as_whole, longest, read_pairs
+from steps.scoring.parity import choose_attention
+from steps.scoring.scorer import Scorer, build_scorer
+
+Record = Mapping[str, Any]
+Scored = tuple[list[dict[str, Any]], dict[str, Any]]
+"""Records to be written, and metrics; on other ranks than the first there are none."""
+
+
+def score_pairs(
+    records: Sequence[Record], model: Path, config: RewardScoring, place: Workplace
+) -> Scored:
+    """Of each record of pair tokens ``row``, ``pair_id``, ``scores`` (of the chosen and of the
+    rejected response) and ``tokens`` (how many each has)."""
+
+    def read(vocabulary: int) -> list[TokenGroup]:
+        return [as_whole(pair) for pair in read_pairs(records, vocabulary)]
+
+    groups, scores, notices = score_groups(model, read, config, place)
+    if not place.ranks.is_first:
+        return [], {}
+    scored = [
+        {
+            "row": group.row,
+            "pair_id": group.group_id,
+            "scores": of_group,
+            "tokens": [len(response) for response in group.responses],
+        }
+        for group, of_group in zip(groups, scores, strict=True)
+    ]
+    return scored, {"pairs": len(scored), **_mean(scores), **notices}
+
+
+def score_answers(
+    records: Sequence[Record],
+    model: Path,
+    config: RewardScoring,
+    tokenize: TokenizeConfig,
+    place: Workplace,
+) -> Scored:
+    """The records of a ``completions.jsonl`` with ``scores``, one for each completion: None for
+    what the template or a limit refuses."""
+    answers = tokenize_answers(records, model, tokenize)
+
+    def read(vocabulary: int) -> list[TokenGroup]:
+        groups = [
+            group
+            for record, answered in zip(records, answers, strict=True)
+            for group in groups_of(answered, str(record["row"]))
+        ]
+        _require_known(groups, vocabulary)
+        return groups
+
+    groups, scores, notices = score_groups(model, read, config, place)
+    if not place.ranks.is_first:
+        return [], {}
+    found = {
+        Answered(group.prompt_ids, response.ids): score
+        for group, of_group in zip(groups, scores, strict=True)
+        for response, score in zip(group.responses, of_group, strict=True)
+    }
+    of_records = [[None if isinstance(a, str) else found[a] for a in each] for each in answers]
+    scored = [{**r, "scores": own} for r, own in zip(records, of_records, strict=True)]
+    refused = _refused(records, answers)
+    notices = [*notices.get("notices", ()), *refused[:1]]
+    return scored, {
+        "prompts": len(scored),
+        "completions": sum(map(len, answers)),
+        "completions_without_score": len(refused),
+        **_mean([[score for score in own if score is not None] for own in of_records]),
+        **({"notices": notices} if notices else {}),
+    }
+
+
+def score_groups(
+    model: Path,
+    read: Callable[[int], list[TokenGroup]],
+    config: RewardScoring,
+    place: Workplace,
+) -> tuple[list[TokenGroup], list[list[float]], dict[str, Any]]:
+    """The groups that `read` gives for a size of vocabulary, the scores of their responses (on the
+    first of several ranks), and perhaps ``notices``. Progress counts groups.
+
+    Raises:
+        FloatingPointError: naming a row whose score is not finite.
+        Left: between two shards, once `place.stopping` says so on any rank.
+    """
+    ranks = place.ranks
+    loaded = load_reward_model(model, config.dtype, on_host=ranks.count > 1)
+    groups = read(vocabulary_size(loaded))
+    scorer = build_scorer(loaded, config.tokens_per_forward, ranks, VALUES)
+    packing = choose_attention(scorer, groups, config.attention, ranks)
+    scores: list[list[float]] = []
+    done = 0
+    for file, shard in _shards(groups, config.groups_per_shard, place.scratch / "shards"):
+        kept = _finished(file, shard) if ranks.is_first else None
+        (is_there,) = ranks.any(kept is not None)
+        if not is_there:
+            kept = _score(scorer, shard)
+            if ranks.is_first:
+                _keep(file, shard, kept)
+        scores += kept or []
+        done += len(shard)
+        place.on_progress(done, len(groups), {})
+        (leaving,) = ranks.any(place.stopping())
+        if leaving and done < len(groups):
+            raise Left(f"left after {done} of {len(groups)} examples, whose scores are kept")
+    scorer.close()
+    told = [told for told in (packing.notice, beyond_training(loaded, *longest(groups))) if told]
+    return groups, scores, {"notices": told} if told else {}
+
+
+def _shards(
+    groups: Sequence[TokenGroup], size: int, folder: Path
+) -> Iterator[tuple[Path, Sequence[TokenGroup]]]:
+    for number, start in enumerate(range(0, len(groups), size)):
+        yield folder / f"scores-{number:05d}.jsonl", groups[start : start + size]
+
+
+def _score(scorer: Scorer, groups: Sequence[TokenGroup]) -> list[list[float]]:
+    scores = iter(scorer.logps(scorer.prepare(groups)).result().sequences.tolist())
+    return [[next(scores) for _ in group.responses] for group in groups]
+
+
+def _finished(file: Path, groups: Sequence[TokenGroup]) -> list[list[float]] | None:
+    """The scores in `file`, unless it is missing, torn or of other groups."""
+    try:
+        records = read_json_lines(file)
+        of_groups = [(record["group_id"], len(record["scores"])) for record in records]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    wanted = [(group.group_id, len(group.responses)) for group in groups]
+    return [record["scores"] for record in records] if of_groups == wanted else None
+
+
+def _keep(file: Path, groups: Sequence[TokenGroup], scores: list[list[float]]) -> None:
+    records = [
+        {"group_id": group.group_id, "scores": own}
+        for group, own in zip(groups, scores, strict=True)
+    ]
+    for group, own in zip(groups, scores, strict=True):
+        _require_finite(group, own)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(".unfinished")
+    write_json_lines(unfinished, records)
+    unfinished.replace(file)
+
+
+def _require_finite(group: TokenGroup, scores: Sequence[float]) -> None:
+    if not all(map(math.isfinite, scores)):
+        raise FloatingPointError(
+            f"{group.group_id} (row {group.row!r}) has scores that are not finite: {scores}; try "
+            "dtype=float32, or drop the row"
+        )
+
+
+def _require_known(groups: Sequence[TokenGroup], vocabulary: int) -> None:
+    for group in groups:
+        ids = (*group.prompt_ids, *(i for response in group.responses for i in response.ids))
+        if not 0 <= min(ids) <= max(ids) < vocabulary:
+            raise ValueError(
+                f"row {group.row!r} has ids from {min(ids)} to {max(ids)}, but the reward model's "
+                f"vocabulary is 0 to {vocabulary - 1}; its tokenizer belongs to another model"
+            )
+    if not groups:
+        raise ValueError("there is no completion that can be scored; look at tokenize's limits")
+
+
+def _mean(scores: Sequence[Sequence[float]]) -> dict[str, float]:
+    every = [score for own in scores for score in own]
+    return {"mean_score": sum(every) / len(every)}
+
+
+def _refused(records: Sequence[Record], answers: Sequence[Sequence[Answered | str]]) -> list[str]:
+    """What is to be said of each completion without a score."""
+    return [
+        f"a completion of row {record['row']!r} has no score: {answer}"
+        for record, answered in zip(records, answers, strict=True)
+        for answer in answered
+        if isinstance(answer, str)
+    ]

@@ -1,0 +1,135 @@
+"""How a reward model is trained: token records of pairs in, a sequence classifier's folder out.
+
+The run is that of a preference loss: the same loop, trainer, checkpoints and ranks. What differs is
+what is read off the model (`values`), the model itself (`classifier`) and the loss.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from steps.models.adapters import add_adapter
+from steps.models.config import LoraConfig
+from steps.models.workplace import Workplace
+from steps.reward_models.bradley_terry import BradleyTerry
+from steps.reward_models.classifier import set_padding, start_reward_model
+from steps.reward_models.config import RewardConfig
+from steps.reward_models.values import VALUES, backward_values, value_head
+from steps.scoring.examples import TokenGroup, as_whole, read_pairs
+from steps.scoring.logps import TokenLogps
+from steps.training.objectives import Objective
+from steps.training.policy import Role, TorchPolicy
+from steps.training.run import Records, Run
+from steps.training.trainer import GroupLosses, TrainedReadout
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+Pairs = tuple[list[TokenGroup], Tensor]
+"""Groups (chosen, rejected) of whole responses, and the margin of each, float64 [n]."""
+
+
+def run_reward_training(
+    init: Path,
+    records: Records,
+    config: RewardConfig,
+    place: Workplace,
+    held_out: Records | None = None,
+) -> dict[str, Any]:
+    """Trains a reward model from the folder `init`, a language model or a reward model, on records
+    that `examples.read_pairs` understands; writes its folder and metrics.jsonl, resumes from the
+    checkpoints in scratch, and returns `metrics.summarise` of the run. Dropout is off.
+
+    Adapters are merged into the weights, and not written by themselves: they lack the head.
+
+    Raises:
+        ValueError: as `read_pairs`, `start_reward_model` and `set_padding` say.
+    """
+    policy = TorchPolicy(init, config, place.ranks, role=REWARD_MODEL)
+    pairs = read_reward_pairs(records, policy.vocabulary, config.loss)
+    others = None
+    if held_out is not None:
+        others = read_reward_pairs(held_out, policy.vocabulary, config.loss)
+    run = Run(init, policy, pairs[0], config, place, others=others[0] if others else ())
+    summary = run.train(
+        reward_objective(pairs, config.loss),
+        None if others is None else reward_objective(others, config.loss),
+        loss=config.loss.name,
+    )
+    if place.ranks.is_first:
+        groups = [*pairs[0], *(others[0] if others else ())]
+        ends = {response.ids[-1] for group in groups for response in group.responses}
+        if told := set_padding(place.output, ends, config.pad_token):
+            summary["notices"] = [*summary.get("notices", ()), told]
+    return summary
+
+
+def read_reward_pairs(records: Records, vocabulary: int, loss: BradleyTerry) -> Pairs:
+    """The pairs of token records, with the margins that `loss` wants of them."""
+    margins: list[float] = []
+
+    def noted() -> Iterator[Mapping[str, Any]]:
+        for record in records:
+            margins.append(loss.margin(record))
+            yield record
+
+    groups = [as_whole(group) for group in read_pairs(noted(), vocabulary)]
+    return groups, torch.tensor(margins, dtype=torch.float64)
+
+
+def reward_objective(pairs: Pairs, loss: BradleyTerry) -> Objective:
+    """The mean of `loss` over pairs."""
+    groups, margins = pairs
+    weights = torch.tensor([group.weight for group in groups], dtype=torch.float64)
+
+    def batch_loss(indices: Sequence[int], _: TokenLogps | None) -> "_RewardBatch":
+        chosen = list(indices)
+        return _RewardBatch(loss, len(chosen), weights[chosen], margins[chosen])
+
+    return Objective(groups, batch_loss)
+
+
+def adapt(model: PreTrainedModel, lora: LoraConfig, seed: int) -> "PeftModel":
+    """Adapters beside the linear layers of the model's body; its head is trained as it is."""
+    layers = model.base_model.named_modules()
+    linear = {name.rpartition(".")[2] for name, m in layers if isinstance(m, nn.Linear | Conv1D)}
+    targets = lora.target_modules or sorted(linear)
+    adapted = add_adapter(model, replace(lora, target_modules=targets), seed, task=None)
+    value_head(model).weight.requires_grad_(True)
+    return adapted
+
+
+REWARD_MODEL = Role(
+    start_reward_model,
+    adapt,
+    TrainedReadout(VALUES.read, VALUES.recorded, VALUES.probe, backward_values),
+    keeps_adapter=False,
+)
+
+
+@dataclass(frozen=True)
+class _RewardBatch:
+    """The loss of one batch of `pairs` pairs; a `trainer.BatchLoss` of scores."""
+
+    loss: BradleyTerry
+    pairs: int
+    weights: Tensor
+    margins: Tensor
+
+    def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
+        """`logps`: of each response its score, as if it were one token's."""
+        chosen, rejected = logps.sums().unbind(1)
+        weights, margins = self.weights[members], self.margins[members]
+        shares = self.loss.shares(chosen, rejected, margins, weights, self.pairs)
+        return shares.losses, dict(shares.metrics)
+
+    def to(self, device: torch.device) -> Self:
+        """The same loss with its tensors on `device`."""
+        weights, margins = (x.to(device, non_blocking=True) for x in (self.weights, self.margins))
+        return replace(self, weights=weights, margins=margins)

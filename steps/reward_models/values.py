@@ -1,0 +1,103 @@
+"""The scores of responses: what a reward model's head makes of a response's last token.
+
+A pack of whole responses (`examples.WholeResponse`) holds each prompt once and every token of every
+response. The head reads one row a response, and computes in float64, whatever the model's dtype.
+
+On a CPU a response gets the same bits whatever it is packed with: other groups, other responses to
+its prompt, in any order.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from steps.models.folders import evaluating
+from steps.scoring.architectures.pack_layouts import Layout, layout_of
+from steps.scoring.architectures.routing import Routing
+from steps.scoring.embedding import Embedded, add_to_embeddings, embed
+from steps.scoring.logps import GroupLoss, Scored, backward, predicting_rows
+from steps.scoring.packing import Pack, ResponseSpan
+from steps.scoring.scorer import Readout
+
+
+@torch.no_grad()
+def values(model: PreTrainedModel, pack: Pack) -> Tensor:
+    """The scores of the pack's responses, float64 [N], without dropout."""
+    with evaluating(model):
+        return recorded_values(model, pack)
+
+
+def recorded_values(model: PreTrainedModel, pack: Pack, routing: Routing | None = None) -> Tensor:
+    """`values` with a graph behind them, and with dropout in training mode."""
+    return _scores(model, _last_rows(model, pack, routing))
+
+
+@torch.no_grad()
+def last_states(model: PreTrainedModel, pack: Pack) -> Tensor:
+    """The hidden states [N, H] that the head reads, each scaled to a mean square of 1: a head that
+    has learnt nothing yet would say nothing of them."""
+    with evaluating(model):
+        rows = _last_rows(model, pack).double()
+    return rows / rows.square().mean(dim=-1, keepdim=True).sqrt()
+
+
+VALUES = Readout(values, recorded_values, last_states)
+"""Scores of whole responses, of a reward model."""
+
+
+def backward_values(
+    model: PreTrainedModel, pack: Pack, loss: GroupLoss, routing: Routing | None = None
+) -> Scored:
+    """Adds the gradient of the summed losses of a pack's groups to the `.grad` of the model's
+    parameters; `logps.forward_backward` for scores."""
+    if layout_of(model) is Layout.alone:
+        return backward(recorded_values(model, pack, routing), pack, loss, routing)
+    embedded = embed(model, pack)
+    scores = _scores(model, predicting_rows(model, pack, embedded, routing))
+    scored = backward(scores, pack, loss, routing)
+    add_to_embeddings(embedded)
+    return scored
+
+
+def value_head(model: PreTrainedModel) -> nn.Linear:
+    """The head of a reward model: a linear map to one number.
+
+    Raises:
+        ValueError: the model has another head, or none.
+    """
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1 or head.bias is not None:
+        raise ValueError(
+            f"{type(model).__name__} has no head `score` that is a linear map to one number without"
+            " a bias, as transformers gives to decoder models for sequence classification"
+        )
+    return head
+
+
+def _scores(model: PreTrainedModel, rows: Tensor) -> Tensor:
+    """Row by row: a matrix product would round a row as its place among the others has it."""
+    return (rows.double() * value_head(model).weight.double()).sum(dim=-1)
+
+
+def _last_rows(model: PreTrainedModel, pack: Pack, routing: Routing | None = None) -> Tensor:
+    """The hidden state [N, H] of each response's last token."""
+    if layout_of(model) is not Layout.alone:
+        tokens = Embedded({"input_ids": pack.input_ids[None]}, pack.input_ids)
+        return predicting_rows(model, pack, tokens, routing)
+    return torch.stack([_last_row_alone(model, pack, span, routing) for span in pack.responses])
+
+
+def _last_row_alone(
+    model: PreTrainedModel, pack: Pack, span: ResponseSpan, routing: Routing | None
+) -> Tensor:
+    """Read by the model as it is, alone after its prompt."""
+    parts = slice(span.prompt_start, span.prompt_stop), slice(span.start, span.stop)
+    ids = torch.cat([pack.input_ids[part] for part in parts])
+    base = cast(Any, model.base_model)
+    asked = {} if routing is None else {"output_router_logits": True}
+    outputs = base(input_ids=ids[None], use_cache=False, **asked)
+    if routing is not None:
+        routing.see(outputs, ids.new_ones(len(ids)))
+    return outputs.last_hidden_state[0, -1]

@@ -1,0 +1,33 @@
+"""``sample_rollouts``: what a policy draws for prompts, as the token ids that it drew."""
+
+from pipeline import Metrics, Output, step
+from steps.generation.config import SamplingConfig
+from steps.glue.workplace_of import at_work
+from steps.kinds import Model, Prompts, Rollouts
+from steps.models.config import Dtype
+
+
+@step(makes=Rollouts)
+def sample_rollouts(
+    out: Output,
+    prompts: Prompts,
+    model: Model,
+    config: SamplingConfig = SamplingConfig(temperature=1.0),
+    dtype: Dtype = Dtype.float32,
+) -> Metrics:
+    """Write ``rollouts-*.parquet``: of each prompt ``config.num_completions`` completions, as token
+    ids with their logps and how each ended; beside them the prompts, the tokenizer and what is to
+    be known of the engine.
+
+    Prompts are rendered as the training data is, with their tools and template arguments. One that
+    the model's chat template refuses is left out, and told. Finished completions are kept in
+    scratch, so an interrupted run goes on with what is missing.
+    """
+    from steps.online.recording import draw_rollouts, write_recording
+
+    with at_work(out) as place:
+        drawn = draw_rollouts(prompts.path, model.path, config, dtype, place)
+        if not place.ranks.is_first:
+            return {}
+        write_recording(out.path, drawn, model.path)
+        return drawn.metrics()

@@ -1,0 +1,35 @@
+"""``score_influence``: which training pairs pull a model towards held-out pairs, and which away."""
+
+from pipeline import Metrics, Output, step
+from steps.data.rows.jsonl import write_json_lines
+from steps.data.rows.parquet import iter_rows
+from steps.jax_backend.config import InfluenceConfig
+from steps.kinds import Influences, Model, PairTokens
+
+
+@step(makes=Influences, needs_packages=["jax"])
+def score_influence(
+    out: Output,
+    tokens: PairTokens,
+    held_out: PairTokens,
+    model: Model,
+    config: InfluenceConfig = InfluenceConfig(),
+) -> Metrics:
+    """Write ``influences.jsonl``: of each row of ``tokens``, by how much a step on it at a rate of
+    1 would lower the mean loss of ``held_out``, to first order; the most harmful rows first.
+
+    Args:
+        held_out: pairs that are to be trusted; their gradient says what is wanted.
+        model: what is asked; before training, the model that training starts from.
+    """
+    from steps.jax_backend.influence import read_rows_of, score_rows
+
+    rows, trusted = (read_rows_of(model.path, iter_rows(of.path)) for of in (tokens, held_out))
+    influences = score_rows(model.path, rows, trusted, config, out.progress).tolist()
+    found = [{"row": r.row, "influence": i} for r, i in zip(rows, influences, strict=True)]
+    write_json_lines(out.path / "influences.jsonl", sorted(found, key=lambda r: r["influence"]))
+    return {
+        "rows": len(found),
+        "harmful": sum(influence < 0 for influence in influences) / len(found),
+        "mean": sum(influences) / len(found),
+    }

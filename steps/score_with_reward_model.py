@@ -1,0 +1,40 @@
+"""``score_with_reward_model``: the scores of completions, or of both sides of pairs."""
+
+from pipeline import Metrics, Output, step
+from steps.data.rows.jsonl import read_json_lines, write_json_lines
+from steps.data.rows.parquet import read_rows
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.glue.workplace_of import at_work
+from steps.kinds import Completions, PairTokens, RewardModel, RewardScores
+from steps.reward_models.config import RewardScoring
+
+
+@step(makes=RewardScores)
+def score_with_reward_model(
+    out: Output,
+    responses: Completions | PairTokens,
+    model: RewardModel,
+    config: RewardScoring = RewardScoring(),
+    tokenize: TokenizeConfig = TokenizeConfig(),
+) -> Metrics:
+    """Write ``scores.jsonl``: of pairs ``row``, ``pair_id``, ``scores`` and ``tokens``, the chosen
+    side first; of completions their records with ``scores``, null for one that cannot be rendered
+    or is over a limit.
+
+    Finished shards are kept in scratch, so interrupted scoring goes on from the shard it was at.
+
+    Args:
+        tokenize: how completions become tokens: as the pairs did that the model was trained on.
+    """
+    from steps.reward_models.reward_scores import score_answers, score_pairs
+
+    texts = responses.path / "completions.jsonl"
+    with at_work(out) as place:
+        if texts.is_file():
+            records = read_json_lines(texts)
+            scored, metrics = score_answers(records, model.path, config, tokenize, place)
+        else:
+            scored, metrics = score_pairs(read_rows(responses.path), model.path, config, place)
+    if place.ranks.is_first:
+        write_json_lines(out.path / "scores.jsonl", scored)
+    return metrics

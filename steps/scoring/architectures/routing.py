@@ -1,0 +1,170 @@
+"""The load-balancing loss of a mixture of experts (Fedus et al. 2021, Switch Transformers,
+https://arxiv.org/abs/2101.03961, equations 4 to 6), as transformers has it for each such model.
+
+With f_e the share of tokens that choose expert e among their `top_k`, and P_e the mean probability
+that the routers give it, both over all layers and all tokens of a batch,
+
+    auxiliary loss = experts · Σ_e f_e P_e
+
+and `coefficient` times that is added to what is trained. f is a count, so gradients flow through P
+alone. It is not a sum over packs: f of the whole batch is needed for the gradient of any of them,
+and is found in a pass without gradients where a batch has more than one pack. So the loss does not
+depend on how a batch is cut, as it does where each forward balances only its own tokens.
+
+A token counts once for each response whose sequence it is in: a prompt that two share, twice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steps.models.folders import evaluating
+from steps.scoring.packing import Pack
+from steps.shared.execution_detail import execution_detail
+
+_ALLOWED = {torch.float64: 1e-6, torch.float32: 1e-4}
+
+
+@dataclass(frozen=True)
+class Balancing:
+    """coefficient: the auxiliary loss counts for it; top_k: how many experts a token chooses."""
+
+    coefficient: float
+    top_k: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """How some tokens use E experts, summed over the layers; float64.
+
+    chosen: [E]; how many tokens choose each. probability: [E]; the sum of what routers give it.
+    tokens: how many there are.
+    """
+
+    chosen: Tensor
+    probability: Tensor
+    tokens: Tensor
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(
+            self.chosen + other.chosen,
+            self.probability + other.probability,
+            self.tokens + other.tokens,
+        )
+
+    def detach(self) -> "Load":
+        """The same without a graph."""
+        return Load(self.chosen, self.probability.detach(), self.tokens)
+
+    def loss_within(self, whole: "Load") -> Tensor:
+        """The share that these tokens have in the auxiliary loss of the `whole` batch."""
+        product = (whole.chosen * self.probability).sum()
+        return len(self.chosen) * product / whole.tokens**2
+
+
+class Routing:
+    """Sees the routers of one pack's forwards.
+
+    Args:
+        whole: the load of the whole batch, or None where the pack is all of it.
+    """
+
+    def __init__(self, balancing: Balancing, whole: Load | None = None) -> None:
+        self._balancing = balancing
+        self._whole = whole
+        self.load: Load | None = None
+
+    def see(self, outputs: Any, weights: Tensor) -> None:
+        """Adds a forward: `outputs` of a base model, asked for its routers' logits, and what each
+        of its tokens counts for, [T]."""
+        load = load_of(outputs.router_logits, weights, self._balancing.top_k)
+        self.load = load if self.load is None else self.load + load
+
+    def see_pack(self, outputs: Any, pack: Pack) -> None:
+        """Adds a forward of the pack as one row."""
+        self.see(outputs, token_weights(pack))
+
+    def loss(self) -> Tensor:
+        """The pack's share in the auxiliary loss of its batch, times the coefficient."""
+        assert self.load is not None
+        return self._balancing.coefficient * self.load.loss_within(self._batch())
+
+    def batch_loss(self) -> float:
+        """The auxiliary loss of the batch."""
+        return self._batch().loss_within(self._batch()).item()
+
+    def _batch(self) -> Load:
+        if self._whole is not None:
+            return self._whole
+        assert self.load is not None
+        return self.load.detach()
+
+
+def load_of(logits: Sequence[Tensor], weights: Tensor, top_k: int) -> Load:
+    """Of the routers' logits, [T, E] or [..., E] with T tokens for each layer."""
+    weights = weights.double()[:, None]
+    chosen, probability = [], []
+    for layer in logits:
+        probabilities = layer.flatten(0, -2).softmax(dim=-1)
+        best = probabilities.topk(top_k, dim=-1).indices
+        ones = torch.zeros_like(probabilities, dtype=torch.float64).scatter_(1, best, 1.0)
+        chosen.append((ones * weights).sum(dim=0))
+        probability.append((probabilities.double() * weights).sum(dim=0))
+    return Load(
+        torch.stack(chosen).sum(dim=0),
+        torch.stack(probability).sum(dim=0),
+        weights.sum() * len(logits),
+    )
+
+
+def token_weights(pack: Pack) -> Tensor:
+    """In how many sequences each token of a pack is, float64 [T]; 0 for the filler."""
+    weights = torch.zeros(len(pack.input_ids), dtype=torch.float64)
+    for span in pack.responses:
+        weights[span.prompt_start : span.prompt_stop] += 1
+        weights[span.start : span.stop] += 1
+    return weights.to(pack.input_ids.device, non_blocking=True)
+
+
+@torch.no_grad()
+def find_balancing(
+    model: PreTrainedModel, coefficient: float | None
+) -> tuple[Balancing | None, str | None]:
+    """How the load of `model` is balanced, and what a person should know of it.
+
+    `coefficient`: that of the model's config if it is None. Nothing is balanced if it is 0 or the
+    model has no such loss. What is computed here is compared with what the model itself computes,
+    of a few tokens; if it has another loss by that name, none is added, and that is said.
+    """
+    config = model.config.get_text_config()
+    if coefficient is None:
+        coefficient = getattr(config, "router_aux_loss_coef", None)
+    if not coefficient or not hasattr(config, "output_router_logits"):
+        return None, None
+    top_k = getattr(config, "num_experts_per_tok", None)
+    try:
+        ids = torch.arange(8, device=model.device)[None]
+        with evaluating(model):
+            outputs: Any = model(input_ids=ids, use_cache=False, output_router_logits=True)
+        if not getattr(outputs, "router_logits", None):
+            return None, None  # a dense model of a family that has others
+        assert isinstance(top_k, int)
+        load = load_of(outputs.router_logits, torch.ones(8, device=model.device), top_k)
+        off = abs(float(load.loss_within(load)) - float(outputs.aux_loss))
+    except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        return None, _unknown(model, coefficient)
+    if not off <= _ALLOWED.get(model.dtype, 0.05):
+        return None, _unknown(model, coefficient)
+    return Balancing(float(coefficient), top_k), None
+
+
+@execution_detail
+def _unknown(model: PreTrainedModel, coefficient: float) -> str:
+    return (
+        f"the load of the experts is not balanced: {type(model).__name__} has a coefficient "
+        f"({coefficient:g}) for such a loss, but not the loss itself in the form that is known here"
+    )

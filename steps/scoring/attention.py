@@ -1,0 +1,300 @@
+"""Attention over a pack: each segment sees its group's prompt and its own past, nothing else.
+
+Registered with transformers under the name `temper_packed`. The pack comes as the keyword `pack` of
+the model's forward, which hands on keywords it does not know down to here; a context variable would
+not survive activation checkpointing, which runs this again during the backward. A name that has no
+mask function registered makes transformers build no mask.
+
+A layer says what a token may see by what it hands over (`sliding_window`), or its model's config
+says it for the layer (`layer_types`, `attention_chunk_size`). What a config says and the layers do
+not do, or the other way round, `architectures.masks` finds.
+
+On a GPU the segments go through one variable-length flash kernel where that can compute what is
+asked for; elsewhere, and on the CPU, through scaled_dot_product_attention one after the other.
+"""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from steps.scoring.packing import Pack
+
+PACKED = "temper_packed"
+
+# Keywords that every layer of some family passes on and that say nothing of how to attend.
+_NO_MATTER = {"position_ids", "position_embeddings", "use_cache", "cache_position", "is_causal"}
+_NO_MATTER |= {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
+_NO_MATTER |= {"past_key_values", "past_key_value", "layer_idx"}
+
+
+class Reach(NamedTuple):
+    """How far back a layer's tokens see, themselves included.
+
+    window: the last so many tokens (Beltagy et al. 2020, Longformer).
+    chunk: those of the same chunk, the sequence being cut every so many tokens (Llama 4).
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def covers(self, tokens: int) -> bool:
+        """Whether every token of a sequence of so many `tokens` sees all of its past."""
+        return all(limit is None or tokens <= limit for limit in self)
+
+    def mask(self, rows: int, keys: int, device: torch.device) -> Tensor:
+        """True where row i, which is key keys - rows + i, may look; bool [rows, keys]."""
+        key = torch.arange(keys, device=device)
+        last = key[keys - rows :, None]
+        seen = key <= last
+        if self.window is not None:
+            seen &= key > last - self.window
+        if self.chunk is not None:
+            seen &= key >= last - last % self.chunk
+        return seen
+
+
+def reach_of(layer: nn.Module, sliding_window: int | None) -> Reach:
+    """How far the attention `layer` sees, which has handed over `sliding_window`.
+
+    A layer that hands over none may be built into a model whose mask has one (Qwen2-MoE, PhiMoE,
+    Llama 4); then the model's config says so.
+    """
+    if sliding_window is not None:
+        return Reach(window=sliding_window)
+    config: Any = getattr(layer, "config", None)
+    kinds, number = getattr(config, "layer_types", None), getattr(layer, "layer_idx", None)
+    kind = kinds[number] if kinds and number is not None else None
+    if kind == "chunked_attention":
+        return Reach(chunk=config.attention_chunk_size)
+    slides = kind == "sliding_attention" or not kinds
+    if slides and getattr(config, "use_sliding_window", True):
+        return Reach(window=getattr(config, "sliding_window", None))
+    return Reach()
+
+
+@dataclass(frozen=True)
+class _Options:
+    scale: float
+    dropout: float
+    reach: Reach
+    softcap: float | None
+    sinks: Tensor | None
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Makes `model` attend over packs, and over nothing else, until another implementation is set:
+    generation needs one of transformers' own."""
+    ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
+    model.set_attn_implementation(PACKED)
+
+
+def attends_packed(model: PreTrainedModel) -> bool:
+    """Whether `use_packed_attention` was the last to choose the model's attention."""
+    return model.config._attn_implementation == PACKED
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    *,
+    pack: Pack | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer: query [1, heads, T, d], key and value with their own
+    number of heads; returns [1, T, heads, d].
+
+    `s_aux` [heads] are attention sinks: scores of a key that every token sees and that has nothing
+    to say (gpt-oss).
+
+    Raises ValueError for a forward without a pack and for whatever this does not know how to
+    honour (position biases, caches), which would change the result unnoticed.
+    """
+    _refuse(pack, query, key, attention_mask, others)
+    assert pack is not None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    options = _Options(scale, dropout, reach_of(module, sliding_window), softcap, s_aux)
+    if _varlen_fits(query, value, options):
+        return _attend_varlen(query, key, value, pack, options)[None], None
+    return torch.cat(_attend_segments(query, key, value, pack, options))[None], None
+
+
+def _refuse(
+    pack: Pack | None, query: Tensor, key: Tensor, mask: Tensor | None, others: dict[str, Any]
+) -> None:
+    if pack is None:
+        raise ValueError(
+            f"a model that attends as {PACKED!r} was called without a pack; for generation or a "
+            "plain forward call model.set_attn_implementation('sdpa') first"
+        )
+    tokens = len(pack.input_ids)
+    if query.shape[0] != 1 or query.shape[2] != tokens or key.shape[2] != tokens:
+        raise ValueError(f"queries {tuple(query.shape)} are not those of a pack of {tokens} tokens")
+    refuse_unknown(mask, others)
+
+
+def refuse_unknown(mask: Tensor | None, others: Mapping[str, Any]) -> None:
+    """Raises ValueError for a mask, and for keywords of an attention call that nothing here knows
+    how to honour."""
+    unknown = [n for n, v in others.items() if v is not None and n not in _NO_MATTER]
+    unknown += ["attention_mask"] if mask is not None else []
+    unknown += ["is_causal=False"] if others.get("is_causal") is False else []
+    if unknown:
+        raise ValueError(f"packed attention cannot honour {', '.join(unknown)}")
+
+
+def _attend_segments(
+    query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Options
+) -> list[Tensor]:
+    """Each segment's output [rows, heads, d]."""
+    rows = [segment.stop - segment.start for segment in pack.segments]
+    # Gradients of parts of a split are joined once; those of slices would each be as long as T.
+    queries, keys, values = (x[0].split(rows, dim=1) for x in (query, key, value))
+    numbers = {segment.start: number for number, segment in enumerate(pack.segments)}
+    outputs = []
+    for number, segment in enumerate(pack.segments):
+        k, v = keys[number], values[number]
+        if prefix := segment.prefix_stop - segment.prefix_start:
+            first = numbers[segment.prefix_start]
+            k = torch.cat([keys[first][:, :prefix], k], dim=1)
+            v = torch.cat([values[first][:, :prefix], v], dim=1)
+        outputs.append(_attend(queries[number], k, v, options))
+    return outputs
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Tensor:
+    """Attention of the last tokens of a sequence, [heads, rows, d], to all of it; [rows, heads, d].
+
+    Heads of queries that share keys are a dimension of their own, so that keys are not copied.
+    """
+    q = query.unflatten(0, (key.shape[0], -1))
+    k, v = (x[:, None].expand(-1, q.shape[1], -1, -1) for x in (key, value))
+    rows, keys = q.shape[2], k.shape[2]
+    plain = rows == keys and options.reach.covers(keys)
+    if options.softcap is None and options.sinks is None:
+        out = functional.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=None if plain else options.reach.mask(rows, keys, q.device),
+            dropout_p=options.dropout,
+            scale=options.scale,
+            is_causal=plain,
+        )
+    else:
+        mask = options.reach.mask(rows, keys, q.device)
+        capped = options.softcap is not None
+        out = (_soft_capped if capped else _with_sinks)(q, k, v, mask, options)
+    return out.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _soft_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: _Options) -> Tensor:
+    """Attention with scores squashed into (-softcap, softcap), which no fused kernel computes."""
+    softcap = options.softcap
+    assert softcap is not None
+    scores = torch.tanh(q @ k.transpose(-1, -2) * (options.scale / softcap)) * softcap
+    scores = scores.masked_fill(~mask, -torch.inf)
+    accurate = torch.promote_types(q.dtype, torch.float32)
+    if options.sinks is not None:
+        sinks = options.sinks.to(scores.dtype).view(*q.shape[:2], 1, 1)
+        scores = torch.cat([scores, sinks.expand(-1, -1, q.shape[2], -1)], dim=-1)
+    weights = functional.softmax(scores, dim=-1, dtype=accurate)[..., : k.shape[2]]
+    return functional.dropout(weights.to(q.dtype), options.dropout) @ v
+
+
+def _with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: _Options) -> Tensor:
+    """Attention with one more key, whose scores are the sinks and whose value is zero.
+
+    With one more coordinate, 1/scale in a query, its head's sink in that key and 0 in the others,
+    the kernel computes these scores itself, and its backward their gradient.
+    """
+    assert options.sinks is not None
+    sinks = options.sinks.to(q.dtype).view(*q.shape[:2], 1, 1).expand_as(k[..., :1, :1])
+    key = torch.cat([torch.zeros_like(k[..., :1, :]), sinks], dim=-1)
+    out = functional.scaled_dot_product_attention(
+        functional.pad(q, (0, 1), value=1 / options.scale),
+        torch.cat([key, functional.pad(k, (0, 1))], dim=-2),
+        functional.pad(v, (0, 1, 1, 0)),
+        attn_mask=functional.pad(mask, (1, 0), value=True),
+        dropout_p=options.dropout,
+        scale=options.scale,
+    )
+    return out[..., :-1]
+
+
+def _varlen_fits(query: Tensor, value: Tensor, options: _Options) -> bool:
+    """Whether the installed variable-length flash attention computes this."""
+    available, window = _varlen_options(), options.reach.window
+    return (
+        query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.shape[-1] == value.shape[-1] <= 256
+        and query.shape[-1] % 8 == 0
+        and options.softcap is None
+        and options.sinks is None
+        and options.reach.chunk is None
+        and options.dropout == 0.0
+        and ("window_size" in available or ("is_causal" in available and not window))
+    )
+
+
+@functools.cache
+def _varlen_options() -> frozenset[str]:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def _attend_varlen(
+    query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Options
+) -> Tensor:
+    """All segments at once, [T, heads, d]: causal at the end of each segment's own keys."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    layout, available = pack.varlen, _varlen_options()
+    q = query[0].transpose(0, 1)
+    k, v = (x[0].transpose(0, 1).index_select(0, layout.key_rows) for x in (key, value))
+    if "scale" not in available:
+        q = q * (options.scale * q.shape[-1] ** 0.5)
+    if "enable_gqa" not in available:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    wanted: dict[str, Any] = {
+        "scale": options.scale,
+        "enable_gqa": q.shape[1] != k.shape[1],
+        "num_splits": 1,  # no split of the keys, so no rounding that depends on the other segments
+    }
+    arguments = {name: value for name, value in wanted.items() if name in available}
+    if "window_size" in available:
+        window = options.reach.window
+        arguments["window_size"] = (-1 if window is None else window - 1, 0)
+    else:
+        arguments["is_causal"] = True
+    output = varlen_attn(
+        q.contiguous(),
+        k,
+        v,
+        layout.query_offsets,
+        layout.key_offsets,
+        layout.longest_query,
+        layout.longest_key,
+        **arguments,
+    )
+    assert isinstance(output, Tensor)
+    return output

@@ -1,0 +1,52 @@
+"""Token embeddings of a pack, with a gradient for each token instead of one for the vocabulary."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from steps.scoring.gradients import add_rows, is_plain
+from steps.scoring.packing import Pack
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What a base model is given: token ids, or their embeddings where these are just looked up.
+
+    inputs: keywords of the base model's forward.
+    leaf: where the gradient of the embeddings gathers.
+    """
+
+    inputs: dict[str, Tensor]
+    ids: Tensor
+    table: nn.Embedding | None = None
+    leaf: Tensor | None = None
+
+
+def embed(model: PreTrainedModel, pack: Pack) -> Embedded:
+    """The pack's tokens, ready for the base model; with a gradient to come if one is recorded."""
+    table: Any = model.get_input_embeddings()
+    if not is_plain(table, nn.Embedding) or table.max_norm is not None or table.scale_grad_by_freq:
+        return Embedded({"input_ids": pack.input_ids[None]}, pack.input_ids)
+    with torch.no_grad():
+        embeddings = table(pack.input_ids[None])
+    if not (torch.is_grad_enabled() and table.weight.requires_grad):
+        return Embedded({"inputs_embeds": embeddings}, pack.input_ids)
+    leaf = embeddings.requires_grad_()
+    # Of a leaf no model may write into its input, as CTRL does.
+    return Embedded({"inputs_embeds": leaf.clone()}, pack.input_ids, table, leaf)
+
+
+def add_to_embeddings(embedded: Embedded) -> None:
+    """Adds what has gathered on the embeddings to their rows; call it after the backward."""
+    if embedded.table is None or embedded.leaf is None:
+        return
+    weight = embedded.table.weight
+    assert isinstance(weight, nn.Parameter)
+    assert embedded.leaf.grad is not None
+    gradient = embedded.leaf.grad[0]
+    if embedded.table.padding_idx is not None:  # torch lets its row stay as it is
+        gradient = gradient * (embedded.ids != embedded.table.padding_idx)[:, None]
+    add_rows(weight, embedded.ids, gradient)

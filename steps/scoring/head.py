@@ -1,0 +1,168 @@
+"""From hidden states to the log-probabilities of scored tokens, and back, three matrix products in
+all: logits, the gradient of the hidden states, the gradient of the head's weight.
+
+With logits z of a row and y its target, log p = z_y - m - log s, where m = max z and
+s = sum exp(z - m). With g the gradient of the loss for log p, that for the logits is
+
+    g (onehot_y - exp(z - m) / s)  =  -g/s (exp(z - m) - s onehot_y)
+
+so one buffer is the logits, then the exponentials, then (after S subtractions) the gradient up to a
+factor per row, which is applied to the small matrices on both sides of it. Nothing else is as large
+as the logits.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from steps.scoring.gradients import add_gradient, add_product, is_plain
+
+_FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+_DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
+_SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""What configs call the factors, divisors and caps of their logits (Cohere, Falcon-H1, Granite,
+Inkling, Gemma, RecurrentGemma, xLSTM)."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A model's output layer, and what its architecture does to the logits.
+
+    scale: they are multiplied by it.
+    soft_cap: then squashed into (-soft_cap, soft_cap) by a hyperbolic tangent.
+    """
+
+    module: nn.Module
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the layer is a linear map and nothing besides."""
+        return is_plain(self.module, nn.Linear)
+
+    def rows_within(self, budget: int) -> int:
+        """How many rows of logits fit into `budget` bytes."""
+        weight: Any = self.module.weight
+        accurate = torch.promote_types(weight.dtype, torch.float32)
+        return max(1, budget // (weight.shape[0] * accurate.itemsize))
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """The logits [S, V] that count, of `rows` [S, H]; dtype as of :meth:`logps`."""
+        return self._transformed(self.module(rows).to(_accurate(rows)))[0]
+
+    def logps(self, rows: Tensor, targets: Tensor) -> Tensor:
+        """Log-probabilities [S] of `targets` [S] from `rows` [S, H], for autograd to go through.
+
+        In float32, or in float64 for a float64 model.
+        """
+        return _TargetLogps.apply(self.logits(rows), targets)
+
+    def softmax(self, rows: Tensor, targets: Tensor) -> "Softmax":
+        """The forward half of a plain head, without autograd."""
+        logits, squashed = self._transformed(self.module(rows).to(_accurate(rows)))
+        return Softmax(self, rows, targets, squashed, *_exponentials(logits, targets))
+
+    def _transformed(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The logits that count, made from a tensor that is ours alone; and tanh, if capped."""
+        if torch.is_grad_enabled() and logits.requires_grad:
+            logits = logits * self.scale if self.scale != 1 else logits
+            if self.soft_cap is None:
+                return logits, None
+            return torch.tanh(logits / self.soft_cap) * self.soft_cap, None
+        if self.scale != 1:
+            logits.mul_(self.scale)
+        if self.soft_cap is None:
+            return logits, None
+        squashed = logits.div_(self.soft_cap).tanh_()
+        return squashed * self.soft_cap, squashed
+
+
+@dataclass
+class Softmax:
+    """A plain head's forward over a chunk of rows, kept until the loss of the chunk is known."""
+
+    head: Head
+    rows: Tensor  # [S, H]
+    targets: Tensor  # [S]
+    squashed: Tensor | None  # [S, V]
+    exponentials: Tensor  # [S, V]
+    sums: Tensor  # [S]
+    logps: Tensor  # [S]
+
+
+def softmax_backward(softmax: Softmax, logp_gradients: Tensor) -> Tensor:
+    """The gradient of the rows; those of the head's parameters are added to their `.grad`.
+
+    `logp_gradients` [S] are those of the loss. Uses up the buffers: call it once. (A function, as
+    whoever only scores does not come here.)
+    """
+    module: Any = softmax.head.module
+    weight, bias = module.weight, module.bias
+    z = softmax.exponentials
+    z[torch.arange(len(z), device=z.device), softmax.targets] -= softmax.sums
+    if softmax.squashed is not None:
+        z.mul_(softmax.squashed.square_().neg_().add_(1))
+    z = z.to(weight.dtype)
+    factors = logp_gradients.to(softmax.sums.dtype) / softmax.sums
+    factors = factors.mul_(-softmax.head.scale)[:, None]
+    if weight.requires_grad:
+        add_product(weight, z.t(), (softmax.rows * factors).to(weight.dtype))
+    if bias is not None and bias.requires_grad:
+        add_gradient(bias, (z.t() @ factors.to(z.dtype))[:, 0])
+    return (z @ weight).mul_(factors)
+
+
+def output_head(model: PreTrainedModel) -> Head:
+    """The head of `model`, its transforms read from its config.
+
+    Raises ValueError for a model without one. What a config does not say in these words is found by
+    the parity check.
+    """
+    module = model.get_output_embeddings()
+    if module is None:
+        raise ValueError(f"{type(model).__name__} has no language-model head")
+    config = model.config.get_text_config()
+
+    def said(names: Sequence[str]) -> list[float]:
+        values = (getattr(config, name, None) for name in names)
+        return [value for value in values if isinstance(value, int | float) and value]
+
+    return Head(
+        module,
+        scale=math.prod(said(_FACTORS)) / math.prod(said(_DIVISORS)),
+        soft_cap=next(iter(said(_SOFT_CAPS)), None),
+    )
+
+
+class _TargetLogps(torch.autograd.Function):
+    """Log-softmax at the targets; in the backward, the logits' buffer becomes their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        exponentials, sums, logps = _exponentials(logits.detach(), targets)
+        ctx.save_for_backward(exponentials, sums, targets)
+        return logps
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        exponentials, sums, targets = ctx.saved_tensors
+        exponentials[torch.arange(len(targets), device=targets.device), targets] -= sums
+        return exponentials.mul_(-(gradients[0] / sums)[:, None]), None
+
+
+def _exponentials(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In place: exp(z - max z) of each row, their sum, and the log-probability of the target."""
+    logits.sub_(logits.amax(dim=-1, keepdim=True))
+    at_target = logits.gather(1, targets[:, None])[:, 0]
+    sums = logits.exp_().sum(dim=-1)
+    return logits, sums, at_target - sums.log()
+
+
+def _accurate(rows: Tensor) -> torch.dtype:
+    return torch.promote_types(rows.dtype, torch.float32)

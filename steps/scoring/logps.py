@@ -1,0 +1,286 @@
+"""Log-probabilities of responses, and the gradients of a loss on them: the one code path of
+reference, policy and evaluation.
+
+A model with packed attention (see `attention`) reads a pack in one forward, and its head sees only
+the rows that predict a scored token, a few groups at a time. As a loss is a sum over groups, the
+gradients of a group's logits are formed as soon as its logps are known: the logits of a whole pack
+never exist. A model that cannot be packed reads padded batches, with the same head; one that cannot
+be batched either reads each sequence alone, in its own forward and with its own head.
+
+On a CPU a packed group gets the same bits whatever it is packed with, with and without gradients.
+So a policy that still equals its reference has rewards of exactly zero.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from steps.models.folders import evaluating
+from steps.scoring.architectures.batching import backbone, batched_rows
+from steps.scoring.architectures.pack_layouts import Layout, layout_of
+from steps.scoring.architectures.routing import Balancing, Load, Routing
+from steps.scoring.embedding import Embedded, add_to_embeddings, embed
+from steps.scoring.head import Head, output_head, softmax_backward
+from steps.scoring.packing import Pack, padded_rows
+from steps.scoring.unpacked import unpacked_logps
+
+_LOGITS_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}
+
+
+@dataclass(frozen=True)
+class TokenLogps:
+    """Log-probabilities of the S scored tokens of n groups with at most k responses each.
+
+    tokens: float64 [S], response by response, and group by group.
+    lengths: int64 [n, k]; how many tokens each response has. A length of 0 is a response left out:
+        so groups of fewer responses than k are filled up.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+
+    def sums(self) -> Tensor:
+        """The log-probability of each response, float64 [n, k]; 0 for one that is left out."""
+        return _sums(self.tokens, self.lengths.flatten()).view_as(self.lengths)
+
+    def of(self, members: Tensor, count: int | None = None) -> "TokenLogps":
+        """Those of the groups `members`, int64 [m]. With the `count` of their tokens nothing waits
+        for the device."""
+        per_group = self.lengths.sum(dim=1)
+        starts, ends = per_group.cumsum(0) - per_group, per_group[members].cumsum(0)
+        shifts = starts[members] - ends + per_group[members]
+        shifts = shifts.repeat_interleave(per_group[members], output_size=count)
+        places = shifts + torch.arange(len(shifts), device=shifts.device)
+        return TokenLogps(self.tokens[places], self.lengths[members])
+
+
+GroupLoss = Callable[[TokenLogps, slice], tuple[Tensor, dict[str, Tensor]]]
+"""From the logps of the groups in a slice of the pack: their losses [n], each already weighted and
+divided by what it is a mean over, and what is logged of each, [n]."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What `forward_backward` saw, detached: losses [n], logps [n, k], and the loss's metrics."""
+
+    losses: Tensor
+    logps: Tensor
+    metrics: dict[str, Tensor]
+
+
+@torch.no_grad()
+def detached(losses: Tensor, logps: TokenLogps, metrics: Mapping[str, Tensor]) -> Scored:
+    """What is kept of some groups when their gradients are there."""
+    return Scored(losses.detach(), logps.sums(), {n: v.detach() for n, v in metrics.items()})
+
+
+@torch.no_grad()
+def token_logps(model: PreTrainedModel, pack: Pack) -> Tensor:
+    """log p(token | everything before it) of the pack's scored tokens, [S], without dropout.
+
+    In float32, or in float64 for a float64 model.
+    """
+    with evaluating(model):
+        if layout_of(model) is Layout.alone:
+            return unpacked_logps(model, pack)
+        head, rows = output_head(model), predicting_rows(model, pack, embed(model, pack))
+        parts = [
+            head.softmax(*_padded(rows, pack.targets, cut)).logps[: _length(cut)]
+            for _, cuts in _parts(pack, head, rows)
+            for cut in cuts
+        ]
+        return torch.cat(parts)
+
+
+def sequence_logps(per_token: Tensor, pack: Pack) -> Tensor:
+    """The sums over each response's scored tokens, float64 [N]."""
+    return _sums(per_token, pack.num_scored)
+
+
+def forward_backward(
+    model: PreTrainedModel, pack: Pack, loss: GroupLoss, routing: Routing | None = None
+) -> Scored:
+    """Adds the gradient of the summed losses to the `.grad` of the model's parameters, and that of
+    the pack's share in the load-balancing loss, with `routing`.
+
+    Dropout is on if the model is in training mode. Nothing waits for the device.
+    """
+    if layout_of(model) is Layout.alone or not output_head(model).is_plain:
+        per_token = differentiable_logps(model, pack, routing)
+        return backward(per_token, pack, loss, routing)
+    head, embedded = output_head(model), embed(model, pack)
+    rows = predicting_rows(model, pack, embedded, routing)
+    gradient = torch.empty_like(rows)
+    scored = [
+        _fused(head, rows.detach(), pack, loss, groups, cuts, gradient)
+        for groups, cuts in _parts(pack, head, rows)
+    ]
+    balance = routing.loss() if routing is not None else None
+    if balance is not None and balance.requires_grad:
+        torch.autograd.backward([rows, balance], [gradient, None])
+    else:
+        rows.backward(gradient)
+    add_to_embeddings(embedded)
+    return _joined(scored)
+
+
+def differentiable_logps(
+    model: PreTrainedModel, pack: Pack, routing: Routing | None = None
+) -> Tensor:
+    """`token_logps` with a graph behind it, and with dropout in training mode."""
+    if layout_of(model) is Layout.alone:
+        return unpacked_logps(model, pack, routing)
+    tokens = Embedded({"input_ids": pack.input_ids[None]}, pack.input_ids)
+    return _head_logps(output_head(model), predicting_rows(model, pack, tokens, routing), pack)
+
+
+@torch.no_grad()
+def router_load(model: PreTrainedModel, pack: Pack, balancing: Balancing) -> Load:
+    """How the pack's tokens use the experts, without dropout."""
+    routing = Routing(balancing)
+    with evaluating(model):
+        if layout_of(model) is Layout.alone:
+            unpacked_logps(model, pack, routing)
+        else:
+            predicting_rows(model, pack, embed(model, pack), routing)
+    assert routing.load is not None
+    return routing.load
+
+
+def predicting_rows(
+    model: PreTrainedModel, pack: Pack, embedded: Embedded, routing: Routing | None = None
+) -> Tensor:
+    """The hidden states [S, H] that a head is applied to."""
+    if layout_of(model) is Layout.batched:
+        return batched_rows(model, pack, embedded.inputs, routing)
+    asked = {} if routing is None else {"output_router_logits": True}
+    outputs = backbone(model)(
+        **embedded.inputs,
+        **asked,
+        position_ids=pack.position_ids[None],
+        use_cache=False,
+        pack=pack,
+    )
+    if routing is not None:
+        routing.see_pack(outputs, pack)
+    return outputs.last_hidden_state[0].index_select(0, pack.predictors)
+
+
+def _fused(
+    head: Head,
+    rows: Tensor,
+    pack: Pack,
+    loss: GroupLoss,
+    groups: slice,
+    cuts: Sequence[slice],
+    gradient: Tensor,
+) -> Scored:
+    """Logits, loss and gradients of some groups; fills their part of the rows' `gradient`.
+
+    The logits of a group that is cut are computed twice, as no two cuts' exist at one time.
+    """
+    inputs = [_padded(rows, pack.targets, cut) for cut in cuts]
+    with torch.no_grad():
+        softmax = None
+        logps = []
+        for cut, (padded, targets) in zip(cuts, inputs, strict=True):
+            softmax = head.softmax(padded, targets)
+            logps.append(softmax.logps[: _length(cut)])
+    scored, of_logps = loss_gradients(torch.cat(logps), pack, loss, groups)
+    with torch.no_grad():
+        for cut, (padded, targets) in zip(cuts, inputs, strict=True):
+            if softmax is None or len(cuts) > 1:
+                softmax = None  # free it first
+                softmax = head.softmax(padded, targets)
+            start = cut.start - cuts[0].start
+            own = of_logps[start : start + _length(cut)]
+            filled = functional.pad(own, (0, len(padded) - len(own)))
+            gradient[cut] = softmax_backward(softmax, filled)[: len(own)]
+    return scored
+
+
+def loss_gradients(
+    per_token: Tensor, pack: Pack, loss: GroupLoss, groups: slice
+) -> tuple[Scored, Tensor]:
+    """The loss of some groups, and its gradient for each of their logps [S]."""
+    logps = TokenLogps(per_token.double().requires_grad_(), pack.lengths[groups])
+    with torch.enable_grad():
+        losses, metrics = loss(logps, groups)
+        (gradient,) = torch.autograd.grad(losses.sum(), logps.tokens)
+    return detached(losses, logps, metrics), gradient
+
+
+def backward(
+    per_token: Tensor, pack: Pack, loss: GroupLoss, routing: Routing | None = None
+) -> Scored:
+    """Adds the gradient of the losses of a pack's groups to `.grad`, through the graph behind what
+    was read off a model [S]; and that of the pack's share in the load-balancing loss."""
+    logps = TokenLogps(per_token.double(), pack.lengths)
+    losses, metrics = loss(logps, slice(0, len(pack.groups)))
+    total = losses.sum() if routing is None else losses.sum() + routing.loss()
+    total.backward()
+    return detached(losses, logps, metrics)
+
+
+def _head_logps(head: Head, rows: Tensor, pack: Pack) -> Tensor:
+    """Logps [S] through autograd, which has the logits of one chunk at a time."""
+
+    def chunk(padded: Tensor, targets: Tensor) -> Tensor:
+        return head.logps(padded, targets)
+
+    parts = []
+    for _, cuts in _parts(pack, head, rows):
+        for cut in cuts:
+            inputs = _padded(rows, pack.targets, cut)
+            logps = checkpoint(chunk, *inputs, use_reentrant=False)
+            assert isinstance(logps, Tensor)
+            parts.append(logps[: _length(cut)])
+    return torch.cat(parts)
+
+
+def _parts(pack: Pack, head: Head, rows: Tensor) -> Iterator[tuple[slice, list[slice]]]:
+    """Groups whose logits fit the budget together, and the scored rows they have: one slice of
+    them; of a group that does not fit alone, as many slices of equal length as it takes."""
+    limit = max(padded_rows(1), head.rows_within(_LOGITS_BYTES.get(rows.device.type, 2**30)))
+    first = 0
+    for number, group in enumerate(pack.groups):
+        start = pack.groups[first].scored_start
+        following = number + 1 < len(pack.groups)
+        if following and pack.groups[number + 1].scored_stop - start <= limit:
+            continue
+        yield slice(first, number + 1), _cuts(start, group.scored_stop, limit)
+        first = number + 1
+
+
+def _cuts(start: int, stop: int, limit: int) -> list[slice]:
+    count = -(-(stop - start) // limit)
+    edges = [start + (stop - start) * i // count for i in range(count + 1)]
+    return [slice(a, b) for a, b in pairwise(edges)]
+
+
+def _padded(rows: Tensor, targets: Tensor, cut: slice) -> tuple[Tensor, Tensor]:
+    """The rows and targets of a cut, with rows of zeros up to a count that products like."""
+    missing = padded_rows(_length(cut)) - _length(cut)
+    return functional.pad(rows[cut], (0, 0, 0, missing)), functional.pad(targets[cut], (0, missing))
+
+
+def _length(cut: slice) -> int:
+    return cut.stop - cut.start
+
+
+def _sums(per_token: Tensor, lengths: Tensor) -> Tensor:
+    return torch.segment_reduce(per_token.double(), "sum", lengths=lengths, unsafe=True)
+
+
+def _joined(parts: Sequence[Scored]) -> Scored:
+    return Scored(
+        torch.cat([part.losses for part in parts]),
+        torch.cat([part.logps for part in parts]),
+        {name: torch.cat([part.metrics[name] for part in parts]) for name in parts[0].metrics},
+    )

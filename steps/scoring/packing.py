@@ -1,0 +1,260 @@
+"""Several token groups as one row of tokens: no padding between them, every prompt there once.
+
+    tokens     prompt chosen | rejected | prompt chosen | rejected | filler
+    segments   └─── 0 ─────┘   └─ 1 ──┘   └──── 2 ────┘   └─ 3 ──┘   └ 4 ─┘
+    attention  causal          prompt of segment 0, then causal within itself …
+
+The first segment of a group is its prompt and first response. Each further response is a segment
+that attends to that prompt and to itself, its positions going on where the prompt ended (Wang and
+Hegde 2024, Accelerating Direct Preference Optimization with Prefix Sharing). What follows the last
+scored token of a response predicts nothing, so it is not there, and neither is that token. (Where
+responses are scored as a whole, at their last tokens, those are there; the prompt is then a segment
+by itself, and each response one that attends to it.)
+
+The filler rounds the row up to a multiple of eight tokens and to at least 32: kernels of matrix
+products treat the last few rows of an odd count otherwise, and with the filler what a group gets on
+a CPU does not depend, in any bit, on what it is packed with.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from steps.scoring.examples import TokenGroup, TokenResponse, WholeResponse
+
+_ROW_MULTIPLE, _FEWEST_ROWS = 8, 32
+
+
+class Segment(NamedTuple):
+    """Rows [start, stop) of a pack, which attend to [prefix_start, prefix_stop) and, causally, to
+    themselves."""
+
+    start: int
+    stop: int
+    prefix_start: int
+    prefix_stop: int
+
+    @property
+    def num_keys(self) -> int:
+        """How many tokens the last row of the segment attends to."""
+        return self.prefix_stop - self.prefix_start + self.stop - self.start
+
+
+class ResponseSpan(NamedTuple):
+    """Of one response: the rows of its prompt, its own rows, and its range of scored tokens."""
+
+    prompt_start: int
+    prompt_stop: int
+    start: int
+    stop: int
+    scored_start: int
+    scored_stop: int
+
+
+class GroupSpan(NamedTuple):
+    """Of one group: its range of scored tokens."""
+
+    scored_start: int
+    scored_stop: int
+
+
+@dataclass(frozen=True)
+class VarlenLayout:
+    """The segments as kernels for sequences of many lengths want them.
+
+    key_rows: int64 [K]; the rows of each segment's keys, one segment after the other.
+    query_offsets, key_offsets: int32 [segments + 1]; where each begins, and where the last ends.
+    """
+
+    key_rows: Tensor
+    query_offsets: Tensor
+    key_offsets: Tensor
+    longest_query: int
+    longest_key: int
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One forward's worth of groups: T tokens, S scored ones of N sequences (responses).
+
+    input_ids, position_ids: int64 [T].
+    predictors: int64 [S]; the row whose hidden state predicts each scored token. The last row of a
+        prompt serves all of its responses. Of a response that is scored as a whole: its last row.
+    targets: int64 [S]; the scored tokens; `NO_TOKEN` where a whole response is scored. They stand
+        group by group, and in a group response by response.
+    num_scored: int64 [N]; how many each sequence has.
+    lengths: int64 [n, k]; the same by group, see `lengths_of`.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    predictors: Tensor
+    targets: Tensor
+    num_scored: Tensor
+    lengths: Tensor
+    segments: tuple[Segment, ...]
+    responses: tuple[ResponseSpan, ...]
+    groups: tuple[GroupSpan, ...]
+
+    def to(self, device: torch.device | str) -> Self:
+        """The pack with its tensors on `device`; from pinned memory the copy does not wait."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                values[name] = value.to(device, non_blocking=True)
+        return type(self)(**values)
+
+    @property
+    def num_sequences(self) -> int:
+        """How many responses there are."""
+        return len(self.responses)
+
+    @cached_property
+    def varlen(self) -> VarlenLayout:
+        """The layout for variable-length attention, on the pack's device."""
+        device = self.input_ids.device
+        rows = [
+            row
+            for s in self.segments
+            for row in (*range(s.prefix_start, s.prefix_stop), *range(s.start, s.stop))
+        ]
+        queries = [s.stop - s.start for s in self.segments]
+        keys = [s.num_keys for s in self.segments]
+        return VarlenLayout(
+            torch.tensor(rows).to(device, non_blocking=True),
+            _offsets(queries).to(device, non_blocking=True),
+            _offsets(keys).to(device, non_blocking=True),
+            max(queries),
+            max(keys),
+        )
+
+
+def make_pack(groups: Sequence[TokenGroup], responses: int | None = None) -> Pack:
+    """Lays out `groups`, in their order, on the CPU; `responses` as in `lengths_of`."""
+    builder = _Builder()
+    for group in groups:
+        builder.add(group)
+    builder.fill()
+    scored = [response.scored_stop - response.scored_start for response in builder.responses]
+    return Pack(
+        input_ids=torch.tensor(builder.ids),
+        position_ids=torch.tensor(builder.positions),
+        predictors=torch.tensor(builder.predictors),
+        targets=torch.tensor(builder.targets),
+        num_scored=torch.tensor(scored),
+        lengths=lengths_of(groups, responses),
+        segments=tuple(builder.segments),
+        responses=tuple(builder.responses),
+        groups=tuple(builder.groups),
+    )
+
+
+def lengths_of(groups: Sequence[TokenGroup], responses: int | None = None) -> Tensor:
+    """How many tokens of each response are scored, int64 [n, k], with 0 where a group has fewer
+    than k responses. k is `responses`, or as many as the largest group has."""
+    most = responses or max(len(group.responses) for group in groups)
+    rows = [[response.num_scored for response in group.responses] for group in groups]
+    return torch.tensor([row + [0] * (most - len(row)) for row in rows])
+
+
+def plan_packs(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Which examples go together, so that no pack has more than `budget` tokens: best-fit
+    decreasing. An example longer than the budget stands alone. Deterministic.
+
+    Returns indices into `lengths`, ascending in a pack; packs are ordered by their first index.
+    """
+    packs: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (tokens left, pack), sorted
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        place = bisect_left(room, (lengths[index], -1))
+        if place < len(room):
+            left, pack = room.pop(place)
+        else:
+            left, pack = budget, len(packs)
+            packs.append([])
+        packs[pack].append(index)
+        insort(room, (left - lengths[index], pack))
+    return sorted(map(sorted, packs))
+
+
+def plan_batches(groups: Sequence[TokenGroup], budget: int) -> list[list[int]]:
+    """Which groups go together where each response is a row of its own, padded to the longest: by
+    falling length, so that rows x longest stays within `budget` tokens. A group that is longer
+    stands alone. Deterministic.
+
+    Returns indices into `groups`, ascending in a batch; batches are ordered by their first index.
+    """
+    batches: list[list[int]] = []
+    rows = limit = 0
+    for index in sorted(range(len(groups)), key=lambda i: (-groups[i].longest_sequence, i)):
+        rows += len(groups[index].responses)
+        if rows > limit:
+            batches.append([])
+            rows = len(groups[index].responses)
+            limit = budget // groups[index].longest_sequence
+        batches[-1].append(index)
+    return sorted(map(sorted, batches))
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.predictors: list[int] = []
+        self.targets: list[int] = []
+        self.segments: list[Segment] = []
+        self.responses: list[ResponseSpan] = []
+        self.groups: list[GroupSpan] = []
+
+    def add(self, group: TokenGroup) -> None:
+        scored = len(self.targets)
+        prompt = self._extend(group.prompt_ids, 0)
+        apart = any(isinstance(response, WholeResponse) for response in group.responses)
+        if apart and prompt:
+            self.segments.append(Segment(prompt.start, prompt.stop, prompt.start, prompt.start))
+        for number, response in enumerate(group.responses):
+            own = self._extend(response.ids[: response.num_fed], len(prompt))
+            if number == 0 and not apart:
+                segment = Segment(prompt.start, own.stop, prompt.start, prompt.start)
+            else:
+                segment = Segment(own.start, own.stop, prompt.start, prompt.stop)
+            if segment.start < segment.stop:
+                self.segments.append(segment)
+            self._score(response, prompt, own)
+        self.groups.append(GroupSpan(scored, len(self.targets)))
+
+    def fill(self) -> None:
+        start, stop = len(self.ids), padded_rows(len(self.ids))
+        if stop > start:
+            self._extend((0,) * (stop - start), 0)
+            self.segments.append(Segment(start, stop, start, start))
+
+    def _extend(self, ids: Sequence[int], first_position: int) -> range:
+        start = len(self.ids)
+        self.ids.extend(ids)
+        self.positions.extend(range(first_position, first_position + len(ids)))
+        return range(start, len(self.ids))
+
+    def _score(self, response: TokenResponse, prompt: range, own: range) -> None:
+        start = len(self.targets)
+        for place, target in response.readouts:
+            self.predictors.append(own.start + place - 1 if place else prompt.stop - 1)
+            self.targets.append(target)
+        self.responses.append(
+            ResponseSpan(prompt.start, prompt.stop, own.start, own.stop, start, len(self.targets))
+        )
+
+
+def padded_rows(rows: int) -> int:
+    """The count of rows that a matrix product of `rows` is padded to (see the module)."""
+    return max(_FEWEST_ROWS, -(-rows // _ROW_MULTIPLE) * _ROW_MULTIPLE)
+
+
+def _offsets(lengths: Iterable[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)

@@ -1,0 +1,243 @@
+"""How a model is going to read examples: tried, on examples of the run, against the model itself.
+
+Some architectures only warn when attention is not what they expect and compute something else; some
+cannot share a prefix at all. So the groups with the longest sequence, the largest and the smallest
+pack are packed and compared, token by token, with the model's own forward of each sequence alone.
+The longest sequence reaches whatever depends on length (a window, chunks, a rescaled rotation), and
+several groups show what leaks between them. `architectures.masks` compares exactly what this can
+only compare up to a rounding. A model that cannot be packed is tried in padded batches next, in the
+same way, and reads each response alone if these are not right either.
+
+A run whose reference was packed, of the same model, by the same libraries and on the same kind of
+device, need not try again: the reference has, on all that the run is going to read.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steps.models.folders import evaluating, own_attention
+from steps.models.positions import require_positions, rotations
+from steps.models.ranks import ALONE, Ranks
+from steps.scoring.architectures.causality import require_causal
+from steps.scoring.architectures.masks import mask_fault
+from steps.scoring.architectures.pack_layouts import (
+    Layout,
+    read_alone,
+    read_batches,
+)
+from steps.scoring.attention import attends_packed, use_packed_attention
+from steps.scoring.config import Attention
+from steps.scoring.examples import TokenGroup, longest
+from steps.scoring.logps import token_logps
+from steps.scoring.packing import Pack, make_pack
+from steps.scoring.scorer import Scorer
+from steps.shared.execution_detail import execution_detail
+
+Probe = Callable[[PreTrainedModel, Pack], Tensor]
+"""What is compared, numbers of about the size of logps."""
+
+# The largest difference of a token's logp, and the mean of them, that rounding explains. In float64
+# too: transformers' norms compute in float32 whatever the model's dtype.
+_TOLERANCES = {
+    torch.float64: (1e-5, 1e-6),
+    torch.float32: (2e-3, 2e-4),
+    torch.float16: (0.1, 0.01),
+    torch.bfloat16: (1.0, 0.05),
+}
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a model is going to be run.
+
+    why_not: why not packed, where that was wanted; why_alone: why not in batches either.
+    """
+
+    attention: Attention
+    why_not: str | None = None
+    why_alone: str | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """How the model reads the responses of a pack."""
+        if self.attention is Attention.packed:
+            return Layout.packed
+        return Layout.batched if self.why_alone is None else Layout.alone
+
+    @property
+    def notice(self) -> str | None:
+        """What the user should see: nothing if examples are read as was wanted."""
+        if self.why_alone is not None:
+            why = self.why_alone if self.why_not is None else f"{self.why_not}; {self.why_alone}"
+            return f"each response is read alone, not packed, which is slower: {why}"
+        if self.why_not is None:
+            return None
+        return f"responses are read in padded batches, not packed, which is slower: {self.why_not}"
+
+
+def choose_attention(
+    scorer: Scorer,
+    groups: Sequence[TokenGroup],
+    wanted: Attention,
+    ranks: Ranks = ALONE,
+    is_known: bool = False,
+) -> Packing:
+    """`check_packing` of a scorer's model; warns if examples are not packed that should be.
+
+    Raises ValueError if ranks would go different ways.
+    """
+    probe = scorer.readout.probe
+    packing = scorer.examine(lambda model: check_packing(model, groups, wanted, is_known, probe))
+    if len(set(ranks.gather(packing.layout))) > 1:
+        raise ValueError("packed, the model is right on some ranks only; set attention=padded")
+    if packing.notice and ranks.is_first:
+        warnings.warn(packing.notice, stacklevel=3)
+    return packing
+
+
+def check_packing(
+    model: PreTrainedModel,
+    groups: Sequence[TokenGroup],
+    wanted: Attention = Attention.auto,
+    is_known: bool = False,
+    probe: Probe = token_logps,
+) -> Packing:
+    """Sets the model's attention to the packed one if that gives what the model itself gives, and
+    to one of its own otherwise; then it reads padded batches if these give the same. `is_known`:
+    that packs do; nothing is computed.
+
+    Args:
+        groups: all that the model is going to read, held-out examples too.
+
+    Raises ValueError if packing is all that is wanted and cannot be had, for a model that is not
+    causal, and for an example that has more tokens than the model has positions.
+    """
+    require_positions(model, *longest(groups))
+    model.set_attn_implementation(own_attention(model))
+    read_alone(model)
+    if is_known and wanted is not Attention.padded:
+        use_packed_attention(model)
+        return Packing(Attention.packed)
+    with evaluating(model):
+        require_causal(model, groups)
+        return _tried(model, groups, wanted, probe)
+
+
+def _tried(
+    model: PreTrainedModel, groups: Sequence[TokenGroup], wanted: Attention, probe: Probe
+) -> Packing:
+    """The first way of reading `groups` that is wanted and right."""
+    pack = make_pack(_telling(groups)).to(model.device)
+    expected = probe(model, pack)
+    by_length = rescaled_rotation(model, longest(groups)[1])
+    fault = None
+    if wanted is not Attention.padded:
+        fault = by_length or _try_packed(model, pack, probe, expected)
+        if fault is None:
+            return Packing(Attention.packed)
+        model.set_attn_implementation(own_attention(model))
+        if wanted is Attention.packed:
+            raise ValueError(f"the model cannot be packed: {fault}; set attention=padded")
+    return Packing(Attention.padded, fault, by_length or _try_batched(model, pack, probe, expected))
+
+
+def _telling(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
+    """The groups with the longest sequence, the largest pack and the smallest, each once."""
+    by_tokens = sorted(groups, key=lambda group: group.packed_tokens)
+    by_length = sorted(groups, key=lambda group: group.longest_sequence)
+    found = {id(group): group for group in (by_length[-1], by_tokens[-1], by_tokens[0])}
+    return list(found.values())
+
+
+@execution_detail
+def _longer(model: PreTrainedModel, limit: int, tokens: int) -> str:
+    return (
+        f"beyond {limit} tokens {type(model).__name__} turns every position of a forward by other "
+        f"angles, and the longest sequence has {tokens}"
+    )
+
+
+def own_logps(model: PreTrainedModel, pack: Pack) -> Tensor:
+    """The logps of a pack's scored tokens, [S], each response read alone in the model's own way."""
+    model.set_attn_implementation(own_attention(model))
+    read_alone(model)
+    return token_logps(model, pack)
+
+
+def rescaled_rotation(model: PreTrainedModel, tokens: int) -> str | None:
+    """Says so if the angles of a token's position depend on the longest sequence beside it, where
+    that has so many `tokens`."""
+    for rotation in rotations(model):
+        if rotation.get("rope_type") in ("dynamic", "longrope"):
+            limit = rotation.get("original_max_position_embeddings")
+            limit = limit or model.config.get_text_config().max_position_embeddings
+            if tokens > limit:
+                return _longer(model, limit, tokens)
+    return None
+
+
+@execution_detail
+def _does_not_take(layout: str, model: PreTrainedModel, error: Exception) -> str:
+    return f"{type(model).__name__} does not take {layout} ({type(error).__name__}: {error})"
+
+
+def _try_packed(model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tensor) -> str | None:
+    """Switches to packed attention; what is wrong with it, if anything is."""
+    try:
+        fault = mask_fault(model, _longest_sequence(pack))
+        use_packed_attention(model)
+        if not attends_packed(model):
+            return f"{type(model).__name__} has an attention that cannot be replaced"
+        if fault is not None:
+            return f"{type(model).__name__}: {fault}"
+        actual = probe(model, pack)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        # Whatever a stranger's model raises when it is run this way, it can be run another way.
+        return _does_not_take("packs", model, error)
+    difference = logp_difference(actual, expected, model.dtype)
+    return None if difference is None else f"packed, {type(model).__name__} differs: {difference}"
+
+
+def _try_batched(model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tensor) -> str | None:
+    """Switches to padded batches, unless something is wrong with them; then says what."""
+    read_batches(model)
+    try:
+        difference = logp_difference(probe(model, pack), expected, model.dtype)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        read_alone(model)
+        return _does_not_take("batches", model, error)
+    if difference is None:
+        return None
+    read_alone(model)
+    return f"in batches, {type(model).__name__} differs: {difference}"
+
+
+def _longest_sequence(pack: Pack) -> Tensor:
+    """The ids of the longest of the pack's sequences."""
+    parts = [
+        (pack.input_ids[s.prompt_start : s.prompt_stop], pack.input_ids[s.start : s.stop])
+        for s in pack.responses
+    ]
+    return torch.cat(max(parts, key=lambda part: len(part[0]) + len(part[1])))
+
+
+def logp_difference(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
+    """How two sets of logps differ by more than rounding, if they do."""
+    largest, mean = _TOLERANCES[dtype]
+    errors = (actual - expected).abs().double()
+    errors[~(actual.isfinite() | expected.isfinite())] = 0  # for whoever scores to complain of
+    if errors.max() <= largest and errors.mean() <= mean:  # False for what is not a number
+        return None
+    return (
+        f"logps are off by up to {errors.max():.2g} and by {errors.mean():.2g} on average, where "
+        f"rounding explains {largest:g} and {mean:g}"
+    )

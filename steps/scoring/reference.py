@@ -1,0 +1,332 @@
+"""Reference logps: what a frozen model thinks of each response, computed once, read by every run.
+
+    OUTPUT/logps-00000.parquet    group_id     what the group's tokens and masks are hashed to
+                                  logps        of each response, the sum over its scored tokens
+                                  scored       of each response, how many those are
+                                  token_logps  of each response, token by token
+
+They are looked up by `group_id`, never by position, so neither the order of the rows nor a changed
+tokenisation can pair a policy with another row's reference; and counted, as other masks over the
+same tokens would give sums of other tokens. Each file says how it was computed (`Scoring`).
+
+Several ranks share the packs of every shard, and the first writes it.
+
+For single responses the reference also scores each prompt with the response of the row before it,
+on which the baseline of KTO is found.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from steps.models.config import Dtype
+from steps.models.folders import load_model, vocabulary_size
+from steps.models.positions import beyond_training
+from steps.models.ranks import Ranks
+from steps.models.workplace import Left, Workplace
+from steps.scoring.config import ReferenceConfig
+from steps.scoring.examples import TokenGroup, longest, mismatched, read_pairs, read_unpaired
+from steps.scoring.logps import TokenLogps
+from steps.scoring.packing import lengths_of
+from steps.scoring.parity import choose_attention
+from steps.scoring.scored_by import ScoredBy, model_digest
+from steps.scoring.scorer import Logps, Scorer, build_scorer
+
+_MODEL = b"model"
+_SIDES = {1: ("response",), 2: ("chosen", "rejected")}
+
+
+def run_reference(
+    model: Path,
+    records: Iterable[Mapping[str, Any]],
+    config: ReferenceConfig,
+    place: Workplace,
+) -> dict[str, Any]:
+    """Scores every distinct group of `records` (pairs, or labelled responses) with a model folder.
+
+    Finished shards are kept in `scratch` and not computed again. Progress counts groups. Returns
+    `groups`, `tokens`, means (`logps/chosen` and `logps/rejected`, or `logps/response`) and perhaps
+    `notices`; that is on the first of several ranks, which alone writes. Raises FloatingPointError
+    naming a row whose logps are not finite, and Left between two shards once `stopping` says so on
+    any rank.
+    """
+    ranks, output = place.ranks, place.output
+    opened = open_model(model, config, ranks)
+    groups = _distinct(_groups_of(records, opened.vocabulary))
+    scorer = opened.scorer
+    scored_by, notices = opened.make_ready(groups)
+    schema = _schema(scored_by, model_digest(model) if ranks.is_first else "")
+    shards = [
+        _Shard(
+            place.scratch / "shards" / f"logps-{number:05d}.parquet",
+            groups[start : start + config.groups_per_shard],
+        )
+        for number, start in enumerate(range(0, len(groups), config.groups_per_shard))
+    ]
+    done, sums = 0, []
+    for shard, table in _finished(shards, scorer, schema, ranks):
+        sums += [] if table is None else [_array(table["logps"])]
+        done += len(shard.groups)
+        place.on_progress(done, len(groups), {})
+        (leaving,) = ranks.any(place.stopping())
+        if leaving and done < len(groups):
+            raise Left(f"left after {done} of {len(groups)} examples, whose logps are kept")
+    scorer.close()
+    if not ranks.is_first:
+        return {}
+    output.mkdir(parents=True, exist_ok=True)
+    for shard in shards:
+        shutil.copyfile(shard.path, output / shard.path.name)
+    sides = _SIDES[len(groups[0].responses)]
+    means = np.concatenate(sums).mean(axis=0)
+    return {
+        "groups": len(groups),
+        "tokens": sum(group.num_tokens for group in groups),
+        **{f"logps/{side}": float(mean) for side, mean in zip(sides, means, strict=True)},
+        **({"notices": notices} if notices else {}),
+    }
+
+
+class OpenModel(Protocol):
+    """A model folder that is going to be scored with."""
+
+    @property
+    def scorer(self) -> Scorer: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
+        """Chooses how `groups` are going to be computed; returns that, and what the user should
+        know of it. Call it before the first batch is prepared."""
+        ...
+
+
+def open_model(folder: Path, config: ReferenceConfig, ranks: Ranks) -> OpenModel:
+    """The model of a folder, run by the backend that `config` names."""
+    if config.backend is not None:
+        return config.backend.open_model(folder, config, ranks)
+    return _TorchModel(folder, config, ranks)
+
+
+class _TorchModel:
+    """A model of transformers', on this process's device or spread over ranks."""
+
+    def __init__(self, folder: Path, config: ReferenceConfig, ranks: Ranks) -> None:
+        self._model = load_model(folder, config.dtype, on_host=ranks.count > 1)
+        self._config, self._ranks = config, ranks
+        self.vocabulary = vocabulary_size(self._model)
+        self.scorer = build_scorer(self._model, config.tokens_per_forward, ranks)
+
+    def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
+        config, model = self._config, self._model
+        packing = choose_attention(self.scorer, groups, config.attention, self._ranks)
+        told = (packing.notice, beyond_training(model, *longest(groups)))
+        scored_by = ScoredBy.of(model, config.dtype, packing.attention, config.tokens_per_forward)
+        return scored_by, [notice for notice in told if notice]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A folder that `run_reference` wrote, read. `model`: the digest of the model's folder."""
+
+    folder: Path
+    scored_by: ScoredBy
+    model: str
+    _positions: Mapping[str, int]
+    _logps: np.ndarray
+    _scored: np.ndarray
+
+    def of(self, groups: Sequence[TokenGroup]) -> Tensor:
+        """The logps of `groups`, float64 [n, responses of a group], in their order.
+
+        Raises ValueError naming a row that has none, or has other scored tokens.
+        """
+        missing = [group for group in groups if group.group_id not in self._positions]
+        if missing:
+            raise ValueError(
+                f"the reference in {self.folder} lacks {len(missing)} of {len(groups)} rows, the "
+                f"first of them {missing[0].group_id} (row {missing[0].row!r}); compute it from "
+                "the same tokens"
+            )
+        selected = [self._positions[group.group_id] for group in groups]
+        for group, scored in zip(groups, self._scored[selected].tolist(), strict=True):
+            marked = [response.num_scored for response in group.responses]
+            if scored != marked:
+                raise ValueError(
+                    f"the reference in {self.folder} scored {scored} tokens of the responses of "
+                    f"{group.group_id} (row {group.row!r}), but these tokens mark {marked}; "
+                    "compute it from the same tokens"
+                )
+        return torch.from_numpy(self._logps[selected])
+
+    def tokens_of(self, groups: Sequence[TokenGroup]) -> TokenLogps:
+        """The logps of `groups`, in their order, token by token; raises ValueError as `of` does."""
+        self.of(groups)
+        files = sorted(self.folder.glob("logps-*.parquet"))
+        column = pa.concat_tables(_verified(file, ["token_logps"]) for file in files)["token_logps"]
+        wanted = column.take(pa.array([self._positions[group.group_id] for group in groups]))
+        tokens = wanted.combine_chunks().flatten().flatten().to_numpy().astype(np.float64)
+        return TokenLogps(torch.from_numpy(tokens), lengths_of(groups))
+
+
+def show_packing(references: Sequence[Reference], model: Path, packed: ScoredBy) -> bool:
+    """Whether `references` were computed as `packed` says, of the `model` of this folder: then
+    packs of what they have scored were compared with the model's own forward already."""
+    if not references or not all(r.scored_by.is_packed_alike(packed) for r in references):
+        return False
+    return {reference.model for reference in references} == {model_digest(model)}
+
+
+def read_reference(folder: Path) -> Reference:
+    """The reference logps in `folder`; raises ValueError if there are none, or damaged ones."""
+    files = sorted(folder.glob("logps-*.parquet"))
+    if not files:
+        raise ValueError(f"{folder} has no reference logps; compute them with reference_logprobs")
+    tables = [_verified(file, ["group_id", "logps", "scored"]) for file in files]
+    metadata = tables[0].schema.metadata or {}
+    if any((table.schema.metadata or {}) != metadata for table in tables):
+        raise ValueError(f"the files in {folder} were not computed in one way; compute them again")
+    table = pa.concat_tables(tables)
+    ids = table["group_id"].to_pylist()
+    return Reference(
+        folder,
+        ScoredBy.from_metadata(metadata),
+        metadata.get(_MODEL, b"").decode(),
+        {group_id: row for row, group_id in enumerate(ids)},
+        _array(table["logps"]),
+        _array(table["scored"]),
+    )
+
+
+def _verified(file: Path, columns: Sequence[str]) -> pa.Table:
+    """Columns of a file that `run_reference` wrote; raises ValueError if it is damaged."""
+    try:
+        return pq.read_table(file, columns=columns, page_checksum_verification=True)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{file} is damaged ({error}); compute it again") from error
+
+
+@dataclass(frozen=True)
+class _Shard:
+    path: Path
+    groups: Sequence[TokenGroup]
+
+    def finished(self, schema: pa.Schema) -> pa.Table | None:
+        """The table at `path`, unless it is missing, torn, of other groups or of another way."""
+        try:
+            table = pq.read_table(self.path, page_checksum_verification=True)
+        except (OSError, pa.ArrowException):
+            return None
+        # Not the types: Parquet has its own names for what is in a list.
+        if (table.schema.names, table.schema.metadata) != (schema.names, schema.metadata):
+            return None
+        wanted = [group.group_id for group in self.groups]
+        return table if table["group_id"].to_pylist() == wanted else None
+
+    def write(self, logps: Logps, schema: pa.Schema) -> pa.Table:
+        """Writes the table, whole or not at all."""
+        sums = logps.sequences.view(len(self.groups), -1)
+        _require_finite(self.groups, sums)
+        scored = [len(tokens) for tokens in logps.tokens]
+        by_response = _lists(torch.cat(logps.tokens).numpy(), scored)
+        per_group = [sums.shape[1]] * len(self.groups)
+        columns = [
+            pa.array([group.group_id for group in self.groups]),
+            _lists(logps.sequences.numpy(), per_group),
+            _lists(np.array(scored, np.int32), per_group),
+            _lists(by_response, per_group),
+        ]
+        table = pa.table(columns, schema=schema)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_suffix(".unfinished")
+        pq.write_table(table, unfinished, compression="zstd", write_page_checksum=True)
+        unfinished.replace(self.path)
+        return table
+
+
+def _finished(
+    shards: Sequence[_Shard], scorer: Scorer, schema: pa.Schema, ranks: Ranks
+) -> Iterator[tuple[_Shard, pa.Table | None]]:
+    """The shards in order, each as soon as it is there, with its table on the first rank; the next
+    is queued before one is waited for, so that the device always has work."""
+    waiting: tuple[_Shard, Future[Logps]] | None = None
+
+    def written(shard: _Shard, scored: Future[Logps]) -> tuple[_Shard, pa.Table | None]:
+        logps = scored.result()
+        return shard, shard.write(logps, schema) if ranks.is_first else None
+
+    for shard in shards:
+        table = shard.finished(schema) if ranks.is_first else None
+        (is_there,) = ranks.any(table is not None)
+        queued = None if is_there else (shard, scorer.logps(scorer.prepare(shard.groups)))
+        if waiting:
+            yield written(*waiting)
+        if is_there:
+            yield shard, table
+        waiting = queued
+    if waiting:
+        yield written(*waiting)
+
+
+def _schema(scored_by: ScoredBy, digest: str) -> pa.Schema:
+    per_token = pa.float64() if scored_by.dtype is Dtype.float64 else pa.float32()
+    return pa.schema(
+        [
+            pa.field("group_id", pa.string(), nullable=False),
+            pa.field("logps", pa.list_(pa.float64()), nullable=False),
+            pa.field("scored", pa.list_(pa.int32()), nullable=False),
+            pa.field("token_logps", pa.list_(pa.list_(per_token)), nullable=False),
+        ],
+        metadata={**scored_by.metadata(), _MODEL: digest},
+    )
+
+
+def _groups_of(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenGroup]:
+    """What training on `records` wants to know of the reference."""
+    first, records = _peek(records)
+    if "completion_ids" not in first:
+        return read_pairs(records, vocabulary)
+    groups = read_unpaired(records, vocabulary)
+    return groups + mismatched(groups)
+
+
+def _peek(
+    records: Iterable[Mapping[str, Any]],
+) -> tuple[Mapping[str, Any], Iterable[Mapping[str, Any]]]:
+    rest = iter(records)
+    first = list(islice(rest, 1))
+    return (first[0] if first else {}), chain(first, rest)
+
+
+def _distinct(groups: Iterable[TokenGroup]) -> list[TokenGroup]:
+    return list({group.group_id: group for group in groups}.values())
+
+
+def _require_finite(groups: Sequence[TokenGroup], sums: Tensor) -> None:
+    for group, finite in zip(groups, torch.isfinite(sums).all(dim=1).tolist(), strict=True):
+        if not finite:
+            raise FloatingPointError(
+                f"{group.group_id} (row {group.row!r}) has logps that are not finite; try "
+                "dtype=float32, or drop the row"
+            )
+
+
+def _lists(values: np.ndarray | pa.Array, lengths: Sequence[int]) -> pa.ListArray:
+    """`values` cut into lists of these lengths."""
+    return pa.ListArray.from_arrays(np.cumsum([0, *lengths], dtype=np.int32), values)
+
+
+def _array(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of lists of one length, as an array [rows, length]."""
+    return column.combine_chunks().flatten().to_numpy().reshape(len(column), -1)

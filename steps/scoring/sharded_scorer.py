@@ -1,0 +1,154 @@
+"""Scoring over several devices, the model's parameters sharded (FSDP2).
+
+Every rank is given the same batches and plans the same packs; of those it runs its share. Where
+packs do not divide evenly, a rank runs one more that counts nothing, since all must meet in each
+layer. What is scored comes out whole, and the same on every rank.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from steps.models.folders import evaluating
+from steps.models.ranks import Ranks
+from steps.scoring.architectures.pack_layouts import layout_of, plan_forwards
+from steps.scoring.architectures.routing import Balancing, Load, Routing
+from steps.scoring.examples import TokenGroup
+from steps.scoring.logps import router_load, sequence_logps
+from steps.scoring.packing import Pack
+from steps.scoring.scorer import (
+    LOGPS,
+    Batch,
+    Logps,
+    Readout,
+    Scorer,
+    as_tensors,
+    scored_in_batch_order,
+)
+
+Result = TypeVar("Result")
+BeforeSharding = Callable[[nn.Module], None]
+
+
+@dataclass(frozen=True)
+class ShardedBatch(Batch):
+    """A batch as one rank runs it: its own packs, and perhaps one of another's that counts nothing.
+
+    plan: the members of all packs of all ranks; own: which of them are this rank's.
+    """
+
+    plan: tuple[Tensor, ...] = ()
+    own: Sequence[int] = ()
+
+
+class ShardedScorer(Scorer):
+    """A `Scorer` on every rank of several.
+
+    The model may be on the host: it goes to the devices layer by layer, and none ever holds more
+    than its share and the layers at work. Packs go through autograd from end to end, as the head is
+    in pieces too. `before_sharding` is called with each layer, and last with the rest.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokens_per_forward: int,
+        ranks: Ranks,
+        before_sharding: BeforeSharding | None = None,
+        readout: Readout = LOGPS,
+    ) -> None:
+        assert ranks.mesh is not None
+        super().__init__(model, tokens_per_forward, readout)
+        self._ranks = ranks
+        self._mesh = ranks.mesh
+        self._gathered = _shard(model, ranks, before_sharding)
+
+    def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
+        plan = plan_forwards(layout_of(self.model), groups, self.tokens_per_forward)
+        own = range(self._ranks.index, len(plan), self._ranks.count)
+        rounds = -(-len(plan) // self._ranks.count)
+        run = [plan[i] for i in (*own, *[0] * (rounds - len(own)))]
+        return ShardedBatch(
+            tuple(groups), self._packs(groups, run), as_tensors(run), noise, as_tensors(plan), own
+        )
+
+    def score(self, pack: Pack, routing: Routing | None = None) -> Tensor:
+        """The readout of a pack on the device, recorded; all ranks must ask for one."""
+        return self._with_model(lambda model: self.readout.recorded(model, pack, routing))
+
+    def load(self, pack: Pack, balancing: Balancing) -> Load:
+        """`logps.router_load` of a pack on the device; all ranks must ask for one."""
+        return self._with_model(lambda model: router_load(model, pack, balancing))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over ranks of `values`; exact where each of them is other than zero on one."""
+        on_device = values.to(self.model.device)
+        dist.all_reduce(on_device, group=self._mesh.get_group())
+        return on_device.cpu()
+
+    def _with_model(self, call: Callable[[PreTrainedModel], Result]) -> Result:
+        return self._gathered(call)
+
+    def _logps(self, batch: Batch) -> Logps:
+        assert isinstance(batch, ShardedBatch)
+        tokens, sequences = [], []
+        with torch.no_grad(), evaluating(self.model):
+            for pack in batch.packs:
+                on_device = pack.to(self.model.device)
+                tokens.append(self.score(on_device))
+                sequences.append(sequence_logps(tokens[-1], on_device))
+        scored = [[r.num_scored for i in m for r in batch.groups[i].responses] for m in batch.plan]
+        return scored_in_batch_order(
+            batch.groups,
+            torch.cat(batch.plan).tolist(),
+            self._of_all_packs(batch.own, tokens, [sum(counts) for counts in scored]),
+            self._of_all_packs(batch.own, sequences, [len(counts) for counts in scored]),
+        )
+
+    def _of_all_packs(
+        self, own: Sequence[int], values: Sequence[Tensor], lengths: Sequence[int]
+    ) -> Tensor:
+        """The values of every rank's packs, one pack after the other."""
+        every = torch.zeros(sum(lengths), dtype=values[0].dtype)
+        parts = every.split(list(lengths))
+        for number, pack in enumerate(own):
+            parts[pack].copy_(values[number])
+        return self.sum(every)
+
+
+class _Gathered(nn.Module):
+    """A model as the root of its shards: a call of this gathers what no layer does, the head and
+    the embeddings, for whatever is to be done with the model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, call: Callable[[PreTrainedModel], Any]) -> Any:
+        return call(self.model)
+
+
+def _shard(model: PreTrainedModel, ranks: Ranks, before: BeforeSharding | None) -> nn.Module:
+    """Shards `model` in place, layer by layer, gradients summed over the ranks."""
+    policy = MixedPrecisionPolicy()
+    if model.dtype is torch.bfloat16:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    root = _Gathered(model)
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    for module in (*layers, root):
+        if before is not None:
+            before(module)
+        # After every forward, the root's too: else scoring would leave stale weights behind.
+        fully_shard(module, mesh=ranks.mesh, reshard_after_forward=True, mp_policy=policy)
+    for module in (*layers, root):
+        sharded = cast(FSDPModule, module)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+    return root

@@ -1,0 +1,51 @@
+"""Scoring without packs: each response after its prompt, alone, in the model's own forward.
+
+For models that can be neither packed nor read in padded batches (heads of more than one matrix,
+rotations that depend on the longest sequence). Nothing of the model's is replaced, so nothing of it
+can be missed, and no neighbour or padding is there to be seen. It takes a forward for each
+response, which reads the prompt again.
+"""
+
+import inspect
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from steps.scoring.architectures.routing import Routing
+from steps.scoring.packing import Pack, ResponseSpan
+
+
+def unpacked_logps(model: PreTrainedModel, pack: Pack, routing: Routing | None = None) -> Tensor:
+    """Log-probabilities [S] of the pack's scored tokens.
+
+    Records gradients if the caller does, and drops out if the model is in training mode.
+    """
+    keeps_some = "logits_to_keep" in inspect.signature(model.forward).parameters
+    return torch.cat([_logps(model, pack, span, keeps_some, routing) for span in pack.responses])
+
+
+def _logps(
+    model: PreTrainedModel,
+    pack: Pack,
+    span: ResponseSpan,
+    keeps_some: bool,
+    routing: Routing | None,
+) -> Tensor:
+    prompt, own = slice(span.prompt_start, span.prompt_stop), slice(span.start, span.stop)
+    input_ids = torch.cat([pack.input_ids[prompt], pack.input_ids[own]])[None]
+    prompt_tokens = span.prompt_stop - span.prompt_start
+    first = max(prompt_tokens - 1, 0) if keeps_some else 0
+    options = {"logits_to_keep": input_ids.shape[1] - first} if keeps_some else {}
+    asked = {} if routing is None else {"output_router_logits": True}
+    outputs = model(input_ids=input_ids, use_cache=False, **asked, **options)
+    if routing is not None:
+        routing.see(outputs, input_ids.new_ones(input_ids.shape[1]))
+    logits = outputs.logits[0]
+
+    scored = slice(span.scored_start, span.scored_stop)
+    places = (pack.predictors[scored] - span.start).clamp(min=-1) + prompt_tokens - first
+    logits = logits.index_select(0, places)
+    accurate = torch.promote_types(logits.dtype, torch.float32)
+    return -functional.cross_entropy(logits.to(accurate), pack.targets[scored], reduction="none")

@@ -1,0 +1,211 @@
+"""``temper chat``: talk with a model, beside the one that its training began from.
+
+On a terminal it is a conversation, in which each model remembers its own answers. With a prompt
+from ``--prompt`` or standard input it is a filter: the answer, and nothing else, goes to standard
+output. A model without a chat template continues text instead.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pipeline import TemperError
+from pipeline.show.terminal import make_console
+from pipeline.text import clean, visible
+from steps.models.config import Dtype
+from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened
+
+if TYPE_CHECKING:
+    from steps.data.rows.rows import Message
+    from steps.serving.replies import Drawing, Speaker
+
+OnPiece = Callable[[str], None]
+
+HELP = "/clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+
+
+def chat(
+    name: ModelName,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="Answer this and end; - reads it.")
+    ] = None,
+    beside: Annotated[
+        str | None, typer.Option(metavar="NAME|DIR", help="Another model that answers, too.")
+    ] = None,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Without the model that training began from.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 512,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this sum.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the draws; equal seeds draw equally.")] = 0,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of weights; bfloat16 on a GPU, else float32.")
+    ] = None,
+    store: StoreUrl = "store",
+) -> None:
+    """Talk with a model, by default beside the one that its training began from.
+
+    With a prompt, from --prompt or standard input, print the answer and end.
+    """
+    from steps.serving.replies import Drawing, Speaker  # torch is slow to import
+
+    once = _prompt(prompt)
+    with ExitStack() as stack, _told_as_errors():
+        drawing = Drawing(max_new_tokens, temperature, top_p, seed)
+        models = [stack.enter_context(opened(name, store))]
+        if beside is not None:
+            models.insert(0, stack.enter_context(opened(beside, store)))
+        elif models[0].before is not None and once is None and not alone:
+            try:
+                models.insert(0, stack.enter_context(opened(models[0].before, store)))
+            except TemperError as error:  # nobody asked for it
+                line = f"alone, without the model before: {error}"
+                make_console(stderr=True).print(Text(visible(line), "yellow"), soft_wrap=True)
+        talks = [_Talk(model, Speaker(model.folder, dtype), drawing, system) for model in models]
+        if once is not None:
+            _answer_once(talks, once)
+        else:
+            _converse(make_console(), talks)
+
+
+@dataclass
+class _Talk:
+    """A conversation with one model."""
+
+    model: NamedModel
+    speaker: "Speaker"
+    drawing: "Drawing"
+    system: str | None
+    messages: "list[Message]" = field(default_factory=list)
+    said: str = ""
+    """What it has said so far of the answer that it is writing."""
+
+    def __post_init__(self) -> None:
+        if not self.speaker.has_template and self.system is not None:
+            raise TemperError(f"{self.model.name} has no chat template, so it takes no --system")
+        self.clear()
+
+    def clear(self) -> None:
+        given: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        self.messages, self.said = given, ""
+
+    def ask(self, prompt: str, on_piece: OnPiece) -> None:
+        """Let the model answer; ``said`` grows meanwhile. What was asked in vain is forgotten.
+
+        Raises:
+            ValueError: the model cannot be asked this; says why.
+        """
+        self.said = ""
+
+        def hear(piece: str) -> None:
+            self.said += piece
+            on_piece(piece)
+
+        if not self.speaker.has_template:
+            self.said = self.speaker.go_on(prompt, self.drawing, hear)
+            return
+        question: Message = {"role": "user", "content": prompt}
+        try:
+            self.said = self.speaker.answer([*self.messages, question], self.drawing, hear)
+        finally:  # what an interrupted answer had said belongs to the conversation
+            if self.said:
+                self.messages += [question, {"role": "assistant", "content": self.said}]
+
+
+def _prompt(given: str | None) -> str | None:
+    """What to answer without a conversation; ``None`` on a terminal, where there is one."""
+    if given == "-" or (given is None and not sys.stdin.isatty()):
+        return sys.stdin.read().removesuffix("\n")
+    return given
+
+
+def _answer_once(talks: Sequence[_Talk], prompt: str) -> None:
+    """Each model's answer on standard output; of several models, under their names."""
+    for talk in talks:
+        if len(talks) > 1:
+            print(f"{'' if talk is talks[0] else chr(10)}== {visible(talk.model.name)}")
+        talk.ask(prompt, _to_standard_output)
+        print()
+
+
+def _to_standard_output(piece: str) -> None:
+    print(clean(piece) if sys.stdout.isatty() else piece, end="", flush=True)
+
+
+def _converse(console: Console, talks: Sequence[_Talk]) -> None:
+    """Ask and answer until the person goes."""
+    names = " beside ".join(visible(talk.model.name) for talk in reversed(talks))
+    console.print(Text(f"{names}  ({HELP})", "dim"))
+    for talk in talks:
+        if not talk.speaker.has_template:
+            line = f"{visible(talk.model.name)} has no chat template: it continues what you write"
+            console.print(Text(line, "yellow"))
+    for asked in _questions(console):
+        if asked == "/clear":
+            for talk in talks:
+                talk.clear()
+            continue
+        with _shown(console, talks) as on_piece:
+            for talk in talks:
+                talk.said = ""
+            for talk in talks:
+                try:
+                    talk.ask(asked, on_piece)
+                except ValueError as error:
+                    talk.said = f"({error})"
+                except KeyboardInterrupt:
+                    break
+
+
+def _questions(console: Console) -> Iterator[str]:
+    """What the person writes, until Ctrl-D, Ctrl-C or ``/exit``."""
+    while True:
+        try:
+            asked = console.input(Text("> ", "bold")).strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        if asked in ("/exit", "/quit"):
+            return
+        if asked:
+            yield asked
+
+
+@contextmanager
+def _shown(console: Console, talks: Sequence[_Talk]) -> Iterator[OnPiece]:
+    """Show answers while they are written: of one model line by line, of two in columns."""
+    if len(talks) == 1:
+        yield lambda piece: console.out(clean(piece), end="", highlight=False)
+        console.print("\n")
+        return
+    # Live cannot scroll: it shows what fits, and the whole is printed at the end
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield lambda piece: live.update(_columns(talks), refresh=True)
+    console.print(_columns(talks))
+
+
+def _columns(talks: Sequence[_Talk]) -> Table:
+    table = Table(box=None, padding=(0, 2, 1, 0), expand=True, header_style="dim")
+    for talk in talks:
+        table.add_column(visible(talk.model.name), ratio=1, overflow="fold")
+    table.add_row(*(Text(clean(talk.said)) for talk in talks))
+    return table
+
+
+@contextmanager
+def _told_as_errors() -> Iterator[None]:
+    """What libraries refuse, as the command line says it."""
+    try:
+        yield
+    except ValueError as error:
+        raise TemperError(str(error)) from error

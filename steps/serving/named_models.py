@@ -1,0 +1,140 @@
+"""The model that a person names, as a folder on this machine.
+
+A name is a folder, or an artifact as ``temper path`` names it: ``STEP``, ``STEP@KEY`` or
+``EXPERIMENT/RESULT``. An artifact also knows its past: which model its training began from.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from pipeline import Store, TemperError
+from pipeline.cli.naming import find, require_unmarked
+from pipeline.dag.files import FileEntry, describe
+from pipeline.store.catalog import Catalog
+from pipeline.store.manifest import Manifest
+
+ModelName = Annotated[
+    str,
+    typer.Argument(metavar="NAME|DIR", help="EXPERIMENT/RESULT, STEP[@KEY], or a model folder."),
+]
+StoreUrl = Annotated[str, typer.Option("--store", envvar="TEMPER_STORE", help="Where NAME lies.")]
+
+WHOLE, ADAPTERS, GGUF = "config.json", "adapter_config.json", "*.gguf"
+"""What a folder has that holds all of a model, adapters alone, or one file for llama.cpp."""
+
+_COPIED = "model"
+"""The argument of a step that writes the same model in another form, as ``export_hf`` does."""
+_STARTED_FROM = ("policy", "init")
+"""The arguments of training steps that say where training begins."""
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model folder of this machine.
+
+    Attributes:
+        name: what it is called on the screen.
+        is_artifact: whether that is its name in a store.
+        before: ``STEP@KEY`` of the model that its training began from, if that is known.
+        committed: the files of an artifact, as its manifest has them; of a plain folder, none.
+    """
+
+    name: str
+    folder: Path
+    is_artifact: bool = False
+    before: str | None = None
+    committed: Mapping[Path, FileEntry] = field(default_factory=dict)
+
+    def require_committed(self, files: Iterable[Path]) -> None:
+        """Refuse files that are not what was committed, whoever changed them since.
+
+        Raises:
+            TemperError: naming the first of them.
+        """
+        for path in files if self.is_artifact else ():
+            if self.committed.get(path) != describe(path):
+                raise TemperError(
+                    f"{path} is not what {self.name} was made with; see what is: temper verify"
+                )
+
+
+@contextmanager
+def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[NamedModel]:
+    """The model of this name, on this machine for as long as the block lasts: an artifact of a
+    remote store is copied.
+
+    Args:
+        forms: patterns of files; a folder with one of them will do.
+
+    Raises:
+        TemperError: there is no such folder or artifact, its data is gone, or it is no model.
+    """
+    if Path(name).is_dir():
+        yield NamedModel(name, _model_within(name, Path(name), forms))
+        return
+    if name.startswith(("/", "./", "../", "~")):
+        raise TemperError(f"there is no folder {name}")
+    catalog = Catalog(Store(store))
+    manifest = find(catalog, name)
+    _require_data(catalog, manifest)
+    content = catalog.store.content_path(manifest)
+    with TemporaryDirectory(prefix="temper-model-") as copy:
+        folder = Path(content)
+        if not catalog.store.is_local:
+            catalog.store.objects.download(content, folder := Path(copy))
+        model = _model_within(name, folder, forms)
+        shown = manifest.name if "@" in name else name  # a key in full says no more
+        committed = {folder / file: entry for file, entry in manifest.files.items()}
+        yield NamedModel(shown, model, True, _before(catalog, manifest), committed)
+
+
+def _model_within(name: str, folder: Path, forms: Sequence[str]) -> Path:
+    """The folder itself, or its part ``model``, as online training has it.
+
+    Raises:
+        TemperError: there is no model in one of these forms.
+    """
+    for candidate in (folder, folder / "model"):
+        if any(found.is_file() for form in forms for found in candidate.glob(form)):
+            return candidate
+    if (folder / ADAPTERS).is_file():
+        raise TemperError(
+            f"{name} holds adapters without their base; name the folder above it, in which they "
+            "are merged, or merge them with peft first"
+        )
+    if any(folder.glob(GGUF)):
+        raise TemperError(f"{name} holds a GGUF file; run it with llama.cpp or Ollama")
+    raise TemperError(f"{name} is no model: it has no {' or '.join(forms)}")
+
+
+def _require_data(catalog: Catalog, manifest: Manifest) -> None:
+    require_unmarked(catalog, manifest)
+    if lost := catalog.store.lost_files(manifest):
+        raise TemperError(f"{manifest.name} has lost {lost[0]}; see: temper verify {manifest.step}")
+
+
+def _before(catalog: Catalog, manifest: Manifest) -> str | None:
+    """The model that the training of this one began from."""
+    while (copied := _argument(catalog, manifest, _COPIED)) is not None:
+        manifest = copied
+    for argument in _STARTED_FROM:
+        if (found := _argument(catalog, manifest, argument)) is not None:
+            return f"{found.step}@{found.key}"
+    return None
+
+
+def _argument(catalog: Catalog, manifest: Manifest, name: str) -> Manifest | None:
+    """The artifact that a step was given for an argument."""
+    recipe: Any = manifest.recipe
+    given = recipe.get("arguments", {}).get(name)
+    digest = given.get("$input") if isinstance(given, dict) else None
+    for entry in manifest.inputs:
+        if entry.digest == digest:
+            return catalog.latest(entry.step, entry.key)
+    return None

@@ -1,0 +1,156 @@
+"""``temper push``: upload a model folder to a Hub.
+
+Without ``--yes`` nothing is sent, and no network is needed: what would be uploaded is shown. A new
+repository is private unless ``--public`` is given, and one that everybody can read is not written
+to without it. The token is the one of ``hf auth login`` or ``HF_TOKEN``; it is handed to
+huggingface_hub and to nobody else.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from pipeline import TemperError
+from pipeline.redaction import shown
+from pipeline.show.terminal import make_console
+from pipeline.text import clean, visible
+from steps.serving.named_models import ADAPTERS, GGUF, WHOLE, ModelName, StoreUrl, opened
+
+CARD = "README.md"
+_CARD_LINES_SHOWN = 40
+
+
+def push(
+    name: ModelName,
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="As in my-name/my-model.")],
+    public: Annotated[bool, typer.Option("--public", help="For everybody to read.")] = False,
+    message: Annotated[str, typer.Option("--message", "-m", help="Of the commit.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Upload it.")] = False,
+    store: StoreUrl = "store",
+) -> None:
+    """Show what an upload of a model to a Hub would send; --yes sends it.
+
+    A new repository is private unless --public is given.
+    """
+    _require_repository_name(repo)
+    console = make_console()
+    with opened(name, store, (WHOLE, ADAPTERS, GGUF)) as model:
+        files = files_of(model.folder)
+        model.require_committed(files.values())
+        _show(console, repo, files, public)
+        if not yes:
+            console.print(Text("nothing was sent; add --yes to upload"))
+            return
+        said = message or f"Upload {name}"
+        console.print(Text(visible(_upload(files, repo, public, said))), soft_wrap=True)
+
+
+def files_of(folder: Path) -> Mapping[str, Path]:
+    """What would be uploaded, by its path in the repository: every file but hidden ones.
+
+    Raises:
+        TemperError: a link would lead out of the folder.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_symlink():
+            raise TemperError(f"{path} is a link; replace it by the file that is meant")
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            found[name.as_posix()] = path
+    return found
+
+
+def _upload(files: Mapping[str, Path], repo: str, public: bool, message: str) -> str:
+    """Create the repository if it is new, and commit all files at once; the commit's URL."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    api = HfApi(library_name="temper")
+    with _told_without_secrets():
+        created = api.create_repo(repo, private=not public, exist_ok=True)
+        if not public and not api.model_info(created.repo_id).private:
+            raise TemperError(f"everybody can read {repo}; add --public to upload to it")
+        sent = {**files, **_card_of(repo, files)}
+        additions = [CommitOperationAdd(name, content) for name, content in sent.items()]
+        return api.create_commit(created.repo_id, additions, commit_message=message).commit_url
+
+
+def _card_of(repo: str, files: Mapping[str, Path]) -> Mapping[str, bytes]:
+    """The model card with the repository's name in its snippet, which then runs anywhere."""
+    from steps.export.card import HERE
+
+    if CARD not in files:
+        return {}
+    text = files[CARD].read_bytes()
+    return {CARD: text.replace(HERE.encode(), f"model = {json.dumps(repo)}".encode())}
+
+
+@contextmanager
+def _told_without_secrets() -> Iterator[None]:
+    """What the Hub or the network refuses, as one line that names no token."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    try:
+        yield
+    except TemperError:
+        raise
+    except LocalTokenNotFoundError as error:
+        raise TemperError("no token of a Hub is known; run: hf auth login") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        told = error.server_message or f"it answered with status {status}"
+        advice = "; check the token: hf auth whoami" if status in (401, 403) else ""
+        raise TemperError(f"the Hub refused: {_safe(told)}{advice}") from None
+    except Exception as error:  # each version has another HTTP library, and a traceback has headers
+        reason = _safe(str(error.__cause__ or error)) or type(error).__name__
+        raise TemperError(f"the upload failed: {reason}; run it again to go on") from None
+
+
+def _safe(told: str) -> str:
+    """What a server or a library says, without secrets."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    return shown(told.replace(token, "…") if token else told)
+
+
+def _require_repository_name(repo: str) -> None:
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise TemperError(f"{repo!r} is no name of a repository: {error}") from None
+
+
+def _show(console: Console, repo: str, files: Mapping[str, Path], public: bool) -> None:
+    from huggingface_hub.constants import ENDPOINT
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    for name, size in sizes.items():
+        table.add_row(Text(visible(name)), decimal(size))
+    table.add_row(Text("in all", "bold"), decimal(sum(sizes.values())))
+    who = "for everybody to read" if public else "private, if it is new"
+    console.print(Text(f"to {ENDPOINT}/{repo} ({who}):", "bold"), soft_wrap=True)
+    console.print(table)
+    if CARD not in files:
+        line = f"there is no model card ({CARD}): export_hf writes one"
+        console.print(Text(line, "yellow"))
+        return
+    lines = files[CARD].read_text(encoding="utf-8", errors="replace").splitlines()
+    console.print(Text(f"\n{CARD}", "bold"))
+    for line in lines[:_CARD_LINES_SHOWN]:
+        console.print(Text(clean(line)), soft_wrap=True)
+    if (more := len(lines) - _CARD_LINES_SHOWN) > 0:
+        console.print(Text(f"and {more} more lines", "dim"))

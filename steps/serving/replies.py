@@ -1,0 +1,126 @@
+"""A model that answers, piece by piece, from the prompts that evaluation gives it too.
+
+The prompt of a conversation is made by the code that ``sample_completions`` and ``evaluate`` use,
+and at temperature 0 the answer is theirs. A model without a chat template continues plain text.
+Nothing of the decoding recipe that a model may ship with is applied.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    TextStreamer,
+)
+
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import Message
+from steps.data.tokens.rendering import Chat, load_bare_tokenizer, load_tokenizer
+from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
+from steps.generation.sampling import decoded, end_tokens
+from steps.models.config import Dtype
+from steps.models.folders import evaluating, load_as
+from steps.shared.checks import require, require_count
+
+OnPiece = Callable[[str], None]
+"""Told each piece of an answer as soon as it is written."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How an answer is drawn; a temperature of 0 takes the likeliest token."""
+
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_count(self, "max_new_tokens")
+        require(self.temperature >= 0, "temperature must be 0 or above", self.temperature)
+        require(0 < self.top_p <= 1, "top_p must be above 0 and at most 1", self.top_p)
+
+
+class Speaker:
+    """A model and its tokenizer.
+
+    Raises FileNotFoundError or ValueError for a folder that holds no language model or no
+    tokenizer.
+    """
+
+    def __init__(self, folder: Path, dtype: Dtype | None = None) -> None:
+        if dtype is None:
+            dtype = Dtype.bfloat16 if torch.cuda.is_available() else Dtype.float32
+        self.tokenizer = load_bare_tokenizer(folder)
+        self.has_template = bool(self.tokenizer.chat_template)
+        if self.has_template:
+            self.tokenizer = load_tokenizer(folder)
+            self._tokenization = tokenization(self.tokenizer)
+        self.model, missing = load_as(AutoModelForCausalLM, folder, dtype)
+        if missing:
+            raise ValueError(f"{folder} lacks {min(missing)}: it is no language model")
+
+    def answer(self, messages: Sequence[Message], drawing: Drawing, on_piece: OnPiece) -> str:
+        """What the model says next in a conversation.
+
+        Raises ValueError if the template refuses the conversation, or it is too long.
+        """
+        (ids,) = tokenize_prompts(self._tokenization, [Chat(tuple(messages))])
+        if isinstance(ids, MalformedRow):
+            raise ValueError(f"the chat template refuses this conversation: {ids}")
+        return self._write(ids, drawing, on_piece)
+
+    def go_on(self, text: str, drawing: Drawing, on_piece: OnPiece) -> str:
+        """How the model continues a text.
+
+        Raises ValueError if the text has no tokens or too many.
+        """
+        return self._write(list(self.tokenizer(text)["input_ids"]), drawing, on_piece)
+
+    def _write(self, ids: list[int], drawing: Drawing, on_piece: OnPiece) -> str:
+        ends = end_tokens(self.model, self.tokenizer)
+        self.model.generation_config = GenerationConfig(
+            max_new_tokens=min(drawing.max_new_tokens, self._room_after(ids)),
+            do_sample=drawing.temperature > 0,
+            temperature=drawing.temperature or None,
+            top_p=drawing.top_p if drawing.temperature else None,
+            top_k=0 if drawing.temperature else None,
+            eos_token_id=ends or None,
+            pad_token_id=ends[0] if ends else 0,  # never read: there is one row
+        )
+        torch.manual_seed(drawing.seed)
+        prompt = torch.tensor([ids], device=self.model.device)
+        with torch.no_grad(), evaluating(self.model):
+            written = self.model.generate(  # pyright: ignore[reportCallIssue]
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
+                streamer=_Pieces(self.tokenizer, on_piece),
+            )
+        return decoded(self.tokenizer, written[0, len(ids) :].tolist())
+
+    def _room_after(self, ids: Sequence[int]) -> int:
+        """How many tokens may follow."""
+        if not ids:
+            raise ValueError("there is nothing to answer; write a prompt")
+        most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if not most:
+            return 2**31
+        if len(ids) >= most:
+            raise ValueError(f"the prompt has {len(ids)} tokens, and the model takes {most}")
+        return most - len(ids)
+
+
+class _Pieces(TextStreamer):
+    """Hands text on as soon as later tokens cannot change it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, on_piece: OnPiece) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)  # pyright: ignore
+        self._on_piece = on_piece
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        if text:
+            self._on_piece(text)

@@ -1,0 +1,45 @@
+"""``train_online``: a policy learns from completions that it draws itself."""
+
+from pipeline import Metrics, Output, step
+from steps.checking.boxed import Boxed
+from steps.checking.config import JudgeConfig
+from steps.checking.verdicts import Checker
+from steps.glue.workplace_of import at_work
+from steps.kinds import Model, OnlineRun, OnlineState, Prompts
+from steps.online.config import RlConfig
+
+
+@step(makes=OnlineRun)
+def train_online(
+    out: Output,
+    prompts: Prompts,
+    policy: Model,
+    iterations: int,
+    checker: Checker = Boxed(),
+    config: RlConfig = RlConfig(),
+    judging: JudgeConfig = JudgeConfig(),
+    start: OnlineState | None = None,
+    reference: Model | None = None,
+) -> Metrics:
+    """Write the trained ``model``, the ``state`` that another segment goes on from, the
+    ``rollouts`` that were drawn, with verdicts, and a ``metrics.jsonl`` with a line an iteration.
+
+    Resumes from checkpoints and finished completions in scratch. As long as completions do not
+    depend on what is written beside them (``rollouts/engine.json`` says), the weights follow from
+    these arguments alone.
+
+    Args:
+        iterations: of this segment. Two segments, the second with the state of the first as its
+            ``start``, are one run of as many as both.
+        start: ``run["state"]`` of another segment; its weights take the place of the policy's.
+        reference: what methods with a reference compare with; the policy, without.
+    """
+    from steps.checking.judges import Judges
+    from steps.online.online_run import Folders, run_sampling
+
+    folders = Folders(policy.path, start and start.path, reference and reference.path)
+    judges = Judges(checker, judging.processes, judging.time_limit)
+    with at_work(out) as place, judges:
+        return run_sampling(
+            folders, config, prompts.path, judges, judging.most_without, iterations, place
+        )

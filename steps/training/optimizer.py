@@ -1,0 +1,153 @@
+"""AdamW, and masters in float32.
+
+bfloat16 keeps 8 bits of a number. At the rates of preference training most updates are less than
+half the distance to the next one and would be rounded away, and a sum over many forwards loses what
+is small the same way. So gradients gather in float32, and what is updated is a float32 master of
+each such parameter, whose rounded image the model computes with (Micikevicius et al. 2018,
+section 3.1).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from steps.models.pieces import Whole, put
+from steps.training.config import OptimizerConfig
+
+
+class Updater:
+    """Updates a model's trainable parameters with AdamW; those that are coarse through masters.
+
+    State is named: `model/NAME` for what is updated, the masters where there are any, and
+    `optimizer/KEY/NAME` for what AdamW keeps about it.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: OptimizerConfig, master_weights: bool = True
+    ) -> None:
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._updated = dict(self._parameters)
+        if master_weights:
+            self._updated = {name: _master(p) for name, p in self._parameters.items()}
+        self._optimizer = build_optimizer(self._updated.values(), config)
+        self._max_norm = config.max_grad_norm
+        for parameter, _ in self._mastered():
+            parameter.grad_dtype = torch.float32
+
+    def step(self, rate: float) -> float:
+        """One update at `rate`; returns the global 2-norm that the gradient had.
+
+        Raises FloatingPointError, before any weight has changed, if that is not finite, and
+        RuntimeError if no parameter has a gradient: nothing would ever be learnt.
+        """
+        for parameter, master in self._mastered():
+            master.grad, parameter.grad = parameter.grad, None
+        if all(updated.grad is None for updated in self._updated.values()):
+            raise RuntimeError("no gradient has reached any of the trained parameters")
+        norm = clip_gradients(self._updated.values(), self._max_norm)
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the gradient norm is {norm}")
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._round()
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a later run needs, by name; not copied."""
+        tensors = {}
+        for name, updated in self._updated.items():
+            tensors[f"model/{name}"] = updated.detach()
+            for key, value in self._optimizer.state.get(updated, {}).items():
+                tensors[f"optimizer/{key}/{name}"] = value
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Whole]) -> None:
+        """Goes back to what `state` gave; raises ValueError if it is of other parameters."""
+        self._put(_of_same_names(tensors, "model/", self._updated))
+        self._optimizer.state.clear()
+        for name, value in tensors.items():
+            kind, _, rest = name.partition("/")
+            if kind == "optimizer":
+                key, _, parameter = rest.partition("/")
+                updated = self._updated[parameter]
+                self._optimizer.state[updated][key] = _beside(updated, value)
+        self._round()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The trained parameters as the model computes with them, by name; not copied."""
+        return {name: parameter.detach() for name, parameter in self._parameters.items()}
+
+    def load_weights(self, weights: Mapping[str, Whole]) -> None:
+        """Replaces them, masters included; raises ValueError if they are other parameters."""
+        self._put(_of_same_names(weights, "", self._parameters))
+        self._round()
+
+    @torch.no_grad()
+    def _put(self, values: Mapping[str, Whole]) -> None:
+        for name, value in values.items():
+            try:
+                put(value, self._updated[name])
+            except ValueError as error:
+                raise ValueError(f"of {name}, {error}") from error
+
+    def _mastered(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        pairs = zip(self._parameters.values(), self._updated.values(), strict=True)
+        return [(parameter, master) for parameter, master in pairs if parameter is not master]
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for parameter, master in self._mastered():
+            parameter.copy_(master)
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> AdamW:
+    """Fused AdamW over `parameters`; only matrices are decayed, not biases and norm weights."""
+    parameters = list(parameters)
+    return AdamW(
+        [
+            {"params": [p for p in parameters if p.ndim >= 2]},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ],
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_epsilon,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
+    """Scales the gradients down to a global 2-norm of `max_norm`; returns the norm they had."""
+    limit = math.inf if max_norm is None else max_norm
+    return torch.nn.utils.clip_grad_norm_(parameters, limit).item()
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    """What is updated in place of `parameter`: itself, unless it is too coarse for that."""
+    if parameter.dtype not in (torch.bfloat16, torch.float16):
+        return parameter
+    return nn.Parameter(parameter.detach().float())
+
+
+def _beside(parameter: nn.Parameter, value: Whole) -> Tensor:
+    """What an optimiser keeps about a parameter, on its device and spread over ranks as it is."""
+    if tuple(value.shape) != tuple(parameter.shape):
+        return value[...].to(parameter.device, copy=True)
+    state = torch.empty_like(parameter, requires_grad=False)
+    put(value, state)
+    return state
+
+
+def _of_same_names(
+    tensors: Mapping[str, Whole], prefix: str, expected: Mapping[str, object]
+) -> dict[str, Whole]:
+    """The tensors named with `prefix`, without it; they must be exactly the expected ones."""
+    found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    if differing := sorted(found.keys() ^ expected.keys()):
+        raise ValueError(f"parameters that only one of the two models has: {differing[:3]}")
+    return found

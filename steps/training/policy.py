@@ -1,0 +1,176 @@
+"""A model folder that is going to be trained: opened, made ready for its examples, saved.
+
+What is trained is a :class:`Role` (a language model, a reward model), what runs it a backend: torch
+(`TorchPolicy`), or what a config names.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steps.models.adapters import add_adapter, merge_adapter, save_adapter
+from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
+from steps.models.folders import load_model, save_model, vocabulary_size
+from steps.models.positions import beyond_training
+from steps.models.ranks import Ranks
+from steps.models.recomputing import checkpoint_activations
+from steps.scoring.architectures.routing import find_balancing
+from steps.scoring.config import Attention
+from steps.scoring.examples import TokenGroup, longest
+from steps.scoring.parity import choose_attention
+from steps.scoring.reference import Reference, show_packing
+from steps.scoring.scored_by import ScoredBy
+from steps.training.config import TrainConfig, UpdateConfig
+from steps.training.trainer import TRAINED_LOGPS, TrainedReadout, Trainer, build_trainer
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+
+class Policy(Protocol):
+    """A model folder that is going to be trained."""
+
+    @property
+    def trainer(self) -> Trainer: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def make_ready(
+        self,
+        groups: Sequence[TokenGroup],
+        others: Sequence[TokenGroup] = (),
+        shown_by: Sequence[Reference] = (),
+    ) -> tuple[ScoredBy, list[str]]:
+        """Chooses how examples are going to be computed; returns that, and what the user should
+        know of it. Call it before the first batch is prepared.
+
+        Args:
+            others: what else the model is going to read: held-out examples, and those of a loss's
+                baseline.
+            shown_by: reference logps of all of these, with some of which the run's start is
+                compared: where they show that the model can be packed, that is not tried again.
+        """
+        ...
+
+    def trained(self) -> Mapping[str, Tensor]:
+        """What `save` needs of a trainer that is about to be closed; all ranks must ask."""
+        ...
+
+    def save(self, trained: Mapping[str, Tensor], output: Path) -> None:
+        """Writes the trained model as a folder; on the first of several ranks."""
+        ...
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a model is trained to be.
+
+    load: the model of a folder, in a dtype, on the host if asked for.
+    adapt: puts adapters beside its layers, in place, and says what else is trained.
+    readout: what is read off it.
+    keeps_adapter: adapters are also written by themselves, as `peft` loads them beside a base.
+    """
+
+    load: Callable[[Path, Dtype, bool], PreTrainedModel] = load_model
+    adapt: "Callable[[PreTrainedModel, LoraConfig, int], PeftModel]" = add_adapter
+    readout: TrainedReadout = TRAINED_LOGPS
+    keeps_adapter: bool = True
+
+
+LANGUAGE_MODEL = Role()
+
+
+def open_policy(folder: Path, config: TrainConfig, ranks: Ranks, dropout: bool = False) -> Policy:
+    """The model of a folder, run by the backend that `config` names.
+
+    Args:
+        dropout: the model's own dropout acts.
+    """
+    if config.backend is not None:
+        return config.backend.open_policy(folder, config, ranks, dropout)
+    return TorchPolicy(folder, config, ranks, dropout)
+
+
+class TorchPolicy:
+    """A model of transformers', perhaps with adapters, on one device or spread over ranks.
+
+    Args:
+        dropout: the model's own dropout acts.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: UpdateConfig,
+        ranks: Ranks,
+        dropout: bool = False,
+        role: Role = LANGUAGE_MODEL,
+    ) -> None:
+        self._folder, self._config, self._ranks, self._role = folder, config, ranks, role
+        self._model = role.load(folder, config.dtype, ranks.count > 1)
+        self._adapted = self._adapt(self._model)
+        self.vocabulary = vocabulary_size(self._model)
+        self.trainer = build_trainer(
+            self._model,
+            config.tokens_per_forward,
+            ranks,
+            config.optimizer,
+            config.master_weights,
+            dropout,
+            role.readout,
+        )
+
+    def make_ready(
+        self,
+        groups: Sequence[TokenGroup],
+        others: Sequence[TokenGroup] = (),
+        shown_by: Sequence[Reference] = (),
+    ) -> tuple[ScoredBy, list[str]]:
+        model, config, ranks = self._model, self._config, self._ranks
+        self.trainer.balancing, unbalanced = self.trainer.scorer.examine(
+            lambda model: find_balancing(model, config.router_aux_loss_coef)
+        )
+        packed = ScoredBy.of(model, config.dtype, Attention.packed, config.tokens_per_forward)
+        # Only the first reads all of the model for it.
+        (is_known,) = ranks.any(ranks.is_first and show_packing(shown_by, self._folder, packed))
+        every, scorer = [*groups, *others], self.trainer.scorer
+        packing = choose_attention(scorer, every, config.attention, ranks, is_known)
+        how = config.activation_checkpointing
+        if how is ActivationCheckpointing.full or packing.attention is Attention.packed:
+            checkpoint_activations(model, how)
+        told = (packing.notice, unbalanced, beyond_training(model, *longest(every)))
+        scored_by = replace(packed, attention=packing.attention)
+        return scored_by, [notice for notice in told if notice]
+
+    def trained(self) -> Mapping[str, Tensor]:
+        return {} if self._ranks.count == 1 else self.trainer.get_weights().result()
+
+    def save(self, trained: Mapping[str, Tensor], output: Path) -> None:
+        """With adapters, what they come to, and themselves beside it."""
+        model, adapted = self._model, self._adapted
+        if self._ranks.count > 1:  # of which this rank has a share
+            model = self._role.load(self._folder, self._config.dtype, True)
+            adapted = self._adapt(model)
+            put_weights(trained, model)
+        if adapted is not None:
+            if self._role.keeps_adapter:
+                save_adapter(adapted, output / "adapter")
+            model = merge_adapter(adapted)
+        save_model(model, output, tokenizer_from=self._folder)
+
+    def _adapt(self, model: PreTrainedModel) -> "PeftModel | None":
+        lora = self._config.lora
+        return None if lora is None else self._role.adapt(model, lora, self._config.seed)
+
+
+@torch.no_grad()
+def put_weights(weights: Mapping[str, Tensor], model: PreTrainedModel) -> None:
+    """Copies them into the parameters of their names."""
+    for name, value in weights.items():
+        model.get_parameter(name).copy_(value)

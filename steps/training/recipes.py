@@ -1,0 +1,202 @@
+"""How a model is trained, for each family of losses: token records in, a model folder out.
+
+    run_sft              demonstrations                    dropout acts
+    run_reference_free   pairs                             SimPO, CPO, ORPO, …
+    run_dpo              pairs and their reference         DPO, and what else is a `ReferenceLoss`
+    run_kto              single responses, marked good     KTO
+                         or bad, and their reference
+
+Each writes the trained model folder and its metrics.jsonl into the place of work, resumes from the
+checkpoints in its scratch, and returns `metrics.summarise` of the run. `held_out` are examples to
+evaluate on during training.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from steps.models.workplace import Workplace
+from steps.scoring.examples import (
+    TokenGroup,
+    mismatched,
+    read_demonstrations,
+    read_pairs,
+    read_unpaired,
+)
+from steps.scoring.reference import Reference, read_reference
+from steps.training.config import DpoConfig, KtoConfig, ReferenceFreeConfig, TrainConfig
+from steps.training.objectives import (
+    Objective,
+    preference_objective,
+    sft_objective,
+    unpaired_objective,
+)
+from steps.training.policy import open_policy
+from steps.training.run import Records, Run
+
+Examples = tuple[Records, Path]
+"""Tokenised examples, and the folder of their reference, which `run_reference` wrote."""
+
+
+def run_sft(
+    init: Path,
+    records: Records,
+    config: TrainConfig,
+    place: Workplace,
+    held_out: Records | None = None,
+) -> dict[str, Any]:
+    """Trains the model folder `init` on records that `examples.read_demonstrations` understands.
+    Dropout, where the model has any, is on."""
+    examples = (records, held_out)
+    return _train(init, examples, config, place, read_demonstrations, sft_objective, dropout=True)
+
+
+def run_reference_free(
+    policy: Path,
+    records: Records,
+    config: ReferenceFreeConfig,
+    place: Workplace,
+    held_out: Records | None = None,
+) -> dict[str, Any]:
+    """Trains the model folder `policy` on records that `examples.read_pairs` understands, with
+    nothing to compare it with."""
+
+    def objective(pairs: Sequence[TokenGroup]) -> Objective:
+        return preference_objective(pairs, config.loss)
+
+    examples = (records, held_out)
+    return _train(policy, examples, config, place, read_pairs, objective, loss=config.loss.name)
+
+
+def run_dpo(
+    policy: Path,
+    records: Records,
+    reference: Path,
+    config: DpoConfig,
+    place: Workplace,
+    held_out: Examples | None = None,
+) -> dict[str, Any]:
+    """As `run_reference_free`, compared with `reference`, a folder that `run_reference` wrote."""
+
+    def objective(pairs: Sequence[TokenGroup], reference: Reference) -> Objective:
+        tokens = reference.tokens_of(pairs) if config.loss.needs_tokens else None
+        return preference_objective(pairs, config.loss, reference.of(pairs), tokens)
+
+    return _against_reference(
+        policy,
+        (records, reference),
+        held_out,
+        config,
+        place,
+        loss=config.loss.name,
+        check_start=config.check_start,
+        read=read_pairs,
+        objective=objective,
+    )
+
+
+def run_kto(
+    policy: Path,
+    records: Records,
+    reference: Path,
+    config: KtoConfig,
+    place: Workplace,
+    held_out: Examples | None = None,
+) -> dict[str, Any]:
+    """As `run_dpo`, on records that `examples.read_unpaired` understands."""
+
+    def objective(groups: Sequence[TokenGroup], reference: Reference) -> Objective:
+        others = mismatched(groups)
+        return unpaired_objective(
+            groups, config.loss, reference.of(groups)[:, 0], others, reference.of(others)[:, 0]
+        )
+
+    return _against_reference(
+        policy,
+        (records, reference),
+        held_out,
+        config,
+        place,
+        loss=config.loss.name,
+        check_start=config.check_start,
+        read=read_unpaired,
+        objective=objective,
+    )
+
+
+def _train(
+    folder: Path,
+    examples: tuple[Records, Records | None],
+    config: TrainConfig,
+    place: Workplace,
+    read: Callable[[Records, int], list[TokenGroup]],
+    objective: Callable[[Sequence[TokenGroup]], Objective],
+    *,
+    dropout: bool = False,
+    loss: str | None = None,
+) -> dict[str, Any]:
+    """Trains on what `read` makes of examples, given the size of the vocabulary, and evaluates on
+    the others, if there are any. With the name of the `loss` there is a summary."""
+    opened = open_policy(folder, config, place.ranks, dropout)
+    groups = read(examples[0], opened.vocabulary)
+    held_out = None if examples[1] is None else objective(read(examples[1], opened.vocabulary))
+    run = Run(folder, opened, groups, config, place, others=_scored_by(held_out))
+    return run.train(objective(groups), held_out, loss=loss)
+
+
+def _scored_by(objective: Objective | None) -> list[TokenGroup]:
+    """All that an objective has scored: its examples, and those of its baseline."""
+    if objective is None:
+        return []
+    return [*objective.groups, *(objective.baseline_groups or ())]
+
+
+def _against_reference(
+    policy: Path,
+    examples: Examples,
+    held_out: Examples | None,
+    config: TrainConfig,
+    place: Workplace,
+    *,
+    loss: str,
+    check_start: bool,
+    read: Callable[[Records, int], list[TokenGroup]],
+    objective: Callable[[Sequence[TokenGroup], Reference], Objective],
+) -> dict[str, Any]:
+    """As `_train`, compared with a reference; dropout is off, as that was computed without. (What
+    differs between losses is passed: a type that named both of their configs would make each loss
+    the other's code.)
+
+    Raises ValueError if a reference was computed in a way that the policy's logps must not be
+    compared with, or of another model than the other.
+    """
+    records, folder = examples
+    opened = open_policy(policy, config, place.ranks)
+    groups = read(records, opened.vocabulary)
+    reference = read_reference(folder)
+    references, trained, evaluated = [reference], objective(groups, reference), None
+    if held_out is not None:
+        references.append(read_reference(held_out[1]))
+        if references[1].model != reference.model:
+            raise ValueError(
+                f"the references in {references[1].folder} and in {folder} are of two models; "
+                "compute both from the one that training starts from"
+            )
+        evaluated = objective(read(held_out[0], opened.vocabulary), references[1])
+    run = Run(
+        policy,
+        opened,
+        groups,
+        config,
+        place,
+        others=[*_scored_by(trained), *_scored_by(evaluated)],
+        shown_by=references if check_start else (),
+    )
+    for each in references:
+        run.require_comparable(each)
+    return run.train(
+        trained,
+        evaluated,
+        loss=loss,
+        at_start=run.start_check(reference) if check_start else None,
+    )

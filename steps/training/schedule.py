@@ -1,0 +1,61 @@
+"""What of a step follows from its number alone: its examples, its rate, its noise.
+
+The order of examples is a pure function of (seed, epoch), so the position in the data is nothing
+but the step number: there is no iterator to save or restore.
+"""
+
+import math
+
+import numpy as np
+
+from steps.training.config import OptimizerConfig, Schedule
+
+
+def batch_indices(num_examples: int, batch_size: int, step: int, seed: int) -> list[int]:
+    """The examples of 0-based optimiser step `step`: a slice of its epoch's own permutation.
+
+    The last batch of an epoch is as short as what is left; no batch mixes two epochs.
+    """
+    epoch, position = divmod(step, steps_per_epoch(num_examples, batch_size))
+    order = np.random.default_rng([seed, epoch]).permutation(num_examples)
+    return order[position * batch_size : (position + 1) * batch_size].tolist()
+
+
+def steps_per_epoch(num_examples: int, batch_size: int) -> int:
+    """Optimiser steps that see every example once."""
+    return math.ceil(num_examples / batch_size)
+
+
+def total_steps(num_examples: int, batch_size: int, epochs: float, max_steps: int | None) -> int:
+    """Optimiser steps of a run: `epochs` passes rounded up, never more than `max_steps`."""
+    steps = math.ceil(epochs * steps_per_epoch(num_examples, batch_size))
+    return steps if max_steps is None else min(steps, max_steps)
+
+
+def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
+    """The rate used at 0-based `step` of `total_steps`.
+
+    Warm-up over w steps uses (step + 1) / (w + 1) of the full rate, which step w is the first to
+    use. The schedules then fall from the full rate towards the zero that step `total_steps` would
+    have; `wsd` (warm-up, stable, decay: Hu et al. 2024) does so in a straight line over the last
+    `decay_fraction` of all steps. So no step is spent on a rate of zero.
+    """
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / (config.warmup_steps + 1)
+    falling = total_steps - config.warmup_steps
+    remaining = (total_steps - step) / falling
+    match config.schedule:
+        case Schedule.constant:
+            return config.learning_rate
+        case Schedule.linear:
+            return config.learning_rate * remaining
+        case Schedule.cosine:
+            return config.learning_rate * (1 - math.cos(math.pi * remaining)) / 2
+        case Schedule.wsd:
+            decay = min(falling, math.ceil(config.decay_fraction * total_steps))
+            return config.learning_rate * min(1.0, (total_steps - step) / decay)
+
+
+def noise(seed: int, step: int) -> int:
+    """What seeds the dropout of 0-based `step`."""
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])

@@ -1,0 +1,139 @@
+"""Training over several devices, parameters, gradients and the optimiser's state sharded.
+
+Of the packs of a batch each rank runs its share (`sharded_scorer`). Losses come with the counts of
+the whole batch applied, so gradients are summed over the ranks and never averaged, and a batch has
+one gradient on any number of them. Losses and metrics come out whole, and the same on every rank.
+Weights and the optimiser's state stay where they are; each rank writes its own.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from steps.models.pieces import Pieces, on_host, pieces_of, whole
+from steps.models.ranks import Ranks
+from steps.scoring.architectures.routing import Balancing, Load, Routing
+from steps.scoring.logps import Scored, TokenLogps, detached
+from steps.scoring.packing import Pack
+from steps.scoring.scorer import Batch
+from steps.scoring.sharded_scorer import ShardedBatch, ShardedScorer
+from steps.training.config import OptimizerConfig
+from steps.training.trainer import (
+    TRAINED_LOGPS,
+    BatchLoss,
+    StepResult,
+    TrainedReadout,
+    Trainer,
+    step_result,
+    values_by_group,
+)
+
+
+class ShardedTrainer(Trainer):
+    """A `Trainer` on every rank of several.
+
+    With `master_weights` the trained parameters of a bfloat16 model are held, updated and their
+    gradients summed in float32, and computed with in bfloat16.
+    """
+
+    scorer: ShardedScorer
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokens_per_forward: int,
+        ranks: Ranks,
+        optimizer: OptimizerConfig,
+        master_weights: bool = True,
+        dropout: bool = False,
+        readout: TrainedReadout = TRAINED_LOGPS,
+    ) -> None:
+        held = _hold_in_float32 if master_weights else None
+        scorer = ShardedScorer(model, tokens_per_forward, ranks, held, readout)
+        super().__init__(scorer, optimizer, master_weights, dropout, readout)
+        self._ranks = ranks
+
+    def save_weights(self, path: Path) -> Future[None]:
+        def weights() -> Mapping[str, Tensor]:
+            return {name: t.to(self.scorer.dtype) for name, t in self._updater.weights().items()}
+
+        return self._save(path, weights)
+
+    def usage(self, batch: Batch, seconds: float) -> dict[str, float]:
+        """Tokens are those of all ranks; FLOPs, memory and the share of the peak are this one's."""
+        tokens = sum(group.packed_tokens for group in batch.groups)
+        return {**super().usage(batch, seconds), "tokens_per_second": tokens / seconds}
+
+    def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
+        assert isinstance(batch, ShardedBatch)
+        # Other examples, so other noise.
+        torch.manual_seed(batch.noise ^ self._ranks.index)
+        device = self._model.device
+        loss = loss.to(device)
+        routings = self._routings(batch)
+        parts = [
+            self._share(pack.to(device), members.to(device), loss, number < len(batch.own), routing)
+            for number, (pack, members, routing) in enumerate(
+                zip(batch.packs, batch.members, routings, strict=True)
+            )
+        ]
+        names = list(parts[0].metrics)
+        rows = 1 + parts[0].logps.shape[1] + len(names)
+        values = torch.zeros(rows, len(batch.groups), dtype=torch.float64)
+        if batch.own:
+            mine = torch.cat(batch.members[: len(batch.own)])
+            values[:, mine] = values_by_group(parts[: len(batch.own)])
+        auxiliary = self._auxiliary(routings)
+        return step_result(names, self.scorer.sum(values), batch.groups, auxiliary)
+
+    def _share(
+        self,
+        pack: Pack,
+        members: Tensor,
+        loss: BatchLoss,
+        counts: bool,
+        routing: Routing | None,
+    ) -> Scored:
+        logps = TokenLogps(self.scorer.score(pack, routing).double(), pack.lengths)
+        losses, metrics = loss(logps, members)
+        total = losses.sum() if routing is None else losses.sum() + routing.loss()
+        (total * counts).backward()
+        return detached(losses, logps, metrics)
+
+    def _needs_load(self, batch: Batch) -> bool:
+        return True  # other ranks have other packs
+
+    def _load(self, batch: Batch, balancing: Balancing) -> Load:
+        assert isinstance(batch, ShardedBatch)
+        device = self._model.device
+        loads = [self.scorer.load(pack.to(device), balancing) for pack in batch.packs]
+        parts = [torch.cat([x.chosen, x.probability, x.tokens[None]]) for x in loads]
+        own = torch.stack(parts)[: len(batch.own)].sum(dim=0)
+        chosen, probability, tokens = (
+            self.scorer.sum(own)
+            .to(device)
+            .split_with_sizes([len(loads[0].chosen), len(loads[0].chosen), 1])
+        )
+        return Load(chosen, probability, tokens[0])
+
+    def _weights(self) -> dict[str, Tensor]:
+        weights = {}
+        for name, tensor in self._updater.weights().items():
+            gathered = whole(tensor)
+            if self._ranks.is_first:
+                weights[name] = on_host(gathered.to(self.scorer.dtype))
+        return weights
+
+    def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:
+        return pieces_of(tensors, self._ranks.is_first)
+
+
+def _hold_in_float32(module: nn.Module) -> None:
+    """What is trained of `module` and is coarser."""
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.dtype is torch.bfloat16:
+            parameter.data = parameter.data.float()

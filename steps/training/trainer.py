@@ -1,0 +1,364 @@
+"""A model that is trained: what a training loop asks of it, and how one device does it.
+
+A loop hands over batches and losses and gets futures. Calls on one trainer and its scorer take
+effect in the order in which they are made, so a loop queues a whole step, prepares the next batch
+while the device works, and only then looks at what came out:
+
+    result = trainer.forward_backward(batch, loss)
+    norm = trainer.optim_step(rate)
+    batch = trainer.prepare(next_groups, next_noise)    # while the device works
+    log(result.result(), norm.result())
+
+A batch is the examples of one optimiser step. How it is cut into forwards changes neither its loss
+nor its gradient: a loss comes with the denominators of the whole batch applied. Nor is it the
+loop's affair over how many ranks a model is spread: each of them makes the same calls in the same
+order, with the same batches, and gets the same results.
+
+Within a step nothing is read back from the device until the last forward: what the loss says of
+each group stays there and comes to the host in one transfer.
+
+The first error poisons a trainer: half a step may have happened, so whatever is asked of it
+afterwards is refused until it is built again and loads a checkpoint.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steps.models.adapters import keep_adapter_dropout
+from steps.models.pieces import Pieces, Stored, Whole, on_host, pieces_of
+from steps.models.ranks import Ranks
+from steps.scoring.architectures.routing import Balancing, Load, Routing
+from steps.scoring.examples import TokenGroup
+from steps.scoring.logps import (
+    GroupLoss,
+    Scored,
+    TokenLogps,
+    differentiable_logps,
+    forward_backward,
+    router_load,
+    token_logps,
+)
+from steps.scoring.packing import Pack
+from steps.scoring.scorer import Batch, Logps, Readout, Scorer
+from steps.training.config import OptimizerConfig
+from steps.training.optimizer import Updater
+from steps.training.usage import PackCosts, Usage
+
+_VERSION = "weight_version"
+
+GroupLosses = tuple[Tensor, dict[str, Tensor]]
+"""Of n groups: their losses [n] and what is logged of each, [n] under every name, detached."""
+
+
+class BatchLoss(Protocol):
+    """The loss of one batch. It holds what the batch's groups need: reference, weights, counts."""
+
+    def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
+        """The losses of some of the batch's groups.
+
+        Differentiable, and scaled such that their sum over the batch is its loss.
+
+        Args:
+            logps: of n groups. k is that of the batch, the most responses that one of its groups
+                has.
+            members: which groups of the batch these are, int64 [n].
+        """
+        ...
+
+    def to(self, device: torch.device) -> Self:
+        """The same loss with its tensors on `device`."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainedReadout(Readout):
+    """What is read off a model that is trained, and how a loss on that goes back into the model.
+
+    backward: adds the gradient of the summed losses of a pack's groups to the parameters' `.grad`.
+    """
+
+    backward: Callable[[PreTrainedModel, Pack, GroupLoss, Routing | None], Scored]
+
+
+TRAINED_LOGPS = TrainedReadout(token_logps, differentiable_logps, token_logps, forward_backward)
+"""Log-probabilities of tokens, of a language model."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a batch came to, per group in the batch's order; float64 [n] on the host.
+
+    losses: their sum is the loss.
+    logps: summed logps of the responses, by the weights before the step; [n, k], and 0 where a
+        group has fewer than k responses.
+    """
+
+    losses: Tensor
+    logps: Tensor
+    metrics: Mapping[str, Tensor]
+
+
+class Updates(Protocol):
+    """What updates a model's weights; `optimizer.Updater` says what each does."""
+
+    def step(self, rate: float) -> float: ...
+    def state(self) -> dict[str, Tensor]: ...
+    def load_state(self, tensors: Mapping[str, Whole]) -> None: ...
+    def weights(self) -> dict[str, Tensor]: ...
+    def load_weights(self, weights: Mapping[str, Whole]) -> None: ...
+
+
+class Measures(Protocol):
+    """What says how well a step used the device; see `usage.Usage`."""
+
+    def report(self, batch: Batch, seconds: float) -> dict[str, float]: ...
+
+
+class Trainer:
+    """Trains the model of a scorer.
+
+    Args:
+        dropout: the model's own dropout, if it has any, acts in `forward_backward`. A preference
+            loss wants none, as its reference was computed without. That of adapters always acts.
+        readout: that of the scorer.
+
+    balancing: set it to add the load-balancing loss of a mixture of experts to every batch's.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        optimizer: OptimizerConfig,
+        master_weights: bool = True,
+        dropout: bool = False,
+        readout: TrainedReadout = TRAINED_LOGPS,
+    ) -> None:
+        self._model = scorer.model
+        costs = PackCosts.of(self._model)
+        usage = Usage(costs, scorer.tokens_per_forward, self._model.device, scorer.dtype)
+        self._readout = readout
+        self._begin(scorer, Updater(self._model, optimizer, master_weights), usage)
+        self._model.train(dropout)
+        keep_adapter_dropout(self._model)
+
+    def _begin(self, scorer: Scorer, updater: Updates, usage: Measures) -> None:
+        self.scorer = scorer
+        self.balancing: Balancing | None = None
+        self._queue = scorer.queue
+        self._updater = updater
+        self._usage = usage
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer-writer")
+        self._weight_version = 0
+
+    @property
+    def weight_version(self) -> int:
+        """How often the weights have changed: by an update or by being loaded."""
+        return self._weight_version
+
+    def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
+        """As the scorer's: lays out the examples of one step."""
+        return self.scorer.prepare(groups, noise)
+
+    def logps(self, batch: Batch) -> Future[Logps]:
+        """As the scorer's: without gradients or dropout."""
+        return self.scorer.logps(batch)
+
+    def forward_backward(self, batch: Batch, loss: BatchLoss) -> Future[StepResult]:
+        """Adds the batch's gradient to what has gathered since the last update.
+
+        The future raises FloatingPointError, naming rows, if a loss is not finite.
+        """
+        return self._queue.submit(lambda: self._forward_backward(batch, loss))
+
+    def optim_step(self, learning_rate: float) -> Future[float]:
+        """Updates the weights and clears the gradient; its global norm before clipping.
+
+        The future raises FloatingPointError if that is not finite; then no weight has changed.
+        """
+        return self._queue.submit(lambda: self._optim_step(learning_rate))
+
+    def get_weights(self) -> Future[dict[str, Tensor]]:
+        """A copy on the host of every trained parameter, in the dtype the model computes in.
+
+        Of several ranks the first gets it, and the others nothing; all must ask.
+        """
+        return self._queue.submit(self._weights)
+
+    def load_weights(self, weights: Mapping[str, Whole]) -> Future[None]:
+        """Replaces the trained parameters; the optimiser's state stays as it is."""
+
+        def load() -> None:
+            self._updater.load_weights(weights)
+            self._weight_version += 1
+
+        return self._queue.submit(load)
+
+    def save_weights(self, path: Path) -> Future[None]:
+        """Writes one file with what this rank has of the trained parameters as of this call."""
+        return self._save(path, lambda: self._updater.weights())
+
+    def save_checkpoint(self, path: Path) -> Future[None]:
+        """Writes one file with what this rank has of the state as of this call: trained weights,
+        optimiser, version.
+
+        The state is copied when its turn comes; writing goes on beside later calls.
+        """
+        return self._save(path, lambda: self._updater.state())
+
+    def load_checkpoint(self, files: Sequence[Path]) -> Future[None]:
+        """Goes back to a state that `save_checkpoint` wrote, on any number of ranks: the files of
+        all of them.
+
+        The future raises ValueError if it is that of a model with other parameters.
+        """
+        return self._queue.submit(lambda: self._load_checkpoint(files))
+
+    def usage(self, batch: Batch, seconds: float) -> dict[str, float]:
+        """How well a step of `batch` that took `seconds` used the device; see `usage.Usage`."""
+        return self._usage.report(batch, seconds)
+
+    def close(self) -> None:
+        """Waits for what is queued and ends the threads, the scorer's too."""
+        self.scorer.close()
+        self._writer.shutdown()
+
+    def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
+        torch.manual_seed(batch.noise)
+        device = self._model.device
+        loss = loss.to(device)
+        routings = self._routings(batch)
+        parts = [
+            self._gradient(pack.to(device), members.to(device, non_blocking=True), loss, routing)
+            for pack, members, routing in zip(batch.packs, batch.members, routings, strict=True)
+        ]
+        names = list(parts[0].metrics)
+        values = values_by_group(parts)[:, torch.cat(batch.members).argsort()]
+        return step_result(names, values, batch.groups, self._auxiliary(routings))
+
+    def _gradient(
+        self, pack: Pack, members: Tensor, loss: BatchLoss, routing: Routing | None
+    ) -> Scored:
+        return self._readout.backward(
+            self._model, pack, lambda logps, groups: loss(logps, members[groups]), routing
+        )
+
+    def _routings(self, batch: Batch) -> list[Routing | None]:
+        """What sees the routers of each of the batch's packs. Where there are several, all are
+        read once for the load of the batch."""
+        balancing = self.balancing
+        if balancing is None:
+            return [None] * len(batch.packs)
+        whole = self._load(batch, balancing) if self._needs_load(batch) else None
+        return [Routing(balancing, whole) for _ in batch.packs]
+
+    def _needs_load(self, batch: Batch) -> bool:
+        return len(batch.packs) > 1
+
+    def _load(self, batch: Batch, balancing: Balancing) -> Load:
+        """How all tokens of the batch use the experts."""
+        loads = (
+            router_load(self._model, pack.to(self._model.device), balancing) for pack in batch.packs
+        )
+        return functools.reduce(operator.add, loads)
+
+    def _auxiliary(self, routings: Sequence[Routing | None]) -> "Auxiliary | None":
+        """What the load of a batch costs, once its packs were read."""
+        routing = routings[0]
+        if routing is None or self.balancing is None:
+            return None
+        return Auxiliary(self.balancing.coefficient, routing.batch_loss())
+
+    def _optim_step(self, learning_rate: float) -> float:
+        norm = self._updater.step(learning_rate)
+        self._weight_version += 1
+        return norm
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: on_host(tensor) for name, tensor in self._updater.weights().items()}
+
+    def _save(self, path: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> Future[None]:
+        copied = self._queue.submit(lambda: (self._pieces(tensors()), self._weight_version))
+
+        def write() -> None:
+            pieces, version = copied.result()
+            pieces.write(path, {_VERSION: str(version)})
+
+        return self._writer.submit(write)
+
+    def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:
+        return pieces_of(tensors)
+
+    def _load_checkpoint(self, files: Sequence[Path]) -> None:
+        stored = Stored(files)
+        self._updater.load_state(stored)
+        self._weight_version = int(stored.metadata[_VERSION])
+
+
+def build_trainer(
+    model: PreTrainedModel,
+    tokens_per_forward: int,
+    ranks: Ranks,
+    optimizer: OptimizerConfig,
+    master_weights: bool = True,
+    dropout: bool = False,
+    readout: TrainedReadout = TRAINED_LOGPS,
+) -> Trainer:
+    """A trainer on this process's device, or on several ranks one that shares the model and the
+    work with the others."""
+    settings = (optimizer, master_weights, dropout, readout)
+    if ranks.count == 1:
+        return Trainer(Scorer(model, tokens_per_forward, readout), *settings)
+    from steps.training.sharded_trainer import ShardedTrainer
+
+    return ShardedTrainer(model, tokens_per_forward, ranks, *settings)
+
+
+def values_by_group(parts: Sequence[Scored]) -> Tensor:
+    """Losses, logps and metrics of the packs' groups, in one transfer: float64
+    [1 + responses of a group + metrics, n]."""
+    rows = [torch.cat([part.losses for part in parts]).double()]
+    rows += torch.cat([part.logps for part in parts]).double().unbind(dim=1)
+    for name in parts[0].metrics:
+        rows.append(torch.cat([part.metrics[name] for part in parts]).double())
+    return torch.stack(rows).cpu()
+
+
+@dataclass(frozen=True)
+class Auxiliary:
+    """The load-balancing loss of a batch, and what it counts for."""
+
+    coefficient: float
+    loss: float
+
+
+def step_result(
+    names: Sequence[str],
+    values: Tensor,
+    groups: Sequence[TokenGroup],
+    auxiliary: Auxiliary | None = None,
+) -> StepResult:
+    """The result of a batch from `values_by_group` of it, in its order. Each group has an equal
+    share in an `auxiliary` loss, which is logged as `aux_loss`.
+
+    Raises FloatingPointError naming the rows whose loss is not finite.
+    """
+    finite = torch.isfinite(values[0]).tolist()
+    rows = [group.row for group, is_finite in zip(groups, finite, strict=True) if not is_finite]
+    if rows:
+        raise FloatingPointError(f"the loss of {rows[:8]} is not finite")
+    losses, logps, metrics = values.split([1, len(values) - 1 - len(names), len(names)])
+    logged = dict(zip(names, metrics, strict=True))
+    if auxiliary is None:
+        return StepResult(losses[0], logps.T, logged)
+    share = auxiliary.loss / len(groups)
+    logged["aux_loss"] = torch.full_like(losses[0], share)
+    return StepResult(losses[0] + auxiliary.coefficient * share, logps.T, logged)

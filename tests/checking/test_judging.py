@@ -1,0 +1,229 @@
+"""Checkers, and verdicts from processes that can be killed."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from places import REPOSITORY, SUPPORT
+from waiting import is_running, wait_until
+
+from steps.checking.boxed import Boxed
+from steps.checking.checkers import CHECKERS
+from steps.checking.code import Code
+from steps.checking.exact import Exact
+from steps.checking.judges import JudgeError, Judges
+from steps.checking.math_expression import MathExpression
+from steps.checking.pattern import Pattern
+from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, judged
+
+RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
+
+
+def test_every_checker_of_the_folder_has_a_name() -> None:
+    assert {"boxed", "code", "exact", "math_expression", "pattern"} <= CHECKERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("checker", "text", "answer", "verdict"),
+    [
+        (Exact(), " Paris\n", "Paris", RIGHT),
+        (Exact(), "paris", "Paris", WRONG),
+        (Exact(ignore_case=True), "paris", "Paris", RIGHT),
+        (Exact(), "Paris", None, NONE),
+        (Boxed(), r"\boxed{42}", "42", RIGHT),
+        (Boxed(), r"so \boxed{42}", "42", WRONG),
+        (Boxed(anywhere=True), r"\boxed{1}, no: \boxed{42} is it", "42", RIGHT),
+        (Boxed(anywhere=True), r"\boxed{42}, no: \boxed{1}", "42", WRONG),
+        (Boxed(anywhere=True), "42", "42", WRONG),
+        (Boxed(), r"\boxed{42}", None, NONE),
+        (Pattern(), "It is 4, or 42", "42", RIGHT),
+        (Pattern(), "It is 42, or 4", "42", WRONG),
+        (Pattern("(?i)yes"), "Yes, it is", None, RIGHT),
+        (Pattern("(?i)yes"), "no", None, WRONG),
+    ],
+)
+def test_a_rule_judges(checker: Checker, text: str, answer: str | None, verdict: Verdict) -> None:
+    assert checker.check(Answered(text, answer)).verdict is verdict
+
+
+def test_what_is_no_regular_expression_is_refused() -> None:
+    with pytest.raises(ValueError, match="expression must be a regular expression"):
+        Pattern("(")
+
+
+# --- code -----------------------------------------------------------------------------------------
+
+ADD = "Here:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
+TESTS = "assert add(2, 3) == 5"
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "reason"),
+    [
+        (ADD, RIGHT, ""),
+        (ADD.replace("+", "-"), WRONG, "AssertionError"),
+        ("def add(a, b): return 5", RIGHT, ""),
+        ("import sys; sys.exit(0)", WRONG, "ended early"),
+        ("import os; os._exit(0)", WRONG, "ended early"),
+        ("def add(a, b): raise SystemExit", WRONG, "ended early"),
+        ("while True: pass", WRONG, "not done within 1 s"),
+        ("room = bytearray(2**30)", WRONG, "MemoryError"),
+        ("open('large', 'wb').write(bytes(2**25))", WRONG, "File too large"),
+        ("import os; assert os.listdir() == [] == [n for n in os.environ if 'PATH' in n]\n"
+         "def add(a, b): return a + b", RIGHT, ""),
+        ("no program at all", WRONG, "SyntaxError"),
+    ],
+)  # fmt: skip
+def test_a_program_is_right_if_it_runs_to_the_end_of_the_tests(
+    text: str, verdict: Verdict, reason: str
+) -> None:
+    judgement = Code(seconds=1 if "while" in text else 60, allow_network=True).check(
+        Answered(text, TESTS)
+    )
+    assert judgement.verdict is verdict
+    assert reason in judgement.reason
+
+
+def test_a_program_reaches_no_network() -> None:
+    program = "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)"
+    judgement = Code(seconds=60).check(Answered(program, "pass"))
+    if judgement.verdict is NONE:
+        assert "set allow_network" in judgement.reason  # as the system lets nobody leave it
+    else:
+        assert judgement.verdict is WRONG
+        assert "unreachable" in judgement.reason
+
+
+# --- math-verify ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "verdict"),
+    [
+        (r"It is $\frac{1}{2}$.", "0.5", RIGHT),
+        (r"\boxed{x^2 + 2x + 1}", "$(x+1)^2$", RIGHT),
+        (r"It is $\frac{1}{3}$.", "0.5", WRONG),
+        ("I do not know", "0.5", WRONG),
+        ("1", None, NONE),
+    ],
+)
+def test_an_expression_that_equals_the_answer_is_right(
+    text: str, answer: str | None, verdict: Verdict
+) -> None:
+    pytest.importorskip("math_verify", reason="the extra `math` is not installed")
+    assert MathExpression().check(Answered(text, answer)).verdict is verdict
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scripted(Checker):
+    """Does what the text says; a hang writes its process id to `journal` first."""
+
+    name: ClassVar[str] = "scripted"
+
+    journal: str = ""
+
+    def check(self, answered: Answered) -> Judgement:
+        match answered.text:
+            case "hang":
+                Path(self.journal).write_text(str(os.getpid()))
+                time.sleep(3600)
+            case "die":
+                os._exit(7)
+            case "raise":
+                raise KeyError("no such thing")
+            case "nothing":
+                return None  # pyright: ignore[reportReturnType]
+        return judged(answered.text == "right")
+
+
+def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict(
+    tmp_path: Path,
+) -> None:
+    texts = ["right", "die", "wrong", "hang", "right", "raise", "nothing", *["right", "wrong"] * 20]
+    with Judges(Scripted(str(tmp_path / "hung")), 2, time_limit=30) as judges:
+        found = judges.judge([Answered(text) for text in texts])
+        assert judges.judge([]) == []
+        assert judges.judge([Answered("right")]) == [Judgement(RIGHT)]
+    expected = {"right": RIGHT, "wrong": WRONG}
+    assert [one.verdict for one in found] == [expected.get(text, NONE) for text in texts]
+    reasons = {text: one.reason for text, one in zip(texts, found, strict=True)}
+    assert reasons["die"] == "the checker's process ended (exit status 7)"
+    assert reasons["hang"] == "no verdict within 30 s"
+    assert reasons["raise"] == "KeyError: 'no such thing'"
+    assert reasons["nothing"] == "the checker returned None, no judgement"
+    assert not is_running(int((tmp_path / "hung").read_text()))
+
+
+def test_a_regular_expression_without_end_is_no_verdict() -> None:
+    checker = Pattern("(a+)+$")
+    with Judges(checker, time_limit=1) as judges:
+        (endless,) = judges.judge([Answered("a" * 50 + "b")])
+    with Judges(checker) as judges:
+        (plain,) = judges.judge([Answered("aa")])
+    assert (endless.verdict, plain.verdict) == (NONE, RIGHT)
+
+
+def test_verdicts_can_be_asked_for_in_any_thread() -> None:
+    found: list[Judgement] = []
+
+    def ask() -> None:
+        with Judges(Exact()) as judges:
+            found.extend(judges.judge([Answered("a", "a"), Answered("b", "a")]))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert [one.verdict for one in found] == [RIGHT, WRONG]
+
+
+def test_a_checker_that_no_process_can_be_given_is_an_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Scripted.__module__, module = "no_such_module", Scripted.__module__
+    sys.modules["no_such_module"] = sys.modules[module]
+    try:
+        with (
+            Judges(Scripted()) as judges,
+            pytest.raises(JudgeError, match=r"'scripted' end before they judge \(exit status 1\)"),
+        ):
+            judges.judge([Answered("right")])
+    finally:
+        Scripted.__module__ = module
+        del sys.modules["no_such_module"]
+    assert "no_such_module" in capfd.readouterr().err
+
+
+_ORPHANS = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from test_judging import Scripted
+from steps.checking.judges import Judges
+from steps.checking.verdicts import Answered
+
+if __name__ == "__main__":
+    with Judges(Scripted(sys.argv[1]), time_limit=3600) as judges:
+        judges.judge([Answered("hang")])
+"""
+
+
+def test_processes_end_with_the_one_that_asks_however_it_ends(tmp_path: Path) -> None:
+    script, journal = tmp_path / "ask.py", tmp_path / "hung"
+    script.write_text(_ORPHANS)
+    asking = subprocess.Popen(
+        [sys.executable, script, journal, Path(__file__).parent, SUPPORT, REPOSITORY]
+    )
+    wait_until(lambda: journal.is_file() and journal.read_text() != "")
+    judging = int(journal.read_text())
+    assert is_running(judging)
+    asking.kill()
+    asking.wait()
+    wait_until(lambda: not is_running(judging))

@@ -1,0 +1,680 @@
+"""``temper`` as a user meets it: on stores that real runs have made."""
+
+import io
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manifests import manifest
+from numbers_lab import Lab, end, start_held_driver
+from own_script import TEMPER, Desk
+from places import GOLDEN, SUPPORT
+from rich.console import Console
+from toy_steps import Times, add, fail, journal_lines, slow_count
+from typer.testing import CliRunner, Result
+from waiting import HANGS_SECONDS
+
+from pipeline import Store, TemperError, run
+from pipeline.cli import app
+from pipeline.cli.keep.verify import verify
+from pipeline.dag.canonical import hash_json
+from pipeline.running.session import RunFailed
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import DataLoss
+from pipeline.store.lease import Leases
+from pipeline.store.manifest import Manifest
+from pipeline.store.objects import Objects
+
+pytestmark = pytest.mark.usefixtures("workers_here")
+
+
+@pytest.fixture(scope="module")
+def store_of_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    lab = Lab(folder, Store(str(folder / "store")), Console(file=io.StringIO()))
+    lab.run(product=lab.product())
+    return folder / "store"
+
+
+@pytest.fixture
+def product(lab: Lab, store_of_a_run: Path) -> None:
+    """One that somebody else made lies in the store: for commands that only look, or let go."""
+    shutil.copytree(store_of_a_run, lab.store.root)
+
+
+def call(lab: Lab, *arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"TEMPER_STORE": lab.store.url})
+
+
+def temper(lab: Lab, *arguments: str) -> str:
+    """What a command prints, without its columns' padding."""
+    result = call(lab, *arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return "\n".join(" ".join(line.split()) for line in result.output.splitlines())
+
+
+def refusal(lab: Lab, *arguments: str) -> str:
+    result = call(lab, *arguments)
+    assert isinstance(result.exception, TemperError), (result.output, result.exception)
+    return str(result.exception)
+
+
+def newest(lab: Lab, step: str) -> Manifest:
+    return Catalog(lab.store).history(step)[-1]
+
+
+def commit(lab: Lab, recipe: Any, **fields: Any) -> Manifest:
+    """An artifact of ``train`` as a run would leave it, made up but for its key."""
+    made = replace(manifest("one"), recipe=recipe, key=hash_json(recipe), **fields)
+    return lab.store.commit(made)
+
+
+def damage(lab: Lab, made: Manifest, name: str) -> Path:
+    """Flip one byte of a file, and leave its size."""
+    path = Path(lab.store.content_path(made)) / name
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    return path
+
+
+# --- looking -------------------------------------------------------------------------------------
+
+
+def test_artifacts_are_listed_with_what_became_of_them(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    first = newest(lab, "multiply")
+    run({"product": lab.product()}, lab.store, console=lab.console, force=["multiply"])
+    lab.store.evict(newest(lab, "numbers"))
+    lines = temper(lab, "list").splitlines()[1:]
+    assert [line.split()[0] for line in lines] == [
+        newest(lab, "numbers").name,
+        first.name,
+        first.name,
+    ]
+    assert [line.split()[-1] for line in lines] == ["evicted", "superseded", "bytes"]
+    lab.store.mark(newest(lab, "multiply"), DataLoss.DAMAGED)
+    assert temper(lab, "list", "multiply").splitlines()[-1].endswith("damaged")
+    assert len(temper(lab, "list", "multiply").splitlines()) == 3
+
+
+def test_an_artifact_is_named_by_its_step_or_the_beginning_of_its_key(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    old = newest(lab, "multiply")
+    lab.run(product=lab.product(Times(3)))
+    new = newest(lab, "multiply")
+    assert temper(lab, "path", "multiply") == lab.store.content_path(new)
+    assert temper(lab, "path", f"multiply@{old.key[:6]}") == lab.store.content_path(old)
+    assert f'"attempt": "{old.attempt}"' in temper(lab, "show", f"multiply@{old.key}")
+
+
+def test_a_name_that_means_several_artifacts_is_refused_with_their_names(lab: Lab) -> None:
+    made = [commit(lab, {"seed": seed}, attempt=f"try-{seed}") for seed in range(17)]
+    by_digit: dict[str, list[Manifest]] = {}
+    for one in made:
+        by_digit.setdefault(one.key[0], []).append(one)
+    digit, alike = next((d, found) for d, found in by_digit.items() if len(found) > 1)
+    names = ", ".join(sorted(one.name for one in alike))
+    assert f"{names}; give more of the key" in refusal(lab, "show", f"train@{digit}")
+    assert f'"{alike[0].attempt}"' in temper(lab, "show", alike[0].name)
+
+
+@pytest.mark.parametrize("command", ["show", "path", "logs", "explain", "evict", "accept"])
+@pytest.mark.usefixtures("product")
+def test_a_name_that_means_nothing_is_refused_with_what_there_is(lab: Lab, command: str) -> None:
+    assert "no artifact of 'multply'; it has: multiply, numbers" in refusal(lab, command, "multply")
+
+
+@pytest.mark.parametrize("command", ["list", "runs", "gc", "status", "verify"])
+def test_a_place_without_a_store_says_what_to_set(lab: Lab, command: str) -> None:
+    assert "there is no store at " in refusal(lab, command)
+    (Path(lab.store.root) / "photographs").mkdir(parents=True)
+    assert "set --store or TEMPER_STORE" in refusal(lab, command)
+    assert [path.name for path in Path(lab.store.root).iterdir()] == ["photographs"]
+
+
+def test_an_empty_store_has_nothing(lab: Lab) -> None:
+    lab.store.prepare()
+    assert "there are no artifacts" in refusal(lab, "list")
+    assert "no run is on record" in refusal(lab, "runs")
+    assert temper(lab, "gc") == "nothing to collect"
+    assert temper(lab, "status") == "nothing is running"
+
+
+@pytest.mark.usefixtures("product")
+def test_a_store_that_lost_its_first_file_is_still_looked_into(lab: Lab) -> None:
+    (Path(lab.store.root) / "temper.json").unlink()
+    assert len(temper(lab, "list").splitlines()) == 3
+
+
+def test_the_latest_generation_is_what_a_key_stands_for(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    run({"product": lab.product()}, lab.store, console=lab.console, force=["multiply"])
+    again = Catalog(lab.store).history("multiply")
+    assert temper(lab, "path", f"multiply@{again[0].key}") == lab.store.content_path(again[1])
+
+
+@pytest.mark.usefixtures("product")
+def test_the_path_of_data_that_is_gone_is_refused(lab: Lab) -> None:
+    lab.store.evict(newest(lab, "multiply"))
+    assert "is evicted; a run that asks for it makes it again" in refusal(lab, "path", "multiply")
+
+
+def test_the_log_of_a_failed_attempt_is_shown(lab: Lab) -> None:
+    with pytest.raises(RunFailed):
+        lab.run(broken=fail(lab.numbers(), lab.journal))
+    log = temper(lab, "logs", "fail")
+    assert "ValueError: row 3 of the input" in log
+    attempt = next((Path(lab.store.root) / "attempts" / "fail").iterdir())
+    assert temper(lab, "logs", f"fail@{attempt.name[:10]}") == log
+
+
+# --- running -------------------------------------------------------------------------------------
+
+
+def test_who_makes_what_is_shown_with_how_far_it_is(lab: Lab) -> None:
+    driver = start_held_driver(lab)
+    try:
+        shown = temper(lab, "status")
+    finally:
+        end(lab, driver, signal.SIGKILL)
+    (line,) = shown.splitlines()[1:]
+    assert f" {driver.pid} " in line
+    assert "/6 count " in line
+    assert "gone" not in line
+    assert "its process is gone" in temper(lab, "status")
+    assert "killed" in temper(lab, "runs")
+    lab.run(count=slow_count(6, lab.journal))
+    assert temper(lab, "status") == "nothing is running"
+
+
+def test_runs_are_listed_and_each_says_what_its_steps_came_to(lab: Lab) -> None:
+    with pytest.raises(RunFailed):
+        lab.run(broken=fail(lab.numbers(), lab.journal), product=lab.product())
+    lab.run(product=lab.product())
+    first, second = temper(lab, "runs").splitlines()[1:]
+    assert " failed " in first
+    assert first.split()[5:8] == ["2", "0", "1"]
+    assert second.split()[5:8] == ["0", "2", "0"]
+    steps = temper(lab, "runs", first.split()[0])
+    assert f"multiply done {newest(lab, 'multiply').key[:8]}" in steps
+    assert "row 3 of the input" in steps
+
+
+def test_a_forgotten_run_is_off_the_record(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.run(product=lab.product(Times(3)))
+    first, second = [line.split()[0] for line in temper(lab, "runs").splitlines()[1:]]
+    assert "give more of the name" in refusal(lab, "runs", "--forget", "20")
+    assert "name the runs to forget" in refusal(lab, "runs", "--forget")
+    temper(lab, "runs", "--forget", first)
+    assert [line.split()[0] for line in temper(lab, "runs").splitlines()[1:]] == [second]
+    assert "1 " in temper(lab, "gc", "--grace", "0")
+
+
+def test_the_plan_of_a_script_is_shown_and_its_status_passed_on(tmp_path: Path) -> None:
+    script = tmp_path / "experiment.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
+    command = [str(TEMPER), "plan", str(script), "dpo.beta=0.05", "-m", "--cfg", "job"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 7
+    assert done.stdout == "['--plan', 'dpo.beta=0.05', '-m', '--cfg', 'job']\n"
+
+
+def test_a_script_that_calls_run_itself_is_planned_and_runs_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from pipeline import Output, run, step\n"
+        "@step\n"
+        "def touch(out: Output, place: str) -> None:\n"
+        "    Path(place).touch()\n"
+        "if __name__ == '__main__':\n"
+        f"    run([touch({str(tmp_path / 'touched')!r})], {str(tmp_path / 'store')!r})\n"
+        "    print('it went on')\n"
+    )
+    done = subprocess.run([str(TEMPER), "plan", str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 to run, 0 cached" in done.stdout
+    assert "it went on" not in done.stdout
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["script.py"]
+    subprocess.run([sys.executable, str(script)], check=True, capture_output=True)
+    assert (tmp_path / "touched").exists(), "without the command it runs"
+
+
+# --- explaining ----------------------------------------------------------------------------------
+
+
+def test_an_artifact_is_explained_by_what_it_was_made_from_and_why(lab: Lab) -> None:
+    lab.run(sum=add([lab.product()], lab.journal))
+    lab.source.write_text("1 5")
+    lab.run(sum=add([lab.product(Times(7))], lab.journal))
+    source, product = newest(lab, "numbers"), newest(lab, "multiply")
+    old = Catalog(lab.store).history("multiply")[0]
+    shown = temper(lab, "explain", "multiply")
+    assert "config.factor = 7" in shown
+    assert f"values = {source.name}['train']" in shown
+    assert f"the nearest made before it is {old.name}; what differs:" in shown
+    assert "config.factor: 2 → 7" in shown
+    assert f"values: {old.inputs[0].step}@{old.inputs[0].key[:8]}['train']" in shown
+    assert "the present code is what made it" in shown
+    assert shown.splitlines()[-2:] == ["used by", newest(lab, "add").name]
+    assert "the first of multiply in this store" in temper(lab, "explain", f"multiply@{old.key}")
+    assert product.key != old.key
+
+
+def test_what_an_artifact_is_compared_with_was_there_before_its_run(lab: Lab) -> None:
+    """Not one that was made beside it, though that may be as near."""
+    lab.run(product=lab.product(Times(2)))
+    before = newest(lab, "multiply")
+    lab.source.write_text("1 5")
+    lab.run(beside=lab.product(Times(3)), product=lab.product(Times(2)))
+    assert f"made before it is {before.name}" in temper(lab, "explain", "multiply")
+
+
+def test_code_that_cannot_be_imported_is_said_and_no_error(lab: Lab) -> None:
+    recipe = {"encoding": 2, "step": "train", "code": "0" * 32, "arguments": {}}
+    commit(lab, recipe, function="gone_module:train")
+    assert "gone_module:train cannot be imported" in temper(lab, "explain", "train")
+    assert "run this in the folder of its project" in refusal(lab, "accept", "train")
+
+
+def test_two_artifacts_are_told_apart(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    old = newest(lab, "multiply")
+    lab.run(product=lab.product(Times(3)))
+    shown = temper(lab, "diff", f"multiply@{old.key}", "multiply")
+    assert "settings: 1 difference\nconfig.factor: 2 → 3" in shown
+    assert "inputs: no difference" in shown
+    assert "function" not in shown
+    assert "files: 1 difference, 0 the same" in shown
+    assert "largest 6 9" in shown
+    itself = temper(lab, "diff", "multiply", "multiply")
+    assert "files: no difference, 1 the same" in itself
+
+
+def test_a_setting_that_became_an_input_is_told_once(lab: Lab) -> None:
+    arguments = [{"baseline": None, "seed": 1}, {"baseline": {"$input": "0" * 32}, "seed": 1}]
+    old, new = (commit(lab, {"step": "train", "arguments": a}) for a in arguments)
+    shown = temper(lab, "diff", old.name, new.name)
+    assert "settings: no difference" in shown
+    assert "baseline: none → content 00000000" in shown
+    nested = commit(lab, {"step": "fit", "arguments": {"baseline": {"rate": 2}, "seed": 1}})
+    shown = temper(lab, "diff", old.name, nested.name)
+    assert "settings: 1 difference\nbaseline.rate: none → 2" in shown
+    assert "code: 1 difference\nstep: 'train' → 'fit'" in shown
+
+
+# --- accepting -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def desk(first_desk: Desk, tmp_path: Path) -> Desk:
+    """The script, with a store of what it makes."""
+    shutil.copytree(first_desk.folder, tmp_path, dirs_exist_ok=True)
+    return Desk(tmp_path)
+
+
+def test_code_that_was_accepted_reruns_nothing(desk: Desk) -> None:
+    desk.edit("self.width * self.width", "self.width**2")
+    assert "Square changed" in desk.temper("explain", "measure@" + key_of(desk, "Square"))
+    shown = desk.temper("accept", "measure", "double", "--yes")
+    assert "measures:Square changed" in shown
+    assert "accepted: 2 artifacts valid again" in shown, "a line is no square"
+    assert desk.run() == 0
+    assert "equals what made it" in desk.temper("accept", "measure", "--yes")
+
+
+def test_every_set_of_arguments_that_an_edit_reaches_is_accepted(desk: Desk) -> None:
+    desk.edit("round(value, 2)", "round(value, ndigits=2)")
+    desk.temper("accept", "measure", "--yes")
+    assert desk.run() == 1, "the other step was not accepted"
+    assert journal_lines(desk.journal)[-1] == "double"
+
+
+def test_code_of_what_was_added_later_and_is_in_no_recipe_is_accepted_too(desk: Desk) -> None:
+    desk.edit("return 1", "return 2 - 1")
+    assert "3 artifacts valid again" in desk.temper("accept", "measure", "double", "--yes")
+    assert desk.run() == 0
+
+
+def test_code_is_accepted_on_a_terminal_or_with_yes(desk: Desk) -> None:
+    desk.edit("round(value, 2)", "round(value, ndigits=2)")
+    assert "add --yes" in desk.temper("accept", "double")
+    assert desk.run() == 4
+
+
+def test_the_code_of_an_earlier_artifact_is_accepted_by_its_key(desk: Desk) -> None:
+    desk.edit("round(value, 2)", "round(value, 3)")
+    key = Catalog(Store(str(desk.folder / "store"))).history("double")[0].key
+    assert desk.run() == 4
+    assert "1 of its artifacts were made by other code" in desk.temper("accept", "double")
+    desk.edit("round(value, 3)", "round(value, ndigits=2)")
+    assert "1 artifact valid again" in desk.temper("accept", "double", "--of", key[:9], "--yes")
+    assert desk.run() == 3
+
+
+def test_an_old_store_whose_step_dropped_its_version_is_accepted(desk: Desk) -> None:
+    shutil.rmtree(desk.folder / "store")
+    shutil.copytree(GOLDEN / "store", desk.folder / "store")
+    source = (SUPPORT / "toy_steps.py").read_text()
+    versioned = '@step(version="1")\ndef multiply('
+    assert versioned in source
+    (desk.folder / "toy_steps.py").write_text(source.replace(versioned, "@step\ndef multiply("))
+    script = desk.folder / "golden.py"
+    script.write_text(
+        "from toy_steps import *\n"
+        "from pipeline import run\n"
+        f"values = numbers(File({str(GOLDEN / 'numbers.txt')!r}), '/dev/null')['train']\n"
+        "if __name__ == '__main__':\n"
+        "    run([multiply(values, Times(3), '/dev/null')], 'store')\n"
+    )
+    shown = desk.temper("accept", "multiply", "--yes")
+    assert "version '1' → its code as an input" in shown
+    assert "1 artifact valid again" in shown
+    assert "all 2 steps are cached" in desk.shell(sys.executable, str(script))
+
+
+def key_of(desk: Desk, shape: str) -> str:
+    history = Catalog(Store(str(desk.folder / "store"))).history("measure")
+    return next(m.key for m in history if shape in str(m.recipe))
+
+
+# --- letting go and checking ---------------------------------------------------------------------
+
+
+def test_evicted_data_is_made_again_only_for_who_needs_it(lab: Lab) -> None:
+    lab.run(sum=add([lab.product()], lab.journal))
+    shown = temper(lab, "evict", "numbers", "multiply", "--yes")
+    assert shown.splitlines()[-1] == "freed 18 bytes"
+    assert lab.run(sum=add([lab.product()], lab.journal)) == []
+    assert temper(lab, "evict", "numbers") == "evicted already: numbers"
+    ran = lab.run(sum=add([lab.product(Times(5))], lab.journal))
+    assert ran == ["numbers", "multiply", "add"]
+    assert not Path(lab.store.content_path(Catalog(lab.store).history("multiply")[0])).exists()
+
+
+@pytest.mark.usefixtures("product")
+def test_nothing_is_evicted_unasked(lab: Lab) -> None:
+    assert "add --yes" in refusal(lab, "evict", "multiply")
+    assert lab.store.lost_files(newest(lab, "multiply")) == []
+
+
+def test_who_evicts_the_newest_is_told_how_many_stay(lab: Lab) -> None:
+    lab.run(**{str(factor): lab.product(Times(factor)) for factor in range(3)})
+    stay = "2 other artifacts of multiply will stay; name one by multiply@KEY"
+    assert stay in temper(lab, "evict", "multiply", "--yes")
+    oldest = Catalog(lab.store).history("multiply")[0]
+    assert "will stay" not in temper(lab, "evict", f"multiply@{oldest.key}", "--yes")
+
+
+@pytest.mark.usefixtures("product")
+def test_a_store_that_cannot_be_written_says_so(lab: Lab) -> None:
+
+    def write_nothing() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    done = subprocess.run(
+        [str(TEMPER), "evict", "multiply", "--yes", "--store", lab.store.root],
+        capture_output=True, text=True, preexec_fn=write_nothing, timeout=HANGS_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "cannot be written: File too large" in done.stderr
+    assert lab.store.lost_files(newest(lab, "multiply")) == []
+
+
+def test_what_is_being_made_or_read_is_not_evicted(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    made = newest(lab, "multiply")
+    with Leases(lab.store.objects, lab.store.root, "other").held(
+        "multiply", made.key, done=lambda: False
+    ):
+        assert "run other) is making; wait for it" in refusal(lab, "evict", "multiply", "--yes")
+        assert "it is an input of multiply@" in refusal(lab, "evict", "numbers", "--yes")
+    temper(lab, "evict", "multiply", "numbers", "--yes")
+
+
+def test_a_flipped_byte_is_found_and_the_next_run_that_needs_it_heals_it(lab: Lab) -> None:
+    lab.run(sum=add([lab.product()], lab.journal))
+    made = newest(lab, "multiply")
+    assert "3 artifacts intact, 0 damaged" in temper(lab, "verify")
+    damage(lab, made, "values.json")
+    result = call(lab, "verify")
+    assert result.exit_code == 1
+    assert f"{made.name}: values.json is damaged" in result.output
+    assert made.files["values.json"].blake3 in result.output
+    assert "2 artifacts intact, 1 damaged" in result.output
+    assert lab.run(sum=add([lab.product()], lab.journal)) == [], "nobody needs its bytes"
+    assert lab.run(sum=lab.product()) == ["multiply"]
+    assert "3 artifacts intact, 0 damaged; 1 passed over" in temper(lab, "verify")
+
+
+def test_all_artifacts_of_a_step_are_verified_or_the_one_of_a_key(lab: Lab) -> None:
+    lab.run(one=lab.product(), other=lab.product(Times(3)))
+    first, second = Catalog(lab.store).history("multiply")
+    assert "2 artifacts intact, 0 damaged" in temper(lab, "verify", "multiply")
+    damage(lab, first, "values.json")
+    assert "1 artifact intact, 0 damaged" in temper(lab, "verify", f"multiply@{second.key}")
+    assert "1 artifact intact, 1 damaged" in call(lab, "verify", "multiply").output
+    assert "no artifact of 'multply'" in refusal(lab, "verify", "multply")
+
+
+@pytest.mark.parametrize("names", [[], ["multiply"], ["multiply@{key}"]])
+@pytest.mark.usefixtures("product")
+def test_a_manifest_that_cannot_be_read_is_damage(lab: Lab, names: list[str]) -> None:
+    key = newest(lab, "multiply").key
+    path = Path(lab.store.manifest_path("multiply", key))
+    path.write_text("{")
+    result = call(lab, "verify", *(name.format(key=key[:6]) for name in names))
+    assert result.exit_code == 1
+    assert f"{path} is damaged; delete it" in result.output
+    assert ", 1 damaged" in result.output
+    assert "see: temper verify multiply" in refusal(lab, "show", "multiply")
+
+
+@pytest.mark.usefixtures("product")
+def test_a_file_that_is_gone_is_damaged_and_an_evicted_artifact_is_not(lab: Lab) -> None:
+    lab.store.evict(newest(lab, "numbers"))
+    assert "1 artifact intact, 0 damaged; 1 passed over" in temper(lab, "verify")
+    (Path(lab.store.content_path(newest(lab, "multiply"))) / "values.json").unlink()
+    result = call(lab, "verify", "multiply")
+    assert result.exit_code == 1
+    assert "found nothing" in result.output
+
+
+@pytest.mark.usefixtures("product")
+def test_what_was_let_go_while_it_was_read_is_not_damaged(lab: Lab) -> None:
+    made = newest(lab, "multiply")
+    lab.store.evict(made)
+    assert verify(lab.store, [made]) == []
+
+
+def test_collecting_is_a_dry_run_until_it_is_said(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.run(product=lab.product(Times(3)))
+    before = sorted(Path(lab.store.root).rglob("*"))
+    shown = temper(lab, "gc", "--keep-last", "1", "--grace", "0")
+    assert "artifacts that no kept run used multiply 1 " in shown
+    assert shown.endswith("in all; add --yes to delete")
+    assert sorted(Path(lab.store.root).rglob("*")) == before
+    assert (
+        temper(lab, "gc", "--keep-last", "1", "--grace", "0", "--yes").splitlines()[-1][:5]
+        == "freed"
+    )
+    assert len(Catalog(lab.store).history("multiply")) == 1
+    assert lab.run(product=lab.product(Times(3))) == []
+
+
+# --- what is no part of a store ------------------------------------------------------------------
+
+COMMANDS = (
+    ("list",), ("show", "multiply"), ("path", "multiply"), ("logs", "multiply"), ("status",),
+    ("runs",), ("explain", "multiply"), ("diff", "multiply", "numbers"), ("verify",), ("gc",),
+    ("accept", "numbers", "--yes"), ("evict", "numbers", "--yes"),
+)  # fmt: skip
+
+
+def failures(lab: Lab, *commands: tuple[str, ...]) -> dict[str, str]:
+    """What commands refuse to do, and in which words; anything else that goes wrong is raised."""
+    refused = {}
+    for command in commands:
+        error = call(lab, *command).exception
+        if error is not None and not isinstance(error, TemperError | OSError):
+            raise error
+        if error is not None:
+            refused[command[0]] = str(error)
+    return refused
+
+
+@pytest.mark.parametrize(
+    "stray",
+    ["manifests/multiply/{key}.old.json", "manifests/multiply/x.sync-conflict.json",
+     "manifests/multiply/{key}.old.evicted", "manifests/README.json", "leases/README",
+     "leases/multiply/README", "leases/multiply/{key}/README", "progress/README",
+     "progress/multiply/notes.json", "attempts/README", "attempts/multiply/README",
+     "scratch/README", "runs/README.md", "accepted/multiply/README"],
+)  # fmt: skip
+@pytest.mark.usefixtures("product")
+def test_a_stray_file_changes_nothing_and_is_left_alone(lab: Lab, stray: str) -> None:
+    path = Path(lab.store.root) / stray.format(key=newest(lab, "multiply").key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("by someone else")
+    assert failures(lab, *COMMANDS, ("gc", "--grace", "0", "--yes")) == {}
+    assert path.exists()
+
+
+@pytest.mark.parametrize("folder", ["leases", "leases/multiply", "progress", "accepted", "runs"])
+@pytest.mark.usefixtures("product")
+def test_a_file_where_a_folder_should_be_is_no_traceback(lab: Lab, folder: str) -> None:
+    path = Path(lab.store.root) / folder
+    shutil.rmtree(path, ignore_errors=True)
+    path.write_text("x")
+    failures(lab, *COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [[], {"run": 5}, {"outcome": {}}, {"seconds": "long"}, {"seconds": 1e300}, {"cwd": 5},
+     {"steps": [{"step": [1]}]}, {"steps": [{"step": "multiply", "key": [1]}]}, {"argv": 5},
+     {"steps": [{"step": "multiply", "seconds": -7}]}, {"steps": "x"}, {"commit": [1]}],
+)  # fmt: skip
+@pytest.mark.usefixtures("product")
+def test_a_damaged_record_of_a_run_is_named_with_what_to_do(lab: Lab, damaged: Any) -> None:
+    (path,) = (Path(lab.store.root) / "runs").iterdir()
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, **damaged} if damaged else damaged))
+    refused = failures(lab, *COMMANDS)
+    assert refused.keys() == {"runs", "gc"}
+    assert f"delete it with: temper runs --forget {path.stem}" in refused["runs"]
+    path.write_text(json.dumps({**record, "outcome": "running", "pid": 10**30}))
+    assert failures(lab, *COMMANDS) == {}
+
+
+@pytest.mark.parametrize("progress", ["[]", "5", '{"done": "x", "total": 2}', "[" * 100_000,
+     '{"done": 1, "total": 2, "metrics": [1]}', '{"done": 1e999, "total": 2}'])  # fmt: skip
+def test_damaged_progress_is_no_progress(lab: Lab, progress: str) -> None:
+    lab.store.prepare()
+    with Leases(lab.store.objects, lab.store.root, "other").held(
+        "multiply", "0" * 32, lambda: True
+    ):
+        path = Path(lab.store.progress_path("multiply", "0" * 32))
+        path.parent.mkdir(parents=True)
+        path.write_text(progress)
+        assert temper(lab, "status").splitlines()[1].startswith("multiply@00000000")
+
+
+def test_a_lease_with_fields_of_other_types_is_named(lab: Lab) -> None:
+    lab.store.prepare()
+    with Leases(lab.store.objects, lab.store.root, "other").held(
+        "multiply", "0" * 32, lambda: True
+    ):
+        (path,) = (Path(lab.store.root) / "leases").rglob("*.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), "pid": "x"}))
+        assert "leases/multiply/" in refusal(lab, "status")
+
+
+# --- the terminal --------------------------------------------------------------------------------
+
+HOSTILE = "[bold]x[/bold] \x1b[31mred\x9b2J [/nonsense]"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("list",), ("show", "train"), ("explain", "train"), ("diff", "train", "train"), ("runs",)],
+)
+def test_what_others_wrote_is_text_and_never_an_order_to_the_terminal(
+    lab: Lab, command: tuple[str, ...]
+) -> None:
+    recipe = {"step": "train", "version": HOSTILE, "arguments": {HOSTILE: HOSTILE}}
+    kind, metrics = f"m:{HOSTILE}", {HOSTILE: HOSTILE}
+    commit(
+        lab, recipe, kind=kind, metrics=metrics, provenance={"run": HOSTILE, "host": HOSTILE}
+    )  # fmt: skip
+    steps = [{"step": HOSTILE, "state": HOSTILE, "why": HOSTILE, "key": HOSTILE}]
+    lab.store.record_run({"run": "r", "outcome": HOSTILE, "argv": [HOSTILE], "steps": steps})
+    shown = temper(lab, *command) + temper(lab, "runs", "r")
+    assert "[bold]x[/bold]" in shown
+    assert not {"\x1b", "\x9b"} & set(shown)
+
+
+@pytest.mark.usefixtures("product")
+def test_a_log_is_shown_without_its_control_characters(lab: Lab) -> None:
+    attempt = lab.store.attempt_path(newest(lab, "multiply"))
+    Path(attempt, "log.txt").write_bytes(b"one\x1b[2J\rtwo [bold]\n\xff")
+    assert temper(lab, "logs", "multiply") == "one [2J\ntwo [bold]\n�"
+
+
+def test_an_error_is_one_line_and_status_1(lab: Lab) -> None:
+    done = subprocess.run(
+        [str(TEMPER), "list", "--store", lab.store.root], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: there is no store at")
+    assert done.stderr.count("\n") == 1
+
+
+# --- remote stores -------------------------------------------------------------------------------
+
+
+class Requests(list[str]):
+    """The requests that are made while it is watched."""
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        for name in ("read", "_listing_of"):
+            patch.setattr(Objects, name, self._counted(getattr(Objects, name)))
+
+    def _counted(self, request: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(objects: Objects, path: str, **options: bool) -> Any:
+            self.append(path)
+            return request(objects, path, **options)
+
+        return counted
+
+
+@pytest.mark.slow
+def test_looking_costs_a_remote_store_requests_by_step_names_and_not_by_artifacts(
+    gcs_bucket: str, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(tmp_path, Store(f"{gcs_bucket}/{tmp_path.name}"), console)
+    lab.run(**{str(factor): lab.product(Times(factor)) for factor in range(6)})
+    assert "values.json" in temper(lab, "show", "numbers")
+    assert f"multiply@{newest(lab, 'multiply').key[:8]}" in temper(lab, "explain", "multiply")
+    requests = Requests(monkeypatch)
+    for command in ("list", "status", "verify"):
+        requests.clear()
+        temper(lab, command)
+        assert len(requests) <= 9, (command, list(requests))
+    temper(lab, "evict", "multiply", "--yes")
+    assert "evicted" in temper(lab, "list", "multiply")
+    damaged = Catalog(lab.store).history("multiply")[0]
+    lab.store.objects.replace(f"{lab.store.content_path(damaged)}/values.json", b"[1, 1]")
+    assert call(lab, "verify").exit_code == 1

@@ -1,0 +1,401 @@
+"""What garbage collection frees and what it leaves, also while drivers are at work."""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from numbers_lab import Lab, end, start_driver, start_held_driver, wait_for
+from places import GOLDEN
+from rich.console import Console
+from toy_steps import Times, add, fail, journal_lines, parity, slow_count
+from waiting import HANGS_SECONDS, wait_until
+
+from pipeline import Step, Store, TemperError, run
+from pipeline.cli.keep.collect import delete
+from pipeline.cli.keep.garbage import Kind, Policy, find_garbage
+from pipeline.launchers.jobs import JobRecord
+from pipeline.running.session import RunFailed
+from pipeline.store.catalog import Catalog
+from pipeline.store.lease import Leases
+from pipeline.store.manifest import Manifest
+from pipeline.store.runs import forget_run, names_of_runs, read_runs
+
+pytestmark = pytest.mark.usefixtures("workers_here")
+
+
+NOW = Policy(grace=0)
+LAST = Policy(last=1, grace=0)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, store: Store, console: Console, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """One whose steps are told relative paths, so that they have the same keys in every test."""
+    monkeypatch.chdir(tmp_path)
+    return Lab(Path(), store, console)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Stores after a run, and after another with another factor."""
+    folder = tmp_path_factory.mktemp("runs")
+    kept = [folder / "one", folder / "two"]
+    with contextlib.chdir(folder):
+        lab = Lab(Path(), Store(str(folder / "store")), Console(file=io.StringIO()))
+        for factor, copy in zip((2, 3), kept, strict=True):
+            lab.run(product=lab.product(Times(factor)))
+            shutil.copytree(lab.store.root, copy)
+    return kept
+
+
+@pytest.fixture
+def one_run(lab: Lab, stores: list[Path]) -> None:
+    """A product was made."""
+    shutil.copytree(stores[0], lab.store.root)
+
+
+@pytest.fixture
+def two_runs(lab: Lab, stores: list[Path]) -> None:
+    """A product was made, and then one by 3."""
+    shutil.copytree(stores[1], lab.store.root)
+
+
+def kinds(store: Store, policy: Policy) -> set[Kind]:
+    return {garbage.kind for garbage in find_garbage(store, policy).garbage}
+
+
+def collect(store: Store, policy: Policy) -> int:
+    return delete(store, find_garbage(store, policy))
+
+
+def steps_of(store: Store, kind: Kind, policy: Policy) -> set[str]:
+    return {g.step for g in find_garbage(store, policy).garbage if g.kind is kind}
+
+
+def files(store: Store) -> set[str]:
+    root = Path(store.root)
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def newest(lab: Lab, step: str) -> Manifest:
+    return Catalog(lab.store).history(step)[-1]
+
+
+def content(lab: Lab, manifest: Manifest) -> Path:
+    return Path(lab.store.content_path(manifest))
+
+
+# --- artifacts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("two_runs")
+def test_what_a_run_on_record_used_stays(lab: Lab) -> None:
+    collect(lab.store, NOW)
+    assert lab.run(one=lab.product(), two=lab.product(Times(3))) == []
+
+
+def test_keeping_the_last_run_frees_what_only_earlier_ones_used(lab: Lab) -> None:
+    def roots(factor: int) -> dict[str, Step]:
+        return {"sum": add([lab.product(Times(factor))], lab.journal)}
+
+    lab.run(**roots(2))
+    old = [newest(lab, "multiply"), newest(lab, "add")]
+    lab.run(**roots(3))
+    assert steps_of(lab.store, Kind.ARTIFACT, LAST) == {"multiply", "add"}
+    assert collect(lab.store, LAST) >= sum(manifest.size for manifest in old)
+    assert not any(Path(lab.store.attempt_path(manifest)).exists() for manifest in old)
+    assert lab.run(**roots(3)) == []
+    assert lab.run(**roots(2)) == ["multiply", "add"], "numbers are the same in both"
+    assert lab.run(**roots(2)) == []
+
+
+@pytest.mark.usefixtures("one_run")
+def test_nothing_is_left_of_a_key_that_goes(lab: Lab) -> None:
+    key = newest(lab, "multiply").key
+    lab.store.evict(newest(lab, "multiply"))
+    lab.run(product=lab.product())  # a second generation
+    lab.run(product=lab.product(Times(3)))
+    collect(lab.store, LAST)
+    assert not [name for name in files(lab.store) if key in name and "runs/" not in name]
+    assert key not in (Path(lab.store.root) / "index" / "multiply.json").read_text()
+
+
+@pytest.mark.usefixtures("one_run")
+def test_of_a_key_that_stays_an_earlier_generation_loses_its_data_only(lab: Lab) -> None:
+    first = newest(lab, "multiply")
+    run({"product": lab.product()}, lab.store, console=lab.console, force=["multiply"])
+    assert Kind.DATA not in kinds(lab.store, NOW), "the first run used it"
+    assert steps_of(lab.store, Kind.DATA, LAST) == {"multiply"}
+    collect(lab.store, LAST)
+    assert not content(lab, first).exists()
+    assert lab.store.manifest("multiply", first.key) == first
+    assert content(lab, newest(lab, "multiply")).exists()
+    assert lab.run(product=lab.product()) == []
+
+
+@pytest.mark.usefixtures("two_runs")
+def test_young_runs_are_kept(lab: Lab) -> None:
+    assert Kind.ARTIFACT not in kinds(lab.store, Policy(days=1, grace=0))
+    assert Kind.ARTIFACT in kinds(lab.store, Policy(days=0, grace=0))
+
+
+@pytest.mark.usefixtures("one_run")
+def test_what_no_record_mentions_goes_after_the_grace(lab: Lab) -> None:
+    (Path(lab.store.root) / "runs" / f"{names_of_runs(lab.store)[0]}.json").unlink()
+    assert Kind.ARTIFACT not in kinds(lab.store, Policy(grace=3600))
+    assert steps_of(lab.store, Kind.ARTIFACT, NOW) == {"numbers", "multiply"}
+
+
+@pytest.mark.usefixtures("two_runs")
+def test_a_forgotten_run_keeps_nothing(lab: Lab) -> None:
+    forget_run(lab.store, names_of_runs(lab.store)[0])
+    assert steps_of(lab.store, Kind.ARTIFACT, NOW) == {"multiply"}
+
+
+@pytest.mark.usefixtures("one_run")
+def test_a_damaged_record_stops_the_collection(lab: Lab) -> None:
+    """It may be what keeps an artifact."""
+    (name,) = names_of_runs(lab.store)
+    (Path(lab.store.root) / "runs" / f"{name}.json").write_text('{"run": ')
+    with pytest.raises(TemperError, match=f"damaged.*temper runs --forget {name}"):
+        find_garbage(lab.store, NOW)
+
+
+@pytest.mark.usefixtures("one_run")
+def test_an_artifact_with_a_damaged_manifest_is_left_alone(lab: Lab) -> None:
+    made = newest(lab, "multiply")
+    Path(lab.store.manifest_path("multiply", made.key)).write_text("{")
+    shutil.rmtree(Path(lab.store.root) / "index")
+    findings = find_garbage(lab.store, NOW)
+    assert "a manifest of it cannot be read" in " ".join(findings.notes)
+    delete(lab.store, findings)
+    assert content(lab, made).exists()
+
+
+def test_records_of_the_first_layout_keep_what_was_made_up_to_them(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "store", tmp_path / "store")
+    (record,) = (tmp_path / "store" / "runs").iterdir()
+    without_keys = json.loads(record.read_text())
+    for entry in without_keys["steps"]:
+        del entry["key"]
+    record.write_text(json.dumps(without_keys))
+    store = Store(str(tmp_path / "store"))
+    findings = find_garbage(store, NOW)
+    assert findings.garbage == []
+    assert "did not say what they used" in findings.notes[0]
+    forget_run(store, names_of_runs(store)[0])
+    assert steps_of(store, Kind.ARTIFACT, NOW) == {"numbers", "multiply", "parity", "add"}
+
+
+@pytest.mark.usefixtures("one_run")
+def test_a_mark_without_an_artifact_goes(lab: Lab) -> None:
+    """Whoever deleted the manifest was stopped there; a new one would count as evicted."""
+    made = newest(lab, "multiply")
+    lab.store.evict(made)
+    lab.store.objects.remove(lab.store.manifest_path("multiply", made.key))
+    collect(lab.store, NOW)
+    lab.run(product=lab.product())
+    assert lab.run(product=lab.product()) == []
+    assert newest(lab, "multiply").generation == 0
+
+
+def test_an_eviction_that_was_stopped_halfway_is_finished(lab: Lab) -> None:
+    lab.run(sum=add([lab.product()], lab.journal))
+    made = newest(lab, "multiply")
+    shutil.copytree(content(lab, made), lab.source.parent / "copy")
+    lab.store.evict(made)
+    shutil.copytree(lab.source.parent / "copy", content(lab, made))
+    assert collect(lab.store, NOW) >= made.size
+    assert not content(lab, made).exists()
+
+
+# --- leftovers -----------------------------------------------------------------------------------
+
+
+def test_a_failed_attempt_stays_for_the_grace_and_goes_after_it(lab: Lab) -> None:
+    with pytest.raises(RunFailed):
+        lab.run(broken=fail(lab.numbers(), lab.journal))
+    attempts = Path(lab.store.root) / "attempts" / "fail"
+    collect(lab.store, Policy())
+    assert list(attempts.rglob("log.txt"))
+    assert steps_of(lab.store, Kind.ATTEMPT, NOW) == {"fail"}
+    collect(lab.store, NOW)
+    assert not list(attempts.iterdir())
+
+
+def killed_while_counting(lab: Lab) -> None:
+    end(lab, start_held_driver(lab), signal.SIGKILL)
+
+
+def test_what_a_killed_run_left_goes_but_not_the_scratch_it_would_go_on_with(lab: Lab) -> None:
+    killed_while_counting(lab)
+    assert kinds(lab.store, NOW) == {Kind.ATTEMPT, Kind.PROGRESS}
+    collect(lab.store, NOW)
+    lines = lab.run(count=slow_count(6, lab.journal))
+    assert lines[1] == "count 5", "it did not go on from where it was"
+
+
+def test_an_attempt_whose_job_may_run_without_a_driver_stays(lab: Lab) -> None:
+    """Until its key is made, or no kept run would go on with it."""
+    killed_while_counting(lab)
+    (attempt,) = Path(lab.store.root, "attempts", "slow_count").glob("*/*")
+    key = attempt.parent.name
+    record = JobRecord("slurm", attempt.name, "a run")
+    lab.store.objects.replace(
+        lab.store.job_path("slow_count", key), json.dumps(asdict(record)).encode()
+    )
+    collect(lab.store, NOW)
+    assert attempt.exists()
+    assert JobRecord.read(lab.store, "slow_count", key) == record
+    lab.run(product=lab.product())
+    collect(lab.store, LAST)
+    assert not [name for name in files(lab.store) if "slow_count" in name]
+
+
+def test_scratch_that_no_kept_run_would_go_on_with_goes(lab: Lab) -> None:
+    killed_while_counting(lab)
+    lab.run(product=lab.product())
+    assert kinds(lab.store, LAST) >= {Kind.SCRATCH, Kind.ATTEMPT, Kind.LEASE}
+    assert Kind.SCRATCH not in kinds(lab.store, Policy(last=1, grace=3600))
+    collect(lab.store, LAST)
+    assert not [name for name in files(lab.store) if "slow_count" in name]
+
+
+@pytest.mark.usefixtures("one_run")
+def test_a_store_that_was_collected_has_nothing_to_collect(lab: Lab) -> None:
+    with pytest.raises(RunFailed):
+        lab.run(broken=fail(lab.numbers(), lab.journal), product=lab.product(Times(3)))
+    collect(lab.store, LAST)
+    assert find_garbage(lab.store, LAST).garbage == []
+
+
+# --- beside drivers ------------------------------------------------------------------------------
+
+
+COUNT_AND_ADD = """
+import sys
+from toy_steps import Times, add, multiply, numbers, slow_count
+from pipeline import File, run
+store, journal, source = sys.argv[1:]
+product = multiply(numbers(File(source), journal)["train"], Times(), journal)
+run({"sum": add([product, slow_count(30, journal)], journal)}, store)
+"""
+
+
+def test_a_driver_at_work_loses_nothing(lab: Lab) -> None:
+    """It is collected beside it all the time, and kept is nothing else."""
+
+    def collected_at_last() -> bool:
+        collect(lab.store, Policy(last=0, grace=0))
+        return "count 28" in journal_lines(lab.journal)
+
+    lab.run(product=lab.product())
+    driver = start_driver(lab, COUNT_AND_ADD, str(lab.source))
+    try:
+        wait_for(lab, "count 1")
+        wait_until(collected_at_last, "the step counts to its end")
+        assert driver.wait(HANGS_SECONDS) == 0
+    finally:
+        driver.kill()
+    ran = [line for line in journal_lines(lab.journal) if "count " not in line]
+    assert ran == ["numbers", "multiply", "slow_count", "add"]
+    assert newest(lab, "add").metrics == {"total": 2 * (1 + 3) + 30}
+
+
+@pytest.mark.usefixtures("one_run")
+def test_a_run_in_progress_keeps_what_it_planned_with(lab: Lab) -> None:
+    lab.run(other=parity(lab.numbers()["train"], lab.journal))
+    first, last = read_runs(lab.store)
+    record = json.loads(lab.store.read(f"{lab.store.root}/runs/{first.name}.json") or b"")
+    assert Kind.ARTIFACT in kinds(lab.store, LAST)
+    lab.store.record_run({**record, "outcome": "running"})  # by this process, which is alive
+    assert Kind.ARTIFACT not in kinds(lab.store, LAST)
+    with pytest.raises(TemperError, match="is in progress"):
+        forget_run(lab.store, first.name)
+    done = subprocess.Popen(["true"])
+    done.wait()
+    lab.store.record_run({**record, "outcome": "running", "pid": done.pid})
+    assert Kind.ARTIFACT in kinds(lab.store, LAST)
+    assert first.name < last.name
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_a_run_in_progress_waits_for_stays(lab: Lab, known: bool) -> None:
+    """Another driver has made it, and is done."""
+    lab.run(product=lab.product())
+    lab.run(other=parity(lab.numbers()["train"], lab.journal))
+    (record,) = (run for run in read_runs(lab.store) if run.count("done") == 2)
+    waiting = {"step": "multiply", "state": "blocked", "attempt": None}
+    waiting["key"] = newest(lab, "multiply").key if known else None
+    step = {"run": "20990101T000000-waits", "outcome": "running", "steps": [waiting]}
+    assert steps_of(lab.store, Kind.ARTIFACT, LAST) == {"multiply"}
+    lab.store.record_run({**step, "host": record.host, "pid": os.getpid()})
+    assert steps_of(lab.store, Kind.ARTIFACT, LAST) == {"numbers", "parity"}
+
+
+@pytest.mark.usefixtures("two_runs")
+def test_what_came_into_use_since_it_was_found_stays(lab: Lab) -> None:
+    findings = find_garbage(lab.store, LAST)
+    lab.run(product=lab.product())  # the old one again
+    delete(lab.store, findings)
+    assert lab.run(product=lab.product()) == []
+
+
+@pytest.mark.usefixtures("one_run")
+def test_a_key_whose_lease_is_held_is_passed_over(lab: Lab) -> None:
+    made = newest(lab, "multiply")
+    lab.run(product=lab.product(Times(3)))
+    findings = find_garbage(lab.store, LAST)
+    with Leases(lab.store.objects, lab.store.root, "other").held(
+        "multiply", made.key, lambda: False
+    ):
+        assert steps_of(lab.store, Kind.ARTIFACT, LAST) == set()
+        delete(lab.store, findings)
+        assert content(lab, made).exists()
+    collect(lab.store, LAST)
+    assert not content(lab, made).exists()
+
+
+@pytest.mark.usefixtures("one_run")
+def test_a_lease_that_is_taken_at_the_same_moment_is_left_alone(lab: Lab) -> None:
+    key = newest(lab, "multiply").key
+    findings = find_garbage(lab.store, NOW)
+    assert Kind.LEASE in {garbage.kind for garbage in findings.garbage}
+    leases = Leases(lab.store.objects, lab.store.root, "other")
+    with leases.held("multiply", key, lambda: False) as lease:
+        delete(lab.store, findings)
+        assert leases.holders("multiply")[key].run == "other"
+        assert lease is not None
+        assert lease.confirm()
+
+
+def test_a_holder_on_another_machine_counts_as_alive(lab: Lab) -> None:
+    killed_while_counting(lab)
+    (path,) = (Path(lab.store.root) / "leases" / "slow_count").rglob("*.json")
+    record = json.loads(path.read_text())
+    assert record["host"] == socket.gethostname()
+    path.write_text(json.dumps({**record, "machine": "another", "host": "another"}))
+    assert find_garbage(lab.store, replace(LAST, last=0)).garbage == []
+
+
+@pytest.mark.slow
+def test_collecting_works_on_every_kind_of_store(
+    store_url: str, tmp_path: Path, console: Console
+) -> None:
+    lab = Lab(tmp_path, Store(store_url), console)
+    lab.run(product=lab.product())
+    lab.run(product=lab.product(Times(3)))
+    with pytest.raises(RunFailed):
+        lab.run(broken=fail(lab.numbers(), lab.journal), product=lab.product(Times(3)))
+    assert {Kind.ARTIFACT, Kind.ATTEMPT, Kind.LEASE} <= kinds(lab.store, LAST)
+    collect(lab.store, LAST)
+    assert find_garbage(lab.store, LAST).garbage == []
+    assert lab.run(product=lab.product(Times(3))) == []
+    assert lab.run(product=lab.product()) == ["multiply"]

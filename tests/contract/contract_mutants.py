@@ -1,0 +1,240 @@
+"""Ways to break the contract, each as small as a slip of the pen, with a history that shows it.
+
+The attack has found them all. A new one is written without a history, as ``@noticed_in()``: then
+its test searches for the shortest, and fails with it.
+"""
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract_edits import (
+    Accept,
+    Corrupt,
+    Declare,
+    EditCode,
+    EditDetails,
+    EditFile,
+    EditSetting,
+    Evict,
+    Grow,
+    LoseFile,
+    MoveFiles,
+    Refactor,
+    Rephrase,
+    Transition,
+)
+from contract_lab import Crash, Stage
+from contract_model import BEFORE, Node, World
+
+from pipeline.code import Closure
+from pipeline.dag import canonical, digests
+from pipeline.dag.canonical import hash_json
+from pipeline.dag.step import Step
+from pipeline.plan import planning as plan
+from pipeline.running import attempts as execution
+from pipeline.store import layout as store
+from pipeline.store import manifest
+from pipeline.store.catalog import Catalog
+from pipeline.worker import attempt as worker
+
+Patch = pytest.MonkeyPatch
+Mutate = Callable[[Patch], None]
+
+STEP = importlib.import_module("pipeline.dag.step")
+
+LOAD = World((Node("load"),), (0,))
+SCALE = World((Node("load"), Node("scale", ((0, None),))), (1,))
+SCALE_LOW = World((Node("load"), Node("scale", ((0, "low"),))), (1,))
+FOLD = World((Node("load"), Node("fold", ((0, None), (0, None)))), (1,))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """What breaks the contract, and a history that shows it."""
+
+    mutate: Mutate
+    history: tuple[World, list[Transition]] | None
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def noticed_in(world: World | None = None, *history: Transition) -> Callable[[Mutate], Mutate]:
+    def note(mutate: Mutate) -> Mutate:
+        name = mutate.__name__.replace("_", " ")
+        MUTANTS[name] = Mutant(mutate, None if world is None else (world, list(history)))
+        return mutate
+
+    return note
+
+
+@noticed_in(SCALE, Transition((EditSetting(1, "factor", 1),)))
+def a_setting_is_left_out_of_the_key(patch: Patch) -> None:
+    _details(patch, lambda field, is_detail: is_detail or field.name == "factor")
+
+
+@noticed_in(SCALE, Transition((EditDetails(1),)))
+def execution_details_count(patch: Patch) -> None:
+    _details(patch, lambda field, is_detail: is_detail and "identity" not in field.metadata)
+
+
+@noticed_in(SCALE, Transition((Grow("extra", BEFORE),)))
+def added_fields_count(patch: Patch) -> None:
+    _details(patch, lambda field, is_detail: is_detail and "before" not in field.metadata)
+
+
+@noticed_in(FOLD, Transition((Grow("fold bonus", 1),)))
+def added_parameters_are_left_out_whatever_they_are(patch: Patch) -> None:
+    original = Step._arguments
+
+    def arguments(self: Any, *args: Any) -> Any:
+        return {k: v for k, v in original(self, *args).items() if k not in self.function.added}
+
+    patch.setattr(Step, "_arguments", arguments)
+
+
+@noticed_in(LOAD, Transition((EditCode("helper", 1),)))
+def helpers_are_not_followed(patch: Patch) -> None:
+    original = STEP.closure
+
+    def closure(*args: Any) -> Closure:
+        units = {k: v for k, v in original(*args).units.items() if k.startswith("lab_steps:")}
+        return Closure(hash_json({**units}), units, {}, frozenset())
+
+    patch.setattr(STEP, "closure", closure)
+
+
+@noticed_in(LOAD, Transition((Rephrase("lab_steps", 1),)))
+def comments_are_code(patch: Patch) -> None:
+    def closure(function: Any, types: Iterable[type] = ()) -> Closure:
+        folder = Path(function.__code__.co_filename).parent
+        units = {path.name: hash_json(path.read_text()) for path in folder.glob("*.py")}
+        return Closure(hash_json({**units}), units, {}, frozenset())
+
+    patch.setattr(STEP, "closure", closure)
+
+
+@noticed_in(FOLD, Transition((Declare(2),)))
+def a_declared_version_stands_for_all_others(patch: Patch) -> None:
+    original: Any = Step.made_by.fget  # type: ignore[attr-defined]
+
+    def made_by(self: Any) -> Any:
+        return {"version": "1"} if self.function.version is not None else original(self)
+
+    patch.setattr(Step, "made_by", property(made_by))
+
+
+@noticed_in(SCALE, Transition((EditFile(0, (1, 1)),)))
+def digests_are_over_names(patch: Patch) -> None:
+    for module in (manifest, execution):
+        patch.setattr(module, "files_digest", lambda files: hash_json(sorted(files)))
+
+
+@noticed_in(SCALE, Transition(force="load"))
+def keys_are_over_attempts(patch: Patch) -> None:
+    patch.setattr(
+        manifest.Manifest, "digest_of", lambda self, part: hash_json([self.attempt, part])
+    )
+
+
+@noticed_in(SCALE_LOW, Transition((EditFile(0, (0, 1)),)))
+def a_part_is_as_the_whole(patch: Patch) -> None:
+    patch.setattr(manifest.Manifest, "digest_of", lambda self, part: self.digest)
+
+
+@noticed_in(LOAD, *[Transition()] * 3, Transition((EditFile(0, (1, 1)),), sneaky=True))
+def files_are_told_by_their_mtime(patch: Patch) -> None:
+    patch.setattr(digests, "_row_key", lambda path, state: (os.fsencode(path), str(state.mtime_ns)))
+
+
+@noticed_in(LOAD, Transition((MoveFiles(),)))
+def files_are_told_by_where_they_lie(patch: Patch) -> None:
+    patch.setattr("pipeline.dag.inputs.File.identity", lambda self: {"content": self.url})
+
+
+@noticed_in(SCALE, Transition((Evict(0),)))
+def evicted_is_as_never_made(patch: Patch) -> None:
+    original = plan.Resolver._is_usable
+
+    def is_usable(self: Any, step: Any, manifest: Any) -> bool:
+        return original(self, step, manifest) and self.catalog.loss(manifest) is None
+
+    patch.setattr(plan.Resolver, "_is_usable", is_usable)
+
+
+@noticed_in(LOAD, Transition((LoseFile(0, "low"),)))
+def lost_files_go_unnoticed(patch: Patch) -> None:
+    patch.setattr(store.Store, "lost_among", lambda self, manifests: {})
+    patch.setattr(store.Store, "lost_files", lambda self, manifest: [])
+
+
+@noticed_in(SCALE, Transition((Corrupt(0, "high"), EditSetting(1, "factor", 1))))
+def the_worker_trusts_its_inputs(patch: Patch) -> None:
+    patch.setattr(worker, "check_input", lambda *args: None)
+
+
+@noticed_in(LOAD, Transition((Evict(0),)))
+def the_first_generation_counts(patch: Patch) -> None:
+    original = Catalog._list
+
+    def listed(self: Any, step: str) -> Any:
+        shelf = original(self, step)
+        shelf.generations.update(dict.fromkeys(shelf.generations, 0))
+        return shelf
+
+    patch.setattr(Catalog, "_list", listed)
+
+
+@noticed_in(LOAD, Transition((Refactor("load", 1), Accept(0))))
+def accepted_code_is_forgotten(patch: Patch) -> None:
+    patch.setattr(store.Store, "accepted", lambda self, step: [])
+
+
+@noticed_in(LOAD, Transition((Refactor("load", 1), Accept(0), EditSetting(0, "start", 1))))
+def what_was_accepted_once_goes_for_all(patch: Patch) -> None:
+    original = plan.Resolver._equivalent_places
+
+    def equivalent_places(self: Any, step: Any) -> list[tuple[str, str]]:
+        accepted = list(original(self, step))
+        return accepted and [(step.name, m.key) for m in self.catalog.history(step.name)]
+
+    patch.setattr(plan.Resolver, "_equivalent_places", equivalent_places)
+
+
+@noticed_in(LOAD, Transition(force="load"))
+def force_is_not_heard(patch: Patch) -> None:
+    patch.setattr(plan, "forced_fingerprints", lambda steps, names: frozenset())
+
+
+@noticed_in(
+    LOAD,
+    Transition((EditSetting(0, "start", 1),), crash=Crash(Stage.AFTER_MANIFEST, 0)),
+    Transition(),
+)
+def the_index_is_believed_whatever_it_says(patch: Patch) -> None:
+    original = Catalog._list
+
+    def listed(self: Any, step: str) -> Any:
+        shelf = original(self, step)
+        if shelf.indexed:
+            known = set(map(store.parse_object_name, shelf.indexed))
+            shelf.versions = {p: v for p, v in shelf.versions.items() if (*p, None) in known}
+            shelf.generations = {key: 0 for key, _ in shelf.versions}
+        return shelf
+
+    patch.setattr(Catalog, "_list", listed)
+
+
+def _details(patch: Patch, rule: Callable[[dataclasses.Field, bool], bool]) -> None:
+    original = canonical._Encoder._is_detail
+
+    def is_detail(self: Any, field: dataclasses.Field, value: Any, where: str) -> bool:
+        return rule(field, original(self, field, value, where))
+
+    patch.setattr(canonical._Encoder, "_is_detail", is_detail)

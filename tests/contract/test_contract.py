@@ -1,0 +1,286 @@
+"""The caching contract, attacked: random DAGs, edits, losses and crashes against a trivial model.
+
+An example is a DAG and a history of transitions: some edits, then a run. After each run, what was
+executed must be exactly what the model says (no false hit, no needless rerun), and what lies in
+the store for each root must be what the model computes.
+"""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from contract_edits import (
+    Accept,
+    Edit,
+    EditCode,
+    Evict,
+    Refactor,
+    Rephrase,
+    Revert,
+    Transition,
+    histories,
+)
+from contract_lab import Lab, Outcome, Stage, new_lab
+from contract_model import Identity, Model, Node, World
+from contract_mutants import MUTANTS
+from hypothesis import HealthCheck, Phase, given, settings
+from rich.console import Console
+from toy_steps import journal_lines, numbers, parity
+from waiting import HANGS_SECONDS
+
+from pipeline import File, Step, Store, look_again, run
+from pipeline.plan.planning import State
+
+
+class Contract:
+    """Runs histories; counts what it has seen, and notes which kinds of edits and crashes."""
+
+    def __init__(self) -> None:
+        self.transitions = 0
+        self.executed = 0
+        self.crashes = 0
+        self.kinds: set[object] = set()
+
+    def hold(self, world: World, history: list[Transition]) -> None:
+        """
+        Raises:
+            AssertionError: a run does other than the model.
+        """
+        model, past = Model(), [world]
+        with new_lab() as lab:
+            lab.show(world)
+            self._run(world, model, lab, Transition())
+            for transition in history:
+                for edit in transition.edits:
+                    if isinstance(edit, Revert):
+                        world = past[max(len(past) - 1 - edit.back, 0)]
+                    world = edit.write(world)
+                lab.show(world, transition.sneaky)
+                for edit in transition.edits:
+                    edit.strike(world, model, lab)
+                    self.kinds.add(type(edit))
+                self._run(world, model, lab, transition)
+                past.append(world)
+
+    def _run(self, world: World, model: Model, lab: Lab, transition: Transition) -> None:
+        self.transitions += 1
+        present = {world.nodes[number].function for number in _needed(world, world.roots)}
+        forced = present & {str(transition.force)}
+        planned = model.copy().run(world, forced)
+        outcome = lab.run(world, forced, transition.crash)
+        self.executed += len(outcome.executed)
+        open_to_choice = _needed_by_twins(world, outcome)
+        if outcome.crashed:
+            assert transition.crash is not None, "the run failed"
+            self.crashes += 1
+            self.kinds.add(transition.crash.stage)
+            assert set(outcome.executed) <= {*planned, *open_to_choice}, "executed needlessly"
+            assert len(outcome.executed) <= len(outcome.committed) + 1
+            _learn(model, outcome, lab)
+            return
+        assert set(outcome.executed) ^ set(planned) <= open_to_choice
+        assert len(set(outcome.executed)) == len(outcome.executed), "executed twice"
+        _check_plan(world, outcome, model)
+        _learn(model, outcome, lab)
+        for root, content in outcome.contents.items():
+            if not any(model.damaged.get(world.identity(root), ())):
+                assert content == world.identity(root).content
+
+
+def _needed_by_twins(world: World, outcome: Outcome) -> set[Identity]:
+    """What only some of the steps with one identity need. Which of them makes it, and so whether
+    what one of them needs is made again for that, is not for the model to say."""
+    assert outcome.plan is not None
+    numbers = [planned.step.arguments["run"].node for planned in outcome.plan.steps]
+    steps = Counter(map(world.identity, numbers))
+    twins = [number for number in numbers if steps[world.identity(number)] > 1]
+    read = [upstream for number in twins for upstream, _ in world.nodes[number].inputs]
+    return {world.identity(number) for number in _needed(world, read)}
+
+
+def _check_plan(world: World, outcome: Outcome, before: Model) -> None:
+    """What the plan said would run did. All that ran, the plan had said or not ruled out; but for
+    inputs without their bytes of steps that may run."""
+    assert outcome.plan is not None
+    said: dict[State, set[Identity]] = {State.RUN: set(), State.MAYBE: set()}
+    for planned in outcome.plan.steps:
+        if planned.state in said:
+            node = planned.step.arguments["run"].node
+            said[planned.state].add(world.identity(node))
+    ran = set(outcome.executed)
+    lost = before.gone | {identity for identity, parts in before.damaged.items() if parts}
+    assert said[State.RUN] <= ran, "the plan said that it would run"
+    assert ran <= said[State.RUN] | said[State.MAYBE] | lost, "the plan did not say so"
+
+
+def _learn(model: Model, outcome: Outcome, lab: Lab) -> None:
+    """What a run has left."""
+    for identity in outcome.committed:
+        model.commit(identity)
+    for identity, parts in model.damaged.items():
+        if parts and lab.is_marked_damaged(identity):
+            model.gone.add(identity)
+
+
+def _needed(world: World, wanted: Iterable[int]) -> set[int]:
+    needed, waiting = set(), list(wanted)
+    while waiting:
+        number = waiting.pop()
+        needed.add(number)
+        waiting += [upstream for upstream, _ in world.nodes[number].inputs]
+    return needed
+
+
+def attack(examples: int, *phases: Phase) -> Contract:
+    """Try histories until one breaks the contract.
+
+    Raises:
+        AssertionError: one does; the message tells the smallest that was found.
+    """
+    contract = Contract()
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+        deadline=None,
+        phases=phases or (Phase.generate, Phase.shrink),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(histories())
+    def break_it(case: tuple[World, list[Transition]]) -> None:
+        contract.hold(*case)
+
+    break_it()
+    return contract
+
+
+def test_what_runs_is_what_the_contract_says() -> None:
+    assert attack(24).transitions >= 100
+
+
+@pytest.mark.slow
+def test_what_runs_is_what_the_contract_says_over_a_thousand_transitions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """``pytest --hypothesis-profile=attack`` tries fifty times as many."""
+    contract = attack(2 * settings().max_examples)
+    with capsys.disabled():
+        print(
+            f"\n{contract.transitions} transitions, {contract.executed} steps executed, "
+            f"{contract.crashes} crashes"
+        )
+    assert contract.transitions >= 1000
+    assert contract.kinds == {*Stage, *_kinds_of(Edit)}
+
+
+def _kinds_of(kind: type) -> set[type]:
+    kinds = kind.__subclasses__()
+    return {leaf for narrower in kinds for leaf in _kinds_of(narrower)} if kinds else {kind}
+
+
+LOAD, SCALED = Node("load"), Node("scale", ((0, None),))
+NESTED = Node("scale", ((0, None),), nested=True)
+FOUND = {
+    "a docstring in a class that has only fields": (
+        World((LOAD,), (0,)),
+        [Transition((Rephrase("lab_config", 2),))],
+    ),
+    "a result without its data, whose inputs were made again": (
+        World((LOAD, SCALED), (1,)),
+        [Transition((Evict(1),), force="load")],
+    ),
+    "an input without its data, of accepted code that needs not run": (
+        World((LOAD, SCALED, Node("load", source=1), Node("merge", ((1, None), (2, None)))), (3,)),
+        [Transition((Refactor("merge", 1), Accept(3), Evict(2)), force="scale")],
+    ),
+    "a step whose input is what it makes": (
+        World((LOAD, Node("merge", ((0, "low"),)), Node("merge", ((1, "low"),))), (2,)),
+        [Transition((Evict(1),))],
+    ),
+    "a result that two steps would make, one of an input without its data": (
+        World((LOAD, SCALED, NESTED, Node("scale", ((1, None),), nested=True)), (3, 2)),
+        [Transition((Evict(0), EditCode("inner method", 1)))],
+    ),
+}
+"""Histories in which something went wrong once."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_once_stays_found(name: str) -> None:
+    Contract().hold(*FOUND[name])
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_breaks_the_contract_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the history that it has; where it has none, the attack finds it, and fails with it."""
+    mutant = MUTANTS[name]
+    if mutant.history is None:
+        mutant.mutate(monkeypatch)
+        attack(5 * settings().max_examples)
+        pytest.fail("the attack does not notice it")
+    Contract().hold(*mutant.history)
+    mutant.mutate(monkeypatch)
+    with pytest.raises(AssertionError):
+        Contract().hold(*mutant.history)
+
+
+def test_a_run_gives_no_result_without_its_data(
+    store: Store, tmp_path: Path, console: Console
+) -> None:
+    """Also where its key was not known when the run was planned."""
+    source, journal = tmp_path / "numbers.txt", str(tmp_path / "journal.txt")
+
+    def roots() -> dict[str, Step]:
+        look_again()
+        return {"parity": parity(numbers(File(str(source)), journal)["train"], journal)}
+
+    source.write_text("1 2 3")
+    made = run(roots(), store, console=console)
+    store.evict(made["parity"].manifest)
+    source.write_text("1 4 3")  # another test part: the train part is made again as it was
+    again = run(roots(), store, console=console)
+    assert store.lost_files(again["parity"].manifest) == []
+    assert journal_lines(journal) == ["numbers", "parity", "numbers", "parity"]
+
+
+EXPERIMENT = """
+from helper import value
+from pipeline import run, step
+
+@step
+def show(out):
+    return {"value": value()}
+
+if __name__ == "__main__":
+    print("value:", run({"show": show()}, "store")["show"].metrics["value"])
+"""
+
+
+@pytest.mark.slow
+def test_no_bytecode_of_earlier_code_is_run(tmp_path: Path) -> None:
+    """Python tells an edited source file by its size and its time in seconds; both may be equal."""
+    (tmp_path / "experiment.py").write_text(EXPERIMENT)
+    helper = tmp_path / "helper.py"
+    printed = []
+    for value in (1, 2):
+        helper.write_text(f"def value():\n    return {value}\n")
+        os.utime(helper, (10**9, 10**9))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        command = [sys.executable, "experiment.py"]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=HANGS_SECONDS,
+        )
+        printed.append(done.stdout.strip().splitlines()[-1])
+    assert printed == ["value: 1", "value: 2"]

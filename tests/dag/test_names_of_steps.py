@@ -1,0 +1,371 @@
+"""Names apart from places: what moving and renaming does to keys, and what the plan says of it."""
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from numbers_lab import Lab
+from places import SUPPORT
+from toy_steps import Times, add, multiply, slow_count
+
+from pipeline import Output, Step, Store, TemperError, step
+from pipeline.cli.compare import compare
+from pipeline.cli.keep.garbage import Kind, Policy, find_garbage
+from pipeline.dag.canonical import Json
+from pipeline.dag.step import StepFunction
+from pipeline.plan.planning import State, make_plan
+from pipeline.plan.unfinished import Unfinished
+from pipeline.plan.why import History
+from pipeline.store.catalog import Catalog
+
+pytestmark = pytest.mark.usefixtures("workers_here")
+
+
+SETTINGS = """
+import enum
+from dataclasses import dataclass, field
+
+class Mode(enum.Enum):
+    FAST = 1
+
+@dataclass
+class Conf:
+    beta: float = 0.1
+    mode: Mode = Mode.FAST
+"""
+
+Make = Callable[[str, str], ModuleType]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Writes a module of a project and imports it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def make(name: str, source: str) -> ModuleType:
+        path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+    yield make
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@step(version="1")
+def train(out: Output, config: Any, other: Any = None) -> dict:
+    return {}
+
+
+# --- places --------------------------------------------------------------------------------------
+
+
+def test_a_config_class_may_move_to_another_module_or_package(module: Make) -> None:
+    places = [module(name, SETTINGS) for name in ("settings", "conf_", "deep.er.settings")]
+    assert len({train(place.Conf()).fingerprint for place in places}) == 1
+    assert len({train(place.Mode.FAST).fingerprint for place in places}) == 1
+
+
+def test_a_step_may_move_to_another_module(module: Make) -> None:
+    source = (
+        "from pipeline import step, Output\n"
+        "@step(version='1')\n"
+        "def fit(out: Output, rate: float = 0.1) -> dict: ...\n"
+    )
+    one, other = (module(name, source) for name in ("work", "jobs.work"))
+    assert one.fit().fingerprint == other.fit().fingerprint
+    assert one.fit(0.2).fingerprint != other.fit().fingerprint
+
+
+def test_two_classes_of_one_name_in_one_call_are_told_apart(module: Make) -> None:
+    one, two = (module(name, SETTINGS) for name in ("first", "second"))
+    crossed = [(one, two), (two, one), (one, one), (two, two)]
+    keys = {train(a.Conf(), b.Conf()).fingerprint for a, b in crossed}
+    assert len(keys) == 3, "alone, a class is its name and its fields"
+    assert train([one.Mode.FAST, two.Mode.FAST]).fingerprint != (
+        train([two.Mode.FAST, one.Mode.FAST]).fingerprint
+    )
+
+
+def test_classes_of_libraries_keep_their_module(module: Make, tmp_path: Path) -> None:
+    """Their code is in no key."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    sys.path.insert(0, str(folder))
+    for name in ("liba", "libb"):
+        (folder / f"{name}.py").write_text(SETTINGS)
+    importlib.invalidate_caches()
+    liba, libb = importlib.import_module("liba"), importlib.import_module("libb")
+    sys.path.remove(str(folder))
+    assert train(liba.Mode.FAST).fingerprint != train(libb.Mode.FAST).fingerprint
+    assert train(liba.Conf()).fingerprint != train(libb.Conf()).fingerprint
+
+
+def test_what_a_step_was_made_by_is_found_again_by_its_manifest(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    made = Catalog(lab.store).history("multiply")[0]
+    recipe: Any = made.recipe
+    assert recipe["step"] == "multiply"
+    assert "toy_steps" not in str(recipe)
+    assert made.function == "toy_steps:multiply"
+    assert made.types == ("toy_steps:Times",)
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def renamed(name: str, function: StepFunction = multiply, **settings: Any) -> StepFunction:
+    return step(version="1", name=name, **settings)(function.function)
+
+
+def product(lab: Lab, function: StepFunction) -> Step:
+    return function(lab.numbers()["train"], Times(), lab.journal)
+
+
+def test_a_stated_name_is_the_step_s(lab: Lab) -> None:
+    same = renamed("multiply")
+    assert same.name == "multiply"
+    assert product(lab, same).fingerprint == lab.product().fingerprint
+    assert renamed("scale").name == "scale"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"name": "a/b"}, {"name": ""}, {"was": "old"}, {"was": ["a b"]}]
+)
+def test_a_name_that_no_function_could_have_is_refused(settings: Any) -> None:
+    with pytest.raises(TemperError, match="name"):
+        step(version="1", **settings)(multiply.function)
+
+
+def test_what_was_made_under_an_earlier_name_is_found(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    scale = renamed("scale", was=("rescale", "multiply"))
+    total = add([product(lab, scale)], lab.journal)
+    planned = {p.step.name: p for p in make_plan({"sum": total}, lab.store).steps}
+    assert planned["scale"].state is State.CACHED
+    assert planned["scale"].reason == "made when it was called multiply"
+    assert lab.run(sum=total) == ["add"]
+    assert lab.run(sum=total) == []
+
+
+def test_code_accepted_under_an_earlier_name_holds(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.store.accept("multiply", {"version": "1"}, {"version": "2"}, {})
+    scale = step(version="2", name="scale", was=("multiply",))(multiply.function)
+    assert lab.run(product=product(lab, scale)) == []
+
+
+def test_what_is_used_under_a_new_name_is_not_collected(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    first = lab.store.runs()[0]["run"]
+    scale = renamed("scale", was=("multiply",))
+    lab.run(product=product(lab, scale))
+    findings = find_garbage(lab.store, Policy(1, None, 0.0))
+    assert first != lab.store.runs()[-1]["run"]
+    assert not [g for g in findings.garbage if g.kind in (Kind.ARTIFACT, Kind.DATA)]
+
+
+def test_an_evicted_artifact_of_an_earlier_name_is_made_again(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.store.evict(Catalog(lab.store).history("multiply")[0])
+    scale = renamed("scale", was=("multiply",))
+    assert lab.run(product=product(lab, scale)) == ["multiply"], "as its function writes it"
+    assert lab.run(product=product(lab, scale)) == []
+    assert [len(Catalog(lab.store).history(name)) for name in ("multiply", "scale")] == [1, 1]
+
+
+def test_two_functions_of_one_name_and_version_are_refused_in_one_experiment(
+    lab: Lab,
+    module: Make,
+) -> None:
+    other = module("other_steps", (SUPPORT / "toy_steps.py").read_text())
+    roots = {
+        "one": lab.product(),
+        "two": other.multiply(lab.numbers()["train"], other.Times(3), ""),
+    }
+    with pytest.raises(TemperError, match=r"toy_steps:multiply and other_steps:multiply are two"):
+        make_plan(roots, lab.store)
+
+
+WORK = """
+from pipeline import Output, step
+
+def doubled(value):
+    return 2 * value
+
+@step
+def fit(out: Output, value: int) -> dict:
+    return {"twice": doubled(value)}
+"""
+
+
+def test_a_step_known_by_its_code_keeps_what_it_made_under_another_name(
+    lab: Lab,
+    module: Make,
+) -> None:
+    work = module("work", WORK)
+    lab.run(it=work.fit(2))
+    adapt = step(name="adapt", was=("fit",))(work.fit.function)
+    assert lab.states(it=adapt(2)) == {"adapt": State.CACHED}
+    assert lab.states(it=adapt(3)) == {"adapt": State.RUN}
+    vars(work)["fit"] = None  # renamed, and nothing said of it
+    other = module("other_work", WORK.replace("def fit", "def train")).train
+    assert lab.reasons(it=other(3)) == {"train": "never run"}
+    assert "if it was renamed, say @step(was=('fit',))" in lab.reasons(it=other(2))["train"]
+
+
+# --- reasons -------------------------------------------------------------------------------------
+
+
+def reason(lab: Lab, wanted: Step, experiment: str = "") -> str:
+    return make_plan({"it": wanted}, lab.store, experiment=experiment).steps[-1].reason
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Takes a step function out of its module, as a rename does."""
+    return lambda name: monkeypatch.delattr(sys.modules["toy_steps"], name)
+
+
+def test_a_step_that_seems_renamed_is_told_what_to_say(
+    lab: Lab,
+    gone: Callable[[str], None],
+) -> None:
+    lab.run(product=lab.product())
+    assert reason(lab, product(lab, renamed("scale"))) == "never run", "the other is still there"
+    gone("multiply")
+    assert reason(lab, product(lab, renamed("scale"))) == (
+        "never run; multiply made this: if it was renamed, say @step(was=('multiply',))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ((1, 2), [1, 2], "config is of another type"),
+        (1, True, "config 1 → True"),
+        (1, 1.0, "config 1 → 1.0"),
+        ({"fields": {"a": 1}}, {"a": 1}, "config is of another type"),
+        ({"a": (1, [2])}, {"a": (1, (2,))}, "config.a[1] is of another type"),
+        ({"a.b": 1}, {"a": {"b": 1}}, "config is of another type"),
+        ({1}, frozenset({1}), "config.$frozenset[0] added as 1, config.$set[0] removed"),
+    ],
+)
+def test_a_reason_is_never_empty(lab: Lab, one: Any, other: Any, said: str) -> None:
+    lab.run(it=train(one))
+    assert set(reason(lab, train(other)).split(", ")) == set(said.split(", "))
+    old = Catalog(lab.store).history("train")[0]
+    lab.run(it=train(other))
+    new = Catalog(lab.store).history("train")[1]
+    assert compare(old, new).settings
+
+
+def test_the_type_of_a_setting_is_shown_whole(
+    lab: Lab,
+    module: Make,
+) -> None:
+    one, two = (module(name, SETTINGS) for name in ("first", "second"))
+    lab.run(it=train(one.Conf(), two.Conf()))
+    assert reason(lab, train(two.Conf(), one.Conf())) == (
+        "config type 'first:Conf' → 'second:Conf', other type 'second:Conf' → 'first:Conf'"
+    )
+
+
+def test_the_same_experiment_is_compared_with_first(lab: Lab) -> None:
+    def make(factor: int, part: str = "train") -> Step:
+        return lab.product(Times(factor), part)
+
+    lab.run(it=make(2))
+    (made,) = Catalog(lab.store).history("multiply")
+    mine = made.provenance["experiment"]
+    assert mine
+    assert reason(lab, make(3, "test"), mine) == "config.factor 2 → 3, numbers['test'] changed"
+    history = Catalog(lab.store).history("multiply")
+    others = [_of(m, "another", {"config": 9}) for m in history]
+    close = History([*others, made], 2).nearest(
+        {"step": "multiply", "arguments": {"config": 9, "x": 1}}, {}, {}, experiment=mine
+    )
+    assert close is not None
+    assert close.manifest is made, "although the other's is nearer"
+
+
+def _of(made: Any, experiment: str, arguments: Json) -> Any:
+    from dataclasses import replace
+
+    recipe = {"encoding": 2, "step": made.step, "version": "1", "arguments": arguments}
+    return replace(made, recipe=recipe, provenance={"experiment": experiment})
+
+
+def test_an_artifact_of_another_experiment_may_still_turn_out_to_be_it(lab: Lab) -> None:
+    """What a reason is given by must not decide what may run."""
+    lab.run(sum=add([lab.product()], lab.journal))
+    lab.source.write_text("3 1 2 4")
+    planned = make_plan(
+        {"sum": add([lab.product()], lab.journal)}, lab.store, experiment="quite another"
+    )
+    assert [p.state for p in planned.steps] == [State.RUN, State.MAYBE, State.MAYBE]
+
+
+def test_keys_of_an_earlier_encoding_are_said_to_be_that(lab: Lab) -> None:
+    lab.run(it=lab.product())
+    (made,) = Catalog(lab.store).history("multiply")
+    arguments = {
+        "config": {"$type": "toy_steps:Times", "fields": {"factor": 2}},
+        "journal": lab.journal,
+        "values": {"$input": made.inputs[0].digest},
+    }
+    old: Any = {
+        "encoding": 1,
+        "function": "toy_steps:multiply",
+        "code": "0",
+        "arguments": arguments,
+    }
+    from dataclasses import replace
+
+    history = History([replace(made, recipe=old)], 2)
+    recipe: Any = made.recipe
+    same = history.nearest(recipe, {}, {})
+    assert same is not None
+    assert same.changes == ("keys changed with Temper 0.2",)
+    config = {"$type": "Times", "fields": {"factor": 5}}
+    other = history.nearest({**recipe, "arguments": {**arguments, "config": config}}, {}, {})
+    assert other is not None
+    assert other.changes == ("keys changed with Temper 0.2", "config.factor 2 → 5")
+
+
+# --- going on ------------------------------------------------------------------------------------
+
+
+def test_a_step_that_will_resume_says_from_where(lab: Lab) -> None:
+    wanted = slow_count(9, lab.journal)
+    planned = make_plan({"it": wanted}, lab.store).steps[-1]
+    assert planned.reason == "never run"
+    assert planned.key is not None
+    scratch = lab.store.scratch_path("slow_count", planned.key)
+    scratch.mkdir(parents=True)
+    assert reason(lab, wanted) == "never run", "nothing is in it"
+    (scratch / "count.txt").write_text("4")
+    at = time.strftime("%H:%M", time.localtime((scratch / "count.txt").stat().st_mtime))
+    assert reason(lab, wanted) == f"never run; goes on from its scratch of {at}"
+    told = Path(lab.store.progress_path("slow_count", planned.key))
+    told.parent.mkdir(parents=True)
+    told.write_text('{"done": 4.0, "total": 9.0}')
+    assert reason(lab, wanted) == f"never run; goes on from its scratch of {at} (4 of 9)"
+    assert reason(lab, slow_count(8, lab.journal)) == "never run"
+
+
+def test_a_step_whose_scratch_is_in_the_bucket_alone_goes_on_from_there() -> None:
+    store = Store(f"memory://{time.time_ns()}")
+    key = "0" * 32
+    store.objects.create(f"{store.staged_scratch('fit', key)}/0/0/1.json", b"{}")
+    left = Unfinished(store)
+    assert left.of("fit", key) == "goes on from the copy of its scratch"
+    assert left.of("fit", "1" * 32) == ""

@@ -1,0 +1,214 @@
+"""Sweeps as a user writes and reads them."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+from toy_steps import Times, journal_lines, multiply, only_train
+
+from pipeline import Step, Store, TemperError, run
+from pipeline.dag.grid import grid
+from pipeline.plan.planning import topological
+from pipeline.show.results import compare
+from pipeline.store.manifest import Manifest
+from steps.training.config import DpoConfig, OptimizerConfig, Schedule
+
+pytestmark = pytest.mark.usefixtures("workers_here")
+
+
+@dataclass(frozen=True)
+class Pair:
+    first: DpoConfig
+    second: DpoConfig
+    seed: int = 0
+
+
+def test_a_grid_is_every_combination_by_name_the_last_axis_fastest() -> None:
+    base = DpoConfig(batch_size=16)
+    variants = grid(base, {"optimizer.learning_rate": [1e-6, 5e-6]}, batch_size=[8, 4])
+    assert list(variants.items()) == [
+        (f"learning_rate={rate} batch_size={size}",
+         replace(base, batch_size=size, optimizer=OptimizerConfig(learning_rate=rate)))
+        for rate in (1e-6, 5e-6)
+        for size in (8, 4)
+    ]  # fmt: skip
+    assert next(iter(variants)) == "learning_rate=1e-06 batch_size=8"
+    assert base == DpoConfig(batch_size=16)
+
+
+def test_a_grid_over_nothing_is_the_config_itself() -> None:
+    assert grid(DpoConfig()) == {"": DpoConfig()}
+
+
+def test_fields_that_end_alike_are_named_by_their_path() -> None:
+    axes = {"optimizer.weight_decay": [0.1], "optimizer.schedule": [Schedule.linear]}
+    assert list(grid(DpoConfig(), axes)) == ["weight_decay=0.1 schedule=linear"]
+    pair = Pair(DpoConfig(), DpoConfig())
+    variants = grid(pair, {"first.epochs": [2.0], "second.epochs": [3.0]}, seed=[3])
+    assert variants == {
+        "first.epochs=2.0 second.epochs=3.0 seed=3": Pair(
+            DpoConfig(epochs=2.0), DpoConfig(epochs=3.0), 3
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"loss.betta": [0.1]}, "DpoConfig has no field 'loss.betta'; did you mean loss.beta"),
+        ({"optimizer.learn_rate": [0.1]}, "did you mean optimizer.learning_rate"),
+        ({"optimizer.schedule.name": ["x"]}, "has no field 'optimizer.schedule.name'"),
+        ({"loss.beta": 0.1}, "beta=0.1; give a list of values"),
+        ({"optimizer.schedule": "cosine"}, "give a list of values"),
+        ({"loss.beta": []}, "give a list of values"),
+        ({"loss.beta": {0.1, 0.2}}, "give a list of values"),
+        ({"loss.beta": [0.1, 0.5, 0.1]}, "beta is to be 0.1 more than once"),
+        ({"loss.beta": [0.1, -1]}, "Dpo refuses beta=-1: beta must be above 0"),
+        ({"optimizer.learning_rate": [-1]}, "OptimizerConfig refuses learning_rate=-1"),
+        ({"optimizer.learning_rate": [1e-6], "optimizer": [OptimizerConfig()]}, "lies within"),
+    ],
+)
+def test_a_mistake_in_a_grid_is_refused_by_name(axes: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(TemperError, match=message):
+        grid(DpoConfig(), axes)
+
+
+def test_a_grid_needs_a_config_and_each_field_once() -> None:
+    with pytest.raises(TemperError, match="is no config dataclass"):
+        grid({"epochs": 0.1}, epochs=[0.1])
+    with pytest.raises(TemperError, match="epochs is given twice"):
+        grid(DpoConfig(), {"epochs": [0.1]}, epochs=[0.2])
+
+
+def test_what_is_no_grid_is_one_clear_line() -> None:
+    axes: Any
+    for axes, message in ((["beta"], "the axes are a list; give a dict"),
+                          ({1: [0.1]}, "1 is no field's name")):  # fmt: skip
+        with pytest.raises(TemperError, match=message) as refused:
+            grid(DpoConfig(), axes)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(TemperError, match="of the type type, which is no config dataclass"):
+        grid(DpoConfig, epochs=[0.1])
+
+
+def test_variants_share_the_steps_that_do_not_differ(
+    store: Store, tmp_path: Path, console: Console
+) -> None:
+    journal = str(tmp_path / "journal.txt")
+
+    def experiment(config: Times) -> Step:
+        return multiply(only_train(journal)["train"], config, journal)
+
+    roots = {
+        name: experiment(c) for name, c in grid(Times(), factor=[2, 3], workers=[1, 8]).items()
+    }
+    assert len(roots) == 4
+    # workers is an execution detail: two products, of one `only_train`
+    assert [step.name for step in topological(roots.values())].count("multiply") == 2
+    made = run(roots, store, console=console)
+    assert {name: m.metrics["largest"] for name, m in made.items()} == {
+        "factor=2 workers=1": 6, "factor=2 workers=8": 6,
+        "factor=3 workers=1": 9, "factor=3 workers=8": 9,
+    }  # fmt: skip
+    assert journal_lines(journal) == ["multiply", "multiply"]
+
+
+# --- results side by side ----------------------------------------------------------------------
+
+
+def result(**metrics: Any) -> Manifest:
+    return Manifest(
+        step="evaluate", key="", attempt="", digest="", recipe={}, inputs=(), files={},
+        metrics=metrics, seconds=0.0,
+    )  # fmt: skip
+
+
+RESULTS = {
+    "before": result(loss=0.693147, margin=0, pairs=24, note="text"),
+    "beta=0.1": result(
+        loss=0.25, margin={"value": 0.52, "low": 0.4, "high": 0.6123}, pairs=24, extra=True
+    ),
+}
+
+
+def printed(comparison: RenderableType, width: int = 120) -> list[str]:
+    """The lines that a terminal of this width shows."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(comparison)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def shown(comparison: RenderableType, width: int = 120) -> list[list[str]]:
+    """The cells of every line with cells."""
+    lines = printed(comparison, width)
+    bars = str.maketrans("┃", "│")
+    return [
+        [cell.strip() for cell in line.translate(bars).strip("│").split("│")]
+        for line in lines
+        if line.translate(bars).startswith("│")
+    ]
+
+
+def test_results_are_rows_and_intervals_keep_their_ends() -> None:
+    heading, before, after = shown(compare(RESULTS))
+    assert heading == ["", "loss", "margin", "extra"]
+    assert before == ["before", "0.6931", "0", "–"]
+    assert after == ["beta=0.1", "0.25", "0.52 (0.4 – 0.612)", "True"]
+
+
+def test_what_is_the_same_for_all_is_told_once() -> None:
+    assert printed(compare(RESULTS))[-1] == "the same for all: pairs 24"
+    alike = {"one": result(loss=0.5), "other": result(loss=0.5)}
+    assert shown(compare(alike)) == [["", "loss"], ["one", "0.5"], ["other", "0.5"]]
+    close = {"one": result(loss=0.50001, pairs=2), "other": result(loss=0.50002, pairs=2)}
+    assert shown(compare(close))[0] == ["", "loss"]
+
+
+def test_chosen_metrics_are_shown_in_the_order_chosen() -> None:
+    heading, before, _ = shown(compare(RESULTS, ["pairs", "loss"]))
+    assert heading == ["", "pairs", "loss"]
+    assert before == ["before", "24", "0.6931"]
+    with pytest.raises(TemperError, match="no result has the metric 'los'; did you mean loss"):
+        compare(RESULTS, ["los"])
+
+
+def test_what_are_no_results_are_refused() -> None:
+    listed: Any = [result(loss=0.5)]
+    results: Any
+    for results, metrics, message in (
+        (listed, None, "a list is no results by name"),
+        ({"one": None}, None, "'one' is a NoneType and no result"),
+        (RESULTS, "loss", r"metrics='loss'; give a list of names"),
+    ):
+        with pytest.raises(TemperError, match=message):
+            compare(results, metrics)
+
+
+@pytest.mark.parametrize("width", [40, 100, 300])
+def test_what_does_not_fit_beside_the_rest_is_in_a_table_below(width: int) -> None:
+    metrics = {f"gain/eval_rewards/metric_{i}": i for i in range(9)}
+    results = {
+        f"beta={beta}": result(
+            **{m: {"value": beta + i, "low": i, "high": 1 + i} for m, i in metrics.items()}
+        )
+        for beta in (0.1, 0.2)
+    }
+    assert max(map(len, printed(compare(results), width))) <= width
+    lines = shown(compare(results), width)
+    for beta in (0.1, 0.2):
+        cells = [cell for line in lines if line[0] == f"beta={beta}" for cell in line[1:]]
+        assert cells == [f"{beta + i} ({i} – {1 + i})" for i in range(9)]
+    headings = [line[1:] for line in lines if not line[0]]
+    assert [h for line in headings for h in line if h.startswith("metric")] == [
+        f"metric_{i}" for i in range(9)
+    ]
+
+
+def test_a_name_wider_than_the_terminal_does_not_keep_a_result_from_being_shown() -> None:
+    text = " ".join(printed(compare({"x" * 70: result(loss=0.5), "y": result(loss=0.25)}), 40))
+    assert "0.5" in text
+    assert "0.25" in text

@@ -1,0 +1,794 @@
+"""From a user's files to shards of rows: what is kept, what is dropped, and what a kill costs."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import step_output
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from places import REPOSITORY, SHARED_ROWS
+
+from pipeline import Artifact, File, TemperError
+from steps.data.formats.choice import FormatChoice
+from steps.data.formats.preference import PreferenceFormat
+from steps.data.load import loading
+from steps.data.load.config import LoadConfig
+from steps.data.load.loading import Load, Part, Reading, load_rows
+from steps.data.load.mixture import Mixture, check_weights
+from steps.data.load.overlap import EvaluationSet
+from steps.data.load.shards import source_of
+from steps.data.rows.ledger import Entry, Tally, TooManyDropped, check_max_dropped
+from steps.data.rows.parquet import read_rows
+from steps.data.rows.rows import PreferenceRow
+from steps.data.rows.tables import from_record
+from steps.data.tokens.packing_report import packed
+from steps.decontaminate import decontaminate
+from steps.filter_pairs import FilterConfig, filter_pairs
+from steps.load_conversations import load_conversations
+from steps.load_preferences import load_preferences
+from steps.load_prompts import load_prompts
+from steps.sources import Files, Mixed, MixturePart, PartData, PreferenceData, data_at
+
+
+def pair(number: int, **other: Any) -> dict[str, Any]:
+    return {"prompt": f"Question {number}?", "chosen": f"Yes, {number}.", "rejected": "No."} | other
+
+
+def write(path: Path, records: list[Any]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+class Folder(step_output.Folder):
+    """It can be killed at a row."""
+
+    def __init__(self, path: Path, scratch: Path | None = None, killed_at: int | None = None):
+        super().__init__(path / "out", scratch or path / "scratch")
+        self.killed_at = killed_at
+
+    def progress(self, done: float, total: float | None, metrics: Any = None) -> None:
+        if done == self.killed_at:
+            raise KeyboardInterrupt
+
+    def rows(self, split: str) -> list[PreferenceRow]:
+        if not (self.path / split).exists():
+            return []
+        return [from_record(PreferenceRow, record) for record in read_rows(self.path / split)]
+
+    def ledger(self) -> list[Entry]:
+        return [Entry(**line) for line in read_rows(self.path / "ledger.parquet")]
+
+    def files(self) -> dict[str, bytes]:
+        files = sorted(path for path in self.path.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.path)): path.read_bytes() for path in files}
+
+
+def loaded(
+    folder: Path, train: Any, test: Any = None, **settings: Any
+) -> tuple[Folder, Mapping[str, Any]]:
+    out = Folder(folder)
+    source = data_at(train) if isinstance(train, str) else train
+    config = LoadConfig(**{"test_fraction": 0.1, **settings})
+    metrics = load_preferences.function(out, source, test, config)
+    return out, metrics or {}
+
+
+def labels(rows: list[PreferenceRow]) -> list[str]:
+    return [row.row for row in rows]
+
+
+# --- every row is accounted for ----------------------------------------------------------------
+
+
+@pytest.fixture
+def messy(tmp_path: Path) -> str:
+    write(tmp_path / "data/a.jsonl", [pair(0), {"prompt": "Q"}, pair(2, id="mine")])
+    (tmp_path / "data/b.jsonl").write_text('\n{"cut\n' + json.dumps(pair(3)))
+    return str(tmp_path / "data")
+
+
+TEST = [pair(n) for n in range(100, 103)]
+
+
+def test_the_ledger_names_file_row_and_reason_and_the_metrics_count(
+    tmp_path: Path, messy: str
+) -> None:
+    test = File(write(tmp_path / "test.jsonl", TEST))
+
+    out, metrics = loaded(tmp_path, messy, test=test)
+
+    entries = out.ledger()
+    assert [(e.split, e.source, e.row, e.outcome, e.reason) for e in entries[:5]] == [
+        ("train", "a.jsonl", "a.jsonl:1", "kept", None),
+        ("train", "a.jsonl", "a.jsonl:2", "dropped", "no chosen"),
+        ("train", "a.jsonl", "mine", "kept", None),
+        ("train", "b.jsonl", "b.jsonl:2", "dropped", "broken JSON"),
+        ("train", "b.jsonl", "b.jsonl:3", "kept", None),
+    ]
+    assert labels(out.rows("train")) == ["a.jsonl:1", "mine", "b.jsonl:3"]
+    assert labels(out.rows("test")) == ["test.jsonl:1", "test.jsonl:2", "test.jsonl:3"]
+    assert (metrics["rows"], metrics["train"], metrics["test"], metrics["dropped"]) == (8, 3, 3, 2)
+    assert metrics["dropped_by_reason"]["no chosen"] == {"count": 1, "rows": ["a.jsonl:2"]}
+    assert metrics["formats"] == {"train": "preference", "test": "preference"}
+    assert "no chosen: 1 (a.jsonl:2)" in metrics["notices"][0]
+    assert str(tmp_path) not in json.dumps([vars(entry) for entry in entries])
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["prompt", "chosen", "rejected", "id", "role", "content"]), inner
+        )
+    ),
+)
+LINE = st.binary(max_size=20).filter(lambda b: b"\n" not in b) | ANY_JSON.map(
+    lambda value: json.dumps(value).encode()
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
+@given(st.lists(LINE, max_size=30))
+def test_of_random_lines_none_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "rows.jsonl").write_bytes(b"\n".join(lines))
+
+    done = load(folder, [str(folder / "rows.jsonl")])
+
+    entries = [Entry(**line) for line in read_rows(folder / "out" / "ledger.parquet")]
+    told = [line.removeprefix(b"\xef\xbb\xbf") if n == 0 else line for n, line in enumerate(lines)]
+    assert len(entries) == sum(bool(line.strip()) for line in told)
+    assert len({entry.row for entry in entries}) == len(entries)
+    assert done.tallies["train"].rows == len(entries)
+    kept = sum(entry.outcome == "kept" for entry in entries)
+    assert kept == sum(done.kept.values())
+
+
+def load(folder: Path, urls: list[str], progress: Any = lambda *_: None, **settings: Any) -> Any:
+    """`load_rows` of pairs in files, one part for each; a tenth is held out."""
+    parts = tuple(
+        Part(source_of(url), PreferenceFormat(), weight, name)
+        for url, weight, name in zip(
+            urls, settings.pop("weights", [1.0] * len(urls)), ["", "b", "c"], strict=False
+        )
+    )
+    reading = Reading("rows", parts, settings.pop("until", "first exhausted"))
+    what = Load(PreferenceRow, reading, test_fraction=0.1, **settings)
+    return load_rows(what, folder / "out", folder / "scratch", progress)
+
+
+def test_two_rows_never_share_a_label(tmp_path: Path) -> None:
+    records = [pair(0, id="a"), pair(1, id="a"), pair(2, id="r.jsonl:4"), pair(3), pair(4, id="a")]
+
+    load(tmp_path, [write(tmp_path / "r.jsonl", records)])
+
+    entries = read_rows(tmp_path / "out" / "ledger.parquet", ["row"])
+    assert [entry["row"] for entry in entries] == [
+        "a", "r.jsonl:2", "r.jsonl:4", "r.jsonl:4 (2)", "r.jsonl:5",
+    ]  # fmt: skip
+
+
+# --- how much may be dropped -------------------------------------------------------------------
+
+
+def tally(kept: int, **dropped: int) -> Tally:
+    found = Tally(kept=kept)
+    for reason, count in dropped.items():
+        for number in range(count):
+            name: Any = reason.replace("_", " ")
+            found.add(Entry("train", "f", f"{reason} {number}", "dropped", name, "what was found"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kept", "dropped", "limit"),
+    [(1, 1, 0.5), (0, 0, 0), (9, 1, 1), (5, 5, 5), (1, 9, 9), (9, 1, 0.1)],
+)
+def test_as_many_as_allowed_may_be_dropped(kept: int, dropped: int, limit: float) -> None:
+    tally(kept, no_chosen=dropped).check(limit, "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("kept", "dropped", "limit"), [(1, 2, 0.5), (9, 1, 0), (9, 2, 1), (9, 2, 0.1)]
+)
+def test_more_than_that_is_an_error(kept: int, dropped: int, limit: float) -> None:
+    with pytest.raises(TooManyDropped, match=r"rows\.jsonl cannot be used"):
+        tally(kept, no_chosen=dropped).check(limit, "rows.jsonl")
+
+
+def test_the_error_names_the_most_frequent_reasons_and_first_rows() -> None:
+    with pytest.raises(TooManyDropped) as caught:
+        tally(1, no_chosen=2, broken_JSON=5, no_prompt=1, no_text=1).check(0.1, "x")
+
+    text = str(caught.value)
+    assert text.index("broken JSON: 5 (broken_JSON 0") < text.index("no chosen: 2")
+    assert "what was found" in text
+    assert "no text" not in text, "only the three most frequent"
+
+
+def test_good_rows_that_were_not_wanted_do_not_count() -> None:
+    tally(1, duplicate=50, over_the_limit=50, overlaps_evaluation=50).check(0, "x")
+
+
+@pytest.mark.parametrize("limit", [-1, float("nan"), 1.5, float("inf")])
+def test_a_limit_that_says_nothing_is_refused(limit: float) -> None:
+    with pytest.raises(ValueError, match="max_dropped"):
+        check_max_dropped(limit)
+
+
+def test_too_many_dropped_rows_fail_the_step(tmp_path: Path, messy: str) -> None:
+    with pytest.raises(TemperError, match=r"2 of the 5 rows of data .*max_dropped=1: .*no chosen"):
+        loaded(tmp_path, messy, max_dropped=1)
+
+
+def test_a_file_that_is_not_read_to_its_end_is_told_of_besides_the_rows(tmp_path: Path) -> None:
+    elements = [json.dumps(pair(n)) for n in range(100)]
+    elements[40] = '{"prompt": "Q", "chosen": oops}'
+    (tmp_path / "list.json").write_text(f"[{', '.join(elements)}]")
+
+    _, metrics = loaded(tmp_path, str(tmp_path / "list.json"))
+
+    assert metrics["dropped_by_reason"] == {"file cut off": {"count": 1, "rows": ["list.json:41"]}}
+    assert "how many rows are lost is not known: list.json:41" in metrics["notices"][1]
+    assert "nothing can be read after element 40: broken JSON" in metrics["notices"][1]
+
+
+def test_tallies_add_up_in_parts_and_survive_json() -> None:
+    first, second = tally(2, no_chosen=15), tally(1, no_chosen=15, no_text=1)
+    whole = Tally.from_json(json.loads(json.dumps(first.to_json())))
+
+    whole.merge(second)
+
+    assert (whole.rows, whole.kept, whole.dropped_rows) == (34, 3, 31)
+    assert len(whole.metrics()["dropped_by_reason"]["no chosen"]["rows"]) == 20
+    assert first.dropped["no chosen"].count == 15, "a part is left as it was"
+
+
+# --- splits and limits -------------------------------------------------------------------------
+
+
+def test_held_out_prompts_are_new_and_adding_rows_moves_none(tmp_path: Path) -> None:
+    few = [pair(n % 100, id=str(n)) for n in range(200)]
+    more = [*(pair(n, id=f"new {n}") for n in range(500, 600)), *few]
+
+    one, _ = loaded(tmp_path / "1", write(tmp_path / "a.jsonl", few))
+    two, _ = loaded(tmp_path / "2", write(tmp_path / "b.jsonl", more))
+
+    assert 0 < len(one.rows("test")) < 60
+    assert set(labels(one.rows("test"))) <= set(labels(two.rows("test")))
+    assert set(labels(one.rows("train"))) <= set(labels(two.rows("train")))
+    prompts = {split: {str(row.prompt) for row in one.rows(split)} for split in ("train", "test")}
+    assert not prompts["train"] & prompts["test"]
+
+
+def test_a_system_prompt_for_all_moves_no_row_to_the_other_split(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [pair(n) for n in range(100)])
+
+    plain, _ = loaded(tmp_path / "1", path)
+    given, _ = loaded(tmp_path / "2", path, format=FormatChoice(system="Be kind."))
+
+    assert labels(plain.rows("test")) == labels(given.rows("test"))
+    assert {row.prompt[0]["content"] for row in given.rows("train")} == {"Be kind."}
+
+
+def test_a_limit_keeps_the_first_rows_and_the_ledger_tells_of_all(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [pair(n) for n in range(50)])
+    test = File(write(tmp_path / "t.jsonl", TEST))
+
+    out, metrics = loaded(tmp_path, path, test=test, max_train=5, max_test=2)
+
+    assert labels(out.rows("train")) == [f"a.jsonl:{n}" for n in range(1, 6)]
+    assert len(out.rows("test")) == 2
+    assert Counter(e.reason for e in out.ledger()) == {None: 7, "over the limit": 46}
+    assert (metrics["rows"], metrics["dropped"], metrics["over_the_limit"]) == (53, 0, 46)
+    assert "notices" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([], "a.jsonl has no rows"),
+        ([{"prompt": "p", "chosen": "c"}, [1, 2]], r"a.jsonl has no valid row: all 2 were dropped"),
+        ([pair(1)], "no row is left for (train|test) when test_fraction=0.1"),
+        ([{"question": "?"}], r"a\.jsonl: cannot tell the format of its rows"),
+    ],
+)
+def test_data_from_which_nothing_can_be_learned_is_an_error(
+    tmp_path: Path, records: list[Any], message: str
+) -> None:
+    with pytest.raises(TemperError, match=message):
+        loaded(tmp_path, write(tmp_path / "a.jsonl", records))
+
+
+def test_duplicates_are_left_out_across_spellings_and_splits(tmp_path: Path) -> None:
+    accented = [pair(5, chosen="é\r\n  b"), pair(5, chosen="e\u0301\n  b", id="c")]
+    spelled = {"prompt": " Question 1?\n", "chosen": "Yes, 1.\t", "rejected": "No. ", "id": "b"}
+    train = [pair(1), spelled, pair(1, chosen="yes, 1."), pair(1, rejected="No!"), *accented]
+    test = [pair(1, score_chosen=3), pair(2)]
+
+    out, metrics = loaded(
+        tmp_path,
+        write(tmp_path / "a.jsonl", train),
+        test=File(write(tmp_path / "t.jsonl", test)),
+        deduplicate=True,
+    )
+
+    dropped = [entry.row for entry in out.ledger() if entry.reason == "duplicate"]
+    assert dropped == ["b", "c", "t.jsonl:1"], "case is content; scores are not"
+    assert metrics["dropped"] == 3
+
+
+def test_what_differs_in_a_power_or_an_indentation_is_no_duplicate(tmp_path: Path) -> None:
+    rows = [
+        pair(1, prompt="What is 5²?"), pair(1, prompt="What is 52?"),
+        pair(2, chosen="if a:\n    b\n    c"), pair(2, chosen="if a:\n    b\nc"),
+    ]  # fmt: skip
+    test = File(write(tmp_path / "t.jsonl", TEST))
+
+    out, _ = loaded(tmp_path, write(tmp_path / "a.jsonl", rows), test=test, deduplicate=True)
+
+    assert len(out.rows("train")) == 4
+
+
+def test_test_rows_whose_prompts_are_trained_on_are_told_of(tmp_path: Path) -> None:
+    train = write(tmp_path / "a.jsonl", [pair(n) for n in range(10)])
+    test = write(tmp_path / "t.jsonl", [*TEST, pair(3, prompt="Question 3? ", chosen="Other.")])
+
+    _, metrics = loaded(tmp_path / "1", train, test=File(test))
+    _, same = loaded(tmp_path / "2", train, test=File(train))
+    _, other = loaded(tmp_path / "3", train, test=File(write(tmp_path / "o.jsonl", TEST)))
+
+    assert "1 of the 4 test rows have a prompt that train has too" in metrics["notices"][0]
+    assert "10 of the 10 test rows" in same["notices"][0]
+    assert "notices" not in other
+
+
+def test_keys_of_messages_that_are_not_read_are_named(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "Yes.", "weight": 0, "thinking": "Hm.", "name": None}
+    train = [pair(0), pair(1, chosen=[answer], source="web"), pair(2, chosen=[answer], tools=[{}])]
+    test = File(write(tmp_path / "t.jsonl", TEST))
+
+    _, metrics = loaded(tmp_path, write(tmp_path / "a.jsonl", train), test=test)
+
+    assert metrics["ignored_keys"] == {"chosen[].thinking": 2, "chosen[].weight": 2}
+    assert "chosen[].thinking (2 rows), chosen[].weight (2 rows)" in metrics["notices"][0]
+
+
+def test_pairs_that_score_the_rejected_side_higher_are_told_of(tmp_path: Path) -> None:
+    scores = [(1, 9), (9, 1), (1, 1), (None, 1)]
+    train = [pair(n, score_chosen=c, score_rejected=r) for n, (c, r) in enumerate(scores)]
+    test = File(write(tmp_path / "t.jsonl", TEST))
+
+    _, metrics = loaded(tmp_path, write(tmp_path / "a.jsonl", train), test=test)
+
+    assert "1 of 7 pairs score the rejected side higher" in metrics["notices"][0]
+
+
+# --- mixtures ----------------------------------------------------------------------------------
+
+
+def drawn(tmp_path: Path, sizes: list[int], weights: list[float], until: str) -> list[int]:
+    sources = [
+        source_of(write(tmp_path / f"{i}.jsonl", [{"n": n} for n in range(size)]))
+        for i, size in enumerate(sizes)
+    ]
+    mixture = Mixture(sources, weights, until)
+    return [found[0] for found in iter(mixture.draw, None)]
+
+
+def test_every_stretch_of_a_mixture_has_the_weights_proportions(tmp_path: Path) -> None:
+    order = drawn(tmp_path, [600, 600, 600], [3, 1, 2], "first exhausted")
+
+    assert Counter(order) == {0: 600, 1: 200, 2: 400}
+    for start in range(0, 1200, 60):
+        assert Counter(order[start : start + 60]) == {0: 30, 1: 10, 2: 20}
+
+
+def test_a_mixture_ends_with_its_first_source_or_with_its_last(tmp_path: Path) -> None:
+    assert drawn(tmp_path, [2, 100], [1, 1], "first exhausted") == [0, 1, 0, 1]
+    assert drawn(tmp_path, [2, 4], [1, 1], "all exhausted") == [0, 1, 0, 1, 1, 1]
+
+
+def test_a_mixture_goes_on_from_any_place(tmp_path: Path) -> None:
+    sources = [
+        source_of(write(tmp_path / f"{i}.jsonl", [{"n": n} for n in range(30)])) for i in range(3)
+    ]
+    weights = [1.0, 0.3, 2.5]
+    every = list(iter(Mixture(sources, weights, "all exhausted").draw, None))
+    assert len(every) == 90
+
+    for count in range(91):
+        first = Mixture(sources, weights, "all exhausted")
+        for _ in range(count):
+            first.draw()
+        place = json.loads(json.dumps(first.position))
+        rest = Mixture(sources, weights, "all exhausted", place)
+        assert list(iter(rest.draw, None)) == every[count:]
+
+
+def test_rows_of_a_mixture_are_known_by_the_name_of_their_source(tmp_path: Path) -> None:
+    one = File(write(tmp_path / "one/rows.jsonl", [pair(n) for n in range(60)]))
+    turns = [
+        {side: [{"from": "human", "value": f"{n}?"}, {"from": "gpt", "value": side}] for side in
+         ("chosen", "rejected")} for n in range(20)
+    ]  # fmt: skip
+    two = File(write(tmp_path / "two/rows.jsonl", turns))
+    parts = (
+        MixturePart("one", one, 2.0),
+        MixturePart("two", two, 1.0, FormatChoice("preference", None, "Be kind.")),
+    )
+
+    out, metrics = loaded(tmp_path, Mixed(parts), test=File(write(tmp_path / "t.jsonl", TEST)))
+
+    rows = out.rows("train")
+    assert labels(rows)[:3] == ["one/rows.jsonl:1", "one/rows.jsonl:2", "two/rows.jsonl:1"]
+    assert metrics["drawn"] == {"train": {"one": 42, "two": 20}}
+    systems = Counter((row.row.split("/")[0], row.prompt[0]["role"]) for row in rows)
+    assert systems == {("one", "user"): 42, ("two", "system"): 20}
+    assert metrics["notices"] == [
+        "the mixture of train ended when two had no more rows (number 21 was due); rows read until "
+        "then: 42 of one, the rest of which are not in it"
+    ]
+
+
+def test_a_mixture_with_a_source_without_rows_is_refused(tmp_path: Path) -> None:
+    parts = (
+        MixturePart("full", File(write(tmp_path / "a.jsonl", [pair(1), pair(2)])), 3.0),
+        MixturePart("bare", File(write(tmp_path / "b.jsonl", []))),
+    )
+
+    with pytest.raises(TemperError, match=r"bare has no rows"):
+        loaded(tmp_path, Mixed(parts))
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
+def test_a_weight_that_is_no_proportion_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        check_weights([1, weight], "first exhausted")
+
+
+# --- killed and started again ------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "ROWS_PER_SHARD", 10)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> tuple[Mixed, File]:
+    """Two folders mixed, with bad rows and duplicates in them, and held-out pairs."""
+    for name in ("one", "two"):
+        for part in range(2):
+            records = [pair(n % 40, id=str(n % 33)) for n in range(part * 30, part * 30 + 30)]
+            records[7] = {"prompt": "Q"}
+            write(tmp_path / name / f"{part}.jsonl", records)
+    mixture = Mixed(
+        tuple(
+            MixturePart(name, File(str(tmp_path / name)), weight)
+            for name, weight in (("one", 1.0), ("two", 2.0))
+        ),
+        "all exhausted",
+    )
+    return mixture, File(write(tmp_path / "test.jsonl", TEST * 5))
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("killed_at", [1, 10, 11, 25, 60, 119, 120, 121, 134])
+@pytest.mark.parametrize("held_out", ["file", "fraction"])
+def test_killed_and_resumed_a_step_writes_the_same_bytes_and_rereads_no_finished_shard(
+    tmp_path: Path, sources: tuple[Mixed, File], killed_at: int, held_out: str
+) -> None:
+    mixture, test = sources
+    test = test if held_out == "file" else None
+    if test is None:
+        killed_at = min(killed_at, 119)
+    config = LoadConfig(test_fraction=0.1, max_train=30, deduplicate=True)
+    calm = Folder(tmp_path / "calm")
+    expected = load_preferences.function(calm, mixture, test, config)
+
+    scratch = tmp_path / "scratch"
+    killed = Folder(tmp_path / "killed", scratch, killed_at)
+    with pytest.raises(KeyboardInterrupt):
+        load_preferences.function(killed, mixture, test, config)
+    assert not killed.files()
+    counted: list[float] = []
+    again = Folder(tmp_path / "again", scratch)
+    again.progress = lambda done, total, metrics=None: counted.append(done)
+    metrics = load_preferences.function(again, mixture, test, config)
+
+    assert again.files() == calm.files()
+    assert metrics == expected
+    assert counted[0] == (killed_at - 1) // 10 * 10 + 1
+    assert len(calm.files()) > 3
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_killed_while_files_are_put_in_place_nothing_is_read_again(
+    tmp_path: Path, sources: tuple[Mixed, File], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = Folder(tmp_path / "calm")
+    load_preferences.function(calm, *sources)
+    scratch = tmp_path / "scratch"
+
+    def killed(path: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "place", killed)
+        with pytest.raises(KeyboardInterrupt):
+            load_preferences.function(Folder(tmp_path / "killed", scratch), *sources)
+    again = Folder(tmp_path / "again", scratch, killed_at=1)
+    load_preferences.function(again, *sources)
+
+    assert again.files() == calm.files()
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_shards_are_in_the_order_of_the_source_and_none_is_over_the_limit(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [pair(n) for n in range(95)])
+
+    out, _ = loaded(tmp_path, path)
+
+    shards = sorted((out.path / "train").iterdir())
+    assert [shard.name for shard in shards] == [f"pairs-{n:05d}.parquet" for n in range(10)]
+    assert all(len(read_rows(shard)) <= 10 for shard in shards)
+    numbers = [int(name.split(":")[1]) for name in labels(out.rows("train"))]
+    assert numbers == sorted(numbers)
+
+
+MEMORY = """
+import resource, sys, tempfile
+from pathlib import Path
+sys.path[:0] = ["tests/support", "tests/data"]
+from test_loading import load, loading
+loading.ROWS_PER_SHARD = 1000
+with tempfile.TemporaryDirectory() as folder:
+    load(Path(folder), [sys.argv[1]], deduplicate=True)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        records = (pair(n, chosen=f"{n} " * 400) for n in range(count))
+        path = tmp_path / f"{count}.jsonl"
+        with open(path, "w") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+        run = [sys.executable, "-c", MEMORY, str(path)]
+        done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT)
+        return int(done.stdout)
+
+    once, twenty_times = peak(2_500), peak(50_000)
+
+    assert twenty_times < once + 32, f"{once} MiB for 1x, {twenty_times} MiB for 20x"
+
+
+ROOT = REPOSITORY
+
+
+# --- the other steps ---------------------------------------------------------------------------
+
+
+def test_conversations_and_prompts_are_loaded_by_steps_of_their_own(tmp_path: Path) -> None:
+    chat = [{"messages": [{"role": "user", "content": f"{n}?"},
+                          {"role": "assistant", "content": "Yes."}]} for n in range(3)]  # fmt: skip
+    asked = [{"prompt": f"{n}?", "answer": n} for n in range(3)]
+    talk, ask = Folder(tmp_path / "talk"), Folder(tmp_path / "ask")
+
+    load_conversations.function(talk, File(write(tmp_path / "chat.jsonl", chat)))
+    load_prompts.function(ask, File(write(tmp_path / "asked.jsonl", asked)))
+
+    assert [p.name for p in (talk.path / "train").iterdir()] == ["conversations-00000.parquet"]
+    assert [row["answer"] for row in read_rows(ask.path / "train")] == ["0", "1", "2"]
+    assert not (talk.path / "test").exists()
+
+
+LEAKED = "the quick brown fox jumps over the lazy dog and runs away from it"
+
+
+def test_pairs_that_overlap_with_an_evaluation_set_are_left_out_and_named(tmp_path: Path) -> None:
+    train = [
+        pair(0, id="clean"),
+        pair(1, id="leaked", rejected=f"Well: {LEAKED.upper()}!, I think."),
+        pair(2, id="short of it", chosen=" ".join(LEAKED.split()[:12])),
+        pair(3, id="same question", prompt="Which one is it?"),
+    ]
+    test = [pair(8, id="t1", chosen=LEAKED), pair(9, id="t2", prompt="which ONE is it")]
+    made, _ = loaded(
+        tmp_path / "made", write(tmp_path / "a.jsonl", train),
+        test=File(write(tmp_path / "t.jsonl", test)),
+    )  # fmt: skip
+    out = Folder(tmp_path / "clean")
+
+    metrics = decontaminate.function(
+        out,
+        Artifact(made.path, "load_preferences", ""),
+        Artifact(made.path / "test", "load_preferences", ""),
+    )
+
+    assert labels(out.rows("train")) == ["clean", "short of it"]
+    assert out.rows("test") == made.rows("test")
+    assert [(e.row, e.outcome, e.reason) for e in out.ledger()] == [
+        ("clean", "kept", None),
+        ("leaked", "dropped", "overlaps evaluation"),
+        ("short of it", "kept", None),
+        ("same question", "dropped", "overlaps evaluation"),
+    ]
+    assert "evaluation row t1: 'the quick brown fox" in str(out.ledger()[1].detail)
+    assert (metrics or {})["dropped"] == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["请问法国的首都是哪一座城市呢谢谢", "เมืองหลวงของประเทศฝรั่งเศสคือเมืองอะไร"]
+)
+def test_overlap_with_a_whole_message_is_found_in_scripts_without_spaces(text: str) -> None:
+    evaluation = EvaluationSet()
+    evaluation.add("t1", [text])
+
+    assert evaluation.overlap([text]) is not None
+    assert evaluation.overlap([text[::-1]]) is None
+
+
+def test_overlap_within_a_chinese_text_is_found() -> None:
+    evaluation = EvaluationSet()
+    evaluation.add("t1", ["请问法国的首都是哪一座城市呢谢谢"])
+
+    assert evaluation.overlap(["你好，请问法国的首都是哪一座城市呢？"]) is not None
+    assert evaluation.overlap(["你好，请问法国的首都是什么？"]) is None
+
+
+# --- as a config names it ----------------------------------------------------------------------
+
+
+def test_a_pattern_in_a_config_is_the_files_it_matches_with_their_names(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write(tmp_path / f"{name}.jsonl", [pair(1)])
+
+    found = PreferenceData(path=f"{tmp_path}/*.jsonl").train_source()
+
+    assert isinstance(found, Files)
+    assert found.names == ("a.jsonl", "b.jsonl")
+    with pytest.raises(TemperError, match="no such file"):
+        PreferenceData(path=f"{tmp_path}/*.json").train_source()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"path": "a", "hub": "b/c"}, {"path": "a", "mixture": {"x": PartData(path="b")}}],
+)
+def test_a_config_names_exactly_one_source(settings: dict[str, Any]) -> None:
+    with pytest.raises(TemperError, match=r"set one of data\.path"):
+        PreferenceData(**settings).train_source()
+
+
+def test_a_mixture_in_a_config_is_its_parts_with_weights_and_formats(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [pair(1)])
+    data = PreferenceData(
+        mixture={
+            "mine": PartData(path=path, weight=2),
+            "hub": PartData(hub="a/b", revision="0" * 40, split="t", format="hh_rlhf"),
+        },
+        test_path=path,
+    )
+
+    found = data.train_source()
+
+    assert isinstance(found, Mixed)
+    assert [(part.name, part.weight, part.format.name) for part in found.parts] == [
+        ("mine", 2, "auto"), ("hub", 1.0, "hh_rlhf"),
+    ]  # fmt: skip
+    assert data.name == "mine + hub"
+    with pytest.raises(TemperError, match=r"data\.mixture\.x: set either path or hub"):
+        PreferenceData(mixture={"x": PartData()}).train_source()
+
+
+@pytest.mark.skipif(not SHARED_ROWS.is_file(), reason="no real rows beside the repository")
+def test_a_real_ultrafeedback_sample_is_loaded_whole(tmp_path: Path) -> None:
+    out, metrics = loaded(tmp_path, str(SHARED_ROWS))
+
+    assert metrics["rows"] == metrics["train"] + metrics["test"] == 500
+    rows = [*out.rows("train"), *out.rows("test")]
+    assert len(set(labels(rows))) == 500
+    assert "uf-27808" in labels(rows)
+
+
+# --- what is chosen of what is there -------------------------------------------------------------
+
+
+def test_a_small_source_is_read_several_times_and_rows_are_counted_by_source(
+    tmp_path: Path,
+) -> None:
+    one = write(tmp_path / "one.jsonl", [pair(n, id=f"r{n}") for n in range(3)])
+    two = write(tmp_path / "two.jsonl", [pair(n) for n in range(100, 110)])
+    parts = (MixturePart("small", File(one), repeat=3), MixturePart("large", File(two)))
+
+    made, metrics = loaded(tmp_path / "out", Mixed(parts, "all exhausted"), test_fraction=0.0)
+
+    assert metrics["kept_of"] == {"train": {"small": 9, "large": 10}}
+    said = Counter(row.prompt[0]["content"] for row in made.rows("train"))
+    assert [said[f"Question {n}?"] for n in (0, 1, 2, 100)] == [3, 3, 3, 1]
+    assert len(set(labels(made.rows("train")))) == 19
+
+
+def test_what_is_repeated_is_not_left_out_as_a_duplicate() -> None:
+    parts = {"small": PartData(path="a.jsonl", repeat=2)}
+    with pytest.raises(ValueError, match="deduplicate"):
+        PreferenceData(mixture=parts, deduplicate=True)
+
+
+def test_a_record_of_several_completions_has_a_line_for_each_pair(tmp_path: Path) -> None:
+    ranked = [{"text": text, "score": score} for score, text in enumerate("abc")]
+    records = [{"prompt": f"{n}?", "completions": ranked, "id": f"r{n}"} for n in range(2)]
+    records.append({"prompt": "tie?", "completions": ranked[:1] * 2, "id": "same"})
+    path = write(tmp_path / "ranked.jsonl", records)
+
+    made, metrics = loaded(
+        tmp_path / "out", File(path), test_fraction=0.0, format=FormatChoice(pairs="all")
+    )
+
+    assert labels(made.rows("train")) == [f"r{n}#{k}" for n in range(2) for k in (1, 2, 3)]
+    assert [(e.row, e.reason) for e in made.ledger()][-1] == ("same", "tie")
+    assert metrics["dropped_by_reason"]["tie"]["count"] == 1
+
+
+SCORED = [
+    pair(1, id="close", score_chosen=2.0, score_rejected=1.5),
+    pair(2, id="clear", score_chosen=4.0, score_rejected=1.0),
+    pair(3, id="unscored"),
+    pair(4, id="short", chosen="ok", score_chosen=4.0, score_rejected=1.0),
+    pair(5, id="long", chosen="x" * 60, score_chosen=4.0, score_rejected=1.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        (FilterConfig(min_margin=1.0), ["clear", "short", "long"]),
+        (FilterConfig(min_characters=3), ["close", "clear", "unscored", "long"]),
+        (FilterConfig(max_characters=50), ["close", "clear", "unscored", "short"]),
+        (FilterConfig(max_length_ratio=4.0), ["close", "clear", "unscored", "short"]),
+    ],
+)
+def test_pairs_are_left_out_by_margin_and_length_and_told(
+    tmp_path: Path, config: FilterConfig, kept: list[str]
+) -> None:
+    path = write(tmp_path / "rows.jsonl", SCORED)
+    made, _ = loaded(tmp_path / "rows", File(path), test_fraction=0.0)
+    out = Folder(tmp_path / "filtered")
+
+    metrics = filter_pairs.function(out, Artifact(made.path, "load_preferences", ""), config)
+
+    assert labels(out.rows("train")) == kept
+    assert metrics is not None
+    assert metrics["dropped"] == len(SCORED) - len(kept)
+    assert [e.row for e in out.ledger() if e.outcome == "kept"] == kept
+
+
+@given(st.dictionaries(st.integers(1, 120), st.integers(1, 30), max_size=12), st.integers(20, 100))
+def test_packed_sequences_hold_all_rows_and_are_no_more_than_the_rows(
+    lengths: dict[int, int], room: int
+) -> None:
+    found = packed(lengths, room)
+
+    assert found.tokens <= found.sequences * room
+    assert found.sequences <= found.rows
+    needed = -(-found.tokens // room)
+    assert found.sequences <= 2 * needed + 1
+
+
+def test_rows_of_equal_length_fill_their_sequences() -> None:
+    assert packed({25: 8, 50: 2}, 100).sequences == 3
+    assert packed({25: 8, 50: 2}, 100).filled == 1.0
+    assert packed({}, 100).sequences == 0

@@ -1,0 +1,203 @@
+"""Pairs from a checker's verdicts, and what is written for people: model cards and answers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+from rich.console import Console
+from step_output import Folder
+
+from pipeline import Artifact, TemperError
+from steps.build_pairs import PairConfig, build_pairs
+from steps.checking.boxed import is_correct
+from steps.data.rows.parquet import read_rows, write_rows
+from steps.data.rows.rows import Message, PreferenceRow, UnpairedRow
+from steps.data.rows.tables import PAIRS, from_record, to_record
+from steps.evaluation.answers import check_answers, compare_answers, judge, side_by_side
+from steps.export.card import Ancestor, ModelCard, Sample, render_card
+from steps.kinds import Preferences
+from steps.unpair import unpair
+
+
+def pairs_of(
+    folder: Path, completions: list[tuple[str, list[str]]], config: PairConfig
+) -> list[dict[str, Any]]:
+    records = [
+        {
+            "row": f"q{i}",
+            "prompt": [{"role": "user", "content": f"question {i}"}],
+            "answer": answer,
+            "completions": [rf"\boxed{{{text}}}" for text in texts],
+            "finish": ["stop"] * len(texts),
+        }
+        for i, (answer, texts) in enumerate(completions)
+    ]
+    (folder / "completions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    build_pairs.function(Folder(folder), Artifact(folder, "sample_completions", ""), config)
+    pairs = [from_record(PreferenceRow, record) for record in read_rows(folder / "train")]
+    return [
+        {"row": p.row, "chosen": p.chosen[0]["content"], "rejected": p.rejected[0]["content"]}
+        for p in pairs
+    ]
+
+
+MIXED = [("1", ["1", "2", "1", "3"]), ("5", ["5", "5"]), ("7", ["8", "7"]), ("9", ["0", "4"])]
+
+
+def test_chosen_is_right_and_rejected_wrong_and_prompts_take_turns(tmp_path: Path) -> None:
+    pairs = pairs_of(tmp_path, MIXED, PairConfig())
+    assert [p["row"] for p in pairs] == ["q0/0", "q2/0", "q0/1"]  # all right or all wrong: no pair
+    answers = {"q0": "1", "q2": "7"}
+    for pair in pairs:
+        answer = answers[pair["row"].split("/")[0]]
+        assert is_correct(pair["chosen"], answer)
+        assert not is_correct(pair["rejected"], answer)
+    assert pairs[0]["rejected"] != pairs[2]["rejected"]
+
+
+def test_no_more_pairs_than_asked_for(tmp_path: Path) -> None:
+    pairs = pairs_of(tmp_path, MIXED, PairConfig(max_pairs=2))
+    assert [p["row"] for p in pairs] == ["q0/0", "q2/0"]
+
+
+def test_shuffled_labels_swap_half_of_the_pairs_and_nothing_else(tmp_path: Path) -> None:
+    many = [(str(i), [str(i), "x"]) for i in range(40)]
+    plain = pairs_of(tmp_path, many, PairConfig())
+    shuffled = pairs_of(tmp_path, many, PairConfig(shuffle_labels=True))
+    swapped = [a["chosen"] == b["rejected"] for a, b in zip(plain, shuffled, strict=True)]
+    assert sum(swapped) == 20
+    assert [{a["chosen"], a["rejected"]} for a in plain] == [
+        {b["chosen"], b["rejected"]} for b in shuffled
+    ]
+
+
+def test_a_pair_keeps_the_tools_and_template_arguments_of_its_prompt(tmp_path: Path) -> None:
+    record = {
+        "row": "q", "prompt": [{"role": "user", "content": "?"}], "answer": "1",
+        "tools": [{"name": "add"}], "template_kwargs": {"enable_thinking": False},
+        "completions": [r"\boxed{1}", r"\boxed{2}"], "finish": ["stop", "stop"],
+    }  # fmt: skip
+    (tmp_path / "completions.jsonl").write_text(json.dumps(record) + "\n")
+
+    build_pairs.function(Folder(tmp_path), Artifact(tmp_path, "sample_completions", ""))
+
+    (pair,) = (from_record(PreferenceRow, made) for made in read_rows(tmp_path / "train"))
+    assert pair.tools == ({"name": "add"},)
+    assert pair.template_kwargs == {"enable_thinking": False}
+
+
+def test_pairs_taken_apart_keep_all_that_goes_with_a_response(tmp_path: Path) -> None:
+    def said(text: str) -> tuple[Message]:
+        return (Message(role="assistant", content=text),)
+
+    pairs = [
+        PreferenceRow(
+            f"q{i}", (Message(role="user", content=f"{i}?"),), said(f"good {i}"), said(f"bad {i}"),
+            tools=({"name": "add"},), template_kwargs={"k": i}, weight=0.5 + i,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    source = tmp_path / "train" / "pairs-00000.parquet"
+    write_rows(source, PAIRS, map(to_record, pairs))
+    out = Folder(tmp_path / "out")
+
+    metrics = unpair.function(out, Preferences(tmp_path, "load_preferences", ""))
+
+    assert metrics == {"train": 6}
+    rows = [from_record(UnpairedRow, record) for record in read_rows(out.path / "train")]
+    assert [row.row for row in rows] == [
+        f"q{i}/{s}" for s in ("chosen", "rejected") for i in range(3)
+    ]
+    assert [row.label for row in rows] == [True] * 3 + [False] * 3
+    assert [row.completion[0]["content"] for row in rows][::3] == ["good 0", "bad 0"]
+    assert [row.weight for row in rows] == [0.5, 1.5, 2.5] * 2
+    assert rows[-1].template_kwargs == {"k": 2}
+    assert rows[-1].tools == ({"name": "add"},)
+
+
+def test_a_completion_that_was_cut_is_in_no_pair_unless_it_is_asked_for(tmp_path: Path) -> None:
+    """As a response it would be given an end of turn that the model never drew."""
+    record = {
+        "row": "q", "prompt": [{"role": "user", "content": "?"}], "answer": "1",
+        "completions": [r"\boxed{1}", r"\boxed{2", r"\boxed{3}"],
+        "finish": ["stop", "length", "stop"],
+    }  # fmt: skip
+    (tmp_path / "completions.jsonl").write_text(json.dumps(record) + "\n")
+    sampled = Artifact(tmp_path, "sample_completions", "")
+
+    def rejected(config: PairConfig) -> list[str]:
+        metrics = build_pairs.function(Folder(tmp_path), sampled, config)
+        assert (metrics or {})["completions_cut"] == 1
+        pairs = [from_record(PreferenceRow, made) for made in read_rows(tmp_path / "train")]
+        return [pair.rejected[0]["content"] for pair in pairs]
+
+    assert rejected(PairConfig()) == [r"\boxed{3}"]
+    assert rejected(PairConfig(keep_cut=True)) == [r"\boxed{2", r"\boxed{3}"]
+
+
+def test_completions_that_are_all_right_or_all_wrong_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TemperError, match=r"none of 2 prompts has both .* higher temperature"):
+        pairs_of(tmp_path, [("1", ["1", "1"]), ("2", ["3"])], PairConfig())
+
+
+HOSTILE = "a | b\n<script>x</script> `code` **bold** [link](http://x) \x1b[31mred"
+
+
+def test_answers_are_shown_as_text_whatever_they_hold(console: Console) -> None:
+    from rich.markdown import Markdown
+
+    answer = {"row": "1", "prompt": HOSTILE, "answer": HOSTILE}
+    text = side_by_side([answer], [answer])
+    rows = [line for line in text.splitlines() if line.startswith("| a")]
+    assert len(rows) == 1  # the line break and the bar stay inside their cell
+    console.print(Markdown(text))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in shown
+    assert "<script>" in shown
+
+
+def test_a_card_shows_names_as_text_whatever_they_hold() -> None:
+    hostile = f"{HOSTILE} ![i](javascript:x) `"
+    card = ModelCard(hostile, hostile, hostile, license=hostile)
+    text = render_card(
+        card,
+        {hostile: 1.0},
+        lineage=[Ancestor(hostile, hostile, hostile)],
+        samples=[Sample(f"{hostile}\n```\n", hostile, hostile)],
+    )
+    _, front, body = text.split("---\n", 2)
+    assert yaml.safe_load(front)["license"] == hostile
+    parser = MarkdownIt("commonmark").enable("table")
+    shown = parser.parse(body)
+    inline = [part for token in shown for part in token.children or ()]
+    assert {part.type for part in inline} <= {"text", "code_inline", "text_special"}
+    assert not [token for token in shown if token.type == "html_block"]
+    assert "\x1b" not in body
+
+
+def test_answers_are_compared_by_the_prompts_on_which_a_check_changes() -> None:
+    def answers(texts: str) -> list[dict[str, Any]]:
+        return [{"row": str(i), "prompt": f"p{i}", "answer": t} for i, t in enumerate(texts)]
+
+    checks = {"is a": "^a$"}
+    before, after = judge(answers("bbbbbba"), checks), judge(answers("aaaaaab"), checks)
+    assert [answer["checks"]["is a"] for answer in after] == [True] * 6 + [False]
+    found = compare_answers(before, after, checks)
+    assert found["gain/answers/is a"]["value"] == pytest.approx(5 / 7)
+    assert found["gain/answers/is a/p"] == pytest.approx(2 * (1 + 7) / 2**7)  # 6 gained, 1 lost
+    assert "| p0 | b | a | 0 → 1 of 1 |" in side_by_side(before, after)
+    with pytest.raises(ValueError, match="answered other prompts"):
+        compare_answers(before, after[1:], checks)
+
+
+def test_checks_are_shares_of_the_answers_with_intervals() -> None:
+    answers = [{"row": str(i), "prompt": "p", "answer": text} for i, text in enumerate("aab")]
+    found = check_answers(answers, {"is a": "^a$"})
+    assert found["answers/is a"] == pytest.approx(
+        {"value": 2 / 3, "low": 0.2077, "high": 0.9385}, abs=1e-4
+    )
+    assert found["answers"] == 3
+    assert check_answers([], {"is a": "^a$"}) == {}

@@ -1,0 +1,498 @@
+"""Data sets as people publish them: three rows of each, written here in the columns of their cards.
+
+Each loads as it is or with one setting, with the better answer as chosen, or is refused by naming
+the setting.
+"""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steps.data.formats.choice import FormatChoice, choose_format, format_name, ignored_keys
+from steps.data.load.shards import Reader, files_at, source_of
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import ConversationRow, PreferenceRow, UnpairedRow
+from steps.sources import Files, PreferenceData
+
+Records = Sequence[dict[str, Any]]
+
+
+def loaded(records: Records, kind: type = PreferenceRow, **choice: Any) -> list[Any]:
+    """The rows of records, each a row, several, or the reason why it is none."""
+    chosen = choose_format(FormatChoice(**choice), records, kind, "here")
+    rows: list[Any] = []
+    for number, record in enumerate(records, start=1):
+        try:
+            parsed = chosen.parse(record, str(number))
+        except MalformedRow as problem:
+            rows.append(problem.reason)
+            continue
+        rows += parsed if isinstance(parsed, list) else [parsed]
+    return rows
+
+
+def said(row: PreferenceRow) -> tuple[str, str, str]:
+    """The last question, and the last word of either side."""
+    texts = (side[-1]["content"] for side in (row.prompt, row.chosen, row.rejected))
+    one, two, three = texts
+    return one, two, three
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+ASKED = ("One?", "Two?", "Three?")
+THREE = [(asked, "good", "bad") for asked in ASKED]
+
+
+def each(record: Any) -> Records:
+    return [record(asked) for asked in ASKED]
+
+
+AS_THEY_ARE: Mapping[str, Records] = {
+    "LLaMA-Factory, ShareGPT": each(
+        lambda q: {
+            "conversations": [{"from": "human", "value": q}],
+            "chosen": {"from": "gpt", "value": "good"},
+            "rejected": {"from": "gpt", "value": "bad"},
+        }
+    ),
+    "LLaMA-Factory, Alpaca": each(
+        lambda q: {"instruction": q, "input": "", "chosen": "good", "rejected": "bad"}
+    ),
+    "axolotl, chat_template.default": each(
+        lambda q: {
+            "messages": [user(q)],
+            "chosen": assistant("good"),
+            "rejected": assistant("bad"),
+        }
+    ),
+    "When2Call": each(
+        lambda q: {
+            "tools": [json.dumps({"name": "weather", "parameters": {}})],
+            "messages": [user(q)],
+            "chosen_response": assistant("good"),
+            "rejected_response": assistant("bad"),
+        }
+    ),
+    "OpenAI preference fine-tuning": each(
+        lambda q: {
+            "input": {"messages": [user(q)], "tools": [], "parallel_tool_calls": True},
+            "preferred_output": [assistant("good")],
+            "non_preferred_output": [assistant("bad")],
+        }
+    ),
+    "Intel Orca pairs": each(
+        lambda q: {"system": "Be brief.", "question": q, "chosen": "good", "rejected": "bad"}
+    ),
+    "SHP": [
+        {
+            "history": q, "human_ref_A": "good" if a else "bad",
+            "human_ref_B": "bad" if a else "good", "labels": int(a), "score_A": 9 if a else 2,
+            "score_B": 2 if a else 9,
+        }
+        for q, a in zip(ASKED, (True, False, True), strict=True)
+    ],
+    "PKU-SafeRLHF": [
+        {
+            "prompt": q, "response_0": "bad" if b else "good", "response_1": "good" if b else "bad",
+            "better_response_id": b, "safer_response_id": 0,
+        }
+        for q, b in zip(ASKED, (0, 1, 1), strict=True)
+    ],
+    "HelpSteer 3": [
+        {
+            "context": [user(q)], "response1": "good" if n < 0 else "bad",
+            "response2": "bad" if n < 0 else "good", "overall_preference": n,
+        }
+        for q, n in zip(ASKED, (-3, 1, 2), strict=True)
+    ],
+    "HelpSteer 2, preferences": [
+        {
+            "prompt": q, "response_1": "good" if n < 0 else "bad",
+            "response_2": "bad" if n < 0 else "good", "preference_strength": n,
+        }
+        for q, n in zip(ASKED, (-1, 3, 1), strict=True)
+    ],
+    "WebGPT": [
+        {
+            "question": {"dataset": "eli5", "id": "1", "full_text": q},
+            "answer_0": "good" if s > 0 else "bad", "answer_1": "bad" if s > 0 else "good",
+            "score_0": s, "score_1": -s,
+        }
+        for q, s in zip(ASKED, (0.5, -1.0, 1.0), strict=True)
+    ],
+    "Chatbot Arena": [
+        {
+            "conversation_a": [user(q), assistant("good" if w == "model_a" else "bad")],
+            "conversation_b": [user(q), assistant("bad" if w == "model_a" else "good")],
+            "winner": w,
+        }
+        for q, w in zip(ASKED, ("model_a", "model_b", "model_a"), strict=True)
+    ],
+    "Nectar": each(
+        lambda q: {
+            "prompt": f"\n\nHuman: {q}\n\nAssistant: ",
+            "answers": [
+                {"answer": "middling", "model": "m", "rank": 2.0},
+                {"answer": "bad", "model": "n", "rank": 3.0},
+                {"answer": "good", "model": "o", "rank": 1.0},
+            ],
+        }
+    ),
+    "UltraFeedback, raw": each(
+        lambda q: {
+            "instruction": q,
+            "completions": [
+                {"model": "m", "response": "bad", "overall_score": 2.5},
+                {"model": "n", "response": "good", "overall_score": 8.0},
+                {"model": "o", "response": "middling", "overall_score": 6.0},
+            ],
+        }
+    ),
+    "distilabel, generations": each(
+        lambda q: {
+            "instruction": q,
+            "generations": ["bad", "good", "unrated"],
+            "ratings": [1.0, 4.0, None],
+        }
+    ),
+    "Capybara": each(
+        lambda q: {
+            "prompt": f"Hello\n{q}",
+            "chosen": [user("Hello"), assistant("Hi."), user(q), assistant("good")],
+            "rejected": [user("Hello"), assistant("Hi."), user(q), assistant("bad")],
+        }
+    ),
+    "text in parts": each(
+        lambda q: {
+            "prompt": [{"role": "user", "content": [{"type": "text", "text": q}]}],
+            "chosen": [{"role": "assistant", "content": [{"type": "text", "text": "good"}]}],
+            "rejected": [{"role": "assistant", "content": [{"type": "text", "text": "bad"}]}],
+        }
+    ),
+    "developer and function roles": each(
+        lambda q: {
+            "prompt": [
+                {"role": "developer", "content": "Be brief."},
+                user("Rain?"),
+                {"role": "assistant", "content": "", "tool_calls": [{"name": "weather"}]},
+                {"role": "function", "name": "weather", "content": "sun"},
+                assistant("No."),
+                user(q),
+            ],
+            "chosen": [assistant("good")],
+            "rejected": [assistant("bad")],
+        }
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AS_THEY_ARE)
+def test_rows_load_as_they_are_with_the_better_side_chosen(name: str) -> None:
+    rows = loaded(AS_THEY_ARE[name])
+
+    assert [said(row) for row in rows] == THREE
+
+
+def test_an_input_beside_an_instruction_belongs_to_the_prompt() -> None:
+    record = {"instruction": "Translate.", "input": "Haus", "chosen": "house", "rejected": "mouse"}
+
+    (row,) = loaded([record])
+
+    assert row.prompt[-1]["content"] == "Translate.\nHaus"
+
+
+def test_tools_that_lie_in_strings_are_read() -> None:
+    rows = loaded(AS_THEY_ARE["When2Call"])
+    assert [row.tools for row in rows] == [({"name": "weather", "parameters": {}},)] * 3
+
+
+TIES: Mapping[str, dict[str, Any]] = {
+    "HelpSteer 3": {"overall_preference": 0},
+    "WebGPT": {"score_0": 0.0, "score_1": 0.0},
+    "Chatbot Arena": {"winner": "tie (bothbad)"},
+}
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_ties_are_counted_and_not_trained_on(name: str) -> None:
+    *others, last = AS_THEY_ARE[name]
+
+    assert loaded([*others, last | TIES[name]])[2] == "tie"
+
+
+def judged(value: Any) -> dict[str, Any]:
+    return {"prompt": "q", "left": "l", "right": "r", "verdict": value}
+
+
+NAMES = {"chosen": "left", "rejected": "right", "better": "verdict"}
+
+
+@pytest.mark.parametrize(
+    ("value", "first", "chosen"),
+    [
+        ("A", None, "l"), ("b", None, "r"), ("response_a", None, "l"), ("model_b", None, "r"),
+        (0, "0", "l"), (1, "0", "r"), (True, "1", "l"), ("1", "1", "l"), (2, "1", "r"),
+        (-0.5, "negative", "l"), (3, "negative", "r"), (3, "positive", "l"),
+        ("left", "left", "l"), ("right", "left", "r"),
+        ("tie", None, "tie"), (0, "negative", "tie"), ("Tie (both bad)", "left", "tie"),
+        (0, None, "verdict not understood"), (1, None, "verdict not understood"),
+        ("maybe", None, "verdict not understood"), (None, "0", "verdict not understood"),
+    ],
+)  # fmt: skip
+def test_a_column_says_which_side_is_better(value: Any, first: str | None, chosen: str) -> None:
+    fields = NAMES | ({} if first is None else {"first": first})
+
+    (row,) = loaded([judged(value)], name="preference", fields=fields)
+
+    assert row == chosen if isinstance(row, str) else row.chosen[0]["content"] == chosen
+
+
+def test_what_is_not_understood_names_the_setting() -> None:
+    chosen = choose_format(FormatChoice("preference", NAMES), [], PreferenceRow, "here")
+    with pytest.raises(MalformedRow, match=r"data\.fields\.first"):
+        chosen.parse(judged(1), "1")
+
+
+FOUR = {
+    "prompt": "q",
+    "completions": [
+        {"text": "worst", "score": 1},
+        {"text": "best", "score": 4},
+        {"text": "good", "score": 3},
+        {"text": "also good", "score": 3},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ("best_vs_worst", [("best", "worst")]),
+        ("adjacent", [("also good", "worst"), ("best", "good")]),
+        (
+            "all",
+            [
+                ("best", "worst"), ("good", "worst"), ("also good", "worst"), ("best", "good"),
+                ("best", "also good"),
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_scored_completions_become_pairs_with_their_scores(pairs: str, expected: Any) -> None:
+    rows = loaded([FOUR], pairs=pairs)
+
+    assert [(r.chosen[0]["content"], r.rejected[0]["content"]) for r in rows] == expected
+    assert [r.row for r in rows] == [f"1#{n}" for n in range(1, len(rows) + 1)]
+    assert all(r.score_chosen > r.score_rejected for r in rows)
+    assert rows[0].score_chosen - rows[0].score_rejected == max(
+        r.score_chosen - r.score_rejected for r in rows
+    )
+
+
+def test_completions_that_are_all_equally_good_are_a_tie() -> None:
+    equal = [{"text": text, "score": 1} for text in "ab"]
+    assert loaded([FOUR | {"completions": equal}, FOUR])[0] == "tie"
+
+
+@pytest.mark.parametrize(
+    ("spelled", "label"),
+    [(1, True), (0, False), (1.0, True), ("True", True), ("false", False), ("0", False)],
+)
+def test_a_verdict_on_one_completion_may_be_a_number_or_a_word(spelled: Any, label: bool) -> None:
+    record = {"prompt": "q", "completion": "a", "label": spelled}
+    (row,) = loaded([record], UnpairedRow)
+    assert row.label is label
+
+
+def test_steps_of_solutions_are_not_taken_for_answers() -> None:
+    record = {
+        "prompt": "q",
+        "initial_reason_steps": "First. ",
+        "chosen": "Second.",
+        "rejected": "Third.",
+        "full_chosen": "First. Second.",
+        "full_rejected": "First. Third.",
+    }
+    with pytest.raises(ValueError, match="full_chosen and full_rejected answers"):
+        loaded([record] * 3)
+    whole = {"chosen": "full_chosen", "rejected": "full_rejected"}
+    rows = loaded([record] * 3, name="preference", fields=whole)
+    assert {said(row) for row in rows} == {("q", "First. Second.", "First. Third.")}
+
+
+def test_a_prompt_that_both_texts_begin_with_is_found_where_it_is_asked_for() -> None:
+    records = [
+        {"chosen": f"{q} The sky is blue.", "rejected": f"{q} The sky is bleak."} for q in ASKED
+    ]
+    with pytest.raises(ValueError, match="implicit_prompt"):
+        loaded(records)
+    rows = loaded(records, name="implicit_prompt")
+    assert [said(row) for row in rows] == [(f"{q} The sky is", "blue.", "bleak.") for q in ASKED]
+    assert loaded([{"chosen": "a", "rejected": "b"}], name="implicit_prompt") == ["no prompt"]
+
+
+TWICE = {"messages": [user("One."), user("Two."), assistant("a"), assistant("b")]}
+HELLO = {"messages": [assistant("Hello."), user("One?"), assistant("a")]}
+
+
+def test_turns_out_of_order_are_refused_naming_the_setting_or_merged_or_taken() -> None:
+    assert loaded([TWICE, HELLO], ConversationRow) == ["wrong role order"] * 2
+    chosen = choose_format(FormatChoice(), [TWICE], ConversationRow, "here")
+    with pytest.raises(MalformedRow, match=r"data\.turns=merged"):
+        chosen.parse(TWICE, "1")
+    with pytest.raises(MalformedRow, match=r"data\.turns=any"):
+        chosen.parse(HELLO, "1")
+
+    (merged, _) = loaded([TWICE, HELLO], ConversationRow, turns="merged")
+    assert [m["content"] for m in merged.messages] == ["One.\n\nTwo.", "a\n\nb"]
+    taken = loaded([TWICE, HELLO], ConversationRow, turns="any")
+    assert [len(row.messages) for row in taken] == [4, 3]
+
+
+def test_columns_that_seem_to_matter_and_are_not_read_are_named() -> None:
+    record = {"prompt": "q", "chosen": "good", "rejected": "bad", "image": "x.png", "model": "m"}
+    chosen = choose_format(FormatChoice(), [record], PreferenceRow, "here")
+
+    assert ignored_keys(chosen, record) == {"image"}
+    judged = AS_THEY_ARE["SHP"][0]
+    known = choose_format(FormatChoice(), [judged], PreferenceRow, "here")
+    assert not ignored_keys(known, judged), format_name(known)
+
+
+def test_images_in_messages_are_refused_and_not_left_out() -> None:
+    content = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+    record = {"messages": [{"role": "user", "content": content}, assistant("a")]}
+    assert loaded([record], ConversationRow) == ["content not a string"]
+
+
+# --- files and folders ---------------------------------------------------------------------------
+
+
+def read(path: Path) -> list[Any]:
+    reader = Reader(source_of(str(path)))
+    rows = []
+    while (found := reader.next()) is not None:
+        rows.append(found[1][1])
+    return rows
+
+
+@pytest.mark.parametrize(("name", "separator"), [("rows.csv", ","), ("rows.TSV", "\t")])
+def test_cells_are_texts_numbers_and_messages(tmp_path: Path, name: str, separator: str) -> None:
+    path = tmp_path / name
+    messages = json.dumps([user('say "é"\nplease'), assistant("a, b\tc")])
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.writer(file, delimiter=separator)
+        writer.writerow(["chosen", "rejected", "score_chosen", "score_rejected"])
+        other = json.dumps([user('say "é"\nplease'), assistant("d")])
+        writer.writerows([[messages, other, "1.5", ""]] * 3)
+
+    rows = loaded(read(path))
+
+    assert [row.chosen[0]["content"] for row in rows] == ["a, b\tc"] * 3
+    assert [(row.score_chosen, row.score_rejected) for row in rows] == [(1.5, None)] * 3
+
+
+def test_a_table_with_a_cell_too_many_or_bad_bytes_costs_those_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"prompt,completion\nq,a\nq,a,b\nq,\xff\n\nq,b")
+
+    found = read(path)
+
+    assert found[0] == {"prompt": "q", "completion": "a"}
+    assert [row.reason for row in found[1:3]] == ["broken table", "not valid UTF-8"]
+    assert found[3] == {"prompt": "q", "completion": "b"}
+
+
+def write(path: Path, text: str = "a") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"text": text}) + "\n")
+
+
+def test_names_in_capitals_and_with_brackets_are_files(tmp_path: Path) -> None:
+    for name in ("a[1].jsonl", "B.JSONL"):
+        write(tmp_path / name, name)
+        assert read(tmp_path / name) == [{"text": name}]
+        assert PreferenceData(path=str(tmp_path / name)).train_source() is not None
+
+
+SNAPSHOT = ("data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl",
+            "data/test-00000-of-00001.jsonl", "README.md")  # fmt: skip
+
+
+def test_a_snapshot_of_the_hub_is_split_as_its_files_say(tmp_path: Path) -> None:
+    for name in SNAPSHOT:
+        write(tmp_path / name)
+
+    data = PreferenceData(path=str(tmp_path))
+    train, test = data.train_source(), data.test_source()
+
+    assert isinstance(train, Files)
+    assert isinstance(test, Files)
+    assert train.names == ("data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl")
+    assert test.names == ("data/test-00000-of-00001.jsonl",)
+    with pytest.raises(ValueError, match="several splits"):
+        files_at(str(tmp_path))
+
+
+def test_several_splits_for_training_must_be_named(tmp_path: Path) -> None:
+    for split in ("train_prefs", "train_sft", "test_prefs", "test_sft"):
+        write(tmp_path / f"data/{split}-00000-of-00001.jsonl", split)
+
+    data = PreferenceData(path=str(tmp_path), train_split="train_sft", test_split="test_sft")
+
+    train = data.train_source()
+    assert isinstance(train, Files)
+    assert train.names == ("data/train_sft-00000-of-00001.jsonl",)
+    with pytest.raises(Exception, match="train_prefs, train_sft"):
+        PreferenceData(path=str(tmp_path), train_split="train_gen").train_source()
+
+
+def test_parts_of_one_split_are_one_folder(tmp_path: Path) -> None:
+    for name in ("train_1.jsonl", "train_2.jsonl", "more.jsonl"):
+        write(tmp_path / name)
+    assert len(files_at(str(tmp_path))) == 3
+
+
+def test_a_folder_behind_a_link_is_named_and_not_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "here/a.jsonl")
+    write(tmp_path / "elsewhere/b.jsonl")
+    (tmp_path / "here/linked").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(ValueError, match="link to a folder: linked"):
+        files_at(str(tmp_path / "here"))
+
+
+def test_what_datasets_saves_is_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"text": "a"}, {"text": "b"}])
+    rows.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(tmp_path / "two"))
+
+    assert read(tmp_path / "one") == [{"text": "a"}, {"text": "b"}]
+    train = PreferenceData(path=str(tmp_path / "two")).train_source()
+    assert isinstance(train, Files)
+    assert all(n.startswith("train/") for n in train.names)
+
+
+def test_a_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    def unreachable(url: str) -> Any:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(fsspec, "url_to_fs", unreachable)
+    with pytest.raises(
+        ValueError, match=r"gs://bucket/rows\.jsonl cannot be read: ConnectionError"
+    ):
+        files_at("gs://bucket/rows.jsonl")

@@ -1,0 +1,73 @@
+"""Rules that judge texts, and the intervals around what they find."""
+
+import pytest
+
+from steps.checking.boxed import boxed_answer, is_correct
+from steps.evaluation.intervals import mean, proportion
+from steps.evaluation.matches import count_matches
+
+
+@pytest.mark.parametrize("text", [r"\boxed{42}", r"  \boxed{42}" + "\n", r"\boxed{ 42 }"])
+def test_a_box_with_the_answer_is_correct(text: str) -> None:
+    assert is_correct(text, "42")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\boxed{41}",
+        r"\boxed{042}",
+        r"\boxed{4 2}",
+        r"The answer is \boxed{42}",
+        r"\boxed{42}.",
+        r"\boxed{42} \boxed{42}",
+        r"\boxed{{42}}",
+        r"\boxed{42",
+        r"\boxed{}",
+        "42",
+        "",
+    ],
+)
+def test_anything_else_is_wrong(text: str) -> None:
+    assert not is_correct(text, "42")
+
+
+def test_the_boxed_answer_is_read_only_when_it_is_all_there_is() -> None:
+    assert boxed_answer(r" \boxed{ a + b } ") == "a + b"
+    assert boxed_answer(r"so \boxed{7}") is None
+
+
+def test_style_checks_count_the_responses_a_pattern_is_found_in() -> None:
+    responses = ["Yes: 4.", "It is 4", "yes"]
+    counts = count_matches({"says yes": "(?i)yes", "full stop": r"\.$"}, responses)
+    assert counts == {"says yes": 2, "full stop": 1}
+    with pytest.raises(ValueError, match="check 'open' is no regular expression"):
+        count_matches({"open": "("}, responses)
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (0, 20, 0, 0.1611), (20, 20, 0.8389, 1)],
+)
+def test_a_proportion_has_the_published_score_interval(
+    successes: int, n: int, low: float, high: float
+) -> None:
+    """Newcombe (1998), table I."""
+    expected = {"value": successes / n, "low": low, "high": high}
+    assert proportion(successes, n) == pytest.approx(expected, abs=5e-5)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 0), (3, 2), (-1, 2)])
+def test_what_is_no_proportion_is_refused(successes: int, n: int) -> None:
+    with pytest.raises(ValueError, match="not a proportion"):
+        proportion(successes, n)
+
+
+def test_a_mean_has_the_interval_of_its_standard_error() -> None:
+    values = [float(i % 10) for i in range(400)]  # mean 4.5, standard error 0.1436
+    found = mean(values)
+    assert found["value"] == 4.5
+    assert found["low"] == pytest.approx(4.5 - 1.96 * 0.1436, abs=0.03)
+    assert found["high"] == pytest.approx(4.5 + 1.96 * 0.1436, abs=0.03)
+    assert mean(values) == found
+    assert mean([2.0, 2.0]) == {"value": 2, "low": 2, "high": 2}

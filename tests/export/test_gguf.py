@@ -1,0 +1,229 @@
+"""GGUF files: transformers reads back what was written, and what cannot be said is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from steps.export.config import GgufType
+from steps.export.gguf_file import write_gguf
+from steps.models.folders import load_model, save_model
+
+TEXTS = ["the cat sat", " on  the\tmat\n\n42!", "Grüße, 你好 <|im_start|>user", ""]
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.1,
+}
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2])
+
+
+def write_model(folder: Path, kind: str = "llama", **settings: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        kind, **{**SIZES, "bos_token_id": 0, "eos_token_id": 1} | settings
+    )
+    model = AutoModelForCausalLM.from_config(config).float()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms of ones and biases of zeros would hide what is left out
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    save_model(model, folder)
+    return model.eval()
+
+
+def write_tokenizer(folder: Path, splits: Any = GPT2) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = splits
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|endoftext|>", "<|im_end|>", "<|im_start|>"]
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(["the cat sat on the mat, and that was that"] * 3, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|im_end|>"
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    return fast
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    ids = torch.arange(40)[None] * 7 % SIZES["vocab_size"]
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def read_back(file: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        gguf_file=file.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    ).eval()
+
+
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"tie_word_embeddings": True}),
+    ("llama", {"tie_word_embeddings": False}),
+    ("mistral", {"sliding_window": None}),
+    ("qwen2", {"tie_word_embeddings": True}),
+    ("qwen3", {"head_dim": 128}),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings"), MODELS)
+def test_a_float32_file_gives_the_logits_of_the_folder(
+    kind: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model", kind, **settings)
+    write_tokenizer(tmp_path / "model")
+    write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f32, "tiny")
+    torch.testing.assert_close(
+        logits(read_back(tmp_path / "model.gguf")), logits(model), atol=2e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("type", "error"), [(GgufType.f16, 0.002), (GgufType.q8_0, 0.03)])
+def test_fewer_bits_give_nearly_the_same_logits_in_a_smaller_file(
+    type: GgufType, error: float, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model")
+    write_tokenizer(tmp_path / "model")
+    for each in (GgufType.f32, type):
+        write_gguf(tmp_path / "model", tmp_path / f"{each}.gguf", each, "tiny")
+    sizes = [sum(t.n_bytes for t in gguf.GGUFReader(tmp_path / f"{each}.gguf").tensors)
+             for each in (GgufType.f32, type)]  # fmt: skip
+    assert sizes[1] < 0.55 * sizes[0]
+    expected = logits(model)
+    found = logits(read_back(tmp_path / f"{type}.gguf"))
+    assert 0 < (found - expected).norm() / expected.norm() < error
+
+
+@pytest.mark.parametrize("splits", [GPT2, DIGITS])
+def test_the_tokenizer_comes_back_with_its_template(splits: Any, tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    before = write_tokenizer(tmp_path / "model", splits)
+    write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f16, "tiny")
+    after = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    assert after.chat_template == TEMPLATE
+    assert (after.eos_token, after.bos_token) == (before.eos_token, before.bos_token)
+    for text in TEXTS:
+        if splits is GPT2:  # transformers takes every name of rules for gpt-2's
+            assert after(text)["input_ids"] == before(text)["input_ids"]
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    rules = "gpt-2" if splits is GPT2 else "smollm"
+    assert reader.fields["tokenizer.ggml.pre"].contents() == rules
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    assert tokens[: len(before)] == before.convert_ids_to_tokens(list(range(len(before))))
+    assert len(tokens) == SIZES["vocab_size"]
+    types = reader.fields["tokenizer.ggml.token_type"].contents()
+    assert (types[0], types[100], types[-1]) == (3, 1, 5)  # control, normal, unused
+
+
+def test_a_changed_rotation_is_written_as_divisors_of_its_frequencies(tmp_path: Path) -> None:
+    rotation = {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    model = write_model(tmp_path / "model", rope_parameters=rotation)
+    write_tokenizer(tmp_path / "model")
+    write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f16, "tiny")
+    tensors = {t.name: t for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    divisors = torch.tensor(tensors["rope_freqs.weight"].data.copy())
+    plain = 10000.0 ** (-torch.arange(0, 16, 2) / 16)
+    torch.testing.assert_close(plain / divisors, model.model.rotary_emb.inv_freq)
+    assert divisors.max() == pytest.approx(8.0)
+    assert divisors.min() == pytest.approx(1.0)
+
+
+def test_equal_folders_give_equal_files(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    write_tokenizer(tmp_path / "model")
+    for name in ("one", "other"):
+        write_gguf(tmp_path / "model", tmp_path / name, GgufType.q8_0, "tiny")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "told"),
+    [
+        ("gpt2", {}, "a gpt2 model cannot be written as GGUF; these can: llama"),
+        ("mistral", {"sliding_window": 16}, "sliding_window=16 cannot be written"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' cannot be written"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_type 'dynamic' of a llama model cannot be written",
+        ),
+        (
+            "qwen2",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_type 'linear' of a qwen2 model cannot be written",
+        ),
+    ],
+)
+def test_a_model_that_the_file_cannot_hold_is_refused_by_name(
+    kind: str, settings: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "model", kind, **settings)
+    write_tokenizer(tmp_path / "model")
+    with pytest.raises(ValueError, match=told):
+        write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f16, "tiny")
+    assert not (tmp_path / "model.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"model": {"byte_fallback": True}}, "BPE with byte fallback"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "no name that is known here"),
+        ({"model": {"ignore_merges": True}}, "no name that is known here"),
+        ({"normalizer": {"type": "Lowercase"}}, "normalises text"),
+    ],
+)
+def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_refused(
+    change: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "model")
+    write_tokenizer(tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer.json"
+    described = json.loads(file.read_text())
+    for name, value in change.items():
+        merged = {**described[name], **value} if name == "model" else value
+        described[name] = merged
+    file.write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=told):
+        write_gguf(tmp_path / "model", tmp_path / "model.gguf", GgufType.f16, "tiny")
+
+
+def test_the_file_of_a_bfloat16_folder_has_its_values(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    write_tokenizer(tmp_path / "model")
+    model = load_model(tmp_path / "model").bfloat16()
+    save_model(model, tmp_path / "half", tokenizer_from=tmp_path / "model")
+    write_gguf(tmp_path / "half", tmp_path / "model.gguf", GgufType.f32, "tiny")
+    torch.testing.assert_close(
+        logits(read_back(tmp_path / "model.gguf")),
+        logits(load_model(tmp_path / "half")),
+        atol=2e-5,
+        rtol=1e-5,
+    )

@@ -1,0 +1,199 @@
+"""Edits of small projects, judged by the interpreter: did the result change, and did the key?"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+HERE = Path(__file__).parent
+Files = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one state of a project gives: plainly, and as a key.
+
+    Attributes:
+        result: what the step returns and writes; ``None`` if it raises.
+        raised: what it raises then.
+        key: ``None`` if Temper refuses the step or fails.
+        trouble: why there is no key.
+        failed: Temper ended with something other than an error of its own.
+    """
+
+    result: str | None
+    raised: str
+    key: str | None
+    units: Mapping[str, str] = field(default_factory=dict)
+    arguments: Any = None
+    types: tuple[str, ...] = ()
+    trouble: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an edit did."""
+
+    before: Observation
+    after: Observation
+
+    @property
+    def changed(self) -> bool:
+        """Whether plain Python gives another result, where there was one."""
+        return self.before.result is not None and self.after.result != self.before.result
+
+    @property
+    def unchanged(self) -> bool:
+        return self.before.result is not None and self.after.result == self.before.result
+
+    @property
+    def hit(self) -> bool:
+        """Whether the result of before would be served after the edit."""
+        return self.before.key is not None and self.after.key == self.before.key
+
+    @property
+    def false_hit(self) -> bool:
+        return self.changed and self.hit
+
+    @property
+    def needless(self) -> bool:
+        return self.unchanged and not self.hit
+
+    @property
+    def units(self) -> list[str]:
+        """The units that differ."""
+        return sorted({unit for unit, _ in self.before.units.items() ^ self.after.units.items()})
+
+
+class _Interpreter:
+    """A process of ``interpreter.py``."""
+
+    def __init__(self, kind: str, root: Path, cache: Path, hash_seed: int):
+        environment = {"PYTHONHASHSEED": str(hash_seed), "TEMPER_CACHE": str(cache)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-B", str(HERE / "interpreter.py"), kind, str(root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def ask(self, folder: Path, **options: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        question = {"folder": str(folder), "options": options}
+        print(json.dumps(question), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        assert line, f"the interpreter ended while it looked at {folder}"
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class Laboratory:
+    """Looks at states of projects. The two interpreters run until it is closed.
+
+    Args:
+        root: the checkout whose keys are judged.
+        hash_seed: the ``PYTHONHASHSEED`` of the process that works keys out.
+    """
+
+    def __init__(self, root: Path, hash_seed: int = 1):
+        memory = Path("/dev/shm")
+        self.folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
+        self.plain = _Interpreter("plain", root, self.folder / "cache", 0)
+        self.keys = _Interpreter("key", root, self.folder / "cache", hash_seed)
+        self.count = 0
+        self._seen: dict[str, Observation] = {}
+
+    def __enter__(self) -> "Laboratory":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.plain.close()
+        self.keys.close()
+        shutil.rmtree(self.folder)
+
+    def observe(self, files: Files) -> Observation:
+        """One state of a project. Every new state lies in a folder of another name."""
+        known = json.dumps(files, sort_keys=True)
+        if known not in self._seen:
+            self._seen[known] = self._observe(files)
+        return self._seen[known]
+
+    def compare(self, before: Files, after: Files) -> Verdict:
+        return Verdict(self.observe(before), self.observe(after))
+
+    def observed_changes(self, before: Files, after: Files) -> list[str]:
+        """What of that which a worker observes before an edit is not the same after it."""
+        state = self.observe(before)
+        folder = self._folder()
+        write(folder, before)
+        seen = self.keys.ask(folder, ask="observe", arguments=state.arguments, types=state.types)
+        shutil.rmtree(folder)
+        if "discovered" not in seen:
+            return [f"the worker fails: {seen}"]
+        folder = self._folder()
+        write(folder, after)
+        found = self.keys.ask(folder, ask="changes", discovered=seen["discovered"])
+        shutil.rmtree(folder)
+        return found.get("changes") or ([] if "changes" in found else [str(found)])
+
+    def _folder(self) -> Path:
+        """Every state of a project lies in a folder of another name."""
+        self.count += 1
+        return self.folder / f"clone{'x' * (self.count % 7)}{self.count}"
+
+    def keys_of(self, sources: Sequence[str]) -> list[str]:
+        """The key of a step that calls ``helper`` in each of these modules, which never run."""
+        folder = self.folder / "fragments"
+        names = [f"fragment{number}" for number in range(len(sources))]
+        step = "def train(out):\n    from helper_of_{} import helper\n    return helper(out)\n"
+        write(folder, {f"{name}.py": step.format(name) for name in names})
+        write(folder, {f"helper_of_{n}.py": s for n, s in zip(names, sources, strict=True)})
+        answer = self.keys.ask(folder, ask="modules", modules=names)
+        shutil.rmtree(folder)
+        assert "keys" in answer, answer
+        return answer["keys"]
+
+    def _observe(self, files: Files) -> Observation:
+        folder = self._folder()
+        write(folder, files)
+        plain, key = self.plain.ask(folder), self.keys.ask(folder)
+        shutil.rmtree(folder)
+        return Observation(
+            plain.get("result"),
+            f"{plain.get('raised', '')}: {plain.get('text', plain.get('error', ''))}",
+            key.get("key"),
+            key.get("units", {}),
+            key.get("arguments"),
+            tuple(key.get("types", ())),
+            key.get("refused") or key.get("trace") or key.get("error", ""),
+            failed="error" in key,
+        )
+
+
+def write(folder: Path, files: Files) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")

@@ -1,0 +1,226 @@
+"""Completions: the same for the same seed, ended where the model ends them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from tiny_models import SPECIAL, VOCABULARY, model_folder, word_tokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from steps.data.rows.jsonl import read_json_lines
+from steps.data.rows.parquet import write_rows
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import PromptRow
+from steps.data.rows.tables import PROMPTS as PROMPT_ROWS
+from steps.data.rows.tables import to_record
+from steps.data.tokens.rendering import Chat
+from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
+from steps.generation.config import SamplingConfig
+from steps.generation.engine import Finish, Finished
+from steps.generation.sampling import decoded, sample
+from steps.kinds import Model, Prompts
+from steps.models.folders import load_model
+from steps.sample_completions import sample_completions
+
+PROMPTS = [
+    Chat(({"role": "user", "content": content},))
+    for content in ("w5", "w9 w8 w7 w6", "w1 w2", "w3")
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return word_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
+    return ids_of(tokenizer, PROMPTS)
+
+
+def ids_of(tokenizer: PreTrainedTokenizerFast, chats: list[Chat]) -> list[list[int]]:
+    found = tokenize_prompts(tokenization(tokenizer), chats)
+    return [ids for ids in found if not isinstance(ids, MalformedRow)]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> PreTrainedModel:
+    return load_model(model_folder(tmp_path))
+
+
+@torch.no_grad()
+def greedy_by_hand(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: Chat, steps: int
+) -> str:
+    ids = tokenizer(f"<user> {prompt.messages[0]['content']} <end> <assistant>")["input_ids"]
+    assert isinstance(ids, list)
+    written: list[int] = []
+    for _ in range(steps):
+        token = int(model(input_ids=torch.tensor([ids + written])).logits[0, -1].argmax())
+        if token == tokenizer.eos_token_id:
+            break
+        written.append(token)
+    text = tokenizer.decode(written, skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text
+
+
+def asked(prompts: list[list[int]]) -> list[tuple[str, list[int]]]:
+    return [(f"row {number}", ids) for number, ids in enumerate(prompts)]
+
+
+def said(tokenizer: PreTrainedTokenizerFast, drawn: list[list[Finished]]) -> list[list[str]]:
+    return [[decoded(tokenizer, one.ids) for one in completions] for completions in drawn]
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_greedy_texts_are_the_most_likely_tokens_in_any_number_of_slots(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    slots: int,
+    prompts: list[list[int]],
+) -> None:
+    drawn = sample(model, tokenizer, asked(prompts), SamplingConfig(10, slots=slots))
+    assert said(tokenizer, drawn) == [
+        [greedy_by_hand(model, tokenizer, prompt, 10)] for prompt in PROMPTS
+    ]
+
+
+def test_the_seed_decides_what_is_drawn(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
+) -> None:
+    def draw(seed: int) -> list[list[Finished]]:
+        config = SamplingConfig(12, temperature=1.0, num_completions=3, seed=seed)
+        return sample(model, tokenizer, asked(prompts), config)
+
+    torch.manual_seed(1)
+    first = draw(0)
+    assert torch.initial_seed() == 1  # the caller's generator is untouched
+    torch.manual_seed(2)
+    assert draw(0) == first
+    assert draw(1) != first
+    assert [len(completions) for completions in first] == [3] * len(PROMPTS)
+    assert len({one.ids for one in first[0]}) > 1
+
+
+def test_two_rows_of_one_id_are_refused_as_they_would_be_given_the_same_draws(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
+) -> None:
+    with pytest.raises(ValueError, match="one row id"):
+        sample(model, tokenizer, [("a", prompts[0]), ("a", prompts[1])], SamplingConfig(1))
+
+
+def test_a_text_ends_before_the_end_token_and_holds_no_special_token(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
+) -> None:
+    config = SamplingConfig(40, temperature=2.0, num_completions=20)
+    drawn = [one for row in sample(model, tokenizer, asked(prompts), config) for one in row]
+    assert {one.finish for one in drawn} == {Finish.stop, Finish.length}
+    for one in drawn:
+        assert (one.ids[-1] == tokenizer.eos_token_id) == (one.finish is Finish.stop)
+    texts = [decoded(tokenizer, one.ids) for one in drawn]
+    assert not any(special in text for text in texts for special in SPECIAL)
+    lengths = {len(text.split()) for text in texts}
+    assert min(lengths) < 20  # some ended early
+    assert len(lengths) > 5
+
+
+def test_draws_follow_the_model_s_distribution(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
+) -> None:
+    """Truncation to the likeliest tokens, which many samplers do by default, would show here."""
+    with torch.no_grad():  # flat enough for every token to be expected
+        model.get_parameter("model.norm.weight").mul_(0.3)
+        logits = model(input_ids=torch.tensor(prompts[:1])).logits[0, -1].double()
+    draws, temperature = 20_000, 0.7
+    config = SamplingConfig(1, temperature, num_completions=draws, slots=4096)
+    [drawn] = sample(model, tokenizer, asked(prompts[:1]), config)
+    expected = (logits / temperature).softmax(dim=-1)
+    counts = torch.bincount(torch.tensor([one.ids[0] for one in drawn]), minlength=VOCABULARY)
+    assert float(expected.min()) * draws > 5
+    assert chisquare(counts, expected * draws).pvalue > 0.001
+    for one in drawn[:50]:
+        assert one.logps[0] == pytest.approx(float(expected[one.ids[0]].log()), abs=1e-5)
+
+
+def test_nothing_of_the_decoding_recipe_of_the_model_is_used_and_all_of_it_is_kept(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
+) -> None:
+    config = SamplingConfig(12)
+    plain = sample(model, tokenizer, asked(prompts), config)
+    recipe = model.generation_config
+    assert recipe is not None
+    recipe.repetition_penalty = 5.0
+    recipe.min_new_tokens = 11
+    assert sample(model, tokenizer, asked(prompts), config) == plain
+    assert model.generation_config is recipe
+
+
+def test_progress_counts_completions(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]]
+) -> None:
+    reports = []
+    config = SamplingConfig(2, temperature=1.0, num_completions=2, slots=3)
+    given = asked(prompts)
+    sample(model, tokenizer, given, config, lambda done, total, _: reports.append((done, total)))
+    assert reports == [(done, 8) for done in range(1, 9)]
+
+
+def test_several_greedy_completions_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_completions is 4"):
+        SamplingConfig(num_completions=4)
+
+
+# --- the step ------------------------------------------------------------------------------------
+
+
+def test_tools_and_template_arguments_of_a_prompt_are_given_to_the_model(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    asked = ({"role": "user", "content": "w5"},)
+    chat = Chat(asked, tools=({"name": "w1"},), template_kwargs={"style": "w2 "})  # pyright: ignore
+
+    [ids] = ids_of(tokenizer, [chat])
+
+    assert tokenizer.convert_ids_to_tokens(ids) == [
+        "<tool>",
+        "w1",
+        "w2",
+        "<user>",
+        "w5",
+        "<end>",
+        "<assistant>",
+    ]
+
+
+def test_a_prompt_that_the_template_refuses_costs_only_itself(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rows = [
+        PromptRow("good", ({"role": "user", "content": "w5"},), tools=({"name": "w1"},)),
+        PromptRow("bad", ({"role": "user", "content": "w5"},), template_kwargs={"tokenize": True}),
+    ]
+    write_rows(tmp_path / "prompts/prompts-00000.parquet", PROMPT_ROWS, map(to_record, rows))
+    folder = model_folder(tmp_path / "model")
+    tokenizer.save_pretrained(folder)
+    out = SimpleNamespace(
+        path=tmp_path,
+        scratch=tmp_path / "scratch",
+        stopping=False,
+        progress=lambda done, total, metrics=None: None,
+    )
+
+    metrics = sample_completions.function(
+        out,  # pyright: ignore[reportArgumentType]
+        Prompts(tmp_path / "prompts", "load_prompts", ""),
+        Model(folder, "import_model", ""),
+    )
+
+    (record,) = read_json_lines(tmp_path / "completions.jsonl")
+    assert record["row"] == "good"
+    assert record["tools"] == [{"name": "w1"}]
+    assert (metrics or {})["dropped_by_reason"] == {
+        "template refuses the conversation": {"count": 1, "rows": ["bad"]}
+    }

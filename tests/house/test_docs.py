@@ -1,0 +1,103 @@
+"""The pages of the documentation: links lead somewhere, every page is in the site's menu, and what
+pages and the reference say of names agrees with the code."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from places import REPOSITORY
+
+from steps import kinds
+from steps.train_dpo import train_dpo
+
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+TOP = [REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return FENCE.sub("", page.read_text("utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them on GitHub and on the site."""
+    spoken = (re.sub(r"[^\w\- ]", "", heading) for heading in HEADING.findall(prose(page)))
+    return {heading.strip().lower().replace(" ", "-") for heading in spoken}
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    for link in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        file = (page.parent / target).resolve() if target else page
+        if not file.exists():
+            yield f"{link}: no such file"
+        elif anchor and anchor not in anchors(file):
+            yield f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("page", [*TOP, *PAGES], ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None:
+    assert list(broken_links(page)) == []
+
+
+def test_every_page_is_in_the_menu_of_the_site_once() -> None:
+    menu = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text("utf-8"))["nav"]
+    listed = [
+        address for section in menu for entry in section.popitem()[1] for address in entry.values()
+    ]
+    assert len(listed) == len(set(listed))
+    written_when_built = {"index.md", "changelog.md", "contributing.md", *reference_pages()}
+    assert set(listed) == {page.relative_to(DOCS).as_posix() for page in PAGES} | written_when_built
+
+
+@pytest.mark.parametrize("page", ["from_trl.md", "from_axolotl.md"])
+def test_names_of_other_tools_mean_what_the_command_line_suggests(page: str) -> None:
+    suggested = yaml.safe_load((REPOSITORY / "experiments" / "other_names.yaml").read_text("utf-8"))
+    section = (DOCS / "howto" / page).read_text("utf-8").partition("## Names of settings")[2]
+    lines = section.partition("\n## ")[0].splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("| ") and "`" in line]
+    assert len(rows) > 10
+    for *others, ours, _ in rows:
+        for theirs in re.findall(r"`(\w+)`", " ".join(others)):
+            assert f"`{suggested[theirs]}`" == ours.strip(), theirs
+
+
+def reference_pages() -> dict[str, str]:
+    """What the site's reference says, as it is written when the site is built."""
+    sys.path.insert(0, str(DOCS / "hooks"))
+    try:
+        import reference  # type: ignore[import-not-found]
+    finally:
+        sys.path.pop(0)
+    return reference.pages()
+
+
+def test_the_reference_has_every_step_with_its_parameters_and_every_kind() -> None:
+    pages = reference_pages()
+    for name in ("train_dpo", "load_preferences", "judge"):
+        assert f"\n## {name}\n" in pages["reference/steps.md"]
+    section = pages["reference/steps.md"].partition("\n## train_dpo\n")[2].partition("\n## ")[0]
+    for parameter in train_dpo.signature.parameters:
+        assert f"| `{parameter}` |" in section
+    for kind in (kinds.Preferences, kinds.Rollouts):
+        assert f"\n## {kind.__name__}\n" in pages["reference/kinds.md"]
+
+
+def test_links_within_the_reference_lead_to_its_headings() -> None:
+    pages = reference_pages()
+    headings = {
+        page.removeprefix("reference/"): {h.lower() for h in HEADING.findall(text)}
+        for page, text in pages.items()
+    }
+    for text in pages.values():
+        for page, anchor in re.findall(r"\]\((\w+\.md)#(\w+)\)", text):
+            assert anchor in headings[page], f"{page}#{anchor}"

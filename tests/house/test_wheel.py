@@ -1,0 +1,150 @@
+"""The wheel, installed where nothing of the repository is."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from places import REPOSITORY
+
+pytestmark = pytest.mark.slow
+
+_KEYS = """
+import json, sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+sys.path.insert(0, ".")
+from own_loss import ShiftedDpo
+from own_step import drop_long
+from own_checker import ShortAnswer
+import pipeline, steps
+from pipeline import File
+from steps.load_preferences import load_preferences
+from steps.load_prompts import load_prompts
+from steps.import_model import import_model
+from steps.judge import judge
+from steps.sample_rollouts import sample_rollouts
+from steps.tokenize_preferences import tokenize_preferences
+from steps.train_on_pairs import train_on_pairs
+from steps.training.config import PreferenceConfig
+
+base = import_model(File("x.gguf"))
+tokens = tokenize_preferences(drop_long(load_preferences(File("pairs.jsonl")), 100), base)
+model = train_on_pairs(tokens["train"], base, PreferenceConfig(loss=ShiftedDpo()))
+answers = sample_rollouts(load_prompts(File("questions.jsonl"))["train"], model)
+found, waiting = {}, [judge(answers, ShortAnswer())]
+while waiting:
+    step = waiting.pop()
+    found[step.name] = step.fingerprint
+    waiting += [used.step for used in step.inputs]
+print(json.dumps({"keys": found, "home": str(Path(pipeline.__file__).parents[1])}))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of what is tracked."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pipeline", "steps", "experiments", "conf"):
+        shutil.copytree(REPOSITORY / name, source / name)
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(REPOSITORY / name, source / name)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
+    done = subprocess.run(
+        [*build, "--wheel-dir", str(target), str(source)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = target.glob("temper_ml-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has the wheel, and the libraries of this one."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    libraries = [entry for entry in sys.path if "site-packages" in Path(entry).parts]
+    (site / "libraries.pth").write_text("\n".join(libraries))
+    return folder / "bin/python"
+
+
+def called(python: Path | str, *words: str, folder: Path) -> str:
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TEMPER_STORE")}
+    done = subprocess.run(
+        [str(python), *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheel_holds_code_recipes_configs_and_the_template(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    tracked = subprocess.run(
+        ["git", "ls-files", "pipeline", "steps", "experiments", "conf"],
+        cwd=REPOSITORY, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    wanted = {f"experiments/{n}" if n.startswith("conf/") else n for n in tracked}
+    assert wanted <= held
+    assert not [name for name in held if "__pycache__" in name or name.startswith("tests/")]
+
+
+def test_recipes_are_planned_outside_the_repository(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
+    (tmp_path / "x.gguf").touch()
+    arguments = ("--data", "pairs.jsonl", "--model", "x.gguf", "--plan")
+    shown = called(python, "-m", "pipeline", "run", "dpo", *arguments, folder=tmp_path)
+    assert "10 to run" in shown
+    shown = called(python, "-m", "pipeline", "run", "betas", *arguments, folder=tmp_path)
+    assert "13 to run" in shown
+    shown = called(python, "-m", "pipeline", "run", "arithmetic", "--plan", folder=tmp_path)
+    assert "make_arithmetic" in shown
+
+
+def test_keys_do_not_depend_on_where_temper_is_installed(python: Path, tmp_path: Path) -> None:
+    """Those of steps, losses and checkers of one's own neither, which use the code of Temper's."""
+    project = tmp_path / "project"
+    called(python, "-m", "pipeline", "init", str(project), folder=tmp_path)
+    (project / "x.gguf").touch()
+    (project / "keys.py").write_text(_KEYS)
+    installed = json.loads(called(python, "keys.py", folder=project))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    here = json.loads(
+        subprocess.check_output([sys.executable, "keys.py"], cwd=project, env=environment)
+    )
+    assert installed["home"] != here["home"] == str(REPOSITORY)
+    assert installed["keys"] == here["keys"]
+
+
+def test_a_folder_with_the_name_of_a_package_is_one_sentence(python: Path, tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("from pipeline import Step\nfrom steps.mine import mine\n")
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps/mine.py").touch()
+
+    def error() -> str:
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        done = subprocess.run(
+            [str(python), "mine.py"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        return line
+
+    assert "steps/mine.py cannot be imported as steps.mine: Temper has a package steps" in error()
+    assert f"rename {tmp_path / 'steps'}, as in my_steps" in error()
+    script.write_text("from pipeline import Step\nfrom steps.train_dpo import train_dpo\n")
+    (tmp_path / "steps/__init__.py").touch()
+    assert f"steps.train_dpo is not in {tmp_path / 'steps'}: Temper has a package" in error()

@@ -1,0 +1,62 @@
+"""The influence of rows, beside gradients that are formed one by one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
+
+import oracle
+from tiny_models import VOCABULARY, model_folder, pair_records
+
+from steps.jax_backend.config import InfluenceConfig
+from steps.jax_backend.influence import score_rows
+from steps.losses.base import PreferenceLoss
+from steps.losses.dpo import Dpo
+from steps.losses.simpo import Simpo
+from steps.models.config import Dtype
+from steps.models.folders import load_model
+from steps.scoring.attention import use_packed_attention
+from steps.scoring.examples import TokenGroup, read_pairs
+from steps.scoring.logps import forward_backward, sequence_logps, token_logps
+from steps.scoring.packing import make_pack
+from steps.training.objectives import preference_objective
+
+ROWS = read_pairs(pair_records(7), VOCABULARY)
+TRUSTED = read_pairs(pair_records(4, seed=1), VOCABULARY)
+
+
+def gradient(folder: Path, groups: list[TokenGroup], loss: PreferenceLoss) -> torch.Tensor:
+    """Of their mean loss by torch, all parameters in one vector."""
+    model = load_model(folder, Dtype.float64).eval()
+    use_packed_attention(model)
+    pack = make_pack(groups)
+    own = sequence_logps(token_logps(model, pack), pack).view(-1, 2)
+    objective = preference_objective(groups, loss, own)
+    batch_loss = objective.batch_loss(range(len(groups)), None)
+    forward_backward(model, pack, lambda sums, some: batch_loss(sums, torch.arange(99)[some]))
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("loss", [Dpo(beta=0.5), Simpo()])
+def test_influence_is_the_product_of_the_gradients(tmp_path: Path, loss: PreferenceLoss) -> None:
+    folder = model_folder(tmp_path)
+    config = InfluenceConfig(loss, Dtype.float64, tokens_per_forward=128, devices=1)
+    actual = score_rows(folder, ROWS, TRUSTED, config)
+    with oracle.Float64():
+        wanted = gradient(folder, TRUSTED, loss)
+        expected = torch.stack([gradient(folder, [row], loss) @ wanted for row in ROWS])
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10)
+    assert actual.min() < 0 < actual.max()
+
+
+def test_a_row_with_its_sides_exchanged_pulls_the_other_way(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    config = InfluenceConfig(tokens_per_forward=128, devices=1)
+    wrong = [replace(row, responses=row.responses[::-1]) for row in ROWS]
+    right = score_rows(folder, ROWS, TRUSTED, config)
+    torch.testing.assert_close(
+        score_rows(folder, wrong, TRUSTED, config), -right, rtol=1e-3, atol=1e-6
+    )

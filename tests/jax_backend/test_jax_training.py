@@ -1,0 +1,222 @@
+"""Training runs with `backend=jax` as a step starts them, beside those of torch."""
+
+import json
+import math
+import multiprocessing
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
+
+from safetensors.torch import load_file
+from tiny_models import (
+    VOCABULARY,
+    demonstration_records,
+    folder_bytes,
+    gemma2,
+    llama,
+    model_folder,
+    pair_records,
+)
+from waiting import kill_this_process
+
+from steps.jax_backend.backend_choice import JaxTraining
+from steps.jax_backend.config import JaxScoring
+from steps.jax_backend.rounds import RoundsBatch
+from steps.losses.dpo import Dpo
+from steps.models.config import Dtype, LoraConfig
+from steps.models.workplace import Workplace
+from steps.scoring.config import Attention, ReferenceConfig
+from steps.scoring.reference import read_reference, run_reference
+from steps.training.config import DpoConfig, OptimizerConfig, Schedule, TrainConfig
+from steps.training.recipes import run_dpo, run_sft
+
+OPTIMIZER = OptimizerConfig(
+    learning_rate=1e-3, schedule=Schedule.cosine, warmup_steps=3, weight_decay=0.1
+)
+CONFIG = DpoConfig(
+    batch_size=8,
+    tokens_per_forward=128,
+    epochs=10,
+    max_steps=20,
+    optimizer=OPTIMIZER,
+    loss=Dpo(beta=0.5, nll_weight=0.1),
+)
+JAX = JaxTraining(devices=1)
+RECORDS = pair_records(24)
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "policy", lambda: llama(tied=False))
+
+
+def train(policy: Path, config: DpoConfig, work: Path, **place: Any) -> tuple[dict, list[dict]]:
+    """Reference and training, as two steps would do them; the summary and the logged steps."""
+    scratch = Workplace(work / "reference", work / "reference-scratch")
+    run_reference(policy, RECORDS, config.reference(), scratch)
+    where = Workplace(work / "model", work / "scratch", **place)
+    summary = run_dpo(policy, RECORDS, work / "reference", config, where)
+    log = (work / "model/metrics.jsonl").read_text().splitlines()
+    return summary, [json.loads(line) for line in log]
+
+
+def test_twenty_steps_go_as_they_go_with_torch(policy: Path, tmp_path: Path) -> None:
+    _, expected = train(policy, CONFIG, tmp_path / "torch")
+    _, actual = train(policy, replace(CONFIG, backend=JAX), tmp_path / "jax")
+    assert actual[0]["loss"] == pytest.approx(math.log(2) + 0.1 * actual[0]["nll_loss"], abs=1e-6)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        assert ours["learning_rate"] == theirs["learning_rate"]
+        assert ours["num_tokens"] == theirs["num_tokens"]
+    assert expected[-1]["loss"] < expected[0]["loss"] - 0.1
+    weights = [load_file(tmp_path / name / "model/model.safetensors") for name in ("torch", "jax")]
+    before = load_file(policy / "model.safetensors")
+    assert weights[0].keys() == weights[1].keys()
+    for name, theirs in weights[0].items():
+        moved = (theirs - before[name]).norm()
+        assert (weights[1][name] - theirs).norm() <= 1e-3 * moved, name
+
+
+def test_a_run_begun_with_one_backend_goes_on_with_the_other(policy: Path, tmp_path: Path) -> None:
+    """Weights, moments and step count of a checkpoint, in both directions."""
+    config = replace(CONFIG, checkpoint_every_steps=1)
+    _, expected = train(policy, config, tmp_path / "whole")
+    for first, second in ((None, JAX), (JAX, None)):
+        work = tmp_path / f"{second and second.name}"
+        asked: list[None] = []
+
+        def stopping(asked: list[None] = asked) -> bool:
+            asked.append(None)
+            return len(asked) == 10
+
+        with pytest.raises(Exception, match="left after step 10"):
+            train(policy, replace(config, backend=first), work, stopping=stopping)
+        _, log = train(policy, replace(config, backend=second), work)
+        assert len(log) == 20
+        for ours, theirs in zip(log, expected, strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+
+
+def train_all(policy: Path, folder: Path, runs: list[tuple[str, int | None]]) -> None:
+    """Runs in folders of these names, each killed after a step, or not."""
+    config = replace(CONFIG, backend=JAX, max_steps=6, checkpoint_every_steps=2)
+    for name, killed_at in runs:
+        train(policy, config, folder / name, on_progress=_killing(folder / name, killed_at))
+
+
+def _killing(work: Path, killed_at: int | None) -> Callable[..., None]:
+    def on_progress(done: int, *_: object) -> None:
+        if done == killed_at:
+            kill_this_process(once_there=work / "scratch/checkpoints/step-000004")
+
+    return on_progress
+
+
+def test_a_run_that_was_killed_ends_with_the_same_bytes(policy: Path, tmp_path: Path) -> None:
+    processes = multiprocessing.get_context("spawn")
+    ended = []
+    for runs in ([("killed", 5)], [("killed", None), ("whole", None)]):
+        process = processes.Process(target=train_all, args=(policy, tmp_path, runs))
+        process.start()
+        process.join()
+        ended.append(process.exitcode)
+    assert ended == [-signal.SIGKILL, 0]
+    assert load_file(tmp_path / "killed/model/model.safetensors")
+    assert folder_bytes(tmp_path / "killed/model") == folder_bytes(tmp_path / "whole/model")
+
+
+def test_supervised_training_in_bfloat16_updates_masters(tmp_path: Path) -> None:
+    """At this rate most updates are less than bfloat16 can tell."""
+    policy = model_folder(tmp_path / "policy", gemma2)
+    records = demonstration_records(12)
+    losses = {}
+    for name, backend in (("torch", None), ("jax", JAX)):
+        config = TrainConfig(
+            batch_size=6,
+            epochs=4,
+            dtype=Dtype.bfloat16,
+            tokens_per_forward=128,
+            optimizer=OptimizerConfig(learning_rate=1e-4, schedule=Schedule.constant),
+            backend=backend,
+        )
+        place = Workplace(tmp_path / name, tmp_path / f"{name}-scratch")
+        summary = run_sft(policy, records, config, place)
+        losses[name] = (summary["first"]["loss"], summary["final"]["loss"])
+    assert losses["jax"] == pytest.approx(losses["torch"], abs=3e-2)
+    trained = load_file(tmp_path / "jax/model.safetensors")
+    assert {weight.dtype for weight in trained.values()} == {torch.bfloat16}
+
+
+def test_a_reference_of_either_backend_serves_the_other_in_float32(
+    policy: Path, tmp_path: Path
+) -> None:
+    folders = {}
+    for name, backend in (("torch", None), ("jax", JaxScoring(devices=1))):
+        folders[name] = tmp_path / name
+        config = ReferenceConfig(tokens_per_forward=128, groups_per_shard=8, backend=backend)
+        run_reference(policy, RECORDS, config, Workplace(folders[name], tmp_path / f"{name}-s"))
+    torch_s, jax_s = (read_reference(folder) for folder in folders.values())
+    assert (torch_s.scored_by.backend, jax_s.scored_by.backend) == ("torch", "jax")
+    jax_s.scored_by.require_comparable(torch_s.scored_by, folders["torch"])
+    bfloat16 = [replace(r.scored_by, dtype=Dtype.bfloat16) for r in (torch_s, jax_s)]
+    with pytest.raises(ValueError, match=r"computed with backend=torch .* runs with backend=jax"):
+        bfloat16[1].require_comparable(bfloat16[0], folders["torch"])
+    config = replace(CONFIG, backend=JAX, max_steps=1)
+    place = Workplace(tmp_path / "model", tmp_path / "scratch")
+    run_dpo(policy, RECORDS, folders["torch"], config, place)  # its start is checked
+
+
+def test_what_the_backend_lacks_is_refused(policy: Path, tmp_path: Path) -> None:
+    place = Workplace(tmp_path / "out", tmp_path / "scratch")
+    records = demonstration_records(3)
+    lora = TrainConfig(lora=LoraConfig(), backend=JAX)
+    with pytest.raises(ValueError, match="trains all weights; set lora=null"):
+        run_sft(policy, records, lora, place)
+    padded = TrainConfig(attention=Attention.padded, backend=JAX)
+    with pytest.raises(ValueError, match="reads packs only; set attention=auto"):
+        run_sft(policy, records, padded, place)
+    dropping = model_folder(tmp_path / "dropping", lambda: llama(dropout=0.1))
+    with pytest.raises(ValueError, match=r"has no dropout, .* asks for attention_dropout=0\.1"):
+        run_sft(dropping, records, TrainConfig(backend=JAX), place)
+
+
+def test_a_decoder_that_differs_from_the_model_is_found_before_training(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from steps.jax_backend import jax_scorer
+
+    right = jax_scorer.read_architecture
+    monkeypatch.setattr(
+        jax_scorer, "read_architecture", lambda folder: replace(right(folder), norm_offset=0.5)
+    )
+    with pytest.raises(ValueError, match="does not compute what transformers' LlamaForCausalLM"):
+        run_sft(
+            policy,
+            demonstration_records(3),
+            TrainConfig(backend=JAX),
+            Workplace(tmp_path / "out", tmp_path / "scratch"),
+        )
+
+
+def test_a_long_run_compiles_few_programs(policy: Path) -> None:
+    """Batches of all sizes take a few shapes: quarters of the budget."""
+    from steps.jax_backend.jax_scorer import JaxScorer
+    from steps.scoring.examples import read_pairs
+
+    scorer = JaxScorer(policy, Dtype.float32, 128, devices=1)
+    groups = read_pairs(pair_records(40), VOCABULARY)
+    batches = [scorer.prepare(groups[:size]) for size in range(1, 41)]
+    arrays = [one.arrays for b in batches if isinstance(b, RoundsBatch) for one in b.rounds]
+    shapes = {(a.ids.shape, a.targets.shape, a.reach) for a in arrays}
+    assert len(arrays) > 100
+    assert len(shapes) <= 12
+    scorer.close()

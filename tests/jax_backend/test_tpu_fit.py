@@ -1,0 +1,94 @@
+"""A step compiled for TPUs that are not there, at toy size."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
+
+from tiny_models import llama, model_folder
+from typer.testing import CliRunner
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="the extra temper-ml[tpu] is not installed"
+)
+
+SCRIPT = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from steps.jax_backend.fit import Step, compile_step
+
+found = {}
+for topology in sys.argv[2:]:
+    fit = compile_step(Path(sys.argv[1]), topology, Step(128, 64))
+    found[topology] = {"chips": fit.chips, "flops": fit.flops, "fits": fit.fits, "peak": fit.peak}
+    found[topology]["programs"] = [asdict(program) for program in fit.programs]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_training_step_compiles_for_slices_of_tpus(tmp_path: Path) -> None:
+    policy = model_folder(tmp_path, lambda: llama(tied=False, intermediate=256))
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(policy), "v5e:2x2", "v5p:2x2x1"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    for found in json.loads(ran.stdout.splitlines()[-1]).values():
+        assert found["chips"] == 4
+        assert found["fits"] is True
+        assert [p["name"] for p in found["programs"]] == ["forward", "backward", "update"]
+        for program in found["programs"][:2]:  # weights are in pieces: they are gathered
+            assert program["collectives"]["all-gather"] > 0
+        # The update holds a quarter of weights, two moments and a gradient, laid out in tiles.
+        parameters = 2 * 64 * 16 + 2 * (16 * 16 * 2 + 16 * 8 * 2 + 3 * 16 * 256 + 2 * 16) + 16
+        whole = 4 * 4 * parameters
+        assert whole / 4 <= found["programs"][2]["arguments"] < whole
+
+
+@needs_libtpu
+def test_a_topology_that_is_not_known_is_an_error_that_names_some(tmp_path: Path) -> None:
+    from steps.jax_backend.fit import Step, compile_step
+
+    with pytest.raises(ValueError, match=r"no TPU topology 'v5p-8' .*; names are like v5e:2x4"):
+        compile_step(model_folder(tmp_path), "v5p-8", Step(128, 64))
+
+
+def test_the_report_says_what_each_program_takes_and_whether_it_fits() -> None:
+    from steps.jax_backend.command import report
+    from steps.jax_backend.fit import GIB, Fit, Program
+
+    forward = Program("forward", 4 * GIB, 2 * GIB, GIB, 0, {"all-gather": 3}, 12.0)
+    backward = Program("backward", 7 * GIB, 4 * GIB, 2 * GIB, 4 * GIB, {}, 34.0)
+    update = Program("update", 16 * GIB, 12 * GIB, GIB, 12 * GIB, {"all-reduce": 1}, 5.0)
+    fit = Fit("v5e:2x4", 8, 10**9, (forward, backward, update), 16 * GIB, 2e12)
+    # Beside the forward lie two moments and a gradient, beside the backward the moments.
+    assert [fit.beside(program) // GIB for program in fit.programs] == [12, 8, 0]
+    assert (fit.peak // GIB, fit.fits) == (19, False)
+    said = report(fit, 2048, 1024)
+    assert "8 chips, 1.000 B parameters, a pack of 2048 tokens (1024 scored) a chip" in said
+    assert "3 all-gather; 12" in said
+    assert said.endswith("at most 19.00 GiB a chip of 16: it does not fit")
+
+
+def test_the_command_line_has_it_once_the_package_is_installed() -> None:
+    import typer
+
+    from steps.jax_backend.command import fit
+
+    app = typer.Typer()
+    app.command()(fit)
+    said = CliRunner().invoke(app, ["train_dpo", "--on", "v5e:2x4", "--model", "nowhere"])
+    assert said.exit_code == 2
+    assert "nowhere" in said.output

@@ -1,0 +1,59 @@
+"""The scripts of ``examples/``, as a reader runs them: each in a process, on a store they share."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import script
+from places import REPOSITORY
+from waiting import HANGS_SECONDS
+
+from pipeline.running.session import PLAN_ONLY
+
+EXAMPLES = REPOSITORY / "examples"
+SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "sums")
+SHARED = ("sums", "dpo_on_my_rows")
+"""What examples import from each other."""
+
+
+def test_the_readme_lists_every_example() -> None:
+    readme = (EXAMPLES / "README.md").read_text("utf-8")
+    assert len(SCRIPTS) == 8
+    assert not [name for name in SCRIPTS if f"| [`{name}.py`]({name}.py) |" not in readme]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_example_says_how_it_is_run_and_plans(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"    python examples/{name}.py\n" in (EXAMPLES / f"{name}.py").read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(PLAN_ONLY, "1")
+    for module in SHARED:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    planned = script(EXAMPLES / f"{name}.py")
+    assert planned.status == 0, planned.err
+    assert "train_sft" in planned.out
+    assert "to run, 0 cached" in planned.out
+
+
+@pytest.mark.slow
+def test_every_example_runs_and_shares_what_the_others_made(tmp_path: Path) -> None:
+    said = {name: _run(name, tmp_path) for name in SCRIPTS}
+    made = sorted(path.name for path in (tmp_path / "store" / "attempts" / "init_model").iterdir())
+    assert len(made) == 1
+    assert "off by 2" in said["own_checker"]
+    assert "parameters" in said["sweep"]
+    assert all("nothing to run" in _run(name, tmp_path) for name in ("own_step", "own_loss"))
+
+
+def _run(name: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True, text=True, timeout=4 * HANGS_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

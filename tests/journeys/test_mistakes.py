@@ -1,0 +1,461 @@
+"""The mistakes of a first hour, each of which is told in one sentence that says what to do.
+
+A message is short, is no traceback, and names the remedy as it is typed. The traceback of a step is
+in its log. Mistakes on the command line and in Python are made in this process; those that only a
+worker meets are made in one run, whose steps all fail.
+"""
+
+import io
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mistaken_steps import (
+    Backend,
+    Training,
+    mistaken,
+    needs_a_package,
+    one_part,
+    trained,
+    use,
+)
+from rich.console import Console
+from typer.testing import CliRunner
+
+from pipeline import File, HubModel, Step, Store, TemperError, adopt, look_again, run
+from pipeline.cli import app
+from pipeline.foreseen import message_of
+from pipeline.launchers.config import LauncherConfig
+from pipeline.plan.planning import make_plan
+from pipeline.running.session import RunFailed, require_packages
+from steps.data.formats.choice import FormatChoice
+from steps.data.load.config import LoadConfig
+from steps.evaluate import evaluate
+from steps.import_model import import_model
+from steps.kinds import Model, Preferences
+from steps.load_preferences import load_preferences
+from steps.losses.dpo import Dpo
+from steps.report import report
+from steps.tokenize_preferences import tokenize_preferences
+from steps.train_sft import train_sft
+from steps.training.config import DpoConfig
+
+LONGEST_MESSAGE = 500
+PAIRS = [{"prompt": f"Question {n}?", "chosen": "Yes.", "rejected": "No."} for n in range(20)]
+COLUMNS = [{"question": f"Question {n}?", "good": "Yes.", "bad": "No."} for n in range(20)]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder: data in all states, and what is no model."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    write(folder / "pairs.jsonl", PAIRS)
+    write(folder / "columns.jsonl", COLUMNS)
+    write(folder / "other.jsonl", [{"foo": "1", "bar": "2", "baz": "3"}] * 9)
+    write(folder / "one.jsonl", PAIRS[:1])
+    (folder / "empty.jsonl").touch()
+    (folder / "broken.jsonl").write_text("these are not rows\n" * 3)
+    (folder / "pairs.csv").write_text("prompt,chosen,rejected\n" + "q,Yes.,No.\n" * 9)
+    (folder / "semicolons.csv").write_text("prompt;chosen;rejected\n" + "q;Yes.;No.\n" * 9)
+    (folder / "pairs.xlsx").write_text("no rows")
+    (folder / "pairs.ndjson").write_text((folder / "pairs.jsonl").read_text())
+    (folder / "notes.md").write_text("# Notes")
+    (folder / "docs").mkdir()
+    (folder / "docs" / "index.md").write_text("# Docs")
+    for name, files in {
+        "unweighted": ["config.json", "tokenizer.json"],
+        "speechless": ["config.json", "model.safetensors"],
+        "models/good": ["config.json", "tokenizer.json", "model.safetensors"],
+    }.items():
+        (folder / name).mkdir(parents=True)
+        for file in files:
+            (folder / name / file).write_text("{}")
+    return folder
+
+
+def require_message(text: str, *remedies: str) -> None:
+    """Short, no traceback, and with what to do."""
+    assert "Traceback" not in text
+    assert 'File "' not in text
+    assert len(text) <= LONGEST_MESSAGE, text
+    for remedy in remedies:
+        assert remedy in text, text
+
+
+# --- on the command line -----------------------------------------------------------------------
+
+COMMAND_LINE: list[tuple[list[str], list[str]]] = [
+    (["dpo.loss.bta=1"], ["dpo.loss.bta", "did you mean dpo.loss.beta"]),
+    (["dpo.los.beta=1"], ["did you mean", "dpo.loss"]),
+    (["learning_rate=1"], ["learning_rate", "did you mean"]),
+    (["dpo.beta=1"], ["did you mean dpo.loss.beta"]),
+    (["dpo.loss.beta=much"], ["dpo.loss.beta=much"]),
+    (["dpo.loss.beta=-1"], ["dpo.loss: beta must be above 0, got -1"]),
+    (["dpo.loss=simpo"], ["dpo/loss=simpo"]),
+    (["dpo/loss=dop"], ["unknown choice dpo/loss=dop", "dpo"]),
+    (["dpo.lora.r=8"], ["dpo.lora is null", "choose one first: dpo/lora=NAME"]),
+    (["scale=huge"], ["scale=huge", "demo, full, own, smoke"]),
+    (["jobs=0"], ["jobs must be at least 1"]),
+    (["jobs=many"], ["jobs=many"]),
+    (["force=[train]"], ["no step train", "train_dpo"]),
+    (["only=[train]"], ["no step train", "train_dpo"]),
+    (["sinks=[mlflow]"], ["mlflow", "wandb, tensorboard"]),
+    (["data.path=nope.jsonl"], ["nope.jsonl does not exist", "check the path"]),
+    (["data.path=empty.jsonl"], ["empty.jsonl has no rows"]),
+    (["data.path=pairs.xlsx"], [".xlsx is not read; convert it", ".csv"]),
+    (["data.path=pairs.ndjson"], ["rename it to .jsonl"]),
+    (["data.path=notes.md"], ["name it, by what it holds, one of .jsonl"]),
+    (["data.path=nope*.jsonl"], ["nope*.jsonl", "check the path"]),
+    (["data.path=null"], ["data.path=FILE.jsonl"]),
+    (["data.path=pairs.jsonl", "data.hub=a/b"], ["set one of data.path"]),
+    (["data.test_fraction=2"], ["test_fraction must be in (0, 1)"]),
+    (["data.format=preferences"], ["unknown format 'preferences'", "did you mean preference"]),
+    (["data.fields={prompt: question}"], ["set format as well as fields"]),
+    (
+        ["data.format=preference", "data.fields={promt: question}"],
+        ["has no field promt", "prompt, chosen, rejected"],
+    ),
+    (["model=local", "model.path=nope"], ["nope does not exist", "check the path"]),
+    (["model=local", "model.path=docs"], ["docs is no model: it has no config.json", "model.path"]),
+    (["model=local", "model.path=/tmp"], ["/tmp is no model: it has no config.json"]),
+    (["model=local", "model.path=models"], ["did you mean models/good?"]),
+    (["model=local", "model.path=notes.md"], ["neither a folder nor a .gguf file"]),
+    (["model=local", "model.path=unweighted"], ["no weights (model.safetensors)"]),
+    (["model=local", "model.path=speechless"], ["no tokenizer (tokenizer.json)"]),
+    (
+        ["model=local", "model.path=HuggingFaceTB/SmolLM2-135M"],
+        ["model=hub model.hub=HuggingFaceTB/SmolLM2-135M"],
+    ),
+    (["model.path=docs", "model.hub=a/b"], ["set one of model.path, model.hub"]),
+    (["store=/proc/store"], ["cannot write to the store /proc/store"]),
+    (["launcher.steps.train_dpo.gpus=64"], ["train_dpo asks for gpus=64", "ask for less"]),
+    (["launcher.use=[pbs]"], ["pbs", "local, slurm, ray"]),
+    (["scheduler=http://127.0.0.1:9"], ["does not answer", "leave out scheduler="]),
+]
+
+
+@pytest.mark.parametrize(("typed", "remedies"), COMMAND_LINE, ids=lambda case: " ".join(case))
+def test_a_mistake_on_the_command_line(
+    typed: list[str],
+    remedies: list[str],
+    folder: Path,
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = str(repository / "experiments" / "dpo_ultrafeedback.py")
+    usual = ["store=store", "data.path=pairs.jsonl", "data.test_path=null", "model=local"]
+    usual += ["model.path=models/good", "-q"]
+    named = {setting.partition("=")[0] for setting in typed}
+    kept = [setting for setting in usual if setting.partition("=")[0] not in named]
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [script, *kept, *typed])
+    monkeypatch.setattr(sys, "path", [str(repository / "experiments"), *sys.path])
+    look_again()
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    assert ended.value.code not in (0, None)
+    told = capsys.readouterr().err
+    assert len(told.strip().splitlines()) == 1, told
+    require_message(told, *remedies)
+
+
+# --- in Python ---------------------------------------------------------------------------------
+
+PYTHON: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "no such file": (lambda: load_preferences(File("nope.jsonl")), ["does not exist", "the path"]),
+    "a text for a file": (lambda: load_preferences("pairs.jsonl"), ["pass File('pairs.jsonl')"]),
+    "a text for a model": (
+        lambda: import_model("HuggingFaceTB/SmolLM2-135M"),
+        ["HubModel('HuggingFaceTB/SmolLM2-135M')"],
+    ),
+    "a Hub name for a folder": (
+        lambda: import_model(File("HuggingFaceTB/SmolLM2-135M")),
+        ["HubModel('HuggingFaceTB/SmolLM2-135M')"],
+    ),
+    "no model": (lambda: import_model(File("docs")), ["no config.json"]),
+    "a branch without a hub": (lambda: HubModel("owner/name"), ["40-digit commit"]),
+    "the wrong step": (
+        lambda: train_sft(load_preferences(File("pairs.jsonl")), init=model()),
+        ["train_sft(", "Preferences"],
+    ),
+    "the wrong order": (lambda: tokenize_preferences(model(), tokenizer=model()), ["Preferences"]),
+    "the wrong config": (
+        lambda: evaluate(tokens()["test"], model=model(), config=DpoConfig()),
+        ["takes EvaluateConfig", "was given a DpoConfig"],
+    ),
+    "an unknown argument": (
+        lambda: load_preferences(File("pairs.jsonl"), fraction=0.5),
+        ["fraction", "it takes train, test, config"],
+    ),
+    "a setting out of range": (lambda: Dpo(beta=-1), ["beta must be above 0"]),
+    "a misspelt format": (lambda: FormatChoice("preferences"), ["did you mean preference"]),
+    "a list of results": (lambda: report([evaluation()]), ["give a dict with a name for each"]),
+    "a part of a list": (lambda: as_any(tokens())[0], ["as in ['train']"]),
+    "a part that the kind lacks": (lambda: task()["training"], ["has no part", "sft, test, train"]),
+    "a bare step": (lambda: run(as_any(evaluation())), ["as a list or a dict"]),
+    "a text for steps": (lambda: run([evaluation()], force="evaluate"), ["names of steps"]),
+    "an unknown step": (lambda: run([evaluation()], force=["sft"]), ["no step sft"]),
+    "an unknown sink": (lambda: run([evaluation()], sinks=["mlflow"]), ["wandb, tensorboard"]),
+    "a store in memory": (lambda: run([evaluation()], "memory://x"), ["name a folder or a bucket"]),
+    "a missing package": (lambda: run([needs_a_package()]), ["pip install no_such_package"]),
+    "a choice that needs a package": (
+        lambda: run([trained(Training(Backend()))]),
+        ["trained needs the package no_such_package", "pip install no_such_package"],
+    ),
+    "too much asked": (lambda: run([mistaken("gpus").on(gpus=64)]), ["ask for less"]),
+    "nonsense asked": (lambda: mistaken("gpus").on(memory="lots"), ["memory"]),
+}
+
+
+def as_any(step: Any) -> Any:
+    """What a type checker would refuse, which not everybody asks."""
+    return step
+
+
+def model() -> Step:
+    return adopt("models/good", Model)
+
+
+def tokens() -> Step:
+    return tokenize_preferences(adopt("docs", Preferences), tokenizer=model())
+
+
+def evaluation() -> Step:
+    return evaluate(tokens()["test"], model=model(), loss=DpoConfig().loss)
+
+
+def task() -> Step:
+    from steps.make_arithmetic import make_arithmetic
+
+    return make_arithmetic()
+
+
+@pytest.mark.parametrize("mistake", PYTHON)
+def test_a_mistake_in_python(mistake: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, remedies = PYTHON[mistake]
+    monkeypatch.chdir(folder)
+    with pytest.raises((TemperError, ValueError)) as raised:
+        make()
+    told = message_of(raised.value)
+    assert told is not None, raised.value
+    require_message(told, *remedies)
+
+
+# --- in a step ---------------------------------------------------------------------------------
+
+BUGS = {
+    "a bug": ["KeyError: 'txt'", "mistaken_steps.py, line", 'return len(row["txt"])'],
+    "a library's error": ["JSONDecodeError", 'json.loads("{")'],
+    "an assertion": ["AssertionError: there are two rows", "mistaken_steps.py, line"],
+    "a missing package": ["No module named 'no_such_package'", "import no_such_package"],
+}
+MESSAGES = {
+    "a missing extra": ["math_verify is not installed here: pip install"],
+    "its own message": ["the rows have no margin; add one, or set margin=0"],
+    "its own foreseen error": ["the rows have no weight; add one with weight="],
+    "a full disk": ["no space is left on a disk", "MiB free", "store=FOLDER"],
+    "a full disk that a library met": ["no space is left on a disk", "store=FOLDER"],
+    "no memory": ["not enough memory", "tokens_per_forward"],
+    "a bad result": ["metrics that cannot be kept", "return a dict of numbers"],
+    "a link": ["no regular file; write a copy"],
+}
+DATA: dict[str, list[str]] = {
+    "columns.jsonl": [
+        "data.format=preference 'data.fields={prompt: question, chosen: good, rejected: bad}'"
+    ],
+    "other.jsonl": ["their fields: bar, baz, foo", "data.format=preference 'data.fields={prompt:"],
+    "semicolons.csv": ["parted by ';': write it with commas"],
+    "one.jsonl": ["no row is left for test", "change data.test_fraction"],
+    "empty.jsonl": ["empty.jsonl has no rows"],
+    "broken.jsonl": ["no valid row", "broken JSON: 3"],
+    "notes.md": ["one of .jsonl"],
+}
+WRONG_FIELD = "data.fields names questio, and its rows have the fields bad, good, question"
+
+
+@pytest.fixture(scope="module")
+def failures(folder: Path) -> Iterator[dict[str, str]]:
+    """What is shown of each step of a run in which every step fails, by the name of its result."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        look_again()
+        wrong = FormatChoice("preference", {"prompt": "questio", "chosen": "good"})
+        roots = {name: mistaken(name) for name in (*BUGS, *MESSAGES)}
+        roots |= {name: load_preferences(File(name)) for name in DATA}
+        roots["a wrong field"] = load_preferences(
+            File("columns.jsonl"), config=LoadConfig(format=wrong)
+        )
+        roots["missing"] = use(one_part(File("notes.md"))["test"])
+        console = Console(file=io.StringIO(), width=2000)
+        with pytest.raises(RunFailed) as failed:
+            run(roots, "failed-store", jobs=2, console=console, verbosity=-1)
+        assert failed.value.__cause__ is None
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        told = [part.strip() for part in shown.split("✗ ")[1:]]
+        yield {name_of(part): part for part in told}
+
+
+def name_of(told: str) -> str:
+    """The result that a failed step is behind, or the step's own name."""
+    heading = told.partition(": ")[0]
+    return heading.partition(" (")[2].removesuffix(")") or heading
+
+
+@pytest.mark.parametrize("mistake", [*MESSAGES, *DATA, "a wrong field", "use"])
+def test_a_foreseen_failure_of_a_step_is_one_sentence(
+    mistake: str, failures: dict[str, str]
+) -> None:
+    remedies = {
+        **MESSAGES,
+        **DATA,
+        "a wrong field": [WRONG_FIELD],
+        "use": ["no part 'test'; it has: train"],
+    }[mistake]
+    told, *rest = failures[mistake].splitlines()
+    require_message(told.split(": ", 1)[1], *remedies)
+    assert [line.split(":")[0].strip() for line in rest if line] in (["whole log"], [])
+
+
+@pytest.mark.parametrize("mistake", BUGS)
+def test_a_bug_is_shown_by_the_lines_of_the_user_alone(
+    mistake: str, failures: dict[str, str]
+) -> None:
+    shown = failures[mistake]
+    for line in BUGS[mistake]:
+        assert line in shown
+    assert "Traceback" not in shown
+    assert "pipeline" not in shown.partition("whole log")[0]
+    assert len(shown.splitlines()) <= 10
+    log = shown.split("whole log: ")[1].splitlines()[0]
+    assert "Traceback (most recent call last)" in Path(log).read_text()
+
+
+# --- in the shell ------------------------------------------------------------------------------
+
+SHELL: list[tuple[list[str], list[str]]] = [
+    (["list"], ["TEMPER_STORE"]),
+    (["plan", "nope.py"], ["no script nope.py"]),
+    (["show", "train_dpo"], ["TEMPER_STORE"]),
+    (["logs", "train_dpo"], ["TEMPER_STORE"]),
+]
+
+
+@pytest.mark.parametrize(("typed", "remedies"), SHELL, ids=lambda case: " ".join(case))
+def test_a_mistake_in_the_shell(
+    typed: list[str], remedies: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    failed = CliRunner().invoke(app, typed)
+    assert failed.exit_code != 0
+    assert failed.exception is not None
+    told = message_of(failed.exception)
+    assert told is not None, failed.exception
+    require_message(told, *remedies)
+
+
+def in_a_script(folder: Path, source: str, *more: str) -> subprocess.CompletedProcess[str]:
+    (folder / "plain.py").write_text(source)
+    command = [*(more or [sys.executable]), "plain.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+COMPOSED = """
+from pipeline import File, run
+from steps.load_preferences import load_preferences
+
+run([load_preferences(File("nope.jsonl"))])
+"""
+
+
+def test_a_plain_script_ends_with_one_sentence_and_its_own_line(tmp_path: Path) -> None:
+    ran = in_a_script(tmp_path, COMPOSED)
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        f"error: input {tmp_path}/nope.jsonl does not exist; check the path (now in {tmp_path}) "
+        "(plain.py, line 5)\n"
+    )
+
+
+def test_a_planned_script_does_too(tmp_path: Path) -> None:
+    planned = in_a_script(tmp_path, COMPOSED, sys.executable, "-c", PLAN, "plan")
+    assert planned.returncode == 1
+    require_message(planned.stderr, "nope.jsonl does not exist")
+
+
+CAUGHT = """
+from pipeline import File
+
+try:
+    File("nope.jsonl").identity()
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+PLAN = "from pipeline.cli import main; main()"
+
+UNGUARDED = """
+from pipeline import Output, run, step
+
+@step
+def mine(out: Output) -> dict:
+    return {}
+
+run([mine()])
+"""
+
+
+def test_a_script_without_a_guard_is_told_to_put_one(tmp_path: Path) -> None:
+    ran = in_a_script(tmp_path, UNGUARDED)
+    assert ran.returncode == 1
+    assert 'put it under `if __name__ == "__main__":`' in ran.stdout
+    assert "Traceback" not in ran.stdout + ran.stderr
+
+
+def test_an_exception_that_is_no_message_stays_python_s(tmp_path: Path) -> None:
+    ran = in_a_script(tmp_path, "import pipeline\nint('x')\n")
+    assert "Traceback" in ran.stderr
+    caught = in_a_script(tmp_path, CAUGHT)
+    assert caught.stdout == "TemperError\n"
+
+
+@pytest.mark.parametrize("source", ["-c", "-"])
+def test_a_step_that_is_typed_in_is_refused_with_what_to_do(source: str, tmp_path: Path) -> None:
+    text = UNGUARDED.replace("run(", "print(")
+    command = [sys.executable, source, *([text] if source == "-c" else [])]
+    typed = subprocess.run(command, input=text, cwd=tmp_path, capture_output=True, text=True)
+    assert typed.returncode == 1
+    require_message(typed.stderr, "%%writefile my_steps.py", "from my_steps import mine")
+
+
+def test_a_notebook_shows_the_message_in_place_of_a_traceback() -> None:
+    """IPython asks an exception for its lines by this name."""
+    error: Any = TemperError("no rows;\nadd some")
+    assert error._render_traceback_() == ["error: no rows; add some"]
+
+
+def test_what_a_job_s_machine_has_is_not_known_here(tmp_path: Path, store: Store) -> None:
+    plan = make_plan({"trained": trained(Training(Backend()))}, store)
+    require_packages(plan, LauncherConfig(use=["slurm"]))
+    with pytest.raises(TemperError, match="pip install no_such_package"):
+        require_packages(plan, LauncherConfig(use=["local"]))
+
+
+def test_a_step_that_has_a_part_by_its_manifest_is_asked_for_no_other(
+    tmp_path: Path, store: Store, console: Console
+) -> None:
+    (source := tmp_path / "source.txt").write_text("1")
+    made = one_part(File(str(source)))
+    run([made], store, console=console)
+    with pytest.raises(TemperError, match="no part 'test'; it has: train"):
+        run([use(made["test"])], store, console=console)

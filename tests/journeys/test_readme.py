@@ -1,0 +1,60 @@
+"""README's Python, as it is printed, in one file."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+PLAN_ONLY = "TEMPER_PLAN_ONLY"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, repository: Path) -> Path:
+    """A folder with a script of all of README's Python, and the files that it names."""
+    snippets = re.findall(r"```python\n(.*?)```", (repository / "README.md").read_text(), re.DOTALL)
+    assert len(snippets) == 2
+    (tmp_path / "readme.py").write_text("\n".join(snippets))
+    rows = [{"prompt": f"{n}?", "chosen": "Yes. " * n, "rejected": "No."} for n in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "MODEL").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / "MODEL" / name).write_text("{}")
+    return tmp_path
+
+
+def call(folder: Path, script: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, script], cwd=folder, env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_experiment_is_planned_with_all_its_steps(folder: Path) -> None:
+    shown = call(folder, "readme.py", **{PLAN_ONLY: "1"})
+    assert "10 to run, 0 cached" in shown
+    assert "beta=0.05" in shown
+
+
+def test_the_step_of_one_s_own_keeps_both_splits(folder: Path) -> None:
+    """It is in a script of one's own, and a worker imports that."""
+    source = (folder / "readme.py").read_text()
+    own = source.replace("run(results,", "run([drop_long(load_preferences(File('pairs.jsonl')))],")
+    guard = own.index("if __name__")
+    end = own.index("\n\n", guard)
+    moved = f"{own[:guard]}{own[end:]}\n{own[guard:end]}\n".replace(
+        "limit: int = 2000", "limit: int = 200"
+    )
+    (folder / "own.py").write_text(moved)
+    call(folder, "own.py")
+    (made,) = (folder / "store" / "attempts" / "drop_long").glob("*/*/content")
+    for split in ("train", "test"):
+        rows = parquet.read_table(made / split / "pairs-00000.parquet").to_pylist()
+        assert rows
+        assert all(len(str(row["chosen"])) <= 200 for row in rows)

@@ -1,0 +1,326 @@
+"""Jobs that outlive their driver, with the smallest engine there is: processes of this machine.
+
+What holds here holds for every engine, as they share all of it but the client.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from job_steps import always_fails, count_to, counted, lines
+from places import SUPPORT
+from waiting import HANGS_SECONDS, held, hold, let_go, wait_until
+
+from pipeline import Step, Store
+from pipeline.dag.resources import NOTHING, Resources
+from pipeline.launchers.jobs import EngineError, JobLauncher, JobRecord
+from pipeline.launchers.placement import Placement
+from pipeline.plan.resolver import Resolver
+from pipeline.running.attempts import Executor, StepFailed
+from pipeline.store.catalog import Catalog
+from pipeline.store.lease import Lease, Leases
+from pipeline.store.manifest import Manifest
+from pipeline.wire import presence
+from pipeline.wire.launcher import REFUSED, Ended, Task
+
+
+@dataclass
+class Processes:
+    """An engine whose jobs are processes, each known by a name."""
+
+    folder: Path
+    kind: str = "processes"
+    poll_seconds: float = 0.2
+    grace_seconds: float = 60.0
+    jobs: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    answers: bool = True
+    asked: int = 0
+
+    def shortage(self, resources: Resources) -> str | None:
+        return None
+
+    def submit(self, task: Task) -> str:
+        with open(self.folder / f"{task.name}.log", "wb") as log:
+            self.jobs[task.name] = start_worker(task.spec_url, log)
+        return task.name
+
+    def find(self, name: str) -> str | None:
+        self.asked += 1
+        if not self.answers:
+            raise EngineError("no answer")
+        return name if name in self.jobs else None
+
+    def state(self, job: str) -> Ended | str:
+        status = self.jobs[job].poll()
+        return "RUNNING" if status is None else Ended(status, f"process {self.jobs[job].pid}")
+
+    def output(self, name: str, job: str, start: int) -> bytes:
+        return (self.folder / f"{name}.log").read_bytes()[start:]
+
+    def cancel(self, job: str) -> None:
+        self.jobs[job].kill()
+
+
+def start_worker(
+    spec_url: str, log: object = None, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    paths = os.pathsep.join([str(SUPPORT), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "pipeline.worker.attempt", spec_url],
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **(environment or {})},
+        stdout=log,  # type: ignore[arg-type]
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Processes]:
+    engine = Processes(tmp_path)
+    yield engine
+    for job in engine.jobs.values():
+        job.kill()
+        job.wait()
+
+
+def drive(
+    store: Store, engine: Processes, step: Step, ttl: float = 10.0, asked: Resources = NOTHING
+) -> Manifest:
+    """Make a step as a driver of its own does."""
+    store.prepare()
+    launcher = JobLauncher(engine, store, "a run")
+    placement = Placement([launcher], {step.fingerprint: asked})
+    leases = Leases(store.objects, store.root, "a run", ttl=ttl, beat=min(2.5, ttl / 8))
+    return Executor(Resolver(Catalog(store), live=True), placement, leases, {}).execute(step)
+
+
+def in_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def leave_a_record(store: Store, step: Step, job: str) -> Task:
+    """What a driver has written that dies in the moment in which it submits a job."""
+    store.prepare()
+
+    class Died(Exception):
+        pass
+
+    @dataclass
+    class Dying(Processes):
+        def submit(self, task: Task) -> str:
+            tasks.append(task)
+            raise Died
+
+    tasks: list[Task] = []
+    with pytest.raises(Died):
+        drive(store, Dying(Path(job)), step)
+    return tasks[0]
+
+
+def test_a_driver_that_lost_its_lease_leaves_the_job_to_the_one_that_took_over(
+    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, made, leases = count_to(6, journal, heed=False), list[Manifest](), list[Lease]()
+    watch = Lease.__init__
+
+    def note(self: Lease, *args: object) -> None:
+        watch(self, *args)  # type: ignore[arg-type]
+        leases.append(self)
+
+    monkeypatch.setattr(Lease, "__init__", note)
+    with held(journal, 3):
+        first = in_thread(lambda: made.append(drive(store, engine, step)))
+        wait_until(lambda: len(counted(journal)) > 2)
+        leases[0]._lose()
+        second = in_thread(lambda: made.append(drive(store, engine, step, ttl=0.8)))
+        wait_until(lambda: len(leases) > 1, "the second takes over")
+    for thread in (first, second):
+        thread.join(HANGS_SECONDS)
+    assert len({manifest.attempt for manifest in made}) == 1
+    assert len(made) == 2
+    assert len(lines(journal)) == 7
+    assert len(engine.jobs) == 1
+
+
+def test_a_job_that_comes_late_does_not_begin(
+    store: Store, engine: Processes, journal: str, tmp_path: Path
+) -> None:
+    step = count_to(5, journal, 0.01)
+    late = leave_a_record(store, step, str(tmp_path))
+    record = JobRecord.read(store, "count_to", late.key)
+    assert record == JobRecord("processes", late.name, "a run")
+    made = drive(store, engine, step)
+    assert made.attempt != late.name
+    for node in ("0", "1"):
+        environment = {"TEMPER_NODE": node, "TEMPER_MASTER": "first:20001"}
+        worker = start_worker(late.spec_url, subprocess.PIPE, environment)
+        printed, _ = worker.communicate(timeout=HANGS_SECONDS)
+        assert worker.returncode == REFUSED, printed
+    assert len(lines(journal)) == 6
+    assert JobRecord.read(store, "count_to", late.key) is None
+
+
+def test_a_job_that_an_engine_starts_twice_runs_once(
+    store: Store, engine: Processes, journal: str, tmp_path: Path
+) -> None:
+    task = leave_a_record(store, count_to(3, journal), str(tmp_path))
+    with held(journal, 1):
+        engine.submit(task)
+        wait_until(lambda: counted(journal))
+        second = start_worker(task.spec_url)
+        assert second.wait(HANGS_SECONDS) == REFUSED
+    made = drive(store, engine, count_to(3, journal))
+    assert made.attempt == task.name
+    assert len(lines(journal)) == 4
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_worker_that_lives_without_its_engine_is_not_doubled(
+    store: Store, engine: Processes, journal: str, tmp_path: Path, answers: bool
+) -> None:
+    """Such as when the second driver asks another cluster, or the engine is down."""
+    step, made = count_to(3, journal), list[Manifest]()
+    task = leave_a_record(store, step, str(tmp_path))
+    with held(journal, 1):
+        worker = start_worker(task.spec_url, subprocess.DEVNULL)
+        wait_until(lambda: counted(journal))
+        engine.answers = answers
+        driver = in_thread(lambda: made.append(drive(store, engine, step)))
+        wait_until(lambda: engine.asked, "the driver looks for the job")
+    driver.join(HANGS_SECONDS)
+    worker.wait(HANGS_SECONDS)
+    assert [manifest.attempt for manifest in made] == [task.name]
+    assert len(lines(journal)) == 4
+    assert not engine.jobs
+
+
+def lose_patience(engine: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a worker of which nothing is heard for dead at once; but not the next."""
+    submit = engine.submit
+
+    def submit_and_trust(task: Task) -> str:
+        monkeypatch.setattr(presence, "SILENCE_SECONDS", HANGS_SECONDS)
+        return submit(task)
+
+    monkeypatch.setattr(engine, "submit", submit_and_trust)
+    monkeypatch.setattr(presence, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.5)
+
+
+def test_a_worker_that_dies_without_its_engine_is_followed_by_another(
+    store: Store, engine: Processes, journal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = count_to(6, journal, heed=False)
+    task = leave_a_record(store, step, str(tmp_path))
+    with held(journal, 3):
+        worker = start_worker(task.spec_url, subprocess.DEVNULL)
+        wait_until(lambda: len(counted(journal)) > 2)
+        worker.kill()
+        worker.wait()
+    lose_patience(engine, monkeypatch)
+    assert drive(store, engine, step).attempt != task.name
+    assert len(counted(journal)) == 6
+
+
+def test_a_worker_of_which_nothing_is_heard_is_ended_and_followed_by_another(
+    store: Store, engine: Processes, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, made = count_to(6, journal, heed=False), list[Manifest]()
+    with held(journal, 3):
+        driver = in_thread(lambda: made.append(drive(store, engine, step)))
+        wait_until(lambda: len(counted(journal)) > 2)
+        os.killpg(next(iter(engine.jobs.values())).pid, signal.SIGSTOP)
+    lose_patience(engine, monkeypatch)
+    driver.join(HANGS_SECONDS)
+    assert made
+    assert len(engine.jobs) == 2
+    assert len(counted(journal)) == 6
+
+
+@dataclass
+class Absent(Processes):
+    """An engine that does not answer at first: the request was lost, or only the answer."""
+
+    arrives: bool = False
+    submissions: int = 0
+
+    def submit(self, task: Task) -> str:
+        self.submissions += 1
+        if self.submissions > 1:
+            return super().submit(task)
+        if self.arrives:
+            super().submit(task)
+        raise EngineError("no answer")
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_an_engine_that_does_not_answer_gets_no_job_twice(
+    store: Store, journal: str, tmp_path: Path, arrives: bool
+) -> None:
+    engine = Absent(tmp_path, arrives=arrives)
+    made = drive(store, engine, count_to(5, journal, 0.01))
+    assert made.metrics == {"until": 5}
+    assert len(lines(journal)) == 6
+    assert engine.submissions == (1 if arrives else 2)
+
+
+@dataclass
+class Requeueing(Processes):
+    """An engine that starts a job anew behind everybody's back, and then speaks of that one."""
+
+    again: subprocess.Popen[bytes] | None = None
+
+    def state(self, job: str) -> Ended | str:
+        if self.again is None and counted(str(self.folder / "journal")):
+            self.again = start_worker(self.spec_url, subprocess.DEVNULL)
+        if self.again is None:
+            return "RUNNING"
+        status = self.again.wait(HANGS_SECONDS)
+        let_go(self.folder / "journal")
+        return Ended(status, "requeued")
+
+    def submit(self, task: Task) -> str:
+        self.spec_url = task.spec_url
+        return super().submit(task)
+
+
+def test_a_job_that_its_engine_starts_anew_does_not_end_the_one_that_runs(
+    store: Store, journal: str, tmp_path: Path
+) -> None:
+    engine = Requeueing(tmp_path)
+    hold(journal, 1)
+    drive(store, engine, count_to(3, journal))
+    assert engine.again is not None
+    assert engine.again.returncode == REFUSED
+    assert len(engine.jobs) == 1
+    assert len(lines(journal)) == 4
+
+
+def test_a_failure_of_an_earlier_drivers_job_counts_as_the_first_try(
+    store: Store, engine: Processes, tmp_path: Path
+) -> None:
+    task = leave_a_record(store, always_fails(), str(tmp_path))
+    engine.submit(task)
+    with pytest.raises(StepFailed, match="this step always fails"):
+        drive(store, engine, always_fails(), asked=Resources(retries=1))
+    attempts = Path(store.root, "attempts", "always_fails", task.key)
+    assert len(list(attempts.iterdir())) == 2
+
+
+def test_what_a_worker_says_is_in_the_log(store: Store, engine: Processes) -> None:
+    with pytest.raises(StepFailed) as failed:
+        drive(store, engine, always_fails())
+    log = Path(failed.value.log).read_text()
+    assert log.startswith("[processes job ")
+    assert "this step always fails" in log
+    report = json.loads(Path(failed.value.log).with_name("report.json").read_text())
+    assert report["error"] == "this step always fails"

@@ -1,0 +1,262 @@
+"""Workers on this machine: devices, ranks, and being told to leave."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from job_steps import add_ranks, count_to, gang, leave_once, lines, listening, where
+from places import SUPPORT
+from rich.console import Console
+from waiting import HANGS_SECONDS, held, is_running, wait_until
+
+from pipeline import Step, Store, TemperError, run
+from pipeline.launchers import devices
+from pipeline.launchers.config import LauncherConfig, LocalConfig
+from pipeline.running.session import RunFailed
+from pipeline.store.catalog import Catalog
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine with two devices, as far as ``CUDA_VISIBLE_DEVICES`` says, and none taken."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(devices, "FOLDER", tmp_path / "temper-devices")
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_two_steps_never_share_a_device(store: Store, journal: str, console: Console) -> None:
+    roots: list[Step] = [where(journal, number, 0.3).on(gpus=1) for number in range(4)]
+    roots.append(where(journal, 4, 0.3).on(gpus=2, processes=1))
+    roots.append(where(journal, 5))
+    run(roots, store, jobs=6, console=console)
+    spans = [json.loads(line) for line in lines(journal)]
+    assert len(spans) == 6
+    used = [
+        (device, began, ended) for _, names, began, ended in spans for device in names.split(",")
+    ]
+    for device in ("0", "1"):
+        mine = sorted((began, ended) for name, began, ended in used if name == device)
+        assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(mine))
+    assert {number: names for number, names, *_ in spans}[4] == "0,1"
+    assert {number: names for number, names, *_ in spans}[5] == ""
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_a_device_stays_taken_while_a_worker_lives_that_its_driver_has_left(tmp_path: Path) -> None:
+    code = "import time; time.sleep(600)"
+    with devices.taken(2, lambda seconds: True) as mine:
+        assert mine is not None
+        assert len(mine.names) == 2
+        worker = subprocess.Popen([sys.executable, "-c", code], pass_fds=mine.files)
+    try:
+        with devices.taken(1, lambda seconds: True) as none:
+            assert none is None
+    finally:
+        worker.kill()
+        worker.wait()
+    with devices.taken(2, lambda seconds: True) as again:
+        assert again == mine or (again is not None and again.names == mine.names)
+
+
+SMI = """#!/bin/sh
+echo "0, GPU-aaaa, NVIDIA A100-SXM4-40GB"
+echo "1, GPU-bbbb, NVIDIA H100 80GB HBM3"
+"""
+
+
+@pytest.fixture
+def two_kinds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, two_devices: None) -> Iterator[None]:
+    """A driver of NVIDIA's, as far as ``nvidia-smi`` says."""
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    devices._described.cache_clear()
+    yield
+    devices._described.cache_clear()
+
+
+@pytest.mark.usefixtures("two_kinds")
+@pytest.mark.parametrize("names", ["1", "GPU-bbbb", "GPU-b,0"])
+def test_a_device_has_one_lock_whatever_a_driver_calls_it(
+    monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    with devices.taken(1, lambda seconds: True, "h100") as first:
+        assert first is not None
+        assert first.names == ("1",)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+        with devices.taken(1, lambda seconds: True, "H100") as second:
+            assert second is None
+    with devices.taken(1, lambda seconds: True, "H100") as second:
+        assert second is not None
+        assert second.names == (names.split(",")[0],)
+
+
+@pytest.mark.usefixtures("two_kinds")
+def test_a_kind_of_device_that_is_not_here_is_refused(
+    store: Store, journal: str, console: Console
+) -> None:
+    for asked in ({"gpus": 1, "accelerator": "H200"}, {"gpus": 2, "accelerator": "H100"}):
+        with pytest.raises(TemperError, match=r"GPUs of the kind NVIDIA A100.*, NVIDIA H100"):
+            run([where(journal).on(**asked)], store, console=console)
+
+
+def test_a_step_that_is_told_to_leave_goes_on_from_its_scratch(
+    store: Store, journal: str, console: Console
+) -> None:
+    (made,) = run([leave_once(journal, 2)], store, console=console).values()
+    assert lines(journal) == ["left", "left", "done"]
+    attempts = list(Path(store.root, "attempts", "leave_once", made.key).iterdir())
+    assert len(attempts) == 3
+
+
+def test_leaving_and_failing_are_counted_apart(
+    store: Store, journal: str, console: Console
+) -> None:
+    with pytest.raises(RunFailed):
+        run([leave_once(journal, 2).on(retries=5, preemptions=1)], store, console=console)
+    assert lines(journal) == ["left", "left"]
+
+
+def test_a_step_that_heeds_the_request_has_time_to_save_what_it_has(
+    store: Store, journal: str, console: Console
+) -> None:
+    """Here its time is over, twice."""
+    root = count_to(6, journal).on(time="2s")
+    with held(journal, 3):  # an attempt that comes to a number beyond waits there for its end
+        run([root], store, console=console)
+    left = [int(line.split()[-1]) for line in lines(journal) if line.startswith("left")]
+    went_on = [int(line.split()[-1]) for line in lines(journal) if line.startswith("from")]
+    assert went_on == [0, *left]
+    assert len(left) > 1
+    counted = [int(line.split()[-1]) for line in lines(journal) if line.startswith("count")]
+    assert sorted({*counted, *left}) == list(range(1, 7))
+    assert len(counted) == len(set(counted))
+
+
+TWO_STEPS = """
+import sys
+from job_steps import count_to, where
+from pipeline import run
+store, journal = sys.argv[1:]
+run([count_to(600, journal), where(journal, 1, 600.0)], store, jobs=2)
+"""
+
+
+def test_after_ctrl_c_steps_that_run_together_have_time_to_save_what_they_have(
+    store: Store, journal: str
+) -> None:
+    with held(journal, 3):
+        driver = start_driver(TWO_STEPS, store, journal)
+        wait_until(lambda: len(lines(journal)) > 3)
+        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
+        driver.wait(HANGS_SECONDS)
+    assert lines(journal)[-1].startswith("left at")
+
+
+# --- several ranks -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ranks_work_together_and_make_one_artifact(
+    store: Store, journal: str, console: Console
+) -> None:
+    config = LauncherConfig(local=LocalConfig(gpus=0))
+    root = add_ranks(journal, [1.0, 2.0, 3.0, 4.0])
+    (made,) = run([root.on(processes=2)], store, console=console, launcher=config).values()
+    assert made.metrics == {"total": 10.0, "ranks": 2}
+    assert sorted(lines(journal)) == ["rank 0 of 2 node None", "rank 1 of 2 node None"]
+    assert len(Catalog(store).history("add_ranks")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fail", "message"),
+    [("raise 1", "rank 1: this rank has no data"), ("kill 1", "rank 1 was killed")],
+)
+def test_when_a_rank_ends_badly_the_step_fails_and_no_rank_is_left(
+    store: Store, journal: str, console: Console, fail: str, message: str
+) -> None:
+    with pytest.raises(RunFailed):
+        run([gang(journal, fail).on(processes=2)], store, console=console)
+    assert message in console.file.getvalue()  # type: ignore[attr-defined]
+    wait_until(lambda: not alive(journal))
+
+
+@pytest.mark.slow
+def test_ranks_that_are_told_to_leave_all_save_and_go_on(
+    store: Store, journal: str, console: Console
+) -> None:
+    """Here only the worker is told; Slurm tells every process of a job."""
+
+    def tell() -> None:
+        wait_until(lambda: len(listening(journal)) == 2)
+        (worker,) = wait_until(lambda: children(os.getpid()))
+        os.kill(worker, signal.SIGTERM)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    root = gang(journal, "leave").on(processes=2)
+    (made,) = run([root], store, console=console).values()
+    teller.join()
+    assert made.metrics == {"ranks": 2}
+    left = sorted(line for line in lines(journal) if line.endswith("left"))
+    assert left == ["rank 0 left", "rank 1 left"]
+
+
+DRIVER = """
+import sys
+from job_steps import gang
+from pipeline import run
+run([gang(sys.argv[2], "leave").on(processes=2)], sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["driver", "worker"])
+def test_after_a_kill_no_rank_is_left(store: Store, journal: str, victim: str) -> None:
+    driver = start_driver(DRIVER, store, journal)
+    wait_until(lambda: len(alive(journal)) == 2)
+    if victim == "driver":
+        driver.kill()
+    else:
+        (worker,) = children(driver.pid)
+        os.kill(worker, signal.SIGKILL)
+    driver.wait(HANGS_SECONDS)
+    wait_until(lambda: not alive(journal))
+
+
+def start_driver(code: str, store: Store, journal: str) -> subprocess.Popen[bytes]:
+    paths = os.pathsep.join([str(SUPPORT), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-c", code, store.root, journal],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def children(pid: int) -> list[int]:
+    """The workers that a process has started."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        found += (thread / "children").read_text().split()
+    return [
+        int(child)
+        for child in found
+        if b"pipeline.worker.attempt" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+
+
+def alive(journal: str) -> list[int]:
+    """The ranks that run."""
+    pids = [int(found[1]) for line in lines(journal) if (found := re.search(r"pid (\d+)", line))]
+    return [pid for pid in pids if is_running(pid)]

@@ -1,0 +1,456 @@
+"""Workers that are forked from a parent which has imported their libraries.
+
+They have to be as good as workers that are started afresh: the experiments here are run both ways.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import REPOSITORY
+from waiting import wait_until
+
+from pipeline.wire import forking
+
+pytestmark = pytest.mark.skipif(not forking.is_possible(), reason="workers can be forked on Linux")
+
+LIBRARY = """
+import os
+with open(os.environ["IMPORTS"], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+MODE = os.environ.get("HEAVY_MODE", "unset")
+FOLDER = os.getcwd()
+try:
+    import maybe_there
+except ImportError:
+    maybe_there = None
+from heavy import part
+"""
+HEAD = """
+import os, random, signal, subprocess, sys, threading, time
+from pathlib import Path
+from pipeline import Metrics, Output, step
+
+def told(**more):
+    import heavy
+    return {"pid": os.getpid(), "parent": os.getppid(), "mode": heavy.MODE, **more}
+"""
+PLAIN = """
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    hidden = "heavy" not in sys.modules and "heavy.part" not in sys.modules
+    import heavy
+    (out.path / "result").write_text(f"{heavy.part.VALUE + number}")
+    return told(hidden=hidden, part="heavy.part" in sys.modules, draw=random.random())
+"""
+DRIVER = """
+import json, sys
+from pipeline import run
+from pipeline.launchers.config import LauncherConfig, LocalConfig
+import work
+if __name__ == "__main__":
+    store, warm, jobs = sys.argv[1:]
+    steps = work.steps() if hasattr(work, "steps") else [work.work(n) for n in range(3)]
+    launcher = LauncherConfig(local=LocalConfig(warm=warm == "warm"))
+    made = run(steps, store, int(jobs), launcher=launcher, verbosity=-1)
+    print("RESULT", json.dumps([
+        {**m.metrics, "digest": m.digest, "discovered": vars(m.manifest.discovered)}
+        for m in made.values()
+    ]))
+"""
+
+
+@dataclass
+class Lab:
+    """A project with a library beside it, that says in which processes it was imported."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.imports = self.folder / "outside" / "imports"
+        self.library = self.folder / "site-packages" / "heavy"
+        self.project = self.folder / "project"
+        for folder in (self.imports.parent, self.library, self.project):
+            folder.mkdir(parents=True)
+        (self.library / "__init__.py").write_text(LIBRARY)
+        (self.library / "part.py").write_text("VALUE = 7\n")
+        (self.project / "driver.py").write_text(DRIVER)
+        self.write(PLAIN)
+
+    def write(self, code: str) -> None:
+        (self.project / "work.py").write_text(HEAD + code)
+
+    def start(self, way: str = "warm", jobs: int = 1) -> "subprocess.Popen[str]":
+        self.imports.write_text("")
+        path = [str(REPOSITORY), str(self.folder / "site-packages")]
+        environment = {
+            name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"
+        }
+        return subprocess.Popen(
+            [sys.executable, "driver.py", str(self.folder / f"store-{way}"), way, str(jobs)],
+            cwd=self.project,
+            env={**environment, "PYTHONPATH": os.pathsep.join(path), "IMPORTS": str(self.imports)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, way: str = "warm", jobs: int = 1) -> list[dict[str, Any]]:
+        """What each step said, and its artifact."""
+        output, _ = self.start(way, jobs).communicate(timeout=300)
+        lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
+        assert lines, output
+        return json.loads(lines[0].removeprefix("RESULT "))
+
+    def fail(self, way: str) -> str:
+        """What is printed of a run that fails."""
+        process = self.start(way)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode != 0
+        return output
+
+    @property
+    def importers(self) -> list[int]:
+        """The processes that have imported the library."""
+        return list(map(int, self.imports.read_text().split()))
+
+    def logs(self, way: str = "warm") -> str:
+        found = sorted((self.folder / f"store-{way}").glob("attempts/*/*/*/log.txt"))
+        return "".join(path.read_text() for path in found)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_library_is_imported_once_for_all_steps_of_a_run(lab: Lab, jobs: int) -> None:
+    made = lab.run(jobs=jobs)
+    (importer,) = lab.importers
+    assert {said["parent"] for said in made} == {importer}
+    assert len({said["pid"] for said in made} - {importer}) == 3
+    # a worker finds what it would find in a fresh interpreter
+    assert all(said["hidden"] and said["part"] for said in made)
+    assert len({said["draw"] for said in made}) == 3
+
+
+def test_results_are_those_of_fresh_workers(lab: Lab) -> None:
+    def lasting(said: dict[str, Any]) -> Any:
+        return said["digest"], said["discovered"], said["mode"]
+
+    warm, fresh = lab.run("warm"), lab.run("fresh")
+    assert lab.importers == [said["pid"] for said in fresh]
+    assert list(map(lasting, warm)) == list(map(lasting, fresh))
+
+
+def test_a_worker_finds_the_process_that_a_fresh_one_finds(lab: Lab) -> None:
+    lab.write(
+        """
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    import heavy
+    variables = {n: v for n, v in os.environ.items() if not n.startswith("TEMPER_")}
+    return told(
+        variables=variables,
+        files=len(os.listdir("/proc/self/fd")),
+        handlers=[str(signal.getsignal(n)).split(" at ")[0] for n in range(1, 32)],
+        blocked=sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        threads=sorted(thread.name for thread in threading.enumerate()),
+        leads=os.getsid(0) == os.getpid() == os.getpgrp(),
+        folder=os.getcwd(),
+        path=sys.path,
+        program=sys.argv[0],
+        main=sys.modules["_".join(["", "", "main", "", ""])].__spec__.name,
+        said=sys.stdin.read(),
+        standard=[sys.stdout.isatty(), sys.stdout.encoding, sys.stderr.errors],
+    )
+"""
+    )
+
+    def of_the_process(said: dict[str, Any]) -> dict[str, Any]:
+        own = ("pid", "parent", "digest", "discovered")
+        return {name: value for name, value in said.items() if name not in own}
+
+    warm, fresh = lab.run("warm"), lab.run("fresh")
+    assert len({said["parent"] for said in warm}) == 1
+    assert list(map(of_the_process, warm)) == list(map(of_the_process, fresh))
+    assert warm[0]["leads"]
+
+
+CHANGES = {
+    "environment": 'os.environ["HEAVY_MODE"] = "mine"',
+    "path": 'sys.path.insert(0, "/nowhere")',
+    "folder": 'os.chdir("/")',
+    "module": 'import types; sys.modules["heavy.part"] = types.ModuleType("heavy.part")',
+    "stub": 'import types; sys.modules["maybe_there"] = types.ModuleType("maybe_there")',
+    "finder": "sys.meta_path.insert(0, type('F', (), {'find_spec': lambda *a: None})())",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_step_changes_before_it_imports_a_library_counts_for_the_import(
+    lab: Lab, change: str
+) -> None:
+    lab.write(
+        f"""
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    (out.path / "result").write_text("begun")
+    {CHANGES[change]}
+    import heavy
+    return told(folder=heavy.FOLDER, found=heavy.maybe_there is not None)
+"""
+    )
+    warm, fresh = lab.run("warm"), lab.run("fresh")
+    for name in ("mode", "folder", "found", "digest"):
+        assert [said[name] for said in warm] == [said[name] for said in fresh]
+    assert lab.logs().count("begins again in a fresh interpreter") == 3
+
+
+def test_what_a_step_changes_afterwards_does_not_matter(lab: Lab) -> None:
+    lab.write(
+        """
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    import heavy
+    os.environ["HEAVY_MODE"] = "late"
+    from heavy import part
+    return told()
+"""
+    )
+    assert [said["mode"] for said in lab.run()] == ["unset"] * 3
+    assert len(lab.importers) == 1
+
+
+UNFIT = {
+    "thread": "import threading as t; t.Thread(target=t.Event().wait, daemon=True).start()",
+    "file": "import os; KEPT = os.open('/dev/null', os.O_RDONLY)",
+    "signal": "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN)",
+    "working folder": "os.chdir('/')",
+    "path": "import sys; sys.path.append('/nowhere')",
+    "mask": "os.umask(0o077)",
+    "seed": "import random; random.seed(1)",
+    "numpy's seed": "import numpy; numpy.random.seed(1)",
+    "project code": "import helper",
+    "a file of the project": "from pathlib import Path; TEXT = Path('settings.txt').read_text()",
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_a_library_whose_import_leaves_something_behind_is_imported_by_each_worker(
+    lab: Lab, what: str
+) -> None:
+    (lab.project / "helper.py").write_text("VALUE = 1\n")
+    (lab.project / "settings.txt").write_text("one")
+    (lab.library / "__init__.py").write_text(LIBRARY + UNFIT[what])
+    warm = lab.run("warm")
+    assert {said["pid"] for said in warm} < {*lab.importers}
+    fresh = lab.run("fresh")
+    for name in ("discovered", "digest"):
+        assert [said[name] for said in warm] == [said[name] for said in fresh]
+
+
+def test_libraries_may_share_a_module_that_they_make_up(lab: Lab) -> None:
+    shared = "import sys, types\nsys.modules.setdefault('made_up', types.ModuleType('made_up'))\n"
+    (lab.library / "__init__.py").write_text(LIBRARY + shared)
+    (lab.library.with_name("light.py")).write_text(shared + UNFIT["thread"])
+    lab.write(
+        """
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    import light
+    return told()
+"""
+    )
+    lab.run()
+    assert len(lab.importers) == 1
+
+
+def test_project_code_is_loaded_by_the_worker(lab: Lab) -> None:
+    (lab.project / "helper.py").write_text("import os, heavy\nPID = os.getpid()\n")
+    lab.write(
+        """
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    import helper
+    return told(loaded_by=helper.PID)
+"""
+    )
+    made = lab.run()
+    assert [said["loaded_by"] for said in made] == [said["pid"] for said in made]
+    assert len(lab.importers) == 1
+
+
+def test_a_step_that_may_do_without_the_library_gets_a_fresh_interpreter(lab: Lab) -> None:
+    lab.write(
+        PLAIN
+        + """
+@step
+def light(out: Output, number: int = 0) -> Metrics:
+    if number > 5:
+        import heavy
+    return {"parent": os.getppid()}
+
+def steps():
+    return [work(0), work(1), light(0), light(1)]
+"""
+    )
+    made = lab.run()
+    (importer,) = lab.importers
+    assert [said["parent"] == importer for said in made] == [True, True, False, False]
+
+
+def test_a_step_that_asks_for_other_threads_gets_a_fresh_interpreter(lab: Lab) -> None:
+    lab.write(
+        PLAIN.replace("told(", "told(threads=os.environ['OMP_NUM_THREADS'], ")
+        + """
+def steps():
+    return [work(0), work(1), work(2).on(cpus=1)]
+"""
+    )
+    made = lab.run()
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("there is only one processor to ask for")
+    assert [said["threads"] == "1" for said in made] == [False, False, True]
+    assert made[2]["pid"] in lab.importers
+    assert made[1]["pid"] not in lab.importers
+
+
+def test_a_library_that_is_replaced_meanwhile_is_imported_anew(lab: Lab) -> None:
+    lab.write(
+        f"""
+LIBRARY = Path({str(lab.library / "part.py")!r})
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    import heavy
+    seen = heavy.part.VALUE
+    new = LIBRARY.with_suffix(".new")
+    new.write_text("VALUE = 8\\n")
+    new.replace(LIBRARY)
+    return told(seen=seen)
+"""
+    )
+    assert [said["seen"] for said in lab.run()] == [7, 8, 8]
+
+
+ENDS = {
+    "status": "os._exit(3)",
+    "signal": "os.kill(os.getpid(), signal.SIGKILL)",
+    "error": "raise ValueError('no such row')",
+    "request": "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_worker_that_ends_badly_is_reported_as_a_fresh_one(lab: Lab, end: str) -> None:
+    lab.write(
+        f"""
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    import heavy
+    print("it has begun", os.getppid(), flush=True)
+    {ENDS[end]}
+def steps():
+    return [work(0), work(1)]
+"""
+    )
+
+    def said(way: str) -> list[str]:
+        told = ("killed by", "ended with status", "no such row", "told to leave", "failed")
+        lines = lab.fail(way).replace(f"store-{way}", "").splitlines()
+        return sorted(line.strip() for line in lines if any(word in line for word in told))
+
+    warm = said("warm")
+    assert len(lab.importers) == 1
+    assert warm
+    fresh = said("fresh")
+    assert [line.partition("(")[0] for line in warm] == [line.partition("(")[0] for line in fresh]
+    assert lab.logs("warm").count("it has begun") == 2
+
+
+def test_what_a_step_leaves_running_is_ended_with_it(lab: Lab) -> None:
+    lab.write(
+        """
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    import heavy
+    return told(left=subprocess.Popen(["sleep", "600"]).pid)
+"""
+    )
+    for said in lab.run():
+        wait_until(lambda pid=said["left"]: not _is_alive(pid))
+
+
+WAITING = """
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    import heavy
+    (Path(os.environ["IMPORTS"]).parent / f"begun-{number}").write_text(str(os.getpid()))
+    while not Path(os.environ["IMPORTS"]).with_name("go").exists():
+        time.sleep(0.05)
+    return told()
+def steps():
+    return [work(0), work(1)]
+"""
+
+
+def test_workers_go_on_when_their_parent_is_killed(lab: Lab) -> None:
+    lab.write(WAITING)
+    process = lab.start()
+    _begun(lab, 0)
+    (parent,) = lab.importers
+    os.kill(parent, signal.SIGKILL)
+    lab.imports.with_name("go").touch()
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    first, second = json.loads(output.partition("RESULT ")[2])
+    assert first["pid"] == _begun(lab, 0)
+    assert lab.importers == [parent, second["pid"]]
+
+
+def test_workers_and_their_parent_end_when_the_driver_is_killed(lab: Lab) -> None:
+    lab.write(WAITING)
+    process = lab.start()
+    worker = _begun(lab, 0)
+    process.kill()
+    process.communicate(timeout=300)
+    for pid in (worker, *lab.importers):
+        wait_until(lambda pid=pid: not _is_alive(pid))
+
+
+def test_ctrl_c_ends_workers_and_their_parent(lab: Lab) -> None:
+    lab.write(WAITING)
+    process = lab.start(jobs=2)
+    workers = [_begun(lab, 0), _begun(lab, 1)]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=300)
+    for pid in (*workers, *lab.importers):
+        wait_until(lambda pid=pid: not _is_alive(pid))
+
+
+def test_what_an_import_prints_is_in_the_log_of_every_worker(lab: Lab) -> None:
+    (lab.library / "__init__.py").write_text(LIBRARY + "print('heavy is old', flush=True)\n")
+    lab.run()
+    assert len(lab.importers) == 1
+    assert lab.logs().count("heavy is old") == 3
+
+
+def _begun(lab: Lab, number: int) -> int:
+    """The worker of a step that waits."""
+    path = lab.imports.with_name(f"begun-{number}")
+    wait_until(lambda: path.exists() and path.read_text() != "")
+    return int(path.read_text())
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

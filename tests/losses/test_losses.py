@@ -1,0 +1,752 @@
+"""The losses as functions of a few numbers a pair, beside the papers' formulas in plain floats."""
+
+import math
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from shipped_losses import shipped_losses
+from torch import Tensor
+
+from steps.losses.apo_down import ApoDown
+from steps.losses.apo_zero import ApoZero
+from steps.losses.base import (
+    Loss,
+    PairLogps,
+    PreferenceLoss,
+    ReferenceFreeLoss,
+    ReferenceLoss,
+    Shares,
+    Totals,
+    UnpairedLogps,
+)
+from steps.losses.combined import CombinedReference, CombinedReferenceFree
+from steps.losses.cpo import Cpo
+from steps.losses.dpo import Dpo
+from steps.losses.hinge import Hinge
+from steps.losses.ipo import Ipo
+from steps.losses.kto import Kto
+from steps.losses.orpo import Orpo
+from steps.losses.reference_free.alphapo import AlphaPo
+from steps.losses.reference_free.cpo_hinge import CpoHinge
+from steps.losses.reference_free.cpo_ipo import CpoIpo
+from steps.losses.registry import losses_of
+from steps.losses.robust import Robust
+from steps.losses.sft import Sft
+from steps.losses.simpo import Simpo
+from steps.losses.unpaired.apo_zero_unpaired import ApoZeroUnpaired
+from steps.losses.with_reference.bco_pair import BcoPair
+from steps.losses.with_reference.discopop import Discopop
+from steps.losses.with_reference.exo_pair import ExoPair
+from steps.losses.with_reference.f_dpo import Divergence, FDpo
+from steps.losses.with_reference.nca_pair import NcaPair
+from steps.losses.with_reference.sigmoid_norm import SigmoidNorm
+from steps.losses.with_reference.sppo_hard import SppoHard
+from steps.losses.with_reference.wpo import Wpo
+
+
+def some_pairs(n: int = 5, seed: int = 0) -> PairLogps:
+    """Pairs whose logps are of different lengths and no two alike; the policy's want gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(1, 9, (2, n), generator=generator)
+    per_token = -0.2 - 2 * torch.rand((4, n), generator=generator, dtype=torch.float64)
+    chosen, rejected = per_token[0] * tokens[0], per_token[1] * tokens[1]
+    return PairLogps(
+        chosen.requires_grad_(),
+        rejected.requires_grad_(),
+        tokens[0],
+        tokens[1],
+        per_token[2] * tokens[0],
+        per_token[3] * tokens[1],
+    )
+
+
+def at_its_reference(logps: PairLogps) -> PairLogps:
+    return replace(
+        logps,
+        reference_chosen=logps.chosen.detach().clone(),
+        reference_rejected=logps.rejected.detach().clone(),
+    )
+
+
+def swapped(logps: PairLogps) -> PairLogps:
+    return PairLogps(
+        logps.rejected,
+        logps.chosen,
+        logps.rejected_tokens,
+        logps.chosen_tokens,
+        logps.reference_rejected,
+        logps.reference_chosen,
+    )
+
+
+def gradients(loss: PreferenceLoss, logps: PairLogps) -> tuple[Tensor, Tensor]:
+    losses = loss.per_pair(logps).losses
+    chosen, rejected = torch.autograd.grad(losses.sum(), [logps.chosen, logps.rejected])
+    return chosen, rejected
+
+
+# --- each loss is the paper's formula -------------------------------------------------------------
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def log_odds(p: float) -> float:
+    return math.log(p / (1 - p))
+
+
+def log_js(log_ratio: float) -> float:
+    return math.log(2 * math.exp(log_ratio) / (1 + math.exp(log_ratio)))
+
+
+# c, r: logps of chosen and rejected; rc, rr: the reference's; nc, nr: of how many tokens
+Formula = Callable[[float, float, float, float, int, int], float]
+TEXTBOOK: list[tuple[PreferenceLoss, Formula]] = [
+    (
+        Dpo(beta=0.3),
+        lambda c, r, rc, rr, nc, nr: -math.log(sigmoid(0.3 * ((c - rc) - (r - rr)))),
+    ),
+    (
+        Dpo(beta=0.3, label_smoothing=0.2),
+        lambda c, r, rc, rr, nc, nr: (
+            -0.8 * math.log(sigmoid(0.3 * ((c - rc) - (r - rr))))
+            - 0.2 * math.log(sigmoid(-0.3 * ((c - rc) - (r - rr))))
+        ),
+    ),
+    (
+        Ipo(beta=0.3),
+        lambda c, r, rc, rr, nc, nr: ((c - rc) / nc - (r - rr) / nr - 1 / (2 * 0.3)) ** 2,
+    ),
+    (
+        Hinge(beta=0.3),
+        lambda c, r, rc, rr, nc, nr: max(0.0, 1 - 0.3 * ((c - rc) - (r - rr))),
+    ),
+    (
+        Robust(beta=0.3, label_smoothing=0.2),
+        lambda c, r, rc, rr, nc, nr: (
+            (
+                -0.8 * math.log(sigmoid(0.3 * ((c - rc) - (r - rr))))
+                + 0.2 * math.log(sigmoid(-0.3 * ((c - rc) - (r - rr))))
+            )
+            / 0.6
+        ),
+    ),
+    (
+        ApoZero(beta=0.3),
+        lambda c, r, rc, rr, nc, nr: 1 - sigmoid(0.3 * (c - rc)) + sigmoid(0.3 * (r - rr)),
+    ),
+    (
+        ApoDown(beta=0.3),
+        lambda c, r, rc, rr, nc, nr: (
+            sigmoid(0.3 * (c - rc)) + 1 - sigmoid(0.3 * ((c - rc) - (r - rr)))
+        ),
+    ),
+    (
+        Simpo(beta=2.5, gamma=0.7),
+        lambda c, r, rc, rr, nc, nr: -math.log(sigmoid(2.5 / nc * c - 2.5 / nr * r - 0.7)),
+    ),
+    (Cpo(beta=0.3), lambda c, r, rc, rr, nc, nr: -math.log(sigmoid(0.3 * c - 0.3 * r))),
+    (
+        Orpo(beta=0.3),
+        lambda c, r, rc, rr, nc, nr: (
+            -0.3 * math.log(sigmoid(log_odds(math.exp(c / nc)) - log_odds(math.exp(r / nr))))
+        ),
+    ),
+]
+TEXTBOOK += [
+    (
+        ExoPair(beta=0.3, label_smoothing=0.2),
+        lambda c, r, rc, rr, nc, nr: (
+            sigmoid(0.3 * ((c - rc) - (r - rr)))
+            * math.log(sigmoid(0.3 * ((c - rc) - (r - rr))) / 0.8)
+            + sigmoid(-0.3 * ((c - rc) - (r - rr)))
+            * math.log(sigmoid(-0.3 * ((c - rc) - (r - rr))) / 0.2)
+        ),
+    ),
+    (
+        NcaPair(beta=0.3),
+        lambda c, r, rc, rr, nc, nr: (
+            -(
+                math.log(sigmoid(0.3 * (c - rc)))
+                + math.log(sigmoid(-0.3 * (c - rc))) / 2
+                + math.log(sigmoid(-0.3 * (r - rr))) / 2
+            )
+        ),
+    ),
+    (
+        BcoPair(beta=0.3),
+        lambda c, r, rc, rr, nc, nr: (
+            -(math.log(sigmoid(0.3 * (c - rc))) + math.log(sigmoid(-0.3 * (r - rr))))
+        ),
+    ),
+    (
+        SppoHard(beta=0.3),
+        lambda c, r, rc, rr, nc, nr: (c - rc - 0.5 / 0.3) ** 2 + (r - rr + 0.5 / 0.3) ** 2,
+    ),
+    (
+        Discopop(beta=0.3, tau=0.2),
+        lambda c, r, rc, rr, nc, nr: (
+            -(1 - sigmoid(1.5 * ((c - rc) - (r - rr))))
+            * math.log(sigmoid(0.3 * ((c - rc) - (r - rr))))
+            + sigmoid(1.5 * ((c - rc) - (r - rr))) * math.exp(-0.3 * ((c - rc) - (r - rr)))
+        ),
+    ),
+    (
+        SigmoidNorm(beta=2.0),
+        lambda c, r, rc, rr, nc, nr: -math.log(sigmoid(2 * ((c - rc) / nc - (r - rr) / nr))),
+    ),
+    (
+        FDpo(beta=0.3, divergence=Divergence.forward_kl),
+        lambda c, r, rc, rr, nc, nr: (
+            -math.log(sigmoid(0.3 * (math.exp(rr - r) - math.exp(rc - c))))
+        ),
+    ),
+    (
+        FDpo(beta=0.3, divergence=Divergence.js, label_smoothing=0.2),
+        lambda c, r, rc, rr, nc, nr: (
+            -0.8 * math.log(sigmoid(0.3 * (log_js(c - rc) - log_js(r - rr))))
+            - 0.2 * math.log(sigmoid(-0.3 * (log_js(c - rc) - log_js(r - rr))))
+        ),
+    ),
+    (
+        FDpo(beta=0.3, divergence=Divergence.alpha, alpha=0.25),
+        lambda c, r, rc, rr, nc, nr: (
+            -math.log(sigmoid(0.3 * (math.exp((rr - r) / 4) - math.exp((rc - c) / 4)) / 0.25))
+        ),
+    ),
+    (
+        Wpo(beta=0.3),
+        lambda c, r, rc, rr, nc, nr: (
+            -math.exp(c / nc + r / nr) * math.log(sigmoid(0.3 * ((c - rc) - (r - rr))))
+        ),
+    ),
+    (
+        CpoHinge(beta=0.3),
+        lambda c, r, rc, rr, nc, nr: max(0.0, 1 - 0.3 * (c - r)),
+    ),
+    (
+        CpoIpo(beta=0.3),
+        lambda c, r, rc, rr, nc, nr: (c / nc - r / nr - 1 / 0.6) ** 2,
+    ),
+    (
+        AlphaPo(alpha=0.5, beta=2.5, gamma=0.7),
+        lambda c, r, rc, rr, nc, nr: (
+            -math.log(
+                sigmoid(2.5 / 0.5 * (math.exp(-0.5 * r / nr) - math.exp(-0.5 * c / nc)) - 0.7)
+            )
+        ),
+    ),
+]
+EVERY_LOSS = [loss for loss, _ in TEXTBOOK]
+"""What is a function of a pair's four sums. Other losses are in `test_losses_of_batches`."""
+REGRESSIONS = (Ipo, CpoIpo, SppoHard)
+"""Losses whose targets grow as beta vanishes."""
+ONE_BY_ONE = (ApoDown, NcaPair, BcoPair, SppoHard)
+"""Losses with a term for each response, which may pull both the same way."""
+BACKWARDS_AT_FIRST = (ApoDown, Discopop)
+"""ApoDown lowers both responses; Discopop is not convex around 0."""
+WITH_REFERENCE = [loss for loss in EVERY_LOSS if isinstance(loss, ReferenceLoss)]
+
+
+def named(value: Any) -> str | None:
+    return value.name if isinstance(value, Loss) else None
+
+
+@pytest.mark.parametrize(("loss", "formula"), TEXTBOOK, ids=named)
+def test_equals_the_paper_s_formula(loss: PreferenceLoss, formula: Formula) -> None:
+    logps = some_pairs()
+    assert logps.reference_chosen is not None
+    assert logps.reference_rejected is not None
+    columns = (logps.chosen, logps.rejected, logps.reference_chosen, logps.reference_rejected)
+    lengths = (logps.chosen_tokens.tolist(), logps.rejected_tokens.tolist())
+    expected = [formula(*row) for row in zip(*(c.tolist() for c in columns), *lengths, strict=True)]
+    assert loss.per_pair(logps).losses.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [loss for loss in EVERY_LOSS if not isinstance(loss, Wpo)],  # whose weights have no gradient
+    ids=named,
+)
+def test_the_gradient_equals_finite_differences(loss: PreferenceLoss) -> None:
+    logps = some_pairs()
+
+    def losses(chosen: Tensor, rejected: Tensor) -> Tensor:
+        return loss.per_pair(replace(logps, chosen=chosen, rejected=rejected)).losses
+
+    assert torch.autograd.gradcheck(losses, (logps.chosen, logps.rejected))
+
+
+def test_every_loss_over_pairs_has_its_formula_here() -> None:
+    combinations = {CombinedReference, CombinedReferenceFree}
+    tested = {type(loss) for loss in EVERY_LOSS}
+    others = {*shipped_losses().values()} - combinations
+    assert {kind for kind in others if not kind().needs_tokens and not kind().needs_batch} == tested
+
+
+# --- where the policy is the reference, where nothing is asked, where sides are changed -----------
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (Dpo(), math.log(2)),
+        (Dpo(label_smoothing=0.1), math.log(2)),
+        (Robust(), math.log(2)),
+        (Hinge(), 1.0),
+        (ApoZero(), 1.0),
+        (ApoDown(), 1.0),
+        (Ipo(beta=0.1), 25.0),
+        (ExoPair(label_smoothing=0.2), -math.log(0.64) / 2),
+        (NcaPair(), 2 * math.log(2)),
+        (BcoPair(), 2 * math.log(2)),
+        (SppoHard(beta=0.1), 50.0),
+        (Discopop(), (1 + math.log(2)) / 2),
+        (SigmoidNorm(), math.log(2)),
+        *((FDpo(divergence=divergence), math.log(2)) for divergence in Divergence),
+    ],
+    ids=named,
+)
+def test_a_policy_that_is_its_reference_has_a_known_loss_and_no_reward(
+    loss: PreferenceLoss, expected: float
+) -> None:
+    pairs = loss.per_pair(at_its_reference(some_pairs()))
+    torch.testing.assert_close(
+        pairs.losses, torch.full_like(pairs.losses, expected), rtol=1e-15, atol=0
+    )
+    assert not pairs.chosen_rewards.any()
+    assert not pairs.rejected_rewards.any()
+
+
+@pytest.mark.parametrize(
+    "loss", [loss for loss in EVERY_LOSS if not isinstance(loss, REGRESSIONS)], ids=named
+)
+def test_the_gradient_vanishes_with_beta(loss: Any) -> None:
+    norms = []
+    for beta in (1e-2, 1e-5, 1e-8):
+        chosen, rejected = gradients(replace(loss, beta=beta), some_pairs())
+        norms.append((chosen.norm() + rejected.norm()).item())
+    assert norms[1] < 1e-2 * norms[0]
+    assert norms[2] < 1e-5 * norms[0]
+
+
+def test_the_margin_that_ipo_asks_for_grows_as_beta_vanishes() -> None:
+    logps = at_its_reference(some_pairs())
+    for beta in (1.0, 0.1, 0.01):
+        chosen, rejected = gradients(Ipo(beta), logps)
+        torch.testing.assert_close(chosen * logps.chosen_tokens, torch.full_like(chosen, -1 / beta))
+        torch.testing.assert_close(
+            rejected * logps.rejected_tokens, torch.full_like(chosen, 1 / beta)
+        )
+
+
+@pytest.mark.parametrize("loss", EVERY_LOSS, ids=named)
+def test_swapping_chosen_and_rejected_negates_the_margin(loss: PreferenceLoss) -> None:
+    logps = some_pairs()
+    one, other = loss.per_pair(logps), loss.per_pair(swapped(logps))
+    assert torch.equal(
+        one.chosen_rewards - one.rejected_rewards, -(other.chosen_rewards - other.rejected_rewards)
+    )
+
+
+@pytest.mark.parametrize("loss", EVERY_LOSS, ids=named)
+def test_two_equal_responses_have_no_margin_and_equal_rewards(loss: PreferenceLoss) -> None:
+    logps = some_pairs()
+    same = replace(
+        logps,
+        rejected=logps.chosen.detach().clone().requires_grad_(),
+        rejected_tokens=logps.chosen_tokens,
+        reference_rejected=logps.reference_chosen,
+    )
+    pairs = loss.per_pair(same)
+    assert torch.equal(pairs.chosen_rewards, pairs.rejected_rewards)
+    assert torch.isfinite(pairs.losses).all()
+    chosen, rejected = gradients(loss, same)
+    if not isinstance(loss, ONE_BY_ONE):
+        torch.testing.assert_close(chosen, -rejected)  # weights get none: the two are one response
+
+
+@pytest.mark.parametrize(
+    "loss", [loss for loss in EVERY_LOSS if not isinstance(loss, BACKWARDS_AT_FIRST)], ids=named
+)
+def test_descent_makes_the_chosen_response_likelier_and_the_rejected_less(
+    loss: PreferenceLoss,
+) -> None:
+    chosen, rejected = gradients(loss, at_its_reference(some_pairs()))
+    assert (chosen < 0).all()
+    assert (rejected > 0).all()
+
+
+def test_hinge_leaves_alone_what_is_told_apart() -> None:
+    logps = some_pairs()
+    far = replace(logps, reference_chosen=logps.chosen.detach() - 11)
+    far = replace(far, reference_rejected=logps.rejected.detach())
+    assert not torch.stack(gradients(Hinge(beta=0.1), far)).any()
+
+
+def test_the_robust_loss_of_noisy_labels_is_the_loss_of_clean_ones_on_average() -> None:
+    logps = some_pairs()
+    robust = Robust(beta=0.3, label_smoothing=0.2)
+    right, wrong = (robust.per_pair(p).losses for p in (logps, swapped(logps)))
+    torch.testing.assert_close(0.8 * right + 0.2 * wrong, Dpo(beta=0.3).per_pair(logps).losses)
+
+
+def test_smoothed_dpo_is_least_at_a_finite_margin() -> None:
+    at_least = math.log(0.9 / 0.1) / 0.5
+    logps = at_its_reference(some_pairs())
+    assert logps.reference_chosen is not None
+    logps = replace(logps, reference_chosen=logps.reference_chosen - at_least)
+    chosen, _ = gradients(Dpo(beta=0.5, label_smoothing=0.1), logps)
+    torch.testing.assert_close(chosen, torch.zeros_like(chosen))
+
+
+def test_odds_of_certain_responses_are_finite() -> None:
+    sure = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    doubtful = torch.full((1,), -3.0, dtype=torch.float64, requires_grad=True)
+    one = torch.ones(1, dtype=torch.int64)
+    for logps in (PairLogps(sure, doubtful, one, one), PairLogps(doubtful, sure, one, one)):
+        assert torch.isfinite(Orpo().per_pair(logps).losses).all()
+        assert torch.isfinite(torch.stack(gradients(Orpo(), logps))).all()
+
+
+@pytest.mark.parametrize(
+    "loss", [loss for loss in EVERY_LOSS if not isinstance(loss, AlphaPo | FDpo)], ids=named
+)
+def test_very_likely_and_very_unlikely_responses_have_finite_losses(loss: PreferenceLoss) -> None:
+    logps = some_pairs()
+    for distance in (-1e4, 1e4):
+        assert logps.reference_chosen is not None
+        chosen = (logps.chosen.detach() - abs(distance)).requires_grad_()
+        far = replace(logps, chosen=chosen, reference_chosen=logps.chosen.detach() + distance)
+        assert torch.isfinite(loss.per_pair(far).losses).all()
+        assert torch.isfinite(torch.stack(gradients(loss, far))).all()
+
+
+@pytest.mark.parametrize("loss", WITH_REFERENCE, ids=named)
+def test_a_missing_reference_is_an_error(loss: PreferenceLoss) -> None:
+    without = replace(some_pairs(), reference_chosen=None, reference_rejected=None)
+    with pytest.raises(ValueError, match="no reference logps"):
+        loss.per_pair(without)
+
+
+def test_losses_that_need_no_reference_do_not_look_at_one() -> None:
+    logps = some_pairs()
+    without = replace(logps, reference_chosen=None, reference_rejected=None)
+    for loss in EVERY_LOSS:
+        if isinstance(loss, ReferenceFreeLoss):
+            assert torch.equal(loss.per_pair(logps).losses, loss.per_pair(without).losses)
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings"),
+    [
+        (Dpo, {"beta": 0.0}),
+        (Dpo, {"beta": math.inf}),
+        (Dpo, {"beta": math.nan}),
+        (Dpo, {"nll_weight": -1.0}),
+        (Dpo, {"label_smoothing": 0.5}),
+        (Robust, {"label_smoothing": -0.1}),
+        (Simpo, {"gamma": -0.5}),
+        (Simpo, {"beta": -2.0}),
+        (Cpo, {"beta": 0.0}),
+        (Orpo, {"beta": 0.0}),
+        (ExoPair, {"label_smoothing": 0.0}),
+        (Discopop, {"tau": 2.0}),
+        (FDpo, {"divergence": "reverse_kl"}),
+        (FDpo, {"alpha": 1.0}),
+        (CpoHinge, {"beta": 0.0}),
+        (CpoIpo, {"beta": -1.0}),
+        (AlphaPo, {"alpha": math.inf}),
+        (AlphaPo, {"gamma": -0.5}),
+        (ApoZeroUnpaired, {"beta": 0.0}),
+        (ApoZeroUnpaired, {"desirable_weight": -1.0}),
+        (Kto, {"beta": 0.0}),
+        (Kto, {"undesirable_weight": -1.0}),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(loss: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} must"):
+        loss(**settings)
+
+
+# --- shares of a global batch ---------------------------------------------------------------------
+
+
+def some_of(logps: PairLogps, rows: slice) -> PairLogps:
+    values = {name: value for name, value in vars(logps).items() if isinstance(value, Tensor)}
+    return replace(logps, **{name: value[rows] for name, value in values.items()})
+
+
+def summed(shares: list[Shares]) -> dict[str, float]:
+    names = shares[0].metrics
+    sums = {name: sum(s.metrics[name].sum().item() for s in shares) for name in names}
+    return {"loss": sum(s.losses.sum().item() for s in shares), **sums}
+
+
+@pytest.mark.parametrize("loss", EVERY_LOSS, ids=named)
+@pytest.mark.parametrize("nll_weight", [0.0, 0.5])
+def test_a_batch_is_the_same_however_it_is_cut(loss: PreferenceLoss, nll_weight: float) -> None:
+    loss = replace(loss, nll_weight=nll_weight)
+    logps = some_pairs(8)
+    totals = Totals(8, int(logps.chosen_tokens.sum()))
+    whole = summed([loss.shares(logps, totals)])
+    for size in (1, 2, 3):
+        cuts = [some_of(logps, slice(i, i + size)) for i in range(0, 8, size)]
+        cut = summed([loss.shares(part, totals) for part in cuts])
+        assert cut == pytest.approx(whole, rel=1e-12)
+
+
+def test_a_preference_is_a_mean_over_pairs_and_a_likelihood_one_over_tokens() -> None:
+    logps, loss = some_pairs(), Dpo(nll_weight=0.5)
+    tokens = int(logps.chosen_tokens.sum())
+    values = summed([loss.shares(logps, Totals(5, tokens))])
+    preference = Dpo().per_pair(logps).losses.mean().item()
+    nll = -logps.chosen.sum().item() / tokens
+    assert values["loss"] == pytest.approx(preference + 0.5 * nll, rel=1e-12)
+    assert values["nll_loss"] == pytest.approx(nll, rel=1e-12)
+
+
+def test_metrics_are_means_over_pairs_under_trl_s_names() -> None:
+    logps, loss = some_pairs(), Dpo(beta=0.5)
+    pairs, values = loss.per_pair(logps), summed([loss.shares(logps, Totals(5, 9))])
+    margins = pairs.chosen_rewards - pairs.rejected_rewards
+    assert values == pytest.approx(
+        {
+            "loss": pairs.losses.mean().item(),
+            "rewards/chosen": pairs.chosen_rewards.mean().item(),
+            "rewards/rejected": pairs.rejected_rewards.mean().item(),
+            "rewards/margins": margins.mean().item(),
+            "rewards/accuracies": (margins > 0).double().mean().item(),
+            "logps/chosen": logps.chosen.mean().item(),
+            "logps/rejected": logps.rejected.mean().item(),
+        }
+    )
+
+
+def test_metrics_carry_no_gradient() -> None:
+    for loss in EVERY_LOSS:
+        shares = loss.shares(some_pairs(), Totals(5, 9))
+        assert shares.losses.requires_grad
+        assert not any(values.requires_grad for values in shares.metrics.values())
+
+
+def test_a_tie_is_not_counted_as_accurate() -> None:
+    shares = Dpo().shares(at_its_reference(some_pairs()), Totals(5, 9))
+    assert shares.metrics["rewards/accuracies"].sum() == 0
+
+
+def test_a_pair_of_weight_two_counts_twice_and_one_of_weight_0_not_at_all() -> None:
+    logps = some_pairs(3)
+    loss, totals = Dpo(nll_weight=1.0), Totals(3, int(logps.chosen_tokens.sum()))
+    each = loss.shares(logps, totals).losses
+    weights = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)
+    weighted = loss.shares(logps, totals, weights)
+    torch.testing.assert_close(weighted.losses, weights * each)
+    grad_chosen, _ = torch.autograd.grad(weighted.losses.sum(), [logps.chosen, logps.rejected])
+    assert grad_chosen[2] == 0
+    unweighted = loss.shares(logps, totals).metrics
+    assert all(torch.equal(weighted.metrics[name], unweighted[name]) for name in unweighted)
+
+
+def test_sft_is_a_mean_over_tokens() -> None:
+    logps = torch.tensor([-6.0, -1.0], dtype=torch.float64)
+    totals = Totals(examples=2, tokens=5)
+    assert Sft().shares(logps, totals).losses.sum().item() == pytest.approx(7 / 5)
+    weights = torch.tensor([0.5, 0.0], dtype=torch.float64)
+    assert Sft().shares(logps, totals, weights).losses.sum().item() == pytest.approx(3 / 5)
+
+
+# --- several losses -------------------------------------------------------------------------------
+
+
+def test_a_combination_is_the_weighted_sum_of_its_losses() -> None:
+    logps = some_pairs()
+    both = CombinedReference({"a": Dpo(0.3), "b": Hinge(0.5), "c": Simpo()}, {"b": 0.25, "c": 2.0})
+    a, b, c = (loss.per_pair(logps) for loss in both.losses.values())
+    sums = both.per_pair(logps)
+    torch.testing.assert_close(sums.losses, a.losses + 0.25 * b.losses + 2 * c.losses)
+    rewards = (a.chosen_rewards + 0.25 * b.chosen_rewards + 2 * c.chosen_rewards) / 3.25
+    torch.testing.assert_close(sums.chosen_rewards, rewards)
+    assert torch.equal(sums.metrics["loss/b"], b.losses)
+
+
+def test_the_likelihood_terms_of_a_combination_add_up() -> None:
+    logps = some_pairs()
+    totals = Totals(5, int(logps.chosen_tokens.sum()))
+    cpo, dpo = Cpo(nll_weight=0.5), Dpo(nll_weight=1.0)
+    both = CombinedReference({"cpo": cpo, "dpo": dpo}, {"cpo": 0.2}, nll_weight=0.3)
+    nll = -logps.chosen / totals.tokens
+    expected = 0.2 * cpo.shares(logps, totals).losses + dpo.shares(logps, totals).losses + 0.3 * nll
+    torch.testing.assert_close(both.shares(logps, totals).losses, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        (CombinedReference, ({},), "at least one loss"),
+        (CombinedReference, ({"dpo": Dpo()}, {"hinge": 1.0}), "weights must be those of losses"),
+        (CombinedReference, ({"dpo": Dpo()}, {"dpo": 0.0}), "weights.dpo must be above 0"),
+        (CombinedReference, ({"cpo": Cpo()},), "combined_reference_free"),
+        (CombinedReferenceFree, ({"cpo": Cpo(), "dpo": Dpo()},), "dpo wants a reference"),
+    ],
+)
+def test_combinations_without_a_meaning_are_refused(
+    kind: Any, arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(*arguments)
+
+
+# --- single responses -----------------------------------------------------------------------------
+
+
+def some_responses(n: int = 6) -> UnpairedLogps:
+    logps = some_pairs(n)
+    assert logps.reference_chosen is not None
+    desirable = torch.tensor([i % 3 != 2 for i in range(n)])
+    return UnpairedLogps(logps.chosen, logps.chosen_tokens, logps.reference_chosen, desirable)
+
+
+def test_kto_equals_the_paper_s_formula() -> None:
+    logps, kto = some_responses(), Kto(beta=0.3, desirable_weight=1.5, undesirable_weight=0.5)
+    z = 0.4
+    expected = [
+        1.5 * (1 - sigmoid(0.3 * (r - z))) if good else 0.5 * (1 - sigmoid(0.3 * (z - r)))
+        for r, good in zip(logps.ratios.tolist(), logps.desirable.tolist(), strict=True)
+    ]
+    responses = kto.per_response(logps, torch.tensor(z, dtype=torch.float64))
+    assert responses.losses.tolist() == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(responses.rewards, 0.3 * logps.ratios)
+
+
+def test_the_gradient_of_kto_equals_finite_differences() -> None:
+    logps, z = some_responses(), torch.tensor(0.4, dtype=torch.float64)
+
+    def losses(responses: Tensor) -> Tensor:
+        return Kto().per_response(replace(logps, responses=responses), z).losses
+
+    assert torch.autograd.gradcheck(losses, (logps.responses,))
+
+
+def test_kto_s_baseline_is_a_mean_that_is_not_negative_and_has_no_gradient() -> None:
+    kto = Kto()
+    ratios = torch.tensor([3.0, -1.0], dtype=torch.float64, requires_grad=True)
+    assert kto.baseline(ratios).item() == 1.0
+    assert kto.baseline(-ratios).item() == 0.0
+    assert not kto.baseline(ratios).requires_grad
+
+
+def test_kto_of_a_policy_that_is_its_reference_is_half_the_weight() -> None:
+    logps = some_responses()
+    logps = replace(logps, reference=logps.responses.detach().clone())
+    z = Kto().baseline(logps.ratios)
+    responses = Kto(desirable_weight=3.0).per_response(logps, z)
+    assert responses.losses.tolist() == [1.5 if good else 0.5 for good in logps.desirable.tolist()]
+    assert not responses.rewards.any()
+
+
+def test_kto_raises_what_is_good_lowers_what_is_bad_and_vanishes_with_beta() -> None:
+    logps, z = some_responses(), torch.tensor(0.4, dtype=torch.float64)
+    norms = []
+    for beta in (1e-1, 1e-4, 1e-7):
+        losses = Kto(beta).per_response(logps, z).losses
+        (gradient,) = torch.autograd.grad(losses.sum(), [logps.responses])
+        assert torch.equal(gradient < 0, logps.desirable)
+        norms.append(gradient.norm().item())
+    assert norms[1] < 1e-2 * norms[0]
+    assert norms[2] < 1e-6
+
+
+def test_kto_without_its_baseline_is_an_error() -> None:
+    with pytest.raises(ValueError, match="baseline"):
+        Kto().per_response(some_responses(), None)
+
+
+def test_a_batch_of_responses_is_the_same_however_it_is_cut() -> None:
+    logps = some_responses()
+    totals = Totals(6, int(logps.tokens.sum()), int(logps.desirable.sum()))
+    z = torch.tensor(0.4, dtype=torch.float64)
+    whole = summed([Kto().shares(logps, totals, z)])
+    cuts = [UnpairedLogps(*(v[i : i + 2] for v in vars(logps).values())) for i in range(0, 6, 2)]
+    assert summed([Kto().shares(part, totals, z) for part in cuts]) == pytest.approx(whole)
+    rewards, good = 0.1 * logps.ratios, logps.desirable
+    margin = rewards[good].mean().item() - rewards[~good].mean().item()
+    assert whole["kl"] == pytest.approx(0.4)
+    assert whole["rewards/chosen"] == pytest.approx(rewards[good].mean().item())
+    assert whole["rewards/rejected"] == pytest.approx(rewards[~good].mean().item())
+    assert whole["rewards/margins"] == pytest.approx(margin)
+    assert whole["logps/rejected"] == pytest.approx(logps.responses[~good].mean().item())
+
+
+def test_a_batch_without_bad_responses_reports_nothing_of_them() -> None:
+    logps = replace(some_responses(), desirable=torch.ones(6, dtype=torch.bool))
+    shares = Kto().shares(logps, Totals(6, 30, 6), torch.tensor(0.0))
+    assert shares.metrics.keys() == {"rewards/chosen", "logps/chosen", "kl"}
+
+
+# --- the registry ---------------------------------------------------------------------------------
+
+
+def test_apo_zero_of_single_responses_is_a_half_of_that_of_pairs() -> None:
+    logps = some_responses()
+    loss = ApoZeroUnpaired(beta=0.3, desirable_weight=1.5, undesirable_weight=0.5)
+    expected = [
+        1.5 * (1 - sigmoid(0.3 * r)) if good else 0.5 * sigmoid(0.3 * r)
+        for r, good in zip(logps.ratios.tolist(), logps.desirable.tolist(), strict=True)
+    ]
+    responses = loss.per_response(logps, None)
+    assert responses.losses.tolist() == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(responses.rewards, 0.3 * logps.ratios)
+
+
+def test_alphapo_becomes_simpo_as_its_alpha_vanishes() -> None:
+    simpo = Simpo(beta=2.5, gamma=0.7).per_pair(some_pairs())
+    exactly, nearly = (AlphaPo(alpha, 2.5, 0.7).per_pair(some_pairs()) for alpha in (0.0, 1e-9))
+    torch.testing.assert_close(exactly.losses, simpo.losses, rtol=1e-14, atol=0)
+    torch.testing.assert_close(nearly.losses, simpo.losses, rtol=1e-7, atol=0)
+
+
+def test_f_dpo_of_alpha_goes_from_the_reverse_to_the_forward_divergence() -> None:
+    least, most = (FDpo(0.3, Divergence.alpha, alpha) for alpha in (1e-9, 1 - 1e-9))
+    least, most = (loss.per_pair(some_pairs()).losses for loss in (least, most))
+    forward = FDpo(0.3, divergence=Divergence.forward_kl).per_pair(some_pairs()).losses
+    torch.testing.assert_close(least, Dpo(0.3).per_pair(some_pairs()).losses, rtol=1e-6, atol=0)
+    torch.testing.assert_close(most, forward, rtol=1e-6, atol=0)
+
+
+def test_the_reward_that_f_dpo_gives_overflows_into_an_error_and_not_into_a_number() -> None:
+    logps = some_pairs()
+    assert logps.reference_chosen is not None
+    far = replace(logps, reference_chosen=logps.chosen.detach() + 1e4)
+    assert torch.isfinite(FDpo(divergence=Divergence.js).per_pair(far).losses).all()
+    assert not torch.isfinite(FDpo(divergence=Divergence.forward_kl).per_pair(far).losses).any()
+
+
+def test_every_loss_is_known_by_its_name() -> None:
+    known = losses_of(Loss)
+    assert {"dpo", "ipo", "hinge", "robust", "simpo", "cpo", "orpo", "kto", "apo_zero",
+            "apo_down", "sft", "combined"} <= known.keys()  # fmt: skip
+    assert known["ipo"] is Ipo
+    for name, loss in known.items():
+        assert loss.__module__.rpartition(".")[2] in {name, "combined"}
+
+
+def test_every_loss_over_pairs_is_in_the_documentation(repository: Path) -> None:
+    table = (repository / "docs/training.md").read_text("utf-8")
+    for name, loss in shipped_losses().items():
+        (line,) = [line for line in table.splitlines() if line.startswith(f"| `{name}` |")]
+        for field in fields(loss):
+            if field.name != "nll_weight":
+                assert f"`{field.name}`" in line
+
+
+def test_the_families_are_told_apart_by_type() -> None:
+    with_reference, free = losses_of(ReferenceLoss), losses_of(ReferenceFreeLoss)
+    assert not with_reference.keys() & free.keys()
+    assert {**with_reference, **free} == losses_of(PreferenceLoss)
+    assert "sft" not in losses_of(PreferenceLoss)

@@ -1,0 +1,710 @@
+"""What a step turned out to depend on besides its key: seen while it runs, and looked at before its
+artifact is used again.
+
+Every test writes a small project with a step in it and runs it with real workers, as often as the
+test edits something. ``APP`` in its files is the project's name, which no other test has.
+"""
+
+import importlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from pipeline import Step, Store, look_again, run
+from pipeline.cli import app
+from pipeline.plan.planning import PlannedStep, State, make_plan
+from pipeline.store.catalog import Catalog
+from pipeline.store.manifest import Manifest
+
+
+class Project:
+    """A package in a folder of its own, whose module ``steps`` has the step ``look``."""
+
+    def __init__(self, folder: Path, store: Store, name: str = ""):
+        self.folder, self.store = folder, store
+        self.name = name or f"app_{secrets.token_hex(6)}"
+        self.write("__init__.py", "")
+
+    def path(self, file: str) -> Path:
+        return self.folder / self.name / file
+
+    def write(self, file: str, text: str) -> None:
+        self.path(file).parent.mkdir(parents=True, exist_ok=True)
+        text = textwrap.dedent(text).replace("APP", self.name)
+        self.path(file).write_text(text, "utf-8")
+
+    def step(self, body: str, before: str = "", decorator: str = "@step") -> None:
+        """Write ``look``: ``body`` gives what it returns the value of ``result``."""
+        text = textwrap.dedent(
+            f"""
+            from pathlib import Path
+            from pipeline import step, Output
+            HERE = Path(__file__).parent
+            BEFORE
+            {decorator}
+            def look(out: Output, name: str = "a") -> dict:
+            BODY
+                (out.path / "result.txt").write_text(str(result))
+                return {{"result": str(result)}}
+            """
+        )
+        inside = textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
+        text = text.replace("BODY", inside).replace("BEFORE", textwrap.dedent(before))
+        self.write("steps.py", text)
+
+    def look(self, name: str = "a") -> Step:
+        look_again()
+        return importlib.import_module(f"{self.name}.steps").look(name)
+
+    def run(self, name: str = "a", **options: Any) -> str:
+        """Run the step; its result."""
+        step = self.look(name)
+        made = run({"look": step}, self.store, console=Console(quiet=True), **options)
+        return made["look"].metrics["result"]
+
+    def planned(self, name: str = "a") -> PlannedStep:
+        [planned] = make_plan({"look": self.look(name)}, self.store).steps
+        return planned
+
+    def is_cached(self) -> bool:
+        return self.planned().state is State.CACHED
+
+    def reason(self) -> str:
+        planned = self.planned()
+        assert planned.state is State.RUN
+        return planned.reason.replace(f"{self.name}.", "").replace(f"{self.name}/", "")
+
+    def manifest(self) -> Manifest:
+        return Catalog(self.store).history("look")[-1]
+
+    def discovered(self) -> set[str]:
+        """The names of all discovered dependencies, less the project's."""
+        found = self.manifest().discovered
+        names = (*found.code, *found.files, *found.folders)
+        return {n.removeprefix(self.name).lstrip("./") for n in names}
+
+
+@pytest.fixture
+def project(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Project:
+    (tmp_path / "code").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    return Project(tmp_path / "code", store)
+
+
+READ_PROMPT = 'result = (HERE / "prompts" / "system.txt").read_text()'
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_a_data_file_beside_the_code_is_a_dependency(project: Project) -> None:
+    project.write("prompts/system.txt", "be kind")
+    project.step(READ_PROMPT)
+    assert project.run() == "be kind"
+    assert project.is_cached()
+    project.write("prompts/system.txt", "be brief")
+    assert project.reason() == "prompts/system.txt, which it read, changed"
+    assert project.run() == "be brief"
+    project.write("prompts/system.txt", "be kind")
+    assert project.is_cached(), "the earlier generation depends on what is there again"
+    assert project.run() == "be kind"
+    project.path("prompts/system.txt").unlink()
+    assert project.reason() == "prompts/system.txt, which it read, is gone"
+
+
+def test_a_file_that_was_looked_for_in_vain_is_a_dependency(project: Project) -> None:
+    project.step(
+        """
+        try:
+            result = open(HERE / "local.txt").read()
+        except FileNotFoundError:
+            result = "default"
+        """
+    )
+    assert project.run() == "default"
+    assert project.is_cached()
+    project.write("local.txt", "mine")
+    assert project.reason() == "local.txt, which it looked for, is there now"
+    assert project.run() == "mine"
+
+
+def test_what_a_step_wrote_itself_is_its_own(project: Project) -> None:
+    project.step(
+        """
+        import os, sqlite3
+        folder = HERE / "cache"
+        folder.mkdir(exist_ok=True)
+        (folder / "new").write_text("1")
+        os.replace(folder / "new", folder / "old")
+        with sqlite3.connect(folder / "db.sqlite") as database:
+            database.execute("create table if not exists t (x)")
+        with open(HERE / "journal.txt", "a") as journal:
+            journal.write("a line")
+        result = (folder / "old").read_text() + str(len(os.listdir(folder)))
+        """
+    )
+    project.run()
+    assert project.discovered() == set()
+    (project.path("journal.txt")).write_text("")
+    assert project.is_cached()
+
+
+def test_a_file_that_is_read_and_then_written_is_what_it_was_before(project: Project) -> None:
+    project.write("state.txt", "1")
+    project.step(
+        """
+        path = HERE / "state.txt"
+        result = int(path.read_text())
+        path.write_text(str(min(result + 1, 2)))
+        """
+    )
+    assert project.run() == "1"
+    assert project.reason() == "state.txt, which it read, changed"
+    assert project.run() == "2"
+    assert project.is_cached(), "it left the file as it was"
+
+
+def test_inputs_libraries_and_the_store_are_no_discovered_dependencies(project: Project) -> None:
+    project.step(
+        """
+        import json, tempfile
+        import numpy
+        Path(numpy.__file__).read_text()
+        with tempfile.NamedTemporaryFile("w+") as file:
+            file.write("x")
+        Path("/proc/self/status").read_text()
+        (out.scratch / "x").write_text("1")
+        result = (out.scratch / "x").read_text()
+        """
+    )
+    project.run()
+    assert project.discovered() == set()
+
+
+def test_a_file_edited_while_the_step_runs_is_not_taken_for_what_it_read(project: Project) -> None:
+    project.write("prompts/system.txt", "old")
+    project.step(
+        """
+        import subprocess
+        result = (HERE / "prompts" / "system.txt").read_text()
+        edit = "cd prompts && for f in s*; do echo new > $f; done"
+        subprocess.run(["sh", "-c", edit], cwd=HERE, check=True)
+        """
+    )
+    assert project.run() == "old"
+    assert project.reason() == "prompts/system.txt, which it read, changed while it ran"
+
+
+# --- modules and functions -----------------------------------------------------------------------
+
+PLUGINS = {
+    "registry.py": "SEEN = []\ndef register(name):\n    SEEN.append(name)\n",
+    "plugins/__init__.py": "",
+    "plugins/a.py": "from APP import registry\nregistry.register('a')\n",
+    "plugins/b.py": "from APP import registry\nregistry.register('b')\n",
+}
+IMPORT_PLUGINS = """
+    import importlib, pkgutil
+    from APP import plugins, registry
+    for found in pkgutil.iter_modules(plugins.__path__):
+        importlib.import_module(f"{plugins.__name__}.{found.name}")
+    result = " ".join(registry.SEEN)
+"""
+
+
+def test_plugins_found_in_a_folder_are_dependencies(project: Project) -> None:
+    for file, text in PLUGINS.items():
+        project.write(file, text)
+    project.step(IMPORT_PLUGINS.replace("APP", project.name))
+    assert project.run() == "a b"
+    assert project.is_cached()
+    project.write("plugins/b.py", PLUGINS["plugins/b.py"].replace("'b'", "'B'"))
+    assert project.reason() == "plugins.b, which it imported, changed"
+    assert project.run() == "a B"
+    project.write("plugins/c.py", PLUGINS["plugins/b.py"].replace("'b'", "'c'"))
+    assert project.reason() == "what is in the folder plugins, which it listed, changed"
+    assert project.run() == "a B c"
+
+
+def test_a_module_imported_by_a_computed_name_is_a_dependency(project: Project) -> None:
+    project.write("loss_a.py", "from APP.math import double\ndef loss():\n    return double(1)\n")
+    project.write("loss_b.py", "def loss():\n    return 3\n")
+    project.write("math.py", "def double(x):\n    return 2 * x\n")
+    project.step(
+        """
+        import importlib
+        result = importlib.import_module(f"{__package__}.loss_{name}").loss()
+        """
+    )
+    assert project.run() == "2"
+    assert {"loss_a:*", "math:*"} <= project.discovered()
+    project.write("loss_b.py", "def loss():\n    return 4\n")
+    assert project.is_cached(), "it did not import that"
+    project.write("math.py", "def double(x):\n    return 2 * x + 1\n")
+    assert "math, which it imported, changed" in project.reason()
+    assert project.run() == "3"
+
+
+def test_a_function_found_by_a_computed_name_is_a_dependency(project: Project) -> None:
+    project.write(
+        "losses.py",
+        """
+        def base():
+            return 0
+
+        def loss_a():
+            return 1
+
+        class LossB:
+            def __call__(self):
+                return 2
+        """,
+    )
+    project.step(
+        """
+        import sys
+        losses = vars(sys.modules[losses_name()])
+        result = base() + (losses["loss_a"]() if name == "a" else losses["LossB"]()())
+        """,
+        before="from APP.losses import base\nlosses_name = lambda: __package__ + '.losses'".replace(
+            "APP", project.name
+        ),
+    )
+    assert project.run() == "1"
+    text = project.path("losses.py").read_text()
+    project.path("losses.py").write_text(text.replace("return 2", "return 3"))
+    assert project.is_cached(), "it did not run that"
+    project.path("losses.py").write_text(text.replace("return 1", "return 5"))
+    assert project.reason() == "losses:loss_a, which it ran, changed"
+    assert project.run() == "5"
+    assert project.run("b") == "2"
+    project.path("losses.py").write_text(text.replace("return 2", "return 3"))
+    assert project.run("b") == "3"
+
+
+def test_a_dependency_that_was_moved_is_what_it_was(project: Project) -> None:
+    """As a key does not say where code lies, what was discovered does not either."""
+    project.write("shapes.py", "def default():\n    return 1\n")
+    project.write("config.py", "from APP.shapes import default\nclass Unused:\n    a = default()\n")
+    project.step("from APP.config import Unused\nresult = 1".replace("APP", project.name))
+    assert project.run() == "1"
+    assert "shapes:default" in project.discovered()
+    project.path("shapes.py").rename(project.path("moved.py"))
+    project.write("config.py", "from APP.moved import default\nclass Unused:\n    a = default()\n")
+    assert project.is_cached()
+
+
+def test_a_module_loaded_from_a_file_is_a_dependency(project: Project) -> None:
+    project.write("extra/task.py", "VALUE = 1\n")
+    project.step(
+        """
+        from importlib.util import module_from_spec, spec_from_file_location
+        spec = spec_from_file_location("the_task", HERE / "extra" / "task.py")
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        result = module.VALUE
+        """
+    )
+    assert project.run() == "1"
+    assert project.is_cached()
+    project.write("extra/task.py", "VALUE = 2\n")
+    assert project.reason() == "extra/task.py, which it read, changed"
+    assert project.run() == "2"
+
+
+def test_source_that_a_step_reads_counts_with_its_comments(project: Project) -> None:
+    project.write("model.py", "def forward(x):\n    return x  # exactly\n")
+    before = f"from {project.name}.model import forward"
+    project.step("import inspect\nresult = inspect.getsource(forward)", before)
+    assert "exactly" in project.run()
+    project.write("model.py", "def forward(x):\n    return x  # nearly\n")
+    assert project.reason() == "model.py, which it read, changed"
+    assert "nearly" in project.run()
+
+
+def test_a_traceback_reads_no_source(project: Project) -> None:
+    project.write("model.py", "def forward(x):\n    raise ValueError(x)\n")
+    project.step(
+        """
+        import traceback
+        try:
+            forward(1)
+        except ValueError:
+            result = "raise ValueError(x)" in traceback.format_exc()
+        """,
+        f"from {project.name}.model import forward",
+    )
+    assert project.run() == "True"
+    assert project.discovered() == set()
+
+
+def test_a_script_that_a_step_starts_is_a_dependency(project: Project) -> None:
+    project.write("tools/count.py", "print(1)\n")
+    project.step(
+        """
+        import subprocess, sys
+        command = [sys.executable, "tools/count.py"]
+        result = subprocess.run(command, cwd=HERE, stdout=subprocess.PIPE, text=True).stdout
+        """
+    )
+    assert project.run() == "1\n"
+    assert project.is_cached()
+    project.write("tools/count.py", "print(2)\n")
+    assert project.reason() == "tools/count.py, which it read, changed"
+    assert project.run() == "2\n"
+
+
+# --- processes of a step -------------------------------------------------------------------------
+
+PIECE = """
+    import importlib, os
+    from pathlib import Path
+
+    def work(number):
+        helper = importlib.import_module(f"{__package__}.helper_{number}")
+        text = (Path(__file__).parent / f"data_{number}.txt").read_text()
+        return helper.value() + int(text)
+
+    def dying(number):
+        work(number)
+        os._exit(3)
+"""
+
+
+def write_pieces(project: Project) -> None:
+    project.write("piece.py", PIECE)
+    for number in (1, 2):
+        project.write(f"helper_{number}.py", f"def value():\n    return {number}\n")
+        project.write(f"data_{number}.txt", f"{number}0")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_that_a_step_starts_are_observed(project: Project, method: str) -> None:
+    write_pieces(project)
+    project.step(
+        f"""
+        import multiprocessing
+        context = multiprocessing.get_context({method!r})
+        with context.Pool(2) as pool:
+            result = sum(pool.map(work, [1, 2]))
+        end = context.Process(target=dying, args=(1,))
+        end.start()
+        end.join()
+        result += end.exitcode
+        """,
+        f"from {project.name}.piece import work, dying",
+    )
+    assert project.run() == "36"
+    found = {"helper_1:*", "helper_2:*", "data_1.txt", "data_2.txt"}
+    assert project.discovered() == found
+    assert project.is_cached()
+    project.write("helper_2.py", "def value():\n    return 5\n")
+    assert project.reason() == "helper_2, which it imported, changed"
+    project.write("data_1.txt", "11")
+    assert project.run() == "40"
+
+
+def test_ranks_are_observed(project: Project) -> None:
+    write_pieces(project)
+    project.step(
+        """
+        import os
+        result = [work(1), work(2)][int(os.environ["RANK"])] if name == "a" else 0
+        """,
+        f"from {project.name}.piece import work",
+    )
+    step = project.look().on(processes=2)
+    run({"look": step}, project.store, console=Console(quiet=True))
+    found = {"helper_1:*", "helper_2:*", "data_1.txt", "data_2.txt"}
+    assert project.discovered() == found
+    assert project.is_cached()
+    project.write("helper_2.py", "def value():\n    return 5\n")
+    assert project.reason() == "helper_2, which it imported, changed"
+
+
+def test_a_step_that_closes_every_file_is_observed(project: Project) -> None:
+    project.write("prompts/system.txt", "be kind")
+    project.step("import os\nos.closerange(3, 200)\n" + READ_PROMPT)
+    assert project.run() == "be kind"
+    assert project.discovered() == {"prompts/system.txt"}
+
+
+# --- what is imported, when and from which bytes -------------------------------------------------
+
+
+def plainly(project: Project, seed: int, name: str) -> str:
+    """What the step gives without Temper."""
+    code = f"""
+import sys, types, pathlib, tempfile
+sys.path.insert(0, {str(project.folder)!r})
+from {project.name}.steps import look
+out = types.SimpleNamespace(path=pathlib.Path(tempfile.mkdtemp()))
+print(look.function(out, {name!r})["result"])
+"""
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+    return done.stdout.decode().strip()
+
+
+def test_imports_happen_when_and_as_the_step_makes_them(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write("reg.py", "SEEN = []\ndef register(name):\n    SEEN.append(name)\n")
+    for name in "abcd":
+        project.write(f"plug_{name}.py", f"from APP import reg\nreg.register('{name}')\n")
+    project.step(
+        """
+        from APP import reg
+        if name == "a":
+            import APP.plug_c
+            from APP import plug_a
+            import APP.plug_b
+        elif name == "b":
+            from APP import plug_d
+        result = reg.SEEN
+        """.replace("APP", project.name)
+    )
+    for name, expected in (("a", "['c', 'a', 'b']"), ("none", "[]")):
+        assert plainly(project, 0, name) == expected
+        for seed in range(8 if name == "a" else 2):
+            monkeypatch.setenv("PYTHONHASHSEED", str(seed))
+            assert project.run(name, force=["look"]) == expected
+    assert len({m.digest for m in Catalog(project.store).history("look")}) == 2
+
+
+@pytest.mark.parametrize("reader", ["import", "getsource", "spawned"])
+def test_source_edited_while_a_step_runs_changes_nothing_for_it(
+    project: Project, reader: str
+) -> None:
+    project.write("late.py", "def value():\n    return 'old'\n")
+    project.write("editing.sh", "for f in l*.py; do sed -i s/old/new/ $f; done\n")
+    how = {
+        "import": "from APP.late import value\nresult = value()",
+        "getsource": """
+            import inspect
+            from APP.late import value
+            result = "old" in inspect.getsource(value) and "old"
+            """,
+        "spawned": """
+            import multiprocessing
+            from APP.late import value
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                result = pool.apply(value)
+            """,
+    }[reader]
+    body = "import subprocess\nsubprocess.run(['sh', 'editing.sh'], cwd=HERE, check=True)\n"
+    early = f"import {project.name}.late\n" if reader == "getsource" else ""
+    project.step(body + textwrap.dedent(how).replace("APP", project.name), early)
+    assert project.run() == "old"
+    assert "new" in project.path("late.py").read_text()
+    assert not project.is_cached(), "the next run sees the edit"
+
+
+# --- more than one user of a store ---------------------------------------------------------------
+
+
+def test_a_declared_version_stands_for_what_was_discovered(project: Project) -> None:
+    project.write("prompts/system.txt", "be kind")
+    project.step(READ_PROMPT, decorator='@step(version="1")')
+    assert project.run() == "be kind"
+    assert project.planned().reason == ""
+    project.write("prompts/system.txt", "be brief")
+    assert project.is_cached()
+    reason = project.planned().reason
+    assert "prompts/system.txt, which it read, changed" in reason
+    assert reason.endswith("version '1' does not")
+
+
+def test_two_copies_of_a_project_share_a_store(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In processes of their own: each has the modules from its own place."""
+    project.write("prompts/system.txt", "be kind")
+    project.step(READ_PROMPT)
+    script = """
+        import sys
+        from rich.console import Console
+        from pipeline import run
+        from APP.steps import look
+        made = run([look("a")], sys.argv[1], console=Console(quiet=True))
+        print(made["look"].metrics["result"], made["look"].manifest.generation)
+    """
+    project.write("../main.py", script)
+    shutil.copytree(project.folder, tmp_path / "copy")
+    other = Project(tmp_path / "copy", project.store, project.name)
+
+    def run_in(folder: Path) -> str:
+        command = [sys.executable, str(folder / "main.py"), project.store.url]
+        return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode().strip()
+
+    assert run_in(project.folder) == "be kind 0"
+    assert run_in(other.folder) == "be kind 0", "the same files in another place"
+    other.write("prompts/system.txt", "be brief")
+    assert run_in(other.folder) == "be brief 1"
+    assert run_in(project.folder) == "be kind 0"
+    assert run_in(other.folder) == "be brief 1"
+
+
+def test_it_holds_on_a_store_in_a_bucket(project: Project, gcs_bucket: str) -> None:
+    project.store = Store(f"{gcs_bucket}/{secrets.token_hex(4)}")
+    project.write("prompts/system.txt", "be kind")
+    project.step(READ_PROMPT)
+    assert project.run() == "be kind"
+    assert project.discovered() == {"prompts/system.txt"}
+    assert project.is_cached()
+    project.write("prompts/system.txt", "be brief")
+    assert project.run() == "be brief"
+    project.write("prompts/system.txt", "be kind")
+    assert project.is_cached()
+
+
+def test_a_complete_store_that_cannot_be_written_serves_what_holds(project: Project) -> None:
+    project.write("prompts/system.txt", "be kind")
+    project.step(READ_PROMPT)
+    project.run()
+    project.write("prompts/system.txt", "be brief")
+    project.run()
+    project.write("prompts/system.txt", "be kind")
+    for path in Path(project.store.root).rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        assert project.run() == "be kind"
+    finally:
+        for path in Path(project.store.root).rglob("*"):
+            path.chmod(0o755)
+
+
+def test_what_follows_runs_again_only_if_the_result_is_another(project: Project) -> None:
+    project.write("prompts/system.txt", "be kind ")
+    project.step(READ_PROMPT.replace("read_text()", "read_text().strip()"))
+    project.path("steps.py").write_text(
+        project.path("steps.py").read_text()
+        + textwrap.dedent(
+            """
+            from pipeline import Artifact
+            @step
+            def follow(out: Output, made: Artifact) -> dict:
+                text = (made / "result.txt").read_text()
+                (out.path / "x.txt").write_text(text)
+                return {"result": text}
+            """
+        )
+    )
+
+    def states() -> list[State]:
+        step = project.look()
+        follow = importlib.import_module(f"{project.name}.steps").follow(step)
+        states = [planned.state for planned in make_plan({"f": follow}, project.store).steps]
+        run({"follow": follow}, project.store, console=Console(quiet=True))
+        return states
+
+    assert states() == [State.RUN, State.RUN]
+    assert states() == [State.CACHED, State.CACHED]
+    project.write("prompts/system.txt", "be kind  ")
+    assert states() == [State.RUN, State.MAYBE]
+    assert states() == [State.CACHED, State.CACHED]
+    assert len(Catalog(project.store).history("follow")) == 1
+
+
+def test_a_file_edited_during_a_run_leaves_what_was_cached_as_it_was(project: Project) -> None:
+    """The run goes on with what it planned; the next one sees the edit."""
+    project.write("prompts/system.txt", "be kind")
+    project.step(READ_PROMPT)
+    text = """
+        import subprocess
+
+        @step
+        def edit(out: Output) -> dict:
+            edit = "cd prompts && for f in s*; do echo new > $f; done"
+            subprocess.run(["sh", "-c", edit], cwd=HERE, check=True)
+            return {}
+        """
+    steps = project.path("steps.py")
+    steps.write_text(steps.read_text() + textwrap.dedent(text))
+    project.run()
+    look = project.look()
+    edit = importlib.import_module(f"{project.name}.steps").edit()
+    made = run({"edit": edit, "look": look}, project.store, console=Console(quiet=True))
+    assert made["look"].metrics["result"] == "be kind"
+    assert project.run() == "new\n"
+
+
+# --- the terminal --------------------------------------------------------------------------------
+
+
+def temper(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+def test_explain_lists_what_was_discovered(project: Project) -> None:
+    for file, text in PLUGINS.items():
+        project.write(file, text)
+    project.step(IMPORT_PLUGINS.replace("APP", project.name))
+    project.run()
+    told = temper("explain", "look", "--store", project.store.url)
+    assert f"{project.name}.plugins.a was imported" in told
+    assert f"the folder {project.name}/plugins was listed" in told
+    project.write("plugins/b.py", "")
+    told = temper("explain", "look", "--store", project.store.url)
+    assert f"{project.name}.plugins.b, which it imported, changed" in told
+
+
+def test_a_discovered_change_can_be_accepted(project: Project) -> None:
+    project.write("prompts/system.txt", "be kind")
+    project.step(READ_PROMPT)
+    project.run()
+    project.write("prompts/system.txt", "be kind, please")
+    told = temper("accept", "look", "--yes", "--store", project.store.url)
+    assert "prompts/system.txt, which it read, changed" in told
+    assert "1 artifact valid again" in told
+    assert project.run() == "be kind"
+    project.write("prompts/system.txt", "be brief")
+    assert project.run() == "be brief"
+
+
+def test_gc_keeps_what_a_plan_would_use(project: Project) -> None:
+    project.write("prompts/system.txt", "be kind")
+    project.step(READ_PROMPT)
+    project.run()
+    kept = project.manifest()
+    project.write("prompts/system.txt", "be brief")
+    project.run()
+    project.write("prompts/system.txt", "be kind")
+    collect = ("gc", "--keep-last", "1", "--grace", "0", "--yes", "--store", project.store.url)
+    temper(*collect)
+    assert (Path(project.store.content_path(kept)) / "result.txt").exists()
+    project.write("prompts/system.txt", "be brief")
+    temper(*collect)
+    assert not (Path(project.store.content_path(kept)) / "result.txt").exists()
+    assert json.loads(json.dumps(project.run())) == "be brief"
+
+
+def test_what_a_killed_worker_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    code = """
+        import os, signal
+        from pipeline.observed.observation import Observation, Rules
+
+        print(Observation.begin(Rules((), (), "x")).folder, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert list(tmp_path.iterdir()) == [Path(done.stdout.strip())]

@@ -1,0 +1,106 @@
+"""A tiny policy that is rewarded for even tokens: online runs of seconds, for the tests."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_models import VOCABULARY
+from waiting import kill_this_process
+
+from steps.generation.slots import SlotEngine
+from steps.models.folders import load_model
+from steps.models.workplace import Workplace
+from steps.online.config import RlConfig
+from steps.online.iteration_rollouts import Kept
+from steps.online.iterations import Source
+from steps.online.online_run import Folders, run_online
+from steps.online.rollouts import Rollout
+from steps.online.sampled import Asked, Sampled, longest_examples
+from steps.training.config import OptimizerConfig, Schedule
+from steps.training.trainer import Trainer
+
+END = 2
+ASKED = Asked([(f"row-{n}", (1, 3 + n, 9, 5 + n % 3)) for n in range(10)], (END,))
+EAGER = OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant)
+
+
+def rl(**settings: Any) -> RlConfig:
+    """Four prompts with six completions of at most seven tokens."""
+    fixed: dict[str, Any] = {
+        "prompts": 4,
+        "completions": 6,
+        "max_new_tokens": 7,
+        "tokens_per_forward": 64,
+        "optimizer": EAGER,
+        "checkpoint_every_seconds": None,
+        "slots": 8,
+    }
+    return RlConfig(**{**fixed, **settings})
+
+
+def even_share(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """The reward: which share of the tokens is even."""
+    return [
+        replace(r, rewards={"even": sum(i % 2 == 0 for i in r.ids) / len(r.ids)}) for r in rollouts
+    ]
+
+
+def run(
+    policy: Path,
+    work: Path,
+    config: RlConfig,
+    iterations: int = 2,
+    *,
+    start: Path | None = None,
+    reference: Path | None = None,
+    judge: Callable[[Sequence[Rollout]], Sequence[Rollout]] = even_share,
+    asked: Asked = ASKED,
+    place: Workplace | None = None,
+) -> dict[str, Any]:
+    """An online run into ``work/out``, with its scratch beside it."""
+    place = place or Workplace(work / "out", work / "scratch")
+    engine = SlotEngine(load_model(policy, config.dtype), "", config.slots)
+    examples = longest_examples(asked, config, VOCABULARY)
+
+    def source(trainer: Trainer, kept: Kept) -> Source:
+        return Sampled(trainer, engine, asked, config, judge, kept, place)
+
+    folders = Folders(policy, start, reference)
+    return run_online(folders, config, examples, source, iterations, place)
+
+
+EVERY = 2
+"""Iterations from one checkpoint to the next."""
+
+
+def run_until(policy: Path, work: Path, iterations: int, training: int, sampling: int) -> None:
+    """A run that kills itself: when so many iterations are done and their checkpoint is on disk, or
+    when so many completions are drawn by this process; 0: never."""
+    torch.set_num_threads(1)
+    drawn = 0
+
+    def count_drawn(rollouts: Sequence[Rollout]) -> list[Rollout]:
+        return even_share(rollouts)
+
+    def on_progress(done: int, total: int, metrics: object) -> None:
+        if done == training:
+            saved = done - done % EVERY if done < iterations else 0
+            there = work / f"scratch/checkpoints/step-{saved:06d}"
+            kill_this_process(once_there=there if saved else None)
+
+    place = Workplace(work / "out", work / "scratch", on_progress=on_progress)
+    sample = SlotEngine.sample
+
+    def counted(engine: SlotEngine, requests: Any, weights: str) -> Any:
+        nonlocal drawn
+        for finished in sample(engine, requests, weights):
+            drawn += 1
+            if drawn == sampling:
+                kill_this_process()
+            yield finished
+
+    SlotEngine.sample = counted  # type: ignore[method-assign]
+    config = rl(checkpoint_every_steps=EVERY, minibatches=2)
+    run(policy, work, config, iterations, judge=count_drawn, place=place)

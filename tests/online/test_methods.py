@@ -1,0 +1,169 @@
+"""What each method makes of an iteration's experience."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from steps.losses.dpo import Dpo
+from steps.online.methods.experience import Experience, mismatch
+from steps.online.methods.method import Method
+from steps.online.methods.online_dpo import OnlineDpo
+from steps.online.methods.policy_gradient import (
+    Advantage,
+    Kl,
+    OffPolicy,
+    Over,
+    PolicyGradient,
+    Ratio,
+)
+from steps.online.methods.raft import Raft
+from steps.scoring.examples import TokenGroup, TokenResponse
+from steps.scoring.logps import TokenLogps
+from steps.scoring.packing import lengths_of
+
+RESPONSES = (((5, 6), (7,), (5, 6)), ((8, 9, 2), (9,)), ((4,), (3, 3), (2,)))
+REWARDS = [[1.0, 0.0, 1.0], [0.5, 2.0, 0.0], [1.0, 1.0, 1.0]]
+
+
+def experience() -> Experience:
+    """Of three prompts: one with two right answers that are equal, one with two completions, one
+    that is always right."""
+    groups = tuple(
+        TokenGroup(f"row-{n}", f"{n}", (1, n), tuple(map(TokenResponse, responses)))
+        for n, responses in enumerate(RESPONSES)
+    )
+    sizes = [sum(map(len, responses)) for responses in RESPONSES]
+    generator = torch.Generator().manual_seed(0)
+
+    def logps() -> tuple[Tensor, ...]:
+        flat = -torch.rand(sum(sizes), generator=generator, dtype=torch.float64) - 0.1
+        return flat.split(sizes)
+
+    rewards = torch.tensor(REWARDS, dtype=torch.float64)
+    return Experience(groups, rewards, 8, logps(), logps(), logps())
+
+
+def trained(method: Method) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
+    objective = method.objective(experience())
+    assert objective is not None
+    return [(g.row, tuple(r.ids for r in g.responses)) for g in objective.groups]
+
+
+def loss_of(method: Method, *indices: int) -> tuple[float, dict[str, float]]:
+    """The loss of these examples as one batch, by a policy that has not moved."""
+    given = experience()
+    objective = method.objective(given)
+    assert objective is not None
+    rows = [objective.groups[index].row for index in indices]
+    assert given.policy is not None
+    own = [given.policy[int(row.removeprefix("row-"))] for row in rows]
+    logps = TokenLogps(torch.cat(own), lengths_of([objective.groups[i] for i in indices], 3))
+    losses, metrics = objective.batch_loss(indices, None)(logps, torch.arange(len(indices)))
+    return losses.sum().item(), {name: values.sum().item() for name, values in metrics.items()}
+
+
+def test_raft_imitates_one_right_completion_of_each_prompt() -> None:
+    assert trained(Raft()) == [
+        ("row-0", ((5, 6),)),
+        ("row-1", ((9,),)),
+        ("row-2", ((4,),)),
+    ]
+
+
+def test_raft_may_imitate_all_that_are_good_enough_and_different() -> None:
+    assert trained(Raft(least_reward=0.5, per_prompt=None)) == [
+        ("row-0", ((5, 6),)),
+        ("row-1", ((9,),)),
+        ("row-1", ((8, 9, 2),)),
+        ("row-2", ((4,),)),
+        ("row-2", ((3, 3),)),
+        ("row-2", ((2,),)),
+    ]
+    assert Raft(least_reward=9.0).objective(experience()) is None
+
+
+def test_online_dpo_pairs_the_first_of_the_best_with_the_first_of_the_worst() -> None:
+    method = OnlineDpo(loss=Dpo(beta=0.5))
+    assert trained(method) == [("row-0", ((5, 6), (7,))), ("row-1", ((9,), (8, 9, 2)))]
+    given = experience()
+    assert given.reference is not None
+    sums = given.sums(given.reference)
+    objective = method.objective(given)
+    assert objective is not None
+    tokens = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)  # of (5, 6) and of (7,)
+    logps = TokenLogps(tokens, torch.tensor([[2, 1]]))
+    losses, _ = objective.batch_loss([0], None)(logps, torch.tensor([0]))
+    margin = 0.5 * ((-3 - sums[0, 0]) - (-3 - sums[0, 1]))
+    assert losses.item() == pytest.approx(-torch.nn.functional.logsigmoid(margin).item())
+
+
+def test_prompts_without_signal_are_skipped_and_not_counted_or_kept_and_counted() -> None:
+    skipping = PolicyGradient(over=Over.token, ratio=Ratio.none, clip_low=None, clip_high=None)
+    keeping = PolicyGradient(
+        over=Over.token,
+        ratio=Ratio.none,
+        clip_low=None,
+        clip_high=None,
+        skip_without_signal=False,
+    )
+    assert [row for row, _ in trained(skipping)] == ["row-0", "row-1"]
+    assert [row for row, _ in trained(keeping)] == ["row-0", "row-1", "row-2"]
+    skipped, kept = loss_of(skipping, 0, 1)[0], loss_of(keeping, 0, 1, 2)[0]
+    assert skipped * 9 == pytest.approx(kept * 13)  # so many tokens each has
+
+
+def test_a_prompt_with_fewer_completions_is_compared_with_its_own() -> None:
+    method = PolicyGradient(advantage=Advantage.leave_one_out)
+    objective = method.objective(experience())
+    assert objective is not None
+    batch = objective.batch_loss([1], None)
+    assert batch.advantages.tolist() == [[-1.5, 1.5, 0]]  # pyright: ignore
+
+
+def test_a_kl_penalty_in_the_reward_lowers_it_by_what_the_policy_is_ahead() -> None:
+    given = experience()
+    assert given.policy is not None
+    assert given.reference is not None
+    ahead = given.sums(given.policy) - given.sums(given.reference)
+    method = PolicyGradient(advantage=Advantage.group_mean, kl=Kl.k1_in_reward, kl_weight=0.1)
+    objective = method.objective(given)
+    assert objective is not None
+    assert len(objective.groups) == 3  # equal rewards differ in how far the policy has moved
+    found = objective.batch_loss([0], None).advantages[0]  # pyright: ignore
+    rewards = given.rewards[0] - 0.1 * ahead[0]
+    torch.testing.assert_close(found, rewards - rewards.mean())
+
+
+def test_without_a_kl_penalty_no_reference_is_needed() -> None:
+    assert not PolicyGradient().needs_reference
+    assert not Raft().needs_reference
+    assert PolicyGradient(kl=Kl.k3, kl_weight=0.1).needs_reference
+    assert OnlineDpo().needs_reference
+
+
+@pytest.mark.parametrize("how", [OffPolicy.truncate, OffPolicy.mask])
+def test_off_policy_weights_are_bounded(how: OffPolicy) -> None:
+    given = experience()
+    assert given.policy is not None
+    ratios = torch.cat([p - s for p, s in zip(given.policy[:2], given.sampler[:2], strict=True)])
+    ratios = ratios.exp()
+    limit = 1.3
+    assert (ratios > limit).any()
+    assert (ratios < 1 / limit).any()
+    objective = PolicyGradient(off_policy=how, off_policy_limit=limit).objective(given)
+    assert objective is not None
+    weight = objective.batch_loss([0, 1], None).weight  # pyright: ignore
+    inside = (ratios <= limit) & (ratios >= 1 / limit)
+    if how is OffPolicy.truncate:
+        assert torch.equal(weight, ratios.clamp(max=limit))
+    else:
+        assert torch.equal(weight, torch.where(inside, ratios, 0.0))
+
+
+def test_a_policy_that_drew_by_itself_is_no_distance_from_the_sampler() -> None:
+    given = experience()
+    assert given.policy is not None
+    assert mismatch(given.policy, given.policy) == {"mismatch/k3": 0, "mismatch/largest": 0}
+    apart = mismatch(given.policy, given.sampler)
+    assert apart["mismatch/k3"] > 0
+    assert apart["mismatch/largest"] <= 1

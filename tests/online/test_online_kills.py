@@ -1,0 +1,80 @@
+"""An online run that is killed, sampling or training, ends as if it had never been killed."""
+
+import multiprocessing
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from online_bed import run_until
+from tiny_models import folder_bytes, model_folder
+
+from steps.online.iteration_rollouts import Kept
+
+ITERATIONS = 4
+COMPLETIONS = 4 * 6
+"""Of one iteration."""
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Starts real processes from a server that has imported the slow libraries and done no more."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["online_bed", "transformers.models.llama.modeling_llama"])
+    return context
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(processes, policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is never killed."""
+    work = tmp_path_factory.mktemp("undisturbed")
+    assert attempt(processes, policy, work) == 0
+    return work
+
+
+def attempt(processes, policy: Path, work: Path, training: int = 0, sampling: int = 0) -> int:
+    """Goes on with a run in a process of its own; how that ended."""
+    arguments = (policy, work, ITERATIONS, training, sampling)
+    process = processes.Process(target=run_until, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def rollouts(work: Path) -> list:
+    return list(Kept(work / "scratch" / "rollouts").all())
+
+
+def test_kills_while_sampling_and_while_training_leave_the_same_bits(
+    processes, policy: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    # Of the second iteration, of its end, after its training, and of what is left then.
+    for kill in ({"sampling": 31}, {"sampling": 24}, {"training": 2}, {"training": 3}):
+        assert attempt(processes, policy, tmp_path, **kill) == -signal.SIGKILL
+    assert attempt(processes, policy, tmp_path) == 0
+    assert folder_bytes(tmp_path / "out") == folder_bytes(undisturbed / "out")
+    assert rollouts(tmp_path) == rollouts(undisturbed)
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_leave_the_same_bits(
+    processes, policy: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    draw = random.Random(0)
+    killed = 0
+    for number in range(20):
+        work = tmp_path / f"{number}"
+        if draw.random() < 0.7:
+            kill = {"sampling": draw.randrange(1, ITERATIONS * COMPLETIONS)}
+        else:
+            kill = {"training": draw.randrange(1, ITERATIONS)}
+        killed += attempt(processes, policy, work, **kill) == -signal.SIGKILL
+        assert attempt(processes, policy, work) == 0
+        assert folder_bytes(work / "out") == folder_bytes(undisturbed / "out")
+    assert killed == 20

@@ -1,0 +1,313 @@
+"""Online runs: what the first update is, and that weights follow from the recipe alone."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from online_bed import ASKED, even_share, rl, run
+from tiny_models import folder_bytes, model_folder
+
+from steps.losses.dpo import Dpo
+from steps.models.workplace import Left, Workplace
+from steps.online.iteration_rollouts import Kept
+from steps.online.methods.online_dpo import OnlineDpo
+from steps.online.methods.policy_gradient import (
+    Advantage,
+    Kl,
+    OffPolicy,
+    Over,
+    PolicyGradient,
+    Ratio,
+)
+from steps.online.methods.raft import Raft
+from steps.online.online_run import Folders, run_replay
+from steps.online.rollouts import read_rollouts, write_rollouts
+from steps.training.config import OptimizerConfig
+
+NOISY = PolicyGradient(
+    advantage=Advantage.group_std,
+    over=Over.token,
+    kl=Kl.k3_weighted,
+    kl_weight=0.05,
+    off_policy=OffPolicy.truncate,
+)
+"""Looks at everything: ratio, reference and sampler."""
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+def weights(work: Path) -> dict[str, bytes]:
+    """The trained model and the optimiser's state."""
+    return folder_bytes(work / "out" / "model") | folder_bytes(work / "out" / "state")
+
+
+def log_of(work: Path) -> list[dict[str, Any]]:
+    lines = (work / "out" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def record(work: Path, folder: Path) -> Path:
+    """The rollouts of a run, as an artifact has them."""
+    write_rollouts(folder, Kept(work / "scratch" / "rollouts").all())
+    return folder
+
+
+# --- the first update -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", [Ratio.token, Ratio.sequence, Ratio.detached])
+def test_the_first_update_has_ratio_1_no_clipping_no_kl_and_a_gradient(
+    policy: Path, tmp_path: Path, ratio: Ratio
+) -> None:
+    method = replace(NOISY, ratio=ratio)
+    run(policy, tmp_path, rl(method=method))
+    first, second = log_of(tmp_path)
+    for name in ("ratio/at_start", "ratio/deviation", "clip_ratio/low_mean", "kl/k1", "kl/k3"):
+        assert first[name] == 0
+    assert first["grad_norm"] > 0
+    assert second["kl/k3"] > 0
+    assert second["ratio/at_start"] == 0
+
+
+def test_the_first_loss_of_centred_advantages_is_zero(policy: Path, tmp_path: Path) -> None:
+    method = PolicyGradient(advantage=Advantage.group_mean, over=Over.response)
+    run(policy, tmp_path, rl(method=method))
+    assert abs(log_of(tmp_path)[0]["loss"]) < 1e-12
+    assert log_of(tmp_path)[0]["grad_norm"] > 0
+
+
+def test_later_updates_of_an_iteration_move_away_from_its_start(
+    policy: Path, tmp_path: Path
+) -> None:
+    run(policy, tmp_path, rl(method=NOISY, minibatches=2, inner_epochs=3), 1)
+    (only,) = log_of(tmp_path)
+    assert only["updates"] == 6
+    assert only["ratio/at_start"] == 0
+    assert only["ratio/deviation"] > 0
+    assert only["clip_ratio/low_mean"] + only["clip_ratio/high_mean"] > 0
+
+
+def test_the_sampler_is_the_policy_up_to_rounding_and_each_iteration_says_so(
+    policy: Path, tmp_path: Path
+) -> None:
+    run(policy, tmp_path, rl(), 3)
+    for line in log_of(tmp_path):
+        assert line["mismatch/k3"] < 1e-9
+        assert 0 < line["mismatch/largest"] < 1e-4
+
+
+# --- weights follow from the recipe ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def four(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four iterations with two updates each."""
+    work = tmp_path_factory.mktemp("four")
+    run(policy, work, rl(method=NOISY, minibatches=2), 4)
+    return work
+
+
+def test_slots_and_checkpoints_change_nothing(policy: Path, four: Path, tmp_path: Path) -> None:
+    other = rl(method=NOISY, minibatches=2, slots=3, checkpoint_every_steps=1)
+    run(policy, tmp_path, other, 4)
+    assert weights(tmp_path) == weights(four)
+    assert log_of(tmp_path) == log_of(four)
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_two_segments_are_one_run(policy: Path, four: Path, tmp_path: Path, cut: int) -> None:
+    config = rl(method=NOISY, minibatches=2)
+    run(policy, tmp_path / "one", config, cut)
+    state = tmp_path / "one" / "out" / "state"
+    run(policy, tmp_path / "two", config, 4 - cut, start=state)
+    assert weights(tmp_path / "two") == weights(four)
+    assert log_of(tmp_path / "one") + log_of(tmp_path / "two") == log_of(four)
+
+
+def test_two_segments_with_a_falling_rate_are_one_run(policy: Path, tmp_path: Path) -> None:
+    falling = OptimizerConfig(learning_rate=1e-2, warmup_steps=1)
+    config = rl(optimizer=falling, horizon=4)
+    run(policy, tmp_path / "whole", config, 4)
+    run(policy, tmp_path / "one", config, 3)
+    state = tmp_path / "one" / "out" / "state"
+    run(policy, tmp_path / "two", config, 1, start=state)
+    assert weights(tmp_path / "two") == weights(tmp_path / "whole")
+    rates = [line["learning_rate"] for line in log_of(tmp_path / "whole")]
+    assert rates == pytest.approx([0.5e-2, 1e-2, 2e-2 / 3, 1e-2 / 3])
+
+
+def test_a_run_is_its_rollouts(policy: Path, four: Path, tmp_path: Path) -> None:
+    config = rl(method=NOISY, minibatches=2)
+    rollouts = record(four, tmp_path / "rollouts")
+    run_replay(Folders(policy), config, rollouts, Workplace(tmp_path / "out", tmp_path / "s"))
+    assert weights(tmp_path) == weights(four)
+    assert log_of(tmp_path) == log_of(four)
+
+
+def test_a_recording_has_the_trainers_own_logps(four: Path, tmp_path: Path) -> None:
+    rollouts = list(read_rollouts(record(four, tmp_path / "rollouts")))
+    assert len(rollouts) == 4 * 4 * 6
+    assert [r.iteration for r in rollouts] == sorted(r.iteration for r in rollouts)
+    for rollout in rollouts:
+        assert rollout.policy_logps is not None
+        assert rollout.policy_logps == pytest.approx(rollout.logps, abs=1e-5)
+    assert len({rollout.weights for rollout in rollouts}) == 4
+
+
+def test_another_loss_can_be_trained_on_a_recording_and_is_told_how_far_off_it_is(
+    policy: Path, four: Path, tmp_path: Path
+) -> None:
+    rollouts = record(four, tmp_path / "rollouts")
+    method = PolicyGradient(off_policy=OffPolicy.truncate)
+    place = Workplace(tmp_path / "out", tmp_path / "s")
+    run_replay(Folders(policy), rl(method=method), rollouts, place)
+    apart = [line["mismatch/k3"] for line in log_of(tmp_path)]
+    assert apart[0] < 1e-9  # the same weights still
+    assert apart[-1] > 1e-6
+    bounded = rl(method=method, max_mismatch=1e-6)
+    place = Workplace(tmp_path / "bounded", tmp_path / "bs")
+    with pytest.raises(ValueError, match="nats a token apart, and max_mismatch is 1e-06"):
+        run_replay(Folders(policy), bounded, rollouts, place)
+
+
+def test_a_run_that_is_told_to_leave_goes_on_where_it_was(
+    policy: Path, four: Path, tmp_path: Path
+) -> None:
+    config = rl(method=NOISY, minibatches=2)
+    leaving = Workplace(tmp_path / "out", tmp_path / "scratch", stopping=lambda: True)
+    with pytest.raises(Left):
+        run(policy, tmp_path, config, 4, place=leaving)
+    run(policy, tmp_path, config, 4)
+    assert weights(tmp_path) == weights(four)
+    assert log_of(tmp_path) == log_of(four)
+
+
+def test_a_run_that_is_told_to_leave_while_it_samples_keeps_what_it_has_learnt(
+    policy: Path, four: Path, tmp_path: Path
+) -> None:
+    config = rl(method=NOISY, minibatches=2)
+    done: list[int] = []
+    leaving = Workplace(
+        tmp_path / "out",
+        tmp_path / "scratch",
+        on_progress=lambda iterations, total, metrics: done.append(iterations),
+        stopping=lambda: len(done) >= 2,
+    )
+    with pytest.raises(Left):
+        run(policy, tmp_path, config, 4, place=leaving)
+    assert done == [1, 2]
+    assert (tmp_path / "scratch" / "checkpoints" / "step-000002").is_dir()
+    run(policy, tmp_path, config, 4)
+    assert weights(tmp_path) == weights(four)
+
+
+def test_rollouts_in_scratch_that_other_weights_drew_are_drawn_again(
+    policy: Path, four: Path, tmp_path: Path
+) -> None:
+    config = rl(method=NOISY, minibatches=2)
+    kept = Kept(tmp_path / "scratch" / "rollouts")
+    for number, rollout in enumerate(read_rollouts(record(four, tmp_path / "rollouts"))):
+        if number == 0:
+            kept.put(0, [replace(rollout, weights="of another model")])
+    (tmp_path / "scratch" / "rollouts" / "iteration-000001").mkdir()
+    run(policy, tmp_path, config, 4)
+    assert weights(tmp_path) == weights(four)
+
+
+# --- other methods, and what is left out ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [Raft(least_reward=0.6), OnlineDpo(loss=Dpo(beta=0.5))])
+def test_every_method_raises_the_reward(policy: Path, tmp_path: Path, method: Any) -> None:
+    run(policy, tmp_path, rl(method=method, completions=8), 12)
+    rewards = [line["reward"] for line in log_of(tmp_path)]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
+
+
+def test_completions_without_a_verdict_are_left_out_and_counted(
+    policy: Path, tmp_path: Path
+) -> None:
+    def undecided(rollouts: Any) -> list[Any]:
+        judged = even_share(rollouts)
+        return [replace(r, rewards={}) if r.k in (0, 3) or r.row == "row-1" else r for r in judged]
+
+    config = rl(method=PolicyGradient(), prompts=10)
+    run(policy, tmp_path, config, 1, judge=undecided)
+    (line,) = log_of(tmp_path)
+    assert line["completions/unscorable"] == 9 * 2 + 6
+    assert line["updates"] == 1
+
+
+def test_an_iteration_with_nothing_to_learn_changes_no_weight(policy: Path, tmp_path: Path) -> None:
+    def equal(rollouts: Any) -> list[Any]:
+        return [replace(r, rewards={"same": 0.1}) for r in rollouts]
+
+    run(policy, tmp_path, rl(), 2, judge=equal)
+    assert [line["updates"] for line in log_of(tmp_path)] == [0, 0]
+    assert log_of(tmp_path)[0]["frac_reward_zero_std"] == 1
+    trained = folder_bytes(tmp_path / "out" / "model")["model.safetensors"]
+    assert trained == folder_bytes(policy)["model.safetensors"]
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"temperature": 0.7}, "draw at temperature 1"),
+        ({"completions": 1}, "completions must be a whole number of at least 2"),
+        ({"optimizer": OptimizerConfig()}, "horizon must be a number"),
+        ({"max_mismatch": 0.0}, "max_mismatch must be above 0 or null"),
+        ({"minibatches": 0}, "minibatches must be a whole number of at least 1"),
+    ],
+)
+def test_settings_that_would_train_on_something_else_are_refused(settings: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        rl(**settings)
+
+
+def test_raft_may_draw_at_any_temperature_and_a_single_completion() -> None:
+    assert rl(method=Raft(), temperature=1.3, completions=1).completions == 1
+
+
+def test_too_few_prompts_are_refused(policy: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="prompts is 11, but there are only 10 prompts"):
+        run(policy, tmp_path, rl(prompts=11), 1)
+
+
+def test_a_segment_of_no_iterations_is_refused(policy: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="iterations must be at least 1, got 0"):
+        run(policy, tmp_path, rl(), 0)
+
+
+def test_a_recording_without_rewards_is_refused(policy: Path, four: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    drawn = read_rollouts(record(four, folder))
+    write_rollouts(tmp_path / "bare", [replace(rollout, rewards={}) for rollout in drawn])
+    with pytest.raises(ValueError, match="without rewards; judge them first"):
+        run_replay(Folders(policy), rl(), tmp_path / "bare", Workplace(tmp_path, tmp_path / "s"))
+
+
+@pytest.mark.parametrize("cut", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 50}])
+def test_a_recording_of_a_part_of_the_distribution_is_refused_where_tokens_are_weighed(
+    policy: Path, four: Path, tmp_path: Path, cut: dict[str, float]
+) -> None:
+    folder = record(four, tmp_path / "rollouts")
+    (folder / "engine.json").write_text(json.dumps({"engine": "another", **cut}))
+    with pytest.raises(ValueError, match="the policy was not drawn from as it is"):
+        run_replay(Folders(policy), rl(), folder, Workplace(tmp_path, tmp_path / "s"))
+    raft = rl(method=Raft(least_reward=0.0))
+    run_replay(Folders(policy), raft, folder, Workplace(tmp_path / "o", tmp_path / "r"))
+    assert (tmp_path / "o" / "model" / "model.safetensors").is_file()
+
+
+def test_every_prompt_comes_up_before_any_comes_again() -> None:
+    seen = [request.row for i in range(2) for request in ASKED.requests(rl(prompts=5), i)]
+    assert sorted(set(seen)) == sorted(row for row, _ in ASKED.prompts)
+    assert len(seen) == 10 * 6

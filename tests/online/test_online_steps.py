@@ -1,0 +1,158 @@
+"""The steps of online training, composed and run: files in, a policy and its rollouts out."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+from step_output import Folder
+from tiny_models import folder_bytes, model_folder, word_tokenizer
+from waiting import HANGS_SECONDS
+
+from pipeline import Artifact, Step, adopt
+from steps.checking.config import JudgeConfig
+from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
+from steps.data.rows.parquet import write_rows
+from steps.data.rows.rows import PromptRow
+from steps.data.rows.tables import PROMPTS, to_record
+from steps.kinds import Model, Prompts
+from steps.models.folders import load_model
+from steps.online.config import RlConfig
+from steps.online.methods.choices import METHODS
+from steps.online.methods.policy_gradient import PolicyGradient
+from steps.online.rollouts import read_rollouts
+from steps.train_on_rollouts import train_on_rollouts
+from steps.train_online import train_online
+from steps.training.config import OptimizerConfig, Schedule
+
+CONFIG = RlConfig(
+    method=PolicyGradient(),
+    prompts=4,
+    completions=6,
+    max_new_tokens=6,
+    slots=8,
+    tokens_per_forward=64,
+    optimizer=OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant),
+)
+
+
+@dataclass(frozen=True)
+class ShortWords(Checker):
+    """Right if there is an even number of words; no verdict on an empty text."""
+
+    name: ClassVar[str] = "short words"
+
+    def check(self, answered: Answered) -> Judgement:
+        words = answered.text.split()
+        return judged(len(words) % 2 == 0) if words else no_verdict("there is no word")
+
+
+JUDGING = JudgeConfig(most_without=1.0)
+
+
+def artifact(path: Path) -> Any:
+    return SimpleNamespace(path=path, step=path.name)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """Prompts, and a policy with a tokenizer."""
+    folder = tmp_path_factory.mktemp("online")
+    rows = [
+        PromptRow(f"q{n}", ({"role": "user", "content": f"w{n} w{n + 1}"},), "w3") for n in range(7)
+    ]
+    write_rows(folder / "prompts" / "prompts-00000.parquet", PROMPTS, map(to_record, rows))
+    word_tokenizer().save_pretrained(model_folder(folder / "policy"))
+    return artifact(folder / "prompts"), artifact(folder / "policy")
+
+
+def online(folders: tuple[Any, Any], work: Path, iterations: int, start: Any = None) -> Any:
+    prompts, policy = folders
+    out = Folder(work / "made", work / "scratch")
+    metrics = train_online.function(
+        out, prompts, policy, iterations, ShortWords(), CONFIG, JUDGING, start
+    )
+    return out.path, metrics
+
+
+@pytest.fixture(scope="module")
+def run(folders: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    return online(folders, tmp_path_factory.mktemp("run"), 3)
+
+
+def test_a_run_is_a_model_a_state_judged_rollouts_and_a_log(run: tuple[Path, Any]) -> None:
+    made, metrics = run
+    assert load_model(made / "model").config.model_type == "llama"
+    assert json.loads((made / "state" / "state.json").read_text())["iterations"] == 3
+    rollouts = list(read_rollouts(made / "rollouts"))
+    assert len(rollouts) == 3 * 4 * 6
+    assert all(rollout.verdict is not None for rollout in rollouts)
+    assert all(rollout.policy_logps for rollout in rollouts if rollout.rewards)
+    assert (made / "rollouts" / "engine.json").is_file()
+    assert len((made / "metrics.jsonl").read_text().splitlines()) == 3
+    assert metrics["iterations"] == 3
+    assert metrics["first"]["ratio/at_start"] == 0
+    assert json.loads(json.dumps(metrics)) == metrics
+
+
+def test_segments_and_a_replay_end_with_the_bits_of_one_run(
+    folders: tuple[Any, Any], run: tuple[Path, Any], tmp_path: Path
+) -> None:
+    made, _ = run
+    one, _ = online(folders, tmp_path / "one", 2)
+    two, _ = online(folders, tmp_path / "two", 1, artifact(one / "state"))
+    again = Folder(tmp_path / "again")
+    train_on_rollouts.function(again, artifact(made / "rollouts"), folders[1], CONFIG)
+    for part in ("model", "state"):
+        assert folder_bytes(two / part) == folder_bytes(made / part)
+        assert folder_bytes(again.path / part) == folder_bytes(made / part)
+
+
+def test_more_iterations_leave_earlier_segments_as_they_are(tmp_path: Path) -> None:
+    def adopted(name: str, kind: type[Artifact]) -> Step:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "content").write_text(name)
+        return adopt(str(tmp_path / name), kind)
+
+    prompts, policy = adopted("prompts", Prompts), adopted("policy", Model)
+
+    def segments(count: int) -> list[str]:
+        steps: list[Step] = []
+        for _ in range(count):
+            start = steps[-1]["state"] if steps else None
+            steps.append(train_online(prompts, policy, 5, config=CONFIG, start=start))
+        return [step.fingerprint for step in steps]
+
+    assert segments(3)[:2] == segments(2)
+    assert len(set(segments(3))) == 3
+
+
+@pytest.mark.parametrize("preset", sorted(Path("conf/rl").glob("*.yaml")), ids=lambda p: p.stem)
+def test_presets_are_settings_that_their_methods_take(preset: Path) -> None:
+    content = yaml.safe_load(preset.read_text())
+    (override,) = content["defaults"]
+    settings = content.get("method", {})
+    method: Callable[..., Any] = METHODS[override["override method"]]
+    RlConfig(method=method(**settings))
+
+
+def test_there_is_a_preset_of_every_method_that_is_promised(repository: Path) -> None:
+    there = {file.stem for file in (repository / "conf" / "rl").glob("*.yaml")}
+    named = {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "online_dpo", "raft"}
+    assert there == named
+
+
+def test_the_experiment_is_planned_with_another_method(repository: Path, tmp_path: Path) -> None:
+    script = str(repository / "experiments" / "grpo_arithmetic.py")
+    command = [sys.executable, script, "rl=raft", f"store={tmp_path}", "--plan"]
+    told = subprocess.run(
+        command, capture_output=True, text=True, cwd=repository, timeout=HANGS_SECONDS
+    )
+    assert told.returncode == 0, told.stderr
+    assert "train_online" in told.stdout

@@ -1,0 +1,292 @@
+"""Rollouts: token ids as they were drawn, kept over kills, shared by ranks, judged anew."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_processes import run_ranks
+from step_output import Folder
+from tiny_models import folder_bytes, model_folder, word_tokenizer
+
+import steps.online.recording as recorder
+from steps.checking.boxed import Boxed
+from steps.checking.config import JudgeConfig
+from steps.checking.exact import Exact
+from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, judged
+from steps.data.rows.parquet import write_rows
+from steps.data.rows.rows import PromptRow
+from steps.data.rows.tables import PROMPTS, to_record
+from steps.generation.config import SamplingConfig
+from steps.generation.engine import Engine, Finish, Finished, Request
+from steps.generation.sampling import make_requests
+from steps.generation.slots import SlotEngine
+from steps.judge import judge
+from steps.kinds import Model, Prompts, Rollouts
+from steps.models.folders import load_model
+from steps.models.workplace import Left, Workplace
+from steps.online.recording import record
+from steps.online.rollouts import Rollout, by_row, read_rollouts, texts, write_rollouts
+from steps.sample_rollouts import sample_rollouts
+
+
+def prompts_folder(folder: Path, answer: str | None = "w3") -> Path:
+    rows = [
+        PromptRow(f"q{n}", ({"role": "user", "content": f"w{n} w{n + 1}"},), answer)
+        for n in range(7)
+    ]
+    write_rows(folder / "prompts-00000.parquet", PROMPTS, map(to_record, rows))
+    return folder
+
+
+def policy_folder(folder: Path) -> Path:
+    word_tokenizer().save_pretrained(model_folder(folder))
+    return folder
+
+
+CONFIG = SamplingConfig(6, temperature=1.0, num_completions=3, slots=5)
+
+
+def sampled(work: Path, prompts: Path, policy: Path, config: SamplingConfig = CONFIG) -> None:
+    work.joinpath("made").mkdir(parents=True, exist_ok=True)
+    out: Any = Folder(work / "made", work / "scratch")
+    sample_rollouts.function(out, Prompts(prompts, "", ""), Model(policy, "", ""), config)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return prompts_folder(tmp_path / "prompts")
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    return policy_folder(tmp_path / "policy")
+
+
+@pytest.fixture
+def recording(tmp_path: Path, prompts: Path, policy: Path) -> Path:
+    sampled(tmp_path / "recorded", prompts, policy)
+    return tmp_path / "recorded" / "made"
+
+
+# --- what is recorded -----------------------------------------------------------------------------
+
+
+def test_a_recording_holds_the_tokens_that_were_drawn_and_how_each_completion_ended(
+    recording: Path,
+) -> None:
+    rollouts = list(read_rollouts(recording))
+    assert [(r.row, r.k) for r in rollouts] == [(f"q{n}", k) for n in range(7) for k in range(3)]
+    end = word_tokenizer().eos_token_id
+    assert {r.finish for r in rollouts} == {Finish.stop, Finish.length}
+    for rollout in rollouts:
+        assert (rollout.ids[-1] == end) != rollout.is_cut
+        assert len(rollout.ids) == 6 or not rollout.is_cut
+        assert all(rollout.scored)
+        assert all(logp < 0 for logp in rollout.logps)
+    assert len({r.weights for r in rollouts}) == 1
+    assert json.loads((recording / "engine.json").read_text())["batch_invariant"] is True
+
+
+def test_texts_are_a_view_that_the_recording_s_own_tokenizer_gives(recording: Path) -> None:
+    rollouts = list(read_rollouts(recording))
+    tokenizer = word_tokenizer()
+    assert texts(recording, rollouts) == [
+        tokenizer.decode(list(r.ids), skip_special_tokens=True) for r in rollouts
+    ]
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    rollout = Rollout(
+        "q", 2, (5, 6), (7, 8, 2), (True, False, True), (-0.5, 0.0, -1.25), Finish.stop, "w",
+        iteration=3, policy_logps=(-0.1, 0.0, -1 / 3), rewards={"exact": 1.0, "length": -0.5},
+        verdict=Verdict.none, reason="it took too long",
+    )  # fmt: skip
+    plain = replace(rollout, k=1, policy_logps=None, rewards={}, verdict=None, reason=None)
+    write_rollouts(tmp_path, [rollout, plain])
+    assert list(read_rollouts(tmp_path)) == [rollout, plain]
+    assert by_row([rollout, plain]) == {(3, "q"): [rollout, plain]}
+
+
+def test_a_rollout_whose_logps_are_not_one_a_token_is_refused(recording: Path) -> None:
+    rollout = next(read_rollouts(recording))
+    with pytest.raises(ValueError, match=r"row 'q0', completion 0: logps has 1 values"):
+        replace(rollout, logps=(-1.0,))
+
+
+# --- the same whatever happens --------------------------------------------------------------------
+
+
+def test_slots_are_no_part_of_a_recording(
+    tmp_path: Path, recording: Path, prompts: Path, policy: Path
+) -> None:
+    sampled(tmp_path / "again", prompts, policy, replace(CONFIG, slots=2, tokens_per_forward=8))
+    assert folder_bytes(tmp_path / "again" / "made") == folder_bytes(recording)
+
+
+def test_two_ranks_record_what_one_does(
+    tmp_path: Path, recording: Path, prompts: Path, policy: Path
+) -> None:
+    assert run_ranks(sampled, tmp_path / "two", prompts, policy) == [0, 0]
+    assert folder_bytes(tmp_path / "two" / "made") == folder_bytes(recording)
+
+
+class Counting:
+    """An engine that counts what it is asked for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.weights = engine.weights
+        self.asked: list[tuple[str, int]] = []
+
+    def sample(self, requests: Any, weights: str) -> Iterator[Finished]:
+        requests = list(requests)
+        self.asked += [(request.row, request.k) for request in requests]
+        yield from self.engine.sample(requests, weights)
+
+    def update_weights(self, source: Any, weights: str) -> None:
+        raise NotImplementedError
+
+
+def test_a_run_that_was_told_to_leave_goes_on_with_what_is_missing(
+    tmp_path: Path, policy: Path
+) -> None:
+    asked = [(f"q{n}", [n, n + 1]) for n in range(6)]
+    requests: list[Request] = make_requests(asked, CONFIG, [2])
+    model = load_model(policy)
+    whole = record(SlotEngine(model, "w"), requests, Workplace(tmp_path, tmp_path / "one"))
+    scratch, kept = tmp_path / "two", 0
+    for _ in range(3):
+        answers = iter([False, False, True])
+        engine = Counting(SlotEngine(model, "w", slots=4))
+        place = Workplace(tmp_path, scratch, stopping=lambda answers=answers: next(answers))
+        with pytest.raises(Left, match="that are finished are kept"):
+            record(engine, requests, place)
+        assert len(engine.asked) == len(requests) - kept
+        kept += 3
+    engine = Counting(SlotEngine(model, "w", slots=3))
+    assert [_rounded(r) for r in record(engine, requests, Workplace(tmp_path, scratch))] == [
+        _rounded(r) for r in whole
+    ]
+    assert len(engine.asked) == len(requests) - kept
+
+
+def draw_until_killed(policy: Path, scratch: Path) -> None:
+    """Keeps each completion at once, and is killed after some of them."""
+    recorder._SECONDS_A_PART = 0.0
+    requests = make_requests([(f"q{n}", [n, n + 1]) for n in range(6)], CONFIG, [2])
+    place = Workplace(scratch, scratch, on_progress=kill_after_seven)
+    record(SlotEngine(load_model(policy), "w", slots=4), requests, place)
+
+
+def kill_after_seven(done: int, total: int, metrics: Any) -> None:
+    if done >= 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_run_that_was_killed_goes_on_and_ends_with_the_same_bits(
+    tmp_path: Path, policy: Path
+) -> None:
+    requests = make_requests([(f"q{n}", [n, n + 1]) for n in range(6)], CONFIG, [2])
+    model = load_model(policy)
+    whole = record(SlotEngine(model, "w"), requests, Workplace(tmp_path, tmp_path / "whole"))
+    assert run_ranks(draw_until_killed, policy, tmp_path, count=1) == [-signal.SIGKILL]
+    engine = Counting(SlotEngine(model, "w", slots=3))
+    again = record(engine, requests, Workplace(tmp_path, tmp_path))
+    assert len(engine.asked) == len(requests) - 7
+    assert list(map(_rounded, again)) == list(map(_rounded, whole))
+
+
+def test_what_other_weights_have_left_is_not_taken(tmp_path: Path, policy: Path) -> None:
+    requests = make_requests([("q", [3, 4])], CONFIG, [2])
+    model = load_model(policy)
+    place = Workplace(tmp_path, tmp_path, stopping=lambda: True)
+    with pytest.raises(Left):
+        record(SlotEngine(model, "old"), requests, place)
+    engine = Counting(SlotEngine(model, "new"))
+    rollouts = record(engine, requests, Workplace(tmp_path, tmp_path))
+    assert len(engine.asked) == len(requests)
+    assert {r.weights for r in rollouts} == {"new"}
+
+
+def test_a_damaged_file_of_finished_completions_costs_only_drawing_them_again(
+    tmp_path: Path, policy: Path
+) -> None:
+    requests = make_requests([("q", [3, 4])], CONFIG, [2])
+    model = load_model(policy)
+    place = Workplace(tmp_path, tmp_path, stopping=lambda: True)
+    with pytest.raises(Left):
+        record(SlotEngine(model, "w"), requests, place)
+    (part,) = (tmp_path / "parts").iterdir()
+    part.write_bytes(part.read_bytes()[:-100])
+    engine = Counting(SlotEngine(model, "w"))
+    assert len(record(engine, requests, Workplace(tmp_path, tmp_path))) == len(requests)
+    assert len(engine.asked) == len(requests)
+
+
+def _rounded(rollout: Rollout) -> Rollout:
+    """With logps as a file has them."""
+    import numpy as np
+
+    return replace(rollout, logps=tuple(np.array(rollout.logps, np.float32).tolist()))
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OddLength(Checker):
+    """Right if the text has an odd number of words; raises for an empty one."""
+
+    name = "odd_length"
+
+    def check(self, answered: Answered) -> Judgement:
+        return judged(len(answered.text.split()) % 2 == 1 // len(answered.text[:1]))
+
+
+def judged_by(
+    work: Path, recording: Path, checker: Checker, config: JudgeConfig = JudgeConfig()
+) -> tuple[list[Rollout], dict[str, Any]]:
+    work.joinpath("made").mkdir(parents=True)
+    out: Any = Folder(work / "made", work / "scratch")
+    metrics = judge.function(out, Rollouts(recording, "", ""), checker, config)
+    return list(read_rollouts(work / "made")), dict(metrics or {})
+
+
+def test_another_checker_judges_a_recording_anew_and_nothing_is_sampled(
+    tmp_path: Path, recording: Path
+) -> None:
+    drawn = list(read_rollouts(recording))
+    said = texts(recording, drawn)
+    some = JudgeConfig(most_without=1)
+    odd, metrics = judged_by(tmp_path / "odd", recording, OddLength(), some)
+    for before, text, after in zip(drawn, said, odd, strict=True):
+        words = len(text.split())
+        expected = Verdict.none if not text else Verdict.right if words % 2 else Verdict.wrong
+        assert after.verdict is expected
+        assert after.rewards == ({"odd_length": float(words % 2)} if text else {})
+        assert (after.ids, after.logps, after.finish) == (before.ids, before.logps, before.finish)
+    assert metrics["no_verdict"] == sum(not text for text in said) > 0
+    assert metrics["right"] + metrics["wrong"] + metrics["no_verdict"] == len(drawn)
+    assert list(metrics["reasons"]) == ["ZeroDivisionError: integer division or modulo by zero"]
+
+    again, _ = judged_by(tmp_path / "exact", tmp_path / "odd" / "made", Exact())
+    assert all("exact" in rollout.rewards for rollout in again)
+    assert [r.rewards.get("odd_length") for r in again] == [
+        r.rewards.get("odd_length") for r in odd
+    ]
+    assert {r.verdict for r in again} <= {Verdict.right, Verdict.wrong}
+    assert texts(tmp_path / "exact" / "made", again) == said
+
+
+def test_a_checker_that_comes_to_too_few_verdicts_stops_the_run(
+    tmp_path: Path, prompts: Path, policy: Path
+) -> None:
+    prompts_folder(tmp_path / "unanswered", answer=None)
+    sampled(tmp_path / "work", tmp_path / "unanswered", policy)
+    with pytest.raises(ValueError, match=r"21 of 21 .* because: the row has no answer; mend"):
+        judged_by(tmp_path / "judged", tmp_path / "work" / "made", Boxed())

@@ -1,0 +1,271 @@
+"""More of what a user sees of the caching: forcing, evicting, adopting, retrying, growing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numbers_lab import Lab
+from toy_steps import Times, add, flaky, journal_lines, multiply, numbers, stamp
+
+from pipeline import File, Output, Step, TemperError, adopt, run, step
+from pipeline.plan.planning import State, make_plan
+from pipeline.running.session import RunFailed
+from pipeline.store.catalog import Catalog
+from pipeline.store.lease import Leases
+from pipeline.store.manifest import Manifest
+
+pytestmark = pytest.mark.usefixtures("workers_here")
+
+
+def newest(lab: Lab, step: str) -> Manifest:
+    return Catalog(lab.store).history(step)[-1]
+
+
+# --- forced --------------------------------------------------------------------------------------
+
+
+def test_a_forced_step_runs_again_and_the_artifact_it_had_stays(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    before = newest(lab, "multiply")
+    again = run({"product": lab.product()}, lab.store, console=lab.console, force=["multiply"])
+    assert journal_lines(lab.journal) == ["numbers", "multiply", "multiply"]
+    assert again["product"].manifest.attempt > before.attempt
+    assert (Path(lab.store.content_path(before)) / "values.json").exists()
+    assert "forced" in lab.printed()
+    assert lab.run(product=lab.product()) == []
+
+
+def test_what_follows_a_forced_step_reruns_only_if_it_made_something_else(
+    lab: Lab,
+) -> None:
+    def roots() -> dict[str, Step]:
+        changing = stamp(lab.numbers(), lab.journal)
+        return {"same": add([lab.product()], lab.journal), "other": add([changing], lab.journal)}
+
+    run(roots(), lab.store, console=lab.console)
+    before = len(journal_lines(lab.journal))
+    run(roots(), lab.store, console=lab.console, force=["multiply", "stamp"])
+    assert sorted(journal_lines(lab.journal)[before:]) == ["add", "multiply", "stamp"]
+    assert lab.run(**roots()) == []
+
+
+def test_forcing_a_step_that_is_not_there_is_refused(lab: Lab) -> None:
+    with pytest.raises(TemperError, match=r"no step multply .*it has: multiply, numbers"):
+        run({"product": lab.product()}, lab.store, force=["multply"])
+
+
+# --- evicted -------------------------------------------------------------------------------------
+
+
+def test_what_was_made_from_an_evicted_artifact_stays_cached(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.store.evict(newest(lab, "numbers"))
+    assert lab.run(product=lab.product()) == []
+
+
+def test_an_evicted_artifact_is_made_again_for_the_step_that_needs_it(
+    lab: Lab,
+) -> None:
+    lab.run(sum=add([lab.product()], lab.journal))
+    lab.store.evict(newest(lab, "numbers"))
+    lab.store.evict(newest(lab, "multiply"))
+    states = lab.states(sum=add([lab.product(Times(3))], lab.journal))
+    assert states["numbers"] is State.RUN
+    ran = lab.run(old=add([lab.product()], lab.journal), new=lab.product(Times(3)))
+    assert ran == ["numbers", "multiply"], "the evicted product is needed by nobody"
+
+
+def test_an_evicted_result_is_made_again(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.store.evict(newest(lab, "multiply"))
+    assert lab.reasons(product=lab.product())["multiply"] == "its data is evicted; it is a result"
+    assert lab.run(product=lab.product()) == ["multiply"]
+    assert lab.run(product=lab.product()) == []
+
+
+def test_what_a_step_makes_of_an_evicted_key_may_differ_and_is_told_apart(
+    lab: Lab,
+) -> None:
+    """A step that gives other bytes each time: what follows is made from what there is."""
+
+    def roots(more: int) -> dict[str, Step]:
+        changing = stamp(lab.numbers(), lab.journal)
+        return {"sum": add([changing] * more, lab.journal), "one": add([changing], lab.journal)}
+
+    run(roots(2), lab.store, console=lab.console)
+    lab.store.evict(newest(lab, "stamp"))
+    made = run(roots(3), lab.store, console=lab.console)
+    total = {name: made[name].metrics["total"] for name in made}
+    assert total["sum"] == 3 * total["one"], "the two results are of two different stamps"
+
+
+# --- adopted -------------------------------------------------------------------------------------
+
+
+def test_files_made_elsewhere_are_adopted_by_content(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "values.json").write_text("[5, 6]")
+
+    def total() -> Step:
+        return add([adopt(str(tmp_path / "mine"))], lab.journal)
+
+    made = run({"total": total()}, lab.store, console=lab.console)
+    assert made["total"].metrics == {"total": 11}
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    moved = add([adopt(str(tmp_path / "moved"))], lab.journal)
+    assert lab.run(total=moved) == []
+    (tmp_path / "moved" / "values.json").write_text("[5, 7]")
+    lab.numbers()
+    assert lab.run(total=add([adopt(str(tmp_path / "moved"))], lab.journal)) == ["add"]
+
+
+def test_a_pinned_output_stands_for_the_step_that_would_make_it(
+    lab: Lab,
+    tmp_path: Path,
+) -> None:
+    lab.run(product=lab.product(), sum=add([lab.product()], lab.journal))
+    here = lab.store.content_path(newest(lab, "multiply"))
+    pinned = lab.product(Times(99)).at(here)
+    assert lab.run(sum=add([pinned], lab.journal)) == [], "same content, so the same sum"
+    assert pinned.kind is lab.product().kind
+
+
+def test_adopting_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TemperError, match=r"absent does not exist"):
+        adopt(str(tmp_path / "absent"))
+
+
+# --- retried -------------------------------------------------------------------------------------
+
+
+def test_a_step_is_retried_as_often_as_it_declares(lab: Lab) -> None:
+    assert lab.run(flaky=flaky(2, lab.journal)) == ["flaky", "flaky", "flaky"]
+    with pytest.raises(RunFailed):
+        lab.run(flaky=flaky(3, lab.journal))
+
+
+# --- growing -------------------------------------------------------------------------------------
+
+
+def test_a_parameter_added_later_leaves_old_keys_as_they_were(lab: Lab) -> None:
+    def body(out: Output, values: Any, factor: int) -> None: ...
+
+    def grown(out: Output, values: Any, factor: int, clip: float | None = 5.0) -> None: ...
+
+    grown.__qualname__ = body.__qualname__ = grown.__name__ = body.__name__ = "scale"
+    before = step(version="1")(body)(lab.numbers(), 2)
+    after = step(version="1", added={"clip": None})(grown)
+    assert after(lab.numbers(), 2, clip=None).fingerprint == before.fingerprint
+    assert after(lab.numbers(), 2).fingerprint != before.fingerprint, "5.0 is not what it was"
+    with pytest.raises(TemperError, match=r"added=\['clop'\] are no parameters"):
+        step(version="1", added={"clop": None})(grown)
+
+
+# --- accepted ------------------------------------------------------------------------------------
+
+
+def test_accepted_code_finds_what_other_code_made(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    changed = step(version="2")(multiply.function)
+    values = lab.numbers()["train"]
+    assert make_plan({"p": changed(values, Times(), lab.journal)}, lab.store).steps[-1].reason == (
+        "version '1' → '2'"
+    )
+    further = step(version="3")(multiply.function)
+    lab.store.accept("multiply", {"version": "1"}, {"version": "2"}, {})
+    lab.store.accept("multiply", {"version": "3"}, {"version": "2"}, {})
+    for accepted in (changed, further):
+        assert lab.run(product=accepted(values, Times(), lab.journal)) == []
+    other = step(version="4")(multiply.function)
+    assert lab.run(product=other(values, Times(), lab.journal)) == ["multiply"]
+
+
+# --- several at once -----------------------------------------------------------------------------
+
+
+def test_results_can_be_a_list(lab: Lab) -> None:
+    made = run(
+        [lab.product(), lab.product(Times(3)), lab.numbers()], lab.store, console=lab.console
+    )
+    assert [m.metrics for m in made.values()] == [{"largest": 6}, {"largest": 9}, {"count": 4}]
+    assert list(made) == ["multiply factor=2", "multiply factor=3", "numbers"]
+
+
+def test_the_plan_says_who_is_making_a_step(lab: Lab) -> None:
+    lab.run(numbers=lab.numbers())
+    planned = make_plan({"p": lab.product()}, lab.store).steps[-1]
+    assert planned.key is not None
+    leases = Leases(lab.store.objects, lab.store.root, run="another-run")
+    with leases.held("multiply", planned.key, lambda: False):
+        blocked = make_plan({"p": lab.product()}, lab.store).steps[-1]
+        assert blocked.state is State.BLOCKED
+        assert "another-run" in blocked.reason
+    assert make_plan({"p": lab.product()}, lab.store).steps[-1].state is State.RUN
+
+
+def test_every_run_is_recorded_with_what_it_used(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.run(product=lab.product())
+    first, second = lab.store.runs()
+    assert [s["state"] for s in first["steps"]] == ["done", "done"]
+    assert [s["state"] for s in second["steps"]] == ["cached", "cached"]
+    for record in (first, second):
+        made = newest(lab, "multiply")
+        used = {s["step"]: (s["key"], s["attempt"]) for s in record["steps"]}
+        assert used["multiply"] == (made.key, made.attempt)
+        assert record["argv"]
+        assert record["outcome"] == "done"
+    assert first["roots"] == {"product": lab.product().fingerprint}
+
+
+def test_secrets_on_the_command_line_are_not_recorded(
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "sys.orig_argv", ["python", "x.py", "hub.token=hf_123", "wandb.api_key=456", "beta=0.1"]
+    )
+    lab.run(product=lab.product())
+    (record,) = lab.store.runs()
+    assert record["argv"][1:] == ["x.py", "hub.token=…", "wandb.api_key=…", "beta=0.1"]
+
+
+# --- the index -----------------------------------------------------------------------------------
+
+
+def index_of(lab: Lab, step: str) -> Path:
+    return Path(lab.store.root) / "index" / f"{step}.json"
+
+
+def test_a_lost_stale_or_damaged_index_only_costs_time(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    assert index_of(lab, "multiply").exists()
+    index_of(lab, "multiply").write_text("{not json")
+    assert lab.run(product=lab.product()) == []
+    assert json.loads(index_of(lab, "multiply").read_text()), "it was not written anew"
+    index_of(lab, "numbers").unlink()
+    assert lab.run(product=lab.product()) == []
+
+
+def test_a_copy_in_the_index_is_not_used_for_a_manifest_that_was_replaced(
+    lab: Lab,
+) -> None:
+    """A manifest deleted by hand and committed again with other content."""
+
+    def roots() -> dict[str, Step]:
+        return {"sum": add([stamp(lab.numbers(), lab.journal)], lab.journal)}
+
+    lab.run(**roots())
+    old = newest(lab, "stamp")
+    stale = index_of(lab, "stamp").read_bytes()
+    Path(lab.store.manifest_path("stamp", old.key)).unlink()
+    assert lab.run(**roots()) == ["stamp", "add"]
+    index_of(lab, "stamp").write_bytes(stale)
+    assert Catalog(lab.store).latest("stamp", old.key) == newest(lab, "stamp")
+    assert newest(lab, "stamp").digest != old.digest
+
+
+def test_a_file_input_of_a_step_is_named_in_errors(lab: Lab) -> None:
+    with pytest.raises(TemperError, match=r"absent\.txt does not exist"):
+        numbers(File(str(lab.source.with_name("absent.txt"))), lab.journal)

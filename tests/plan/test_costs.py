@@ -1,0 +1,186 @@
+"""What a plan and a cached rerun cost, counted and not timed: bytecode instructions, imports,
+processes."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import blake3
+import pytest
+from places import REPOSITORY
+from rich.console import Console
+
+from pipeline import Artifact, Output, Step, Store, run, step
+from pipeline.dag.files import FileEntry
+from pipeline.plan import variants
+from pipeline.plan.planning import make_plan, topological
+from pipeline.plan.resolver import Resolver
+from pipeline.store.catalog import Catalog
+from pipeline.store.manifest import InputEntry, Manifest, files_digest
+
+STEPS = 100
+"""More than are listed one by one in a plan."""
+TWICE = 2.5
+"""What twice as many steps may cost. Where every step looks at all others, it is about four."""
+HEAVY = {
+    "datasets", "gcsfs", "igraph", "luigi", "matplotlib", "numpy", "pandas", "pyarrow", "ray",
+    "torch", "transformers",
+}  # fmt: skip
+
+
+@step(version="1")
+def link(
+    out: Output, number: int, inputs: Sequence[Artifact], settings: dict | None = None
+) -> dict:
+    return {}
+
+
+@step(version="1")
+def finish(out: Output, inputs: Sequence[Artifact]) -> dict:
+    return {}
+
+
+def grid(steps: int) -> dict[str, Step]:
+    return {f"r{i}": finish([link(i, [])]) for i in range(steps // 2)}
+
+
+def chain(steps: int) -> dict[str, Step]:
+    made = link(0, [])
+    for number in range(1, steps):
+        made = link(number, [made])
+    return {"end": made}
+
+
+def fan_in(steps: int) -> dict[str, Step]:
+    links = [link(number, []) for number in range(steps)]
+    return {"one": finish(links), "other": finish([*reversed(links)])}
+
+
+def settings_of_their_own(steps: int) -> dict[str, Step]:
+    return {f"r{i}": link(i % 2, [], {f"key{i}": i}) for i in range(steps)}
+
+
+Shape = Callable[[int], dict[str, Step]]
+SHAPES = (grid, chain, fan_in, settings_of_their_own)
+
+
+def instructions(action: Callable[[], Any]) -> int:
+    """How many bytecode instructions an action executes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def require_linear(cost: Callable[[int], int]) -> None:
+    cost(2)  # what is imported or worked out once
+    few, many = cost(STEPS), cost(2 * STEPS)
+    assert many < TWICE * few, (few, many)
+
+
+def make_all(roots: dict[str, Step], store: Store) -> None:
+    """Commit every step as a run would, and start no worker."""
+    store.prepare()
+    catalog = Catalog(store)
+    resolver = Resolver(catalog)
+    for needed in topological(roots.values()):
+        inputs = resolver.inputs(needed)
+        resolved = resolver.key_and_recipe(needed)
+        assert resolved is not None
+        attempt = store.new_attempt(needed.name, resolved[0])
+        data = needed.fingerprint.encode()
+        store.objects.replace(f"{attempt}/content/value.json", data)
+        files = {"value.json": FileEntry(len(data), blake3.blake3(data).hexdigest())}
+        entries = tuple(InputEntry(made.step, made.key, None, made.digest) for _, made in inputs)
+        manifest = Manifest(
+            needed.name, resolved[0], attempt.rpartition("/")[2], files_digest(files), resolved[1],
+            entries, files, {}, 1.0,
+        )  # fmt: skip
+        catalog.add(store.commit(manifest))
+    catalog.save()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_building_a_dag_costs_the_same_for_each_step(shape: Shape) -> None:
+    require_linear(lambda steps: instructions(lambda: shape(steps)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_cached_rerun_costs_the_same_for_each_step(shape: Shape, tmp_path: Path) -> None:
+    def cost(steps: int) -> int:
+        roots, store = shape(steps), Store(str(tmp_path / f"{steps}"))
+        if shape is grid:  # results have a column each, and a table is as wide as the terminal
+            roots = {"end": finish([*roots.values()])}
+        make_all(roots, store)
+        console = Console(file=io.StringIO(), width=160)
+        return instructions(lambda: run(roots, store, console=console, verbosity=-1))
+
+    require_linear(cost)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_naming_what_tells_steps_apart_costs_the_same_for_each(shape: Shape) -> None:
+    def cost(steps: int) -> int:
+        nodes = variants.of_steps(topological(shape(steps).values()))
+        return instructions(lambda: variants.names(nodes))
+
+    require_linear(cost)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_looking_up_a_result_afresh_costs_the_same_for_each_step_above(
+    shape: Shape, tmp_path: Path
+) -> None:
+    def cost(steps: int) -> int:
+        roots, store = shape(steps), Store(str(tmp_path / f"{steps}"))
+        make_all(roots, store)
+        resolver = Resolver(Catalog(store))
+        return instructions(lambda: resolver.artifacts(roots.values()))
+
+    require_linear(cost)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_planning_what_is_to_run_costs_the_same_for_each_step(shape: Shape, tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    require_linear(lambda steps: instructions(lambda: make_plan(shape(steps), store).labels))
+
+
+def test_a_chain_is_named_by_where_it_began_and_steps_alike_by_number() -> None:
+    ends = {seed: link(9, [link(1, [link(seed, [])])]) for seed in (3, 4)}
+    names = variants.names(variants.of_steps(topological(ends.values())))
+    assert [names[end.fingerprint] for end in ends.values()] == ["number=9 #1", "number=9 #2"]
+    ends = {seed: finish([finish([link(seed, [])])]) for seed in (3, 4)}
+    names = variants.names(variants.of_steps(topological(ends.values())))
+    assert all(f"number={seed}" in names[end.fingerprint] for seed, end in ends.items())
+
+
+@pytest.mark.parametrize(
+    "script", sorted(p.stem for p in (REPOSITORY / "experiments").glob("*.py"))
+)
+def test_a_script_that_plans_imports_nothing_heavy(script: str, repository: Path) -> None:
+    code = f"import sys, json, {script}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=repository / "experiments",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not HEAVY & set(json.loads(done.stdout))

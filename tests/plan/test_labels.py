@@ -1,0 +1,144 @@
+"""What steps are called on screens, so that a person finds the one that is meant."""
+
+from dataclasses import dataclass
+
+import pytest
+from report_steps import measure, prepare, prepare_again
+from rich.console import Console
+
+from pipeline import Artifact, Output, Step, Store, TemperError, run, step
+from pipeline.plan.planning import display_names, make_plan
+from pipeline.show.report import story_of_runs
+from pipeline.store.catalog import Catalog
+from pipeline.store.runs import names_of_runs, read_run
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    weight: float = 1.0
+
+
+@step(version="1")
+def mix(out: Output, parts: tuple[Part, ...]) -> dict:
+    (out.path / "rows.txt").write_text(" ".join(part.name for part in parts))
+    return {}
+
+
+@step(version="1")
+def learn(out: Output, rows: Artifact, base: Artifact | None = None) -> dict:
+    return {}
+
+
+@step(version="1")
+def judge(out: Output, model: Artifact, baseline: Artifact | None = None) -> dict:
+    return {}
+
+
+def called(roots: dict[str, Step], store: Store) -> list[str]:
+    """What the plan calls each step."""
+    return list(display_names(make_plan(roots, store)).values())
+
+
+SOURCES = ("a", "b", "c")
+
+
+def chain(names: tuple[str, ...]) -> Step:
+    """What one variant of an ablation is made of, up to the model."""
+    return learn(mix(tuple(map(Part, names))))
+
+
+def without(source: str) -> tuple[str, ...]:
+    return tuple(name for name in SOURCES if name != source)
+
+
+def test_a_name_is_no_part_of_the_key() -> None:
+    plain = chain(SOURCES)
+    named = plain.named("everything")
+    assert named.fingerprint == plain.fingerprint
+    assert judge(named).fingerprint == judge(plain).fingerprint
+    assert (plain.label, named.label) == ("", "everything")
+    assert named.on(cpus=1).label == "everything"
+    assert repr(named) == f"<Step learn (everything) {plain.fingerprint[:8]}>"
+
+
+@pytest.mark.parametrize("name", ["", " ", "two\nlines", 3])
+def test_a_name_is_a_text_on_one_line(name: str) -> None:
+    with pytest.raises(TemperError, match=r"learn\.named: .* is no name; give a text on one line"):
+        chain(SOURCES).named(name)
+
+
+def test_every_step_of_an_ablation_is_called_by_the_result_it_is_for(store: Store) -> None:
+    roots = {"all": judge(chain(SOURCES))}
+    roots |= {f"no {s}": judge(chain(without(s)), chain(SOURCES)) for s in SOURCES}
+    names = called(roots, store)
+    for source in SOURCES:
+        for name in ("mix", "learn", "judge"):
+            assert f"{name} (no {source})" in names
+    assert len(names) == 12
+    assert len({*names}) == 12
+
+
+def test_a_name_is_handed_on_to_what_only_that_step_needs_or_is_made_from(store: Store) -> None:
+    models = [chain(without(s)).named(f"no {s}") for s in SOURCES]
+    roots = [judge(model) for model in models]
+    names = called({str(i): root for i, root in enumerate(roots)}, store)
+    assert [n for n in names if n.startswith("mix")] == [f"mix (no {s})" for s in SOURCES]
+    assert [n for n in names if n.startswith("learn")] == [f"learn (no {s})" for s in SOURCES]
+
+
+def test_results_in_a_list_are_called_as_they_were_named(store: Store, console: Console) -> None:
+    models = [chain(without(s)).named(f"no {s}") for s in SOURCES]
+    assert [*run(models, store, console=console)] == ["no a", "no b", "no c"]
+    assert [*run([judge(model) for model in models], store, console=console)] == [
+        "judge no a", "judge no b", "judge no c",
+    ]  # fmt: skip
+    (_, newest) = names_of_runs(store)
+    labels = [s.get("label") for s in read_run(store, newest).steps if s["step"] == "mix"]
+    assert labels == ["no a", "no b", "no c"]
+    catalog = Catalog(store)
+    assert len(catalog.history("learn")) == 3  # a name has made nothing anew
+    told = story_of_runs([read_run(store, newest)], catalog, look=None)
+    assert [s.name for s in told.steps if s.step == "mix"] == [f"mix (no {s})" for s in SOURCES]
+
+
+def test_no_result_is_lost_to_a_name_that_two_share(store: Store, console: Console) -> None:
+    model = chain(SOURCES)
+    roots = [model.named("judge"), judge(model), judge(model, model).named("judge")]
+    for some in (roots, roots[:2]):
+        made = run(some, store, console=console)
+        assert len(made) == len(some)
+        assert len({result.key for result in made.values()}) == len(some)
+
+
+def test_the_only_one_of_a_step_shows_the_name_it_was_given_and_no_other(store: Store) -> None:
+    assert called({"result": judge(chain(SOURCES).named("mine"))}, store) == [
+        "mix", "learn (mine)", "judge",
+    ]  # fmt: skip
+
+
+def test_a_name_counts_wherever_the_step_was_given_it(store: Store) -> None:
+    plain = chain(SOURCES)
+    for one, other in ((plain, plain.named("x")), (plain.named("x"), plain)):
+        assert "learn (x)" in called({"result": judge(one, other)}, store)
+
+
+def test_one_readable_setting_says_more_than_a_result(store: Store) -> None:
+    roots = {f"end {b}": prepare_again(measure(prepare(), beta=b)) for b in (0.05, 0.1)}
+    names = called(roots, store)
+    assert "measure (beta=0.05)" in names
+    assert "prepare_again (end 0.05)" in names
+
+
+def test_several_steps_for_one_result_are_told_apart_by_their_settings(store: Store) -> None:
+    grown = learn(mix((Part("b"), Part("c"))), learn(mix((Part("a"),))))
+    names = called({"grown": judge(grown), "plain": judge(chain(("d",)))}, store)
+    assert len({*names}) == len(names)
+    assert sum(name.startswith("mix (grown ") for name in names) == 2
+    assert "mix (plain)" in names
+
+
+def test_steps_that_differ_in_the_part_they_are_given_are_told_apart_by_it(store: Store) -> None:
+    data = mix((Part("a"),))
+    names = called({"result": judge(learn(data["train"]), learn(data["test"]))}, store)
+    assert names == ["mix", "learn (rows=train)", "learn (rows=test)", "judge"]

@@ -1,0 +1,132 @@
+"""What is foreseen of the steps that ship with Temper."""
+
+import importlib
+import pkgutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from priced_steps import write_rows
+from tiny_models import model_folder
+
+import steps
+from pipeline.dag.canonical import resolve_reference
+from pipeline.dag.step import StepFunction
+from pipeline.price.estimator import Call, Estimator, Hardware
+from steps.models.config import ActivationCheckpointing, Dtype
+from steps.prices import model_sizes, of_training
+from steps.training.config import DpoConfig
+
+LLAMA = {
+    "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
+    "vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+PAIRS = {"rows": 60000, "prompt": 206.0, "chosen": 292.0, "rejected": 258.0}
+
+
+def functions() -> list[StepFunction]:
+    names = [m.name for m in pkgutil.iter_modules(steps.__path__) if not m.ispkg]
+    modules = [importlib.import_module(f"steps.{name}") for name in names]
+    found = (value for module in modules for value in vars(module).values())
+    return list({f.reference: f for f in found if isinstance(f, StepFunction)}.values())
+
+
+def test_what_steps_name_as_their_estimators_are_some() -> None:
+    named = [function.estimate for function in functions() if function.estimate]
+    assert len(named) > 10
+    for reference in named:
+        assert isinstance(resolve_reference(reference), Estimator)
+
+
+def test_a_plan_is_priced_without_torch_or_transformers() -> None:
+    script = (
+        "import sys; from pipeline.price.pricing import _named;"
+        "[_named(f'steps.prices.{n}') for n in ('of_models:IMPORTED', 'of_rows:LOADED',"
+        " 'of_training:PREFERENCE', 'of_generation:EVALUATED')];"
+        "print(sorted({'torch', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules)))"
+    )
+    path = {"PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", script]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env=path)
+    assert told.stdout.strip() == "[]"
+
+
+def test_parameters_are_counted_from_a_config() -> None:
+    assert model_sizes.of_config(LLAMA)["parameters"] == 8_030_261_248  # Llama 3.1 8B
+
+
+def test_parameters_are_those_that_the_model_has(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model")
+    from transformers import AutoModelForCausalLM
+
+    expected = AutoModelForCausalLM.from_pretrained(folder).num_parameters()
+    assert model_sizes.of_path(folder)["parameters"] == expected
+
+
+def test_a_gguf_file_tells_its_sizes_before_its_vocabulary(tmp_path: Path) -> None:
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    def number(name: str, value: int) -> bytes:
+        return text(f"llama.{name}") + struct.pack("<II", 4, value)
+
+    head = b"".join([
+        text("general.languages") + struct.pack("<IIQ", 9, 8, 1) + text("en"),
+        number("embedding_length", 96), number("block_count", 2), number("vocab_size", 34),
+        number("feed_forward_length", 256), number("attention.head_count", 4),
+    ])  # fmt: skip
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 7) + head + text("tokenizer.tokens"))
+    found = model_sizes.of_path(file)
+    assert (found["layers"], found["hidden"], found["vocabulary"]) == (2, 96, 34)
+
+
+def dpo(config: DpoConfig, hardware: Hardware) -> Call:
+    policy, tokens = write_rows(1), write_rows(2)  # stand for steps whose sizes are known
+    sizes = {policy.fingerprint: model_sizes.of_config(LLAMA), tokens.fingerprint: PAIRS}
+    arguments = {"policy": policy, "tokens": tokens, "config": config}
+    return Call(arguments, lambda value: sizes[value.fingerprint], hardware)
+
+
+def test_what_eight_gpus_need_is_said_before_anyone_rents_them() -> None:
+    config = DpoConfig(
+        dtype=Dtype.bfloat16,
+        tokens_per_forward=16384,
+        batch_size=128,
+        activation_checkpointing=ActivationCheckpointing.full,
+    )
+    eight = of_training.PREFERENCE.foresee(dpo(config, Hardware("NVIDIA H100 80GB HBM3", 8)))
+    one = of_training.PREFERENCE.foresee(dpo(config, Hardware("NVIDIA H100 80GB HBM3", 1)))
+    unknown = of_training.PREFERENCE.foresee(dpo(config, Hardware("", 8)))
+    assert eight.memory is not None
+    assert one.memory is not None
+    assert eight.memory < 80e9 < one.memory  # 16 bytes a parameter on one device alone
+    assert eight.memory == unknown.memory
+    assert unknown.seconds is None  # nobody knows how fast it is
+    assert eight.sizes["bytes"] == pytest.approx(16.1e9, rel=0.01)
+    # 6 operations a parameter and token, at the share of the peak that training reaches
+    floor = 6 * 8e9 * 756 * 60000 / (8 * 989e12)
+    assert eight.seconds is not None
+    assert floor < eight.seconds < 5 * floor
+
+
+def test_adapters_need_less(tmp_path: Path) -> None:
+    from steps.models.config import LoraConfig
+
+    hardware = Hardware("NVIDIA H100 80GB HBM3", 1)
+    whole = of_training.PREFERENCE.foresee(dpo(DpoConfig(), hardware))
+    adapted = of_training.PREFERENCE.foresee(dpo(DpoConfig(lora=LoraConfig(r=8)), hardware))
+    assert adapted.memory < whole.memory / 2  # type: ignore[operator]
+    assert adapted.scratch < whole.scratch / 50
+
+
+def test_the_arithmetic_experiment_and_the_demo_are_priced_whole(tmp_path: Path) -> None:
+    for script, options in (("dpo_arithmetic", []), ("dpo_ultrafeedback", ["scale=smoke"])):
+        command = [sys.executable, f"experiments/{script}.py", f"store={tmp_path}", "--plan"]
+        done = subprocess.run([*command, *options], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert ": about " in done.stdout.splitlines()[-1]
+        assert "–" not in done.stdout

@@ -1,0 +1,243 @@
+"""The steps of reward models: composed, refused, run one after the other, and interrupted."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from step_output import Folder
+from tiny_models import (
+    llama,
+    model_folder,
+    pair_records,
+    token_files,
+    word_tokenizer,
+)
+
+from pipeline import TemperError, adopt
+from pipeline.show.views import Curves
+from steps.data.rows.jsonl import read_json_lines, write_json_lines
+from steps.data.tokens.token_tables import PAIR_TOKENS
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.evaluate_reward_model import BestOfConfig, evaluate_reward_model
+from steps.kinds import Completions, Model, PairTokens, RewardModel, RewardScores
+from steps.models.workplace import Left, Workplace
+from steps.reward_models import reward_scores
+from steps.reward_models.config import RewardConfig, RewardScoring
+from steps.reward_models.reward_scores import score_answers, score_pairs
+from steps.score_with_reward_model import score_with_reward_model
+from steps.train_dpo import train_dpo
+from steps.train_reward_model import train_reward_model
+from steps.training.config import OptimizerConfig
+from steps.views import reward_evaluation
+
+CONFIG = RewardConfig(batch_size=4, epochs=3, optimizer=OptimizerConfig(learning_rate=1e-2))
+
+
+def artifact(path: Path) -> Any:
+    return SimpleNamespace(path=path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model with a tokenizer."""
+    folder = tmp_path_factory.mktemp("reward")
+    init = model_folder(folder / "init", lambda: llama(tied=False))
+    word_tokenizer().save_pretrained(init)
+    made = Folder(folder / "model")
+    tokens = artifact(token_files(folder / "tokens", PAIR_TOKENS, pair_records(8)))
+    train_reward_model.function(made, tokens, artifact(init), CONFIG)
+    return made.path
+
+
+def completions(count: int = 5) -> list[dict[str, Any]]:
+    return [
+        {
+            "row": f"q{i}",
+            "prompt": [{"role": "user", "content": f"w{i} w{i + 1}"}],
+            "answer": "w3",
+            "tools": None,
+            "template_kwargs": None,
+            "completions": ["w3", f"w{i} w9", "w3", "w4"],
+        }
+        for i in range(count)
+    ]
+
+
+def test_kinds_are_told_apart_when_the_dag_is_built(tmp_path: Path) -> None:
+    def adopted(name: str, kind: Any) -> Any:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content").write_text(name)
+        return adopt(str(tmp_path / name), kind)
+
+    pairs, base = adopted("pairs", PairTokens), adopted("base", Model)
+    reward = train_reward_model(pairs, base)
+    assert reward.kind is RewardModel
+    assert train_reward_model(pairs, reward).kind is RewardModel
+    answered = adopted("completions", Completions)
+    scores = score_with_reward_model(answered, reward)
+    assert scores.kind is RewardScores
+    assert evaluate_reward_model(score_with_reward_model(pairs, reward), scores).name == (
+        "evaluate_reward_model"
+    )
+    with pytest.raises(TemperError, match=r"score_with_reward_model\(model\) takes RewardModel"):
+        score_with_reward_model(pairs, base)
+    with pytest.raises(TemperError, match=r"train_dpo\(policy\) takes Model"):
+        train_dpo(pairs, reward, reward)
+
+
+def test_from_pairs_and_completions_to_a_curve(model: Path, tmp_path: Path) -> None:
+    texts = Folder(tmp_path / "texts")
+    records = completions()
+    for record in records:
+        record["completions"] = [rf"\boxed{{{text}}}" for text in record["completions"]]
+    write_json_lines(texts.path / "completions.jsonl", records)
+    tokens = artifact(token_files(tmp_path / "tokens", PAIR_TOKENS, pair_records(6, seed=2)))
+    of_pairs, of_texts = Folder(tmp_path / "pairs"), Folder(tmp_path / "answers")
+    score: Any = score_with_reward_model.function
+    evaluate: Any = evaluate_reward_model.function
+    metrics = score(of_pairs, tokens, artifact(model))
+    assert metrics["pairs"] == 6
+    metrics = score(of_texts, artifact(texts.path), artifact(model))
+    assert metrics["completions"] == 20
+    assert metrics["completions_without_score"] == 0
+    first = read_json_lines(of_pairs.path / "scores.jsonl")[0]
+    assert first.keys() == {"row", "pair_id", "scores", "tokens"}
+
+    out = Folder(tmp_path / "evaluation")
+    both = artifact(of_pairs.path), artifact(of_texts.path)
+    metrics = evaluate(out, *both, BestOfConfig(sizes=[1, 4]))
+    assert metrics["best_of_4/checker"]["value"] == 1
+    assert metrics["best_of_1/reward_model"]["value"] == 0.5
+    assert metrics == json.loads((out.path / "metrics.json").read_text())
+    points = read_json_lines(out.path / "best_of_n.jsonl")
+    assert [point["n"] for point in points] == [1, 4]
+    shown: Any = SimpleNamespace(records=lambda name: read_json_lines(out.path / name))
+    _, best, calibration = reward_evaluation(shown)
+    assert isinstance(best, Curves)
+    assert best.lines["checker"] == [(1, 0.5), (4, 1)]
+    assert isinstance(calibration, Curves)
+    assert calibration.title == "Calibration of the scores"
+    for given, wanted in (
+        (both[::-1], "pairs wants"),
+        ((both[0],) * 2, "completions wants"),
+    ):
+        with pytest.raises(TemperError, match=wanted):
+            evaluate(Folder(tmp_path / wanted), *given)
+    with pytest.raises(TemperError, match=r"has 4 completions, too few for the best of 16"):
+        evaluate(Folder(tmp_path / "few"), *both)
+
+
+def scored(
+    model: Path, work: Path, records: list[dict[str, Any]], **settings: Any
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    tokenize = TokenizeConfig(**settings)
+    place = Workplace(work / "out", work / "scratch")
+    return score_answers(records, model, RewardScoring(), tokenize, place)
+
+
+def test_equal_completions_have_equal_scores_whatever_is_beside_them(
+    model: Path, tmp_path: Path
+) -> None:
+    together, _ = scored(model, tmp_path / "together", completions())
+    for record in together:
+        first, _, third, _ = record["scores"]
+        assert first == third
+    for number, record in enumerate(completions()):
+        record["completions"] = record["completions"][::-1]
+        ((alone,), _) = scored(model, tmp_path / f"alone-{number}", [record])
+        assert alone["scores"] == together[number]["scores"][::-1]
+
+
+def test_a_completion_is_scored_as_transformers_scores_the_rendered_chat(
+    model: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    (record,), _ = scored(model, tmp_path, completions(1))
+    classifier = AutoModelForSequenceClassification.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for text, score in zip(record["completions"], record["scores"], strict=True):
+        chat = [*record["prompt"], {"role": "assistant", "content": text}]
+        ids = tokenizer.apply_chat_template(chat, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            assert classifier(input_ids=ids).logits.item() == pytest.approx(score, abs=1e-5)
+
+
+def test_a_completion_over_a_limit_has_no_score(model: Path, tmp_path: Path) -> None:
+    records = completions(2)
+    records[1]["completions"][1] = " ".join(["w1"] * 30)
+    found, metrics = scored(model, tmp_path, records, max_length=20)
+    assert found[1]["scores"][1] is None
+    assert None not in found[0]["scores"]
+    assert metrics["completions_without_score"] == 1
+    assert "a completion of row 'q1' has no score: the limits cut it" in metrics["notices"][0]
+
+
+def test_scoring_that_is_interrupted_goes_on_from_what_is_kept(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, config = pair_records(7), RewardScoring(groups_per_shard=2)
+    whole = score_pairs(records, model, config, Workplace(tmp_path / "o", tmp_path / "whole"))
+    asked: list[None] = []
+
+    def stopping() -> bool:
+        asked.append(None)
+        return len(asked) == 2
+
+    place = Workplace(tmp_path / "o", tmp_path / "left", stopping=stopping)
+    with pytest.raises(Left, match="left after 4 of 7 examples"):
+        score_pairs(records, model, config, place)
+    shards = sorted((tmp_path / "left/shards").iterdir())
+    assert [file.name for file in shards] == ["scores-00000.jsonl", "scores-00001.jsonl"]
+    shards[1].write_text(shards[1].read_text()[:-20])  # torn
+
+    counts: list[int] = []
+    score: Callable[..., Any] = reward_scores._score
+
+    def counted(scorer: Any, groups: Any) -> Any:
+        counts.append(len(groups))
+        return score(scorer, groups)
+
+    monkeypatch.setattr(reward_scores, "_score", counted)
+    again = score_pairs(records, model, config, Workplace(tmp_path / "o", tmp_path / "left"))
+    assert again == whole
+    assert counts == [2, 2, 1]  # all but the first shard
+
+
+def test_scores_that_are_not_finite_are_told_by_row(model: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in model.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    weights = load_file(broken / "model.safetensors")
+    weights["score.weight"][0, 0] = torch.inf
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    place = Workplace(tmp_path / "o", tmp_path / "s")
+    with pytest.raises(FloatingPointError, match=r"row 'data:0'\) has scores that are not finite"):
+        score_pairs(pair_records(3), broken, RewardScoring(), place)
+
+
+SMALL = (
+    "train_problems=100", "test_problems=60", "sft.max_steps=80", "sft.batch_size=32",
+    "sampling.num_completions=8", "trying.num_completions=8", "best_of.sizes=[1,2,4,8]",
+    "reward.max_steps=4", "reward.batch_size=4",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_experiment_runs_from_nothing_to_a_curve(repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "experiments/reward_model.py", f"store={tmp_path / 'store'}", *SMALL]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for shown in ("pairs: accuracy", "best of 8: reward model", "best of 8: checker"):
+        assert shown in done.stdout
+    again = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    assert "nothing to run" in again.stdout

@@ -1,0 +1,309 @@
+"""What a user sees of the caching: what runs, what does not, and why.
+
+Steps write a line into a journal outside the store when they really run.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from numbers_lab import Lab, end, start_driver, start_held_driver
+from toy_steps import (
+    Times,
+    add,
+    edit_own_source,
+    fail,
+    journal_lines,
+    list_files,
+    misbehave,
+    multiply,
+    numbers,
+    only_train,
+    parity,
+    slow_count,
+)
+from waiting import HANGS_SECONDS
+
+from pipeline import File, Step, TemperError, run, step
+from pipeline.plan.planning import State, make_plan
+from pipeline.running.session import RunFailed
+from pipeline.store.catalog import Catalog
+
+pytestmark = pytest.mark.usefixtures("workers_here")
+
+
+def test_an_experiment_runs_once_and_is_cached_after(lab: Lab) -> None:
+    assert lab.run(product=lab.product()) == ["numbers", "multiply"]
+    assert lab.run(product=lab.product()) == []
+
+
+def test_calling_a_step_runs_nothing(lab: Lab) -> None:
+    lab.product()
+    assert journal_lines(lab.journal) == []
+
+
+def test_a_changed_setting_reruns_the_step_and_what_follows_it_only(lab: Lab) -> None:
+    def roots(factor: int) -> dict[str, Step]:
+        product = lab.product(Times(factor))
+        return {"sum": add([product], lab.journal)}
+
+    lab.run(**roots(2))
+    assert lab.run(**roots(3)) == ["multiply", "add"]
+    assert lab.run(**roots(2)) == []  # the old artifacts are still there
+
+
+def test_an_execution_detail_reruns_nothing(lab: Lab) -> None:
+    lab.run(product=lab.product(Times(workers=1)))
+    assert lab.run(product=lab.product(Times(workers=8))) == []
+
+
+def test_edited_input_bytes_rerun_from_the_step_that_reads_them(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.source.write_text("1 2 3 6")
+    os.utime(lab.source, (1, 1))  # not even the time of the file tells
+    assert lab.run(product=lab.product(part="test")) == ["numbers", "multiply"]
+
+
+def test_an_edit_reruns_only_what_uses_the_part_that_changed(lab: Lab) -> None:
+    lab.run(train=lab.product(part="train"))
+    lab.source.write_text("1 2 3 6")  # an even number: the test part
+    assert lab.run(train=lab.product(part="train")) == ["numbers"]
+
+
+def test_a_rerun_that_yields_the_same_content_reruns_nothing_below_it(lab: Lab) -> None:
+    def roots() -> dict[str, Step]:
+        even = parity(lab.numbers()["train"], lab.journal)
+        return {"sum": add([even], lab.journal)}
+
+    lab.run(**roots())
+    lab.source.write_text("5 2 7 4")  # other odd numbers, the same parity
+    assert lab.run(**roots()) == ["numbers", "parity"]
+
+
+def test_a_part_and_the_whole_are_different_inputs(lab: Lab) -> None:
+    """Even where all files of the artifact lie in the part: a step sees them elsewhere."""
+    made = only_train(lab.journal)
+    part, whole = list_files(made["train"], lab.journal), list_files(made, lab.journal)
+    results = run({"part": part, "whole": whole}, lab.store, console=lab.console)
+    assert results["part"].metrics == {"names": "values.json"}
+    assert results["whole"].metrics == {"names": "train/values.json"}
+
+
+@pytest.mark.parametrize(
+    "how", ["link", "list", "notices", "nan", "surrogate", "exit", "kill", "interrupt"]
+)
+@pytest.mark.real_workers
+def test_a_step_that_ends_badly_makes_no_artifact(lab: Lab, how: str) -> None:
+    with pytest.raises(RunFailed):
+        lab.run(bad=misbehave(how))
+    assert Catalog(lab.store).history("misbehave") == []
+    assert not list(Path(lab.store.root).rglob("half.txt"))
+
+
+def test_a_result_whose_files_are_gone_is_made_again(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    shutil.rmtree(Path(lab.store.root) / "attempts")
+    assert lab.run(product=lab.product()) == ["numbers", "multiply"]
+    assert "it has lost values.json; it is a result" in lab.printed()
+    assert lab.run(product=lab.product()) == []
+
+
+def test_equal_content_from_two_sources_is_worked_on_once(lab: Lab) -> None:
+    other = Lab(lab.source.parent, lab.store, lab.console)
+    other.source = lab.source.with_name("other.txt")
+    other.source.write_text("1 2 3 4")
+    lines = lab.run(one=lab.product(), two=other.product())
+    assert lines == ["numbers", "multiply"]
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_a_number_of_jobs_that_runs_nothing_is_refused(lab: Lab, jobs: int) -> None:
+    with pytest.raises(TemperError, match=f"jobs={jobs}"):
+        run({"product": lab.product()}, lab.store, jobs=jobs)
+
+
+def test_a_part_is_no_result(lab: Lab) -> None:
+    with pytest.raises(TemperError, match="name a whole step"):
+        run({"part": lab.numbers()["train"]}, lab.store)  # type: ignore[dict-item]
+
+
+def test_a_script_without_a_main_guard_does_not_run_itself_again(lab: Lab, tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "from pipeline import run, step\n"
+        "@step(version='1')\n"
+        "def hello(out):\n    return {}\n"
+        f"run({{'hello': hello()}}, {lab.store.root!r})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=HANGS_SECONDS,
+    )
+    assert done.returncode == 1
+    assert "put it under `if __name__ == " in done.stdout
+
+
+@pytest.mark.parametrize("signature", ["out, *values", "out, **settings", "out, value, /"])
+def test_parameters_that_have_no_name_are_refused(signature: str) -> None:
+    namespace: dict = {"step": step}
+    with pytest.raises(TemperError, match="every parameter needs a name"):
+        exec(f"@step(version='1')\ndef f({signature}): ...", namespace)
+
+
+def test_a_file_edited_while_its_step_runs_makes_no_artifact(lab: Lab) -> None:
+    with pytest.raises(RunFailed):
+        lab.run(edited=edit_own_source(File(str(lab.source)), lab.journal))
+    assert "numbers.txt changed while the experiment ran" in lab.printed()
+    assert Catalog(lab.store).history("edit_own_source") == []
+
+
+def test_a_chain_of_thousands_of_steps_can_be_planned(lab: Lab) -> None:
+    step = lab.product()
+    for _ in range(3000):
+        step = parity(step, lab.journal)
+    assert len(make_plan({"end": step}, lab.store).steps) == 3002
+
+
+def test_a_renamed_input_file_is_the_same_input(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    lab.source = lab.source.rename(lab.source.with_name("moved.txt"))
+    assert lab.run(product=lab.product()) == []
+
+
+def test_steps_shared_between_roots_run_once(lab: Lab) -> None:
+    products = [lab.product(Times(factor)) for factor in (2, 3, 2)]
+    ran = lab.run(sum=add(products, lab.journal), first=products[0])
+    assert sorted(ran) == ["add", "multiply", "multiply", "numbers"]
+    total = json.loads((_content(lab, add(products, lab.journal)) / "values.json").read_text())
+    assert total == [(2 + 3 + 2) * (1 + 3)]
+
+
+def test_the_plan_says_what_runs_and_why(lab: Lab) -> None:
+    def roots(config: Times) -> dict[str, Step]:
+        return {"sum": add([lab.product(config)], lab.journal)}
+
+    assert lab.reasons(**roots(Times()))["numbers"] == "never run"
+    lab.run(**roots(Times()))
+    changed = roots(replace(Times(), factor=5))
+    states = lab.states(**changed)
+    assert states == {"numbers": State.CACHED, "multiply": State.RUN, "add": State.MAYBE}
+    assert lab.reasons(**changed)["multiply"] == "config.factor 2 → 5"
+    assert "if the output of multiply changes" in lab.reasons(**changed)["add"]
+    lab.source.write_text("1 3 5")
+    assert "content of source changed" in lab.reasons(**roots(Times()))["numbers"]
+
+
+@pytest.mark.real_workers
+def test_a_failed_step_leaves_no_result_and_stops_only_what_needs_it(lab: Lab) -> None:
+    broken = fail(lab.numbers()["test"], lab.journal)
+    with pytest.raises(RunFailed, match="fail"):
+        lab.run(broken=add([broken], lab.journal), fine=lab.product())
+    assert Catalog(lab.store).history("fail") == []
+    assert journal_lines(lab.journal).count("multiply") == 1
+    printed = lab.printed()
+    assert "row 3 of the input: no number; correct it and run again" in printed
+    assert "log.txt" in printed
+    assert lab.run(fine=lab.product()) == []
+
+
+@pytest.mark.real_workers
+def test_two_jobs_at_once_give_the_same_result(lab: Lab) -> None:
+    products = [lab.product(Times(factor)) for factor in (2, 3, 5)]
+    made = run({"sum": add(products, lab.journal)}, lab.store, jobs=2, console=lab.console)
+    assert made["sum"].metrics == {"total": (2 + 3 + 5) * (1 + 3)}
+
+
+def test_an_input_that_lost_a_file_is_made_again_for_the_step_that_needs_it(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    (_content(lab, lab.numbers()) / "train" / "values.json").unlink()
+    assert lab.run(product=lab.product()) == []
+    assert lab.run(product=lab.product(Times(7))) == ["numbers", "multiply"]
+    assert "it has lost train/values.json; needed by multiply" in lab.printed()
+    assert lab.run(product=lab.product(Times(8))) == ["multiply"]
+
+
+@pytest.mark.real_workers
+def test_an_input_of_other_bytes_is_noticed_and_made_again(lab: Lab) -> None:
+    """Same size, other content: only the worker, which reads it, can tell."""
+    lab.run(product=lab.product())
+    damaged = _content(lab, lab.numbers()) / "train" / "values.json"
+    damaged.chmod(0o644)
+    damaged.write_text("[1, 9]")
+    made = run({"product": lab.product(Times(7))}, lab.store, console=lab.console)
+    assert made["product"].metrics == {"largest": 21}
+    assert "values.json of the artifact of numbers is damaged" in lab.printed()
+    assert lab.run(product=lab.product(Times(7))) == []
+
+
+def test_a_damaged_manifest_is_an_error_that_names_it(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    path = next(Path(lab.store.root).glob("manifests/numbers/*.json"))
+    path.write_text('{"step": "numb')
+    with pytest.raises(TemperError, match=r"manifests/numbers/.* is damaged .*delete it"):
+        lab.run(product=lab.product())
+
+
+def test_an_unwritable_store_is_one_clear_error(lab: Lab) -> None:
+    with pytest.raises(TemperError, match=r"cannot write to the store /proc/nowhere: .*store=PATH"):
+        run({"product": lab.product()}, "/proc/nowhere", console=lab.console)
+
+
+def test_a_missing_input_file_is_one_clear_error(lab: Lab) -> None:
+    with pytest.raises(TemperError, match=r"input .*absent\.txt does not exist"):
+        numbers(File(str(lab.source.with_name("absent.txt"))), lab.journal)
+
+
+def test_wrong_arguments_are_refused_when_the_dag_is_built(lab: Lab) -> None:
+    with pytest.raises(TemperError, match=r"step multiply: .*'cofnig'"):
+        multiply(lab.numbers(), Times(), lab.journal, cofnig=Times())
+
+
+def test_a_part_that_is_not_there_is_refused_naming_what_is(lab: Lab) -> None:
+    lab.run(numbers=lab.numbers())
+    with pytest.raises(TemperError, match=r"no part 'tset'; it has: test, train"):
+        lab.run(product=lab.product(part="tset"))
+
+
+def test_a_run_is_recorded(lab: Lab) -> None:
+    lab.run(product=lab.product())
+    (record,) = [json.loads(p.read_text()) for p in Path(lab.store.root).glob("runs/*.json")]
+    assert record["outcome"] == "done"
+    assert [step["state"] for step in record["steps"]] == ["done", "done"]
+
+
+# --- killed and started again ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.real_workers
+def test_a_stopped_run_goes_on_where_it_was(lab: Lab, number: signal.Signals, jobs: int) -> None:
+    end(lab, start_held_driver(lab, 4, jobs), number)
+    assert journal_lines(lab.journal)[-1] == "count 4"
+    assert Catalog(lab.store).history("slow_count") == []
+
+    lines = lab.run(count=slow_count(6, lab.journal))
+    assert lines[0] == "slow_count"
+    assert lines[1] == "count 5", "it did not go on from where it was"
+    assert lines[-1] == "count 6"
+    assert not [p for p in Path(lab.store.root).glob("scratch/slow_count/*") if p.is_dir()]
+
+
+def test_two_drivers_started_together_run_each_step_once(lab: Lab) -> None:
+    drivers = [start_driver(lab) for _ in range(2)]
+    assert [driver.wait(HANGS_SECONDS) for driver in drivers] == [0, 0]
+    assert journal_lines(lab.journal).count("slow_count") == 1
+
+
+def _content(lab: Lab, step: Step) -> Path:
+    made = run({"step": step}, lab.store, console=lab.console)["step"]
+    return made.path

@@ -1,0 +1,87 @@
+"""What the record of a run keeps of a command line: never a secret, and all else."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.redaction import shown, without_secrets
+
+SECRET = "x7/S3cr3t"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--token={}"], ["--token", "{}"], ["-token", "{}"], ["--hf-token", "{}"],
+        ["--password", "{}"], ["--api-key", "{}"], ["--client-secret", "{}"], ["token={}"],
+        ["auth={}"], ["passwd={}"], ["key={}"], ["wandb.api_key={}"], ["+hub.authToken={}"],
+        ["HF_TOKEN={}"], ["AZURE_ACCOUNTKEY={}"], ["GOOGLE_APPLICATION_CREDENTIALS={}"],
+        ["hub={{name: a, token: {}}}"], ['--config={{"api_key": "{}"}}'], ["password={}\n{}"],
+        ["AccountName=a;AccountKey={}"], ["-H", "Authorization: Bearer {}"], ["Bearer", "{}"],
+        ["authorization: Basic {}"], ["a Bearer {}"],
+        ["https://b.s3/x?part=1&X-Amz-Signature={}"], ["https://b/x?sv=1&sig={}&se=2"],
+        ["url=https://user:{}@host/x"],
+    ],
+)  # fmt: skip
+def test_a_secret_is_not_kept(words: list[str]) -> None:
+    arguments = [word.format(SECRET, SECRET) for word in words]
+    kept = without_secrets(["train.py", *arguments, "last"])
+    assert kept[0] == "train.py"
+    assert kept[-1] == "last"
+    assert "…" in "".join(kept)
+    assert "S3cr3t" not in "".join(kept)
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("https://user:pw@host/x", "https://…@host/x"),
+        ("https://user:p@w@host/x?a=b", "https://…@host/x?a=b"),
+        ("https://ghp_1234@host/x", "https://…@host/x"),
+        ("s3://AKIA:wJ/al/r@bucket/x", "s3://…@bucket/x"),
+        ("simplecache::s3://k:s@b/x", "simplecache::s3://…@b/x"),
+        ("https://b/x?sv=1&sig=abc%2B&se=2", "https://b/x?sv=1&sig=…&se=2"),
+        ("cannot read http://u:pw@h:9/x: refused", "cannot read http://…@h:9/x: refused"),
+    ],
+)
+def test_a_url_loses_its_secrets_and_nothing_else(url: str, kept: str) -> None:
+    assert shown(url) == kept
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["dpo.beta=0.05", "sampling.max_new_tokens=8", "model.tokenizer=gpt2", "sort_keys=true",
+     "author=me", "monkey=1", "signal=9", "passes=2", "--keep-last", "store=gs://bucket/store",
+     "store=abfs://box@account.dfs.core.windows.net/x", "hf://datasets/user/name@main",
+     "http://localhost:8080/a@b", "/home/me/token/train.py", "data.path=C:\\data"],
+)  # fmt: skip
+def test_what_is_no_secret_is_kept(argument: str) -> None:
+    assert without_secrets(["train.py", argument, "next"]) == ["train.py", argument, "next"]
+
+
+def test_a_flag_after_a_flag_that_takes_a_secret_is_kept() -> None:
+    assert without_secrets(["--use-auth", "--jobs", "2"]) == ["--use-auth", "--jobs", "2"]
+
+
+def test_nothing_that_a_run_records_has_the_secrets_of_its_command_line(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pipeline import Output, run, step\n"
+        "@step\n"
+        "def connect(out: Output) -> None:\n"
+        "    raise ValueError('no answer from https://user:S3cr3t@host/x')\n"
+        "if __name__ == '__main__':\n"
+        "    run([connect()], 'store')\n"
+    )
+    command = [sys.executable, str(script), "--token", "S3cr3t", "--jobs", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+    (path,) = (tmp_path / "store" / "runs").iterdir()
+    assert "S3cr3t" not in path.read_text()
+    record = json.loads(path.read_text())
+    assert record["argv"][-4:] == ["--token", "…", "--jobs", "2"]
+    assert "no answer from https://…@host/x" in record["steps"][0]["message"]

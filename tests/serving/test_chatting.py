@@ -1,0 +1,254 @@
+"""``temper chat``: what it answers, beside whom, and what it says where it cannot."""
+
+import contextlib
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from places import REPOSITORY, SUPPORT
+from transformers import AutoModelForSequenceClassification
+from typer.testing import CliRunner
+from waiting import wait_until
+
+from pipeline import Store, TemperError
+from pipeline.cli.naming import find
+from pipeline.store.catalog import Catalog
+from pipeline.store.runs import names_of_runs, read_run
+from steps.data.rows.rows import Message
+from steps.data.tokens.rendering import Chat, load_tokenizer
+from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
+from steps.generation.config import SamplingConfig
+from steps.generation.sampling import decoded, sample
+from steps.models.folders import load_model
+from steps.serving.chatting import chat
+from steps.serving.named_models import opened
+from steps.serving.replies import Drawing, Speaker
+
+PROMPT = "What is 1 + 2?"
+
+
+@pytest.fixture(scope="session")
+def speaker(chat_model: Path) -> Speaker:
+    return Speaker(chat_model)
+
+
+def ask(speaker: Speaker, prompt: str = PROMPT, **drawing: float) -> str:
+    question: Message = {"role": "user", "content": prompt}
+    settings = Drawing(**{"max_new_tokens": 12, **drawing})  # type: ignore[arg-type]
+    return speaker.answer([question], settings, lambda piece: None)
+
+
+def call(*arguments: str, stdin: str = "") -> str:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(chat)
+    result = CliRunner().invoke(app, [*arguments, "--max-new-tokens", "12"], input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_likeliest_answer_is_what_sampling_in_steps_gives(
+    speaker: Speaker, chat_model: Path
+) -> None:
+    tokenizer = load_tokenizer(chat_model)
+    (ids,) = tokenize_prompts(
+        tokenization(tokenizer), [Chat(({"role": "user", "content": PROMPT},))]
+    )
+    assert isinstance(ids, list)
+    config = SamplingConfig(max_new_tokens=12)
+    ((drawn,),) = sample(load_model(chat_model), tokenizer, [("1", ids)], config)
+    assert ask(speaker) == decoded(tokenizer, drawn.ids) != ""
+
+
+def test_the_pieces_of_an_answer_are_the_answer(speaker: Speaker) -> None:
+    pieces: list[str] = []
+    answer = speaker.answer(
+        [{"role": "user", "content": PROMPT}], Drawing(max_new_tokens=12), pieces.append
+    )
+    assert "".join(pieces) == answer
+    assert len(pieces) > 1
+
+
+def test_draws_follow_from_the_seed(speaker: Speaker) -> None:
+    drawn = [ask(speaker, temperature=2.0, seed=seed) for seed in (1, 1, 2, 3)]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) > 1
+    # of the likeliest tokens whose sum is next to nothing there is one
+    assert ask(speaker, temperature=2.0, top_p=1e-6, seed=5) == ask(speaker)
+
+
+def test_an_answer_ends_where_the_model_has_no_more_positions(speaker: Speaker) -> None:
+    assert len(speaker.tokenizer(ask(speaker, max_new_tokens=10_000))["input_ids"]) < 96
+    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, and the model takes 96"):
+        ask(speaker, "1 " * 96)
+
+
+def test_a_prompt_is_answered_on_standard_output_and_nothing_else_is_there(
+    chat_model: Path, speaker: Speaker
+) -> None:
+    assert call(str(chat_model), "--prompt", PROMPT) == f"{ask(speaker)}\n"
+    assert call(str(chat_model), stdin=f"{PROMPT}\n") == f"{ask(speaker)}\n"
+
+
+def test_another_model_answers_beside_it_under_its_name(chat_model: Path, speaker: Speaker) -> None:
+    said = call(str(chat_model), "-p", PROMPT, "--beside", str(chat_model))
+    one = f"== {chat_model}\n{ask(speaker)}\n"
+    assert said == f"{one}\n{one}"
+
+
+def test_a_model_without_a_template_continues_text(chat_model: Path, tmp_path: Path) -> None:
+    base = shutil.copytree(chat_model, tmp_path / "base")
+    (base / "chat_template.jinja").unlink()
+    plain = Speaker(base)
+    expected = plain.go_on("What is", Drawing(max_new_tokens=12), lambda piece: None)
+    assert call(str(base), "-p", "What is") == f"{expected}\n"
+    with pytest.raises(TemperError, match="has no chat template, so it takes no --system"):
+        call(str(base), "-p", "What is", "--system", "Be brief.")
+
+
+def test_a_system_message_is_part_of_the_conversation(chat_model: Path) -> None:
+    told = call(str(chat_model), "-p", PROMPT, "--system", "What is 9 + 9?")
+    assert told != call(str(chat_model), "-p", PROMPT)
+
+
+def experiment_of(store: Store) -> str:
+    return read_run(store, names_of_runs(store)[-1]).experiment
+
+
+def test_a_result_is_named_by_its_experiment_and_knows_what_it_was_before(trained: Store) -> None:
+    (before,) = Catalog(trained).history("adopt_files")
+    key = f"adopt_files@{before.key}"
+    for name in (f"{experiment_of(trained)}/export", "handed_over", "tuned"):
+        with opened(name, trained.url) as model:
+            assert (model.folder / "config.json").is_file()
+            assert model.before == key
+            with opened(key, trained.url) as earlier:
+                assert earlier.before is None
+                assert earlier.name == before.name
+
+
+def test_data_that_is_gone_or_short_is_refused(trained: Store, tmp_path: Path) -> None:
+    store = Store(str(shutil.copytree(trained.root, tmp_path / "store", symlinks=True)))
+    manifest = find(Catalog(store), "handed_over")
+    Path(store.content_path(manifest), "config.json").unlink()
+    with pytest.raises(TemperError, match=r"has lost config.json; see: temper verify"):
+        call("handed_over", "-p", PROMPT, "--store", store.url)
+    store.evict(manifest)
+    with pytest.raises(TemperError, match="is evicted; a run that asks for it makes it again"):
+        call("handed_over", "-p", PROMPT, "--store", store.url)
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("adapter_config.json", "holds adapters without their base"),
+        ("model.gguf", "holds a GGUF file; run it with llama.cpp"),
+        ("notes.txt", r"is no model: it has no config.json"),
+    ],
+)
+def test_a_folder_that_cannot_be_talked_with_says_why(file: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(TemperError, match=told):
+        call(str(tmp_path), "-p", PROMPT)
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere"])
+def test_a_path_that_is_not_there_is_taken_for_no_name(name: str) -> None:
+    with pytest.raises(TemperError, match=f"there is no folder {name}"):
+        call(name, "-p", PROMPT)
+
+
+def test_a_reward_model_is_no_language_model(chat_model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(chat_model, tmp_path / "reward"))
+    body = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
+    body.save_pretrained(folder)
+    with pytest.raises(TemperError, match=r"lacks lm_head.weight: it is no language model"):
+        call(str(folder), "-p", PROMPT)
+
+
+def test_settings_that_cannot_be_are_refused(chat_model: Path) -> None:
+    with pytest.raises(TemperError, match="top_p must be above 0"):
+        call(str(chat_model), "-p", PROMPT, "--top-p", "0")
+
+
+_PROGRAM = """
+import sys, typer
+from steps.serving.chatting import chat
+app = typer.Typer()
+app.command()(chat)
+app()
+"""
+
+
+class Terminal:
+    """A person's terminal in which a conversation is held."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.here, there = pty.openpty()
+        environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{SUPPORT}", "TERM": "xterm"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *arguments],
+            stdin=there, stdout=there, stderr=there, env={**environment, "COLUMNS": "100"},
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(there)
+        os.set_blocking(self.here, False)
+        self.seen = ""
+
+    def wait_for(self, text: str, times: int) -> None:
+        def is_there() -> bool:
+            with contextlib.suppress(OSError):  # nothing there yet, or the other side is gone
+                self.seen += os.read(self.here, 65536).decode(errors="replace")
+            return self.seen.count(text) >= times
+
+        wait_until(is_there, f"{text!r} in {self.seen!r}", 300)
+
+    def write(self, text: str) -> None:
+        os.write(self.here, text.encode())
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self.here)
+
+
+def test_a_model_before_whose_data_is_gone_is_told_and_not_missed(
+    trained: Store, tmp_path: Path
+) -> None:
+    store = Store(str(shutil.copytree(trained.root, tmp_path / "store", symlinks=True)))
+    store.evict(find(Catalog(store), "adopt_files"))
+    terminal = Terminal("tuned", "--store", store.url)
+    try:
+        terminal.wait_for("> ", 1)
+        assert "alone, without the model before: the data of adopt_files@" in terminal.seen
+        terminal.write("\x04")
+        assert terminal.process.wait(timeout=120) == 0
+    finally:
+        terminal.close()
+
+
+def test_a_conversation_on_a_terminal_is_beside_the_model_before(
+    trained: Store, speaker: Speaker
+) -> None:
+    terminal = Terminal("handed_over", "--store", trained.url, "--max-new-tokens", "12")
+    try:
+        terminal.wait_for("> ", 1)
+        assert "handed_over beside adopt_files@" in terminal.seen
+        terminal.write(f"{PROMPT}\n")
+        terminal.wait_for("> ", 2)
+        shown = "".join(terminal.seen.split())
+        assert shown.count("".join(ask(speaker).split())) >= 2  # in either column
+        terminal.write("/clear\n")
+        terminal.wait_for("> ", 3)
+        terminal.write("\x04")
+        assert terminal.process.wait(timeout=120) == 0
+    finally:
+        terminal.close()

@@ -1,0 +1,223 @@
+"""The live view, rendered as a terminal would show it."""
+
+import io
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from numbers_lab import Lab
+from rich.console import Console
+from toy_steps import fail, slow_count
+
+from pipeline import Store, run
+from pipeline.plan.planning import make_plan
+from pipeline.plan.resolver import Resolver
+from pipeline.price.remaining import Ahead
+from pipeline.show.live import Board
+from pipeline.show.terminal import show_results
+from pipeline.store.catalog import Catalog
+from pipeline.store.lease import Leases
+from pipeline.store.logs import TAIL_BYTES
+
+pytestmark = pytest.mark.usefixtures("workers_here")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_running_step_keeps_its_name_state_and_time_beside_long_progress(
+    store: Store, tmp_path: Path, width: int
+) -> None:
+    store.prepare()
+    step = slow_count(3, str(tmp_path / "journal"))
+    plan, resolver = make_plan({"count": step}, store), Resolver(Catalog(store))
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    board = Board(console, plan, resolver)
+    board.observe(step.fingerprint, "running", "")
+    resolved = resolver.key_and_recipe(step)
+    assert resolved is not None
+    metrics = {
+        f"rewards/{name}": 0.123456 for name in ("chosen", "rejected", "margins", "accuracy")
+    }
+    store.objects.replace(
+        store.progress_path(step.name, resolved[0]),
+        json.dumps({"done": 3, "total": 8, "metrics": {"loss": 0.5, **metrics}}).encode(),
+    )
+    console.print(board.renderable())
+    (line,) = [line for line in console.file.getvalue().splitlines() if "slow" in line]  # type: ignore[attr-defined]
+    assert "slow_count" in line
+    assert "running" in line
+    assert "0.0s" in line
+    assert "3/8" in line
+    assert "loss 0.5" in line
+
+
+def test_a_running_step_shows_its_bar_its_pace_what_is_left_and_its_last_metrics(
+    store: Store, tmp_path: Path
+) -> None:
+    store.prepare()
+    step = slow_count(100, str(tmp_path / "journal"))
+    plan, resolver = make_plan({"count": step}, store), Resolver(Catalog(store))
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    board = Board(console, plan, resolver, place=lambda step: "slurm, gpus=8")
+    board.observe(step.fingerprint, "running", "")
+    (row,) = board.rows.values()
+    row.pace.note(10, now=time.monotonic() - 20)
+    progress = {"done": 50, "total": 100, "metrics": {"loss": 0.25}}
+    path = store.progress_path(step.name, row.key)
+    store.objects.replace(path, json.dumps(progress).encode())
+    console.print(board.renderable())
+    shown = printed(console)
+    assert "slurm, gpus=8" in shown
+    assert re.search(r"━+ +2\d\.\ds left  loss 0\.25  50/100  (2|1\.\d+)/s", shown), shown
+
+
+def board_of(
+    store: Store, tmp_path: Path, width: int = 80, ahead: Sequence[Ahead] = (), run: str = ""
+) -> Board:
+    """The board of one step of a hundred counts, which runs."""
+    store.prepare()
+    step = slow_count(100, str(tmp_path / "journal"))
+    plan, resolver = make_plan({"count": step}, store), Resolver(Catalog(store))
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    known = [replace(one, name=step.fingerprint) for one in ahead]
+    board = Board(console, plan, resolver, ahead=known, run=run)
+    board.observe(step.fingerprint, "running", "")
+    return board
+
+
+def tell(board: Board, **progress: object) -> None:
+    """Write a step's progress, and let the board look."""
+    (row,) = board.rows.values()
+    row.looked = 0.0
+    store = board.resolver.store
+    told = {"done": 0, "total": None, "metrics": {}, **progress}
+    store.objects.replace(
+        store.progress_path(row.step.name, board.resolver.key_and_recipe(row.step)[0]),  # type: ignore[index]
+        json.dumps(told).encode(),
+    )
+
+
+def drawn(board: Board) -> str:
+    before = len(printed(board.console))
+    board.console.print(board.renderable())
+    return printed(board.console)[before:]
+
+
+def test_what_is_left_and_the_loss_come_first_on_a_narrow_screen(
+    store: Store, tmp_path: Path
+) -> None:
+    board = board_of(store, tmp_path, width=80)
+    (row,) = board.rows.values()
+    row.pace.note(10, now=time.monotonic() - 20)
+    tell(board, done=50, total=100, metrics={"step": 50, "epoch": 0.5, "loss": 0.25})
+    assert re.search(r"━ +\d\d\.\ds left  loss 0\.25", drawn(board))
+
+
+def test_a_step_that_says_nothing_shows_what_it_does(store: Store, tmp_path: Path) -> None:
+    board = board_of(store, tmp_path)
+    assert "starting" in drawn(board)
+    tell(board, doing="importing torch")
+    assert "importing torch" in drawn(board)
+
+
+def test_the_last_line_says_how_long_all_steps_still_take(store: Store, tmp_path: Path) -> None:
+    known = board_of(store, tmp_path, ahead=[Ahead("", 600.0)])
+    assert "0 of 1 steps; 0.0s; about 10 min left" in drawn(known)
+    unknown = board_of(store, tmp_path, ahead=[Ahead("", None)])
+    assert drawn(unknown).splitlines()[-1].strip() == "0 of 1 steps; 0.0s"
+
+
+def test_a_run_that_is_stopped_shows_how_far_its_steps_came(store: Store, tmp_path: Path) -> None:
+    board = board_of(store, tmp_path)
+    tell(board, done=4, total=6, doing="in save")
+    (row,) = board.rows.values()
+    scratch = store.scratch_path(row.step.name, board.resolver.key_and_recipe(row.step)[0])  # type: ignore[index]
+    scratch.mkdir(parents=True)
+    (scratch / "checkpoint").write_text("x")
+    with pytest.raises(KeyboardInterrupt), board.live():
+        raise KeyboardInterrupt
+    assert (row.state, row.message) == ("stopped", "at 4/6, saved")
+    assert "left" not in drawn(board)
+
+
+def test_a_step_that_another_driver_makes_says_so(store: Store, tmp_path: Path) -> None:
+    board = board_of(store, tmp_path, run="mine")
+    (row,) = board.rows.values()
+    key = board.resolver.key_and_recipe(row.step)[0]  # type: ignore[index]
+    other = Leases(store.objects, store.root, "theirs").acquire(row.step.name, key, lambda: False)
+    assert other is not None
+    assert f"made by another run ({platform.node()}, pid {os.getpid()})" in drawn(board)
+    other.release()
+    row.asked, row.maker = 0.0, ""
+    assert "another run" not in drawn(board)
+
+
+def test_what_another_run_made_meanwhile_names_it_without_a_terminal_too(
+    store: Store, tmp_path: Path
+) -> None:
+    step = slow_count(0, str(tmp_path / "journal"))
+    plan = make_plan({"count": step}, store)
+    console = Console(file=io.StringIO(), width=120)
+    board = Board(console, plan, Resolver(Catalog(store), live=True), run="mine")
+    made = run({"count": step}, store, console=Console(quiet=True))["count"]
+    board.observe(step.fingerprint, "running", "")
+    board.observe(step.fingerprint, "done", "")
+    assert made.manifest.provenance["run"] != "mine"
+    told = f"cached: made by another run ({platform.node()}, pid {os.getpid()})"
+    assert told in printed(console)
+
+
+def printed(console: Console) -> str:
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["", "memory://"])
+def test_of_a_log_without_end_only_the_end_is_shown(tmp_path: Path, kind: str) -> None:
+    lab = Lab(tmp_path, Store(f"{kind}{tmp_path}/logs"), Console(file=io.StringIO(), width=120))
+    step = fail(lab.numbers(), lab.journal)
+    plan, resolver = make_plan({"broken": step}, lab.store), Resolver(Catalog(lab.store))
+    board = Board(lab.console, plan, resolver)
+    log = f"{lab.store.root}/log.txt"
+    data = b"first\n" + b"=" * (TAIL_BYTES * 8) + b"\nlast line\n"
+    lab.store.objects.replace(log, data)
+    board.observe(step.fingerprint, "failed", f"{'m' * 100_000}\n{log}")
+    board.show_failures()
+    shown = printed(lab.console)
+    assert "last line" in shown
+    assert "first" not in shown
+    assert "whole log: " in shown
+    assert len(shown) < 4000
+
+
+def test_of_very_many_metrics_some_are_shown_and_the_rest_counted(
+    tmp_path: Path, store: Store, console: Console
+) -> None:
+    lab = Lab(tmp_path, store, console)
+    lab.run(product=lab.product())
+    (made,) = Catalog(store).history("multiply")
+    many = replace(made, metrics={f"metric_{i:05d}": i for i in range(50_000)})
+    for results in ({"one": many}, {f"{'long name ' * 3}{i}": many for i in range(9)}):
+        before = len(printed(console))
+        show_results(console, store, results)
+        shown = printed(console)[before:].replace("\n", "")
+        assert "metric_00040" not in shown
+        assert f"and 49960 more metrics: temper show {made.name}" in shown
+
+
+def test_the_log_of_one_line_is_cut_from_its_end(tmp_path: Path, store: Store) -> None:
+    """As a progress bar writes it, without a newline."""
+    lab = Lab(tmp_path, store, Console(file=io.StringIO(), width=120))
+    step = fail(lab.numbers(), lab.journal)
+    plan, resolver = make_plan({"broken": step}, store), Resolver(Catalog(store))
+    board = Board(lab.console, plan, resolver)
+    log = tmp_path / "log.txt"
+    log.write_bytes(b"a" * 100_000 + b"\x1b[2J" + b"b" * 100)
+    board.observe(step.fingerprint, "failed", f"broken\n{log}")
+    board.show_failures()
+    assert len(printed(lab.console)) < 2000
+    assert "\x1b[2J" not in printed(lab.console)

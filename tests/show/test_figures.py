@@ -1,0 +1,76 @@
+"""Plots: what lines, ticks and thinning do with the numbers that come."""
+
+import itertools
+import math
+import re
+
+import pytest
+
+from pipeline.show.report.axes import Axis, short
+from pipeline.show.report.figures import Estimate, bars, estimates, lines, thinned
+
+EXTREMES = (
+    0.0, 1.0, -1.0, 1e308, -1e308, 1e-308, 5e-324, 1e15, 1e15 + 0.125, 0.1 + 0.2, 0.3,
+    math.inf, -math.inf, math.nan,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("points", itertools.combinations(EXTREMES, 2))
+def test_any_two_numbers_can_be_drawn(points: tuple[float, float]) -> None:
+    drawn = lines([list(enumerate(points)), [(at, at) for at in points]], aside=[[(2.0, 3.0)]])
+    places = " ".join(re.findall(r'points="([^"]*)"', drawn)).replace(",", " ").split()
+    assert all(math.isfinite(float(place)) for place in places)
+    finite = [value for value in points if math.isfinite(value)]
+    estimates([[Estimate(at, at, at, at) for at in finite]], {at: str(at) for at in finite})
+
+
+def test_nothing_to_draw_is_an_empty_plot() -> None:
+    assert "<polyline" not in lines([[], [(math.nan, 1.0)]])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0, 1, ["0", "0.25", "0.5", "0.75", "1"]),
+        (0.66, 0.7, ["0.66", "0.67", "0.68", "0.69", "0.7"]),
+        (-0.3, 0.3, ["-0.2", "0", "0.2"]),
+        (0, 50_000, ["0", "20k", "40k"]),
+        (1e-6, 3e-6, ["1e-06", "1.5e-06", "2e-06", "2.5e-06", "3e-06"]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, ticks: list[str]) -> None:
+    axis = Axis.over([low, high], 0, 100)
+    assert [label for _, label in axis.ticks()] == ticks
+    assert all(0 <= axis(at) <= 100 for at, _ in axis.ticks())
+
+
+def test_a_logarithmic_axis_has_decades_and_is_for_what_lies_above_zero() -> None:
+    axis = Axis.over([0.001, 10.0], 0, 100)
+    logarithmic = axis.as_logarithm([0.001, 10.0])
+    assert logarithmic is not None
+    assert [label for _, label in logarithmic.ticks()] == ["0.001", "0.01", "0.1", "1", "10"]
+    assert logarithmic(0.1) == pytest.approx(50)
+    assert axis.as_logarithm([0.0, 10.0]) is None
+
+
+def test_a_long_line_keeps_its_peaks() -> None:
+    points = [(float(at), 1.0) for at in range(100_000)]
+    points[54_321] = (54_321.0, 99.0)
+    drawn = thinned(points)
+    assert len(drawn) < 1000
+    assert (54_321.0, 99.0) in drawn
+    assert (drawn[0], drawn[-1]) == (points[0], points[-1])
+    assert [at for at, _ in drawn] == sorted(at for at, _ in drawn)
+
+
+def test_bars_are_told_apart_and_counted() -> None:
+    drawn = bars({1: 3, 2: 5, 1000: 1})
+    assert "1 to 42: 8" in drawn
+    assert drawn.count("<rect") == 2
+    assert short(1234.0) == "1234"
+
+
+def test_labels_are_text() -> None:
+    drawn = estimates([[Estimate(0.0, 1.0, name="<i>x</i>")]], {0.0: "<b>"})
+    assert "<i>" not in drawn
+    assert "<b>" not in drawn

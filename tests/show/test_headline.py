@@ -1,0 +1,189 @@
+"""The headline and the tables of a report: what changed, and whether that may be chance."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_steps import judge, measure, prepare
+from rich.console import Console
+
+from pipeline import Step, Store, run
+from pipeline.cli.reports import Looks, chosen_runs, story_of
+from pipeline.show.report.costs import cost_of, hardware_of, total
+from pipeline.show.report.headline import Headline, headline
+from pipeline.show.report.page import render
+from pipeline.show.report.scoreboard import result_groups
+from pipeline.show.report.story import Story, Told
+from pipeline.store.catalog import Catalog
+from pipeline.store.runs import names_of_runs, read_runs
+
+
+def story(store: Store, results: Mapping[str, Step], console: Console) -> Story:
+    """What the newest run tells."""
+    run(dict(results), store, console=console)
+    newest = read_runs(store)[-1:]
+    return story_of(newest, Catalog(store), Looks(newest))
+
+
+def said(store: Store, results: Mapping[str, Step], console: Console) -> Headline:
+    found = headline(story(store, results, console))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def test_a_tested_gain_is_the_headline_with_its_size_and_its_p(
+    store: Store, console: Console
+) -> None:
+    before = judge(40)
+    found = said(store, {"SFT": before, "DPO": judge(60, 20, 0.004, baseline=before)}, console)
+    assert found.sentence == (
+        "DPO against SFT: share right went from 0.4 to 0.6 (+0.2), 95 % interval 0.1 to 0.3; "
+        "significant (p = 0.004)."
+    )
+    assert found.tone == "good"
+    assert found.also == ["no change: words"]
+
+
+def test_a_loss_is_said_as_plainly_as_a_gain(store: Store, console: Console) -> None:
+    before = judge(60)
+    found = said(store, {"old": before, "new": judge(40, -20, 0.0001, baseline=before)}, console)
+    assert "went from 0.6 to 0.4 (−0.2)" in found.sentence
+    assert "significant (p < 0.001)" in found.sentence
+    assert found.tone == "bad"
+
+
+def test_what_may_be_chance_is_called_so(store: Store, console: Console) -> None:
+    before = judge(40)
+    found = said(store, {"SFT": before, "DPO": judge(45, 5, 0.3, baseline=before)}, console)
+    assert found.sentence.endswith("; not significant (p = 0.3).")
+    assert found.tone == ""
+
+
+def test_no_change_is_no_rise(store: Store, console: Console) -> None:
+    before = judge(40)
+    found = said(store, {"SFT": before, "DPO": judge(40, 0, 1.0, baseline=before)}, console)
+    assert "share right did not change (0.4)" in found.sentence
+
+
+def test_the_best_of_several_has_a_p_that_counts_them(store: Store, console: Console) -> None:
+    before = judge(40)
+    tried = {f"beta {n}": judge(40 + n, n, 0.03, baseline=before) for n in (5, 20, 10)}
+    again = {"the same as beta 10": tried["beta 10"]}
+    found = said(store, {"SFT": before, **tried, **again}, console)
+    assert found.sentence.startswith("Best of 3, beta 20 against SFT: ")
+    assert "not significant after correction for 3 results (p = 0.09)" in found.sentence
+    assert found.tone == ""
+
+
+def test_a_baseline_that_is_no_result_is_called_by_its_step(store: Store, console: Console) -> None:
+    found = said(store, {"DPO": judge(60, 20, 0.004, baseline=judge(40))}, console)
+    assert found.sentence.startswith("DPO against judge")
+
+
+@pytest.mark.parametrize(
+    ("right", "ending", "tone"),
+    [(80, "intervals do not overlap.", "good"), (45, "overlap, so it may be chance.", "")],
+)
+def test_without_a_test_intervals_are_compared(
+    store: Store, console: Console, right: int, ending: str, tone: str
+) -> None:
+    found = said(store, {"SFT": judge(40), "DPO": judge(right), "control": judge(38)}, console)
+    assert found.sentence.startswith("DPO, the best of 2, against SFT: share right went from 0.4")
+    assert found.sentence.endswith(ending)
+    assert found.tone == tone
+
+
+def test_results_that_cannot_be_compared_have_no_headline(store: Store, console: Console) -> None:
+    assert headline(story(store, {"only": judge(40)}, console)) is None
+    assert headline(story(store, {"other": measure(prepare())}, console)) is None
+
+
+def test_no_value_is_a_dash_and_p_is_no_row(store: Store, console: Console) -> None:
+    before = judge(40)
+    told = story(store, {"SFT": before, "DPO": judge(60, 20, 0.004, baseline=before)}, console)
+    (group,) = result_groups(told)
+    assert {title: [r.measure.title for r in rows] for title, rows in group.sections.items()} == {
+        "Gain": ["share right", "words"],
+        "Answers": ["share right", "reward"],
+    }
+    assert group.cells["reward"]["SFT"].value is None
+    page = render(told)
+    cells = re.findall(r'<td class="num" data-of="SFT">(.*?)</td>', page, flags=re.DOTALL)
+    assert [re.sub("<.*?>|\n", "", cell)[:4] for cell in cells] == ["–", "–", "0.40"[:3] + "0", "–"]
+
+
+def test_bars_are_drawn_where_there_is_something_to_compare_with(
+    store: Store, console: Console
+) -> None:
+    before = judge(40)
+    told = story(store, {"SFT": before, "DPO": judge(60, 20, 0.004, baseline=before)}, console)
+    (group,) = result_groups(told)
+    bars = {metric: cells["DPO"].bar for metric, cells in group.cells.items()}
+    gain, words, right = bars["gain/right"], bars["gain/words"], bars["right"]
+    assert gain is not None
+    assert gain.zero == pytest.approx(50)  # shares lie around their zero, on one scale
+    assert gain.left == pytest.approx(50 + 100 * 0.1 / 0.6)
+    assert words is not None
+    assert words.zero == pytest.approx(50)
+    assert right is not None
+    assert (right.zero, right.left) == (None, pytest.approx(51))  # per cent of 0 to 1
+    (alone,) = result_groups(story(store, {"only": judge(40)}, console))
+    assert alone.cells["right"]["only"].bar is None
+
+
+def test_by_default_the_run_is_told_of_that_made_the_results(
+    store: Store, console: Console
+) -> None:
+    for results in ({"a": judge(40)}, {"b": judge(50)}, {"b": judge(50)}, {"b": judge(50)}):
+        run(dict(results), store, console=console)
+    names = names_of_runs(store)
+    (chosen,), remark = chosen_runs(store, [])
+    assert chosen.name == names[1]
+    assert names[3] in remark
+    (chosen,), remark = chosen_runs(store, names[2:3])
+    assert (chosen.name, remark) == (names[2], "")
+    run({"c": judge(70)}, store, console=console)
+    assert chosen_runs(store, [])[0][0].name == names_of_runs(store)[-1]
+
+
+def test_what_a_result_was_in_other_runs_is_told_with_what_differed(
+    store: Store, console: Console
+) -> None:
+    betas = (0.1, 0.5, 0.5)
+    *_, told = [story(store, {"swept": measure(prepare(), beta=b)}, console) for b in betas]
+    (past,) = told.past
+    assert (past.result, len(past.by_run)) == ("swept", 2)
+    assert list(past.settings) == ["beta"]
+    assert list(past.settings["beta"].values()) == [0.1, 0.5]
+    page = render(told)
+    assert "swept</bdi>: 2 versions" in page
+    assert "beta=0.1" in page  # the curves of the other run are at hand
+
+
+def test_hardware_and_cost_are_those_that_the_worker_recorded(
+    store: Store, console: Console
+) -> None:
+    told = story(store, {"only": judge(40)}, console).steps[0]
+    assert told.manifest is not None
+
+    def with_spent(spent: Any, seconds: float = 60.0) -> Told:
+        provenance = {"spent": spent, "threads": "4"}
+        made = replace(told.manifest, provenance=provenance, seconds=seconds)  # type: ignore[type-var]
+        return replace(told, manifest=made)
+
+    gpu = with_spent({"model": "H100", "devices": 8, "threads": 2, "cpu_seconds": 90.0})
+    cpu = with_spent({"model": "EPYC", "devices": 0, "threads": 1, "cpu_seconds": 12.5})
+    assert [hardware_of(step) for step in (gpu, cpu)] == ["H100 × 8", "EPYC, 1 thread"]
+    assert str(cost_of(gpu)) == "GPU 8m00s, CPU 1m30s"
+    assert str(total([gpu, cpu, cpu])) == "GPU 8m00s, CPU 1m55s"
+    for nonsense in (None, [], {"devices": "many", "cpu_seconds": float("nan")}, {"devices": -1}):
+        assert str(cost_of(with_spent(nonsense))) == ""
+        assert hardware_of(with_spent(nonsense)) == "4 threads"

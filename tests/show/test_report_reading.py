@@ -1,0 +1,187 @@
+"""What a reader does with a report: looks up values, sorts, searches, saves, or has no script."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import chromium, grave_faults, opened
+from report_steps import judge, measure, prepare
+from rich.console import Console
+
+from pipeline import Store, run
+from pipeline.cli.reports import Looks, story_of
+from pipeline.show.report.page import render
+from pipeline.show.report.texts import difference
+from pipeline.store.catalog import Catalog
+from pipeline.store.runs import read_runs
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run with a baseline and a sweep, and another run before it."""
+    folder = tmp_path_factory.mktemp("reading")
+    store, data = Store(str(folder / "store")), prepare()
+    with open("/dev/null", "w") as nowhere:
+        console = Console(file=nowhere)
+        run({"swept": measure(data, beta=0.5)}, store, console=console)
+        before = judge(40, answer="It is three, I think.")
+        after = judge(60, 20, 0.004, "It is four, I think.", baseline=before)
+        swept = {f"b{at}": measure(data, beta=at / 10) for at in range(1, 8) if at != 5}
+        last = {"swept": measure(data, beta=0.9)}
+        run({"SFT": before, "=DPO": after, **swept, **last}, store, console=console)
+    newest = read_runs(store)[-1:]
+    (folder / "page.html").write_text(render(story_of(newest, Catalog(store), Looks(newest))))
+    return folder / "page.html"
+
+
+def curves(seen: Any) -> Any:
+    return seen.page.locator(".curves", has_text="measure").first
+
+
+def test_the_value_under_the_pointer_or_the_cursor_is_told(browser: Any, page: Path) -> None:
+    with opened(browser, page) as seen:
+        drawing = curves(seen).locator(".drawing").first
+        told = drawing.locator(".readout")
+        box = drawing.bounding_box()
+        drawing.hover(position={"x": box["width"] - 12, "y": box["height"] / 2})
+        assert told.locator("b").inner_text() == "step 40"
+        assert "0.2 b1" in told.locator("div").all_inner_texts()  # 1 / (1 + 0.1 · 40)
+        seen.page.mouse.move(0, 0)
+        assert told.inner_text() == ""
+        drawing.focus()
+        for key, step in (("Home", 1), ("ArrowRight", 2), ("End", 40), ("ArrowLeft", 39)):
+            seen.page.keyboard.press(key)
+            assert told.locator("b").inner_text() == f"step {step}"
+
+
+def test_a_logarithmic_axis_and_smoothing_move_the_lines_and_back(browser: Any, page: Path) -> None:
+    with opened(browser, page) as seen:
+        group = curves(seen)
+        line = group.locator("polyline[data-series]").first
+        plain = line.get_attribute("points")
+        log = group.get_by_label("logarithmic")
+        log.check()
+        assert line.get_attribute("points") != plain
+        assert group.locator("[data-axes=logarithmic]").first.is_visible()
+        log.uncheck()
+        assert line.get_attribute("points") == plain
+        slider = group.get_by_label("smoothing")
+        slider.fill("0.9")
+        smooth = line.get_attribute("points")
+        assert smooth != plain
+        assert smooth.split()[0] == plain.split()[0]  # the first value is its own average
+        slider.fill("0")
+        assert line.get_attribute("points") == plain
+
+
+def test_curves_of_other_runs_are_laid_over_when_asked_for(browser: Any, page: Path) -> None:
+    with opened(browser, page) as seen:
+        group = curves(seen)
+        entries = group.locator(".legend input")
+        shown = [box.is_checked() for box in entries.all()]
+        assert shown == [True] * 7 + [False]
+        other = group.locator("polyline[data-series='7']").first
+        assert not other.is_visible()
+        entries.nth(7).check()
+        assert other.is_visible()
+        assert group.locator("[data-axes=all-linear]").first.is_visible()
+        entries.nth(0).uncheck()
+        assert not group.locator("polyline[data-series='0']").first.is_visible()
+
+
+def test_a_table_is_sorted_by_what_is_clicked(browser: Any, page: Path) -> None:
+    with opened(browser, page) as seen:
+        table = seen.page.locator("table.results.wide")
+        button = table.get_by_role("button", name="loss")
+        losses = "rows => rows.map(row => Number(row.querySelector('td data').value))"
+        for order in (False, True):
+            button.click()
+            found = table.locator("tbody tr").evaluate_all(losses)
+            assert found == sorted(found, reverse=order)
+        assert table.locator("th[aria-sort=descending]").inner_text() == "loss"
+
+
+def test_a_table_is_saved_with_all_digits_and_no_formulas(browser: Any, page: Path) -> None:
+    with opened(browser, page) as seen:
+        with seen.page.expect_download() as download:
+            seen.page.get_by_role("button", name="Save as CSV: judge").click()
+        rows = list(csv.reader(io.StringIO(Path(download.value.path()).read_text("utf-8"))))
+        assert download.value.suggested_filename == "judge.csv"
+        assert rows[0] == [
+            "metric", "SFT", "SFT low", "SFT high", "'=DPO", "'=DPO low", "'=DPO high",
+        ]  # fmt: skip
+        named = {row[0].splitlines()[0]: row for row in rows[1:]}
+        assert named["reward"][-3:] == ["1.5", "", ""]
+        assert seen.said == []
+
+
+def test_samples_are_searched_marked_and_coloured(browser: Any, page: Path) -> None:
+    with opened(browser, page) as seen:
+        sample = seen.page.locator(".sample", has_text="2 + 2?")
+        assert sample.locator("mark").all_inner_texts() == ["four"]
+        colours = {
+            name: sample.locator("li", has_text=name).nth(at).get_attribute("class")
+            for name, at in (("short", 0), ("true", 0))
+        }
+        assert colours == {"short": "good", "true": "bad"}
+        search = seen.page.get_by_label("Search prompts and answers")
+        search.fill("2 + 2")
+        assert seen.page.locator(".sample:visible").count() == 1
+        search.fill("")
+        assert seen.page.locator(".sample:visible").count() > 1
+
+
+def test_axes_of_calibration_are_labelled(browser: Any, page: Path) -> None:
+    with opened(browser, page) as seen:
+        figure = seen.page.locator("#results .curves figure").first
+        assert figure.locator("figcaption").inner_text() == "observed"
+        assert figure.locator(".axis").inner_text() == "predicted"
+
+
+def test_without_a_script_everything_can_be_read_and_nothing_is_offered(
+    browser: Any, page: Path
+) -> None:
+    with opened(browser, page, scripts=False) as seen:
+        for part in (
+            "header .headline",
+            "table.results",
+            "#curves svg",
+            "#samples mark",
+            "#history",
+        ):
+            assert seen.page.locator(part).first.is_visible(), part
+        assert seen.page.locator("button, input").count() == 0
+        assert not seen.page.locator(".legend .aside").first.is_visible()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (400, "dark")])
+def test_axe_finds_no_serious_fault_and_nothing_is_wider_than_its_window(
+    browser: Any, page: Path, width: int, theme: str
+) -> None:
+    with opened(browser, page, width, theme) as seen:
+        seen.page.locator(".drawing").first.focus()
+        assert grave_faults(seen.page) == []
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert seen.said == []
+
+
+def test_only_what_differs_is_marked() -> None:
+    assert difference("It is three.", "It is four.") == "It is <mark>four</mark>."
+    assert difference("same", "same") == "same"
+    assert difference("a b c d", "w x y z") == "w x y z"  # nothing in common: no marks
+    hostile = difference("<b>one</b> two", "<b>one</b> <i>two</i>")
+    assert "<i>" not in hostile
+    assert "<b>" not in hostile
+    assert difference("word " * 2000, "other " * 2000) == "other " * 2000
+    assert json.dumps(difference("", "new words")) == '"new words"'

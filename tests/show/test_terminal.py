@@ -1,0 +1,278 @@
+"""What a person at a terminal sees of a run while it works, when it fails, and how to go on."""
+
+import io
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from numbers_lab import Lab, start_driver, wait_for
+from report_steps import HOSTILE, explode, hostile, measure, prepare, prepare_again
+from rich.console import Console
+from toy_steps import journal_lines, slow_count
+from typer.testing import CliRunner
+from waiting import HANGS_SECONDS, wait_until
+
+from pipeline import Store, TemperError, run
+from pipeline.cli import app
+from pipeline.plan.planning import make_plan
+from pipeline.plan.resolver import Resolver
+from pipeline.running.session import RunFailed
+from pipeline.show.live import NORMAL, VERBOSE, Board, Pace
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import name_by_time
+from pipeline.store.logs import GrowingLog, follow
+from pipeline.store.runs import names_of_runs
+
+pytestmark = pytest.mark.usefixtures("workers_here")
+
+SCRIPT = """
+from dataclasses import dataclass, field
+from pathlib import Path
+from pipeline import Output, Step, step
+from pipeline.experiment import ExperimentConfig, main
+
+@dataclass
+class Config(ExperimentConfig):
+    betas: list[float] = field(default_factory=lambda: [0.1, 0.5])
+    broken: float = 0.5
+
+@step
+def sure(out: Output) -> dict:
+    print("sure of it")
+    return {"x": 1}
+
+@step
+def learn(out: Output, data: object, beta: float, broken: float) -> dict:
+    print(f"learning with {beta}")
+    if beta == broken:
+        raise ValueError("it diverged; lower the rate")
+    return {"x": beta}
+
+def toy(cfg: Config) -> dict[str, Step]:
+    data = sure()
+    return {f"beta {b}": learn(data, b, cfg.broken) for b in cfg.betas}
+
+if __name__ == "__main__":
+    main(toy)
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "toy.yaml").write_text("defaults:\n  - schema\n  - _self_\n")
+    (tmp_path / "toy.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def call(desk: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "toy.py", f"store={desk}/store", *arguments]
+    return subprocess.run(command, cwd=desk, capture_output=True, text=True)
+
+
+def test_a_failure_ends_with_the_log_and_the_command_that_runs_that_step_alone(desk: Path) -> None:
+    failed = call(desk)
+    assert failed.returncode == 1
+    end = failed.stdout[failed.stdout.index("✗") :]
+    assert "learn (beta 0.5): it diverged; lower the rate" in end
+    assert "Traceback" not in end
+    log = next(line for line in end.splitlines() if "whole log: " in line).split(": ", 1)[1]
+    assert "learning with 0.5" in Path(log).read_text()
+    assert "ValueError: it diverged" in Path(log).read_text()
+    again = next(line for line in end.splitlines() if "only this step, again: " in line)
+    command = shlex.split(again.split(": ", 1)[1])
+    alone = subprocess.run(command, cwd=desk, capture_output=True, text=True)
+    assert alone.returncode == 1
+    assert "1 to run, 1 cached" in alone.stdout
+    assert "learn (" not in alone.stdout  # there is no other
+
+
+def test_only_makes_the_steps_that_are_named_and_what_they_need(desk: Path) -> None:
+    first = call(desk, "only=[sure]")
+    assert first.returncode == 0
+    assert "1 to run" in first.stdout
+    assert "learn" not in first.stdout
+    unknown = call(desk, "only=[teach]")
+    assert "only: there is no step teach in this experiment; it has: sure, learn" in unknown.stderr
+
+
+def test_quiet_says_where_results_lie_and_what_failed_and_nothing_else(desk: Path) -> None:
+    done = call(desk, "broken=9", "-q")
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()] == ["beta 0.1", "beta 0.5"]
+    assert all(Path(line.split("  ")[-1]).is_dir() for line in done.stdout.splitlines())
+    failed = call(desk, "-q")
+    assert failed.stdout.lstrip().startswith("✗ learn (beta 0.5)")
+
+
+def test_verbose_shows_what_workers_print_and_lines_say_where_they_run(desk: Path) -> None:
+    done = call(desk, "betas=[0.1]", "broken=9", "--verbose", "+launcher.steps.learn.cpus=1")
+    assert "sure: running (local)" in done.stdout
+    assert "sure | sure of it" in done.stdout
+    assert "learn: running (local, cpus=1)" in done.stdout
+    assert "learn | learning with 0.1" in done.stdout
+    assert done.stdout.count("sure of it") == 1
+
+
+def test_verbose_shows_every_try_of_a_step_however_short_and_nothing_of_earlier_runs(
+    store: Store, tmp_path: Path
+) -> None:
+    board = many(store, tmp_path, 1, height=20, verbosity=VERBOSE)
+    (row,) = board.rows.values()
+    attempts = Path(store.root) / "attempts" / row.step.name / row.key
+
+    def attempt(seconds: float, said: str) -> None:
+        folder = attempts / name_by_time(board.started + seconds)
+        folder.mkdir(parents=True)
+        (folder / "log.txt").write_text(said)
+        (folder / "report.json").write_text("{}")
+
+    def shown() -> str:
+        return board.console.file.getvalue()  # type: ignore[attr-defined]
+
+    attempt(-9, "long ago")
+    with board.live():
+        board.observe(row.step.fingerprint, "running", "")
+        attempt(1, "first try\n")
+        wait_until(lambda: "first try" in shown(), "the first try is shown")
+        attempt(3, "second try\nwithout an end")
+        board.observe(row.step.fingerprint, "failed", "it broke\n")
+    assert "long ago" not in shown()
+    for line in ("first try", "second try", "without an end"):
+        assert shown().count(f"slow_count | {line}") == 1
+
+
+def test_steps_of_one_name_are_told_apart_by_what_differs(store: Store, console: Console) -> None:
+    data = prepare()
+    run(
+        {f"of {beta}": prepare_again(measure(data, beta=beta)) for beta in (0.1, 0.5)},
+        store,
+        console=console,
+    )
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for name in ("measure (beta=0.5)", "prepare_again (of 0.1)", "prepare_again (of 0.5)"):
+        assert name in shown
+    assert "prepare " in shown
+    labels = [entry.get("label") for entry in store.runs()[-1]["steps"]]
+    assert labels == ["", "beta=0.1", "of 0.1", "beta=0.5", "of 0.5"]
+
+
+def test_a_pace_is_of_the_recent_past_and_begins_anew_with_an_attempt() -> None:
+    pace = Pace()
+    pace.note(10, now=0.0)
+    assert (pace.text, pace.left(100, now=0.0)) == ("", None)
+    for second in range(1, 200):
+        pace.note(10 + second * 0.25, now=float(second))
+    assert pace.text == "4.0s each"
+    assert pace.left(100, now=199.0) == pytest.approx(161, abs=1)
+    assert pace.left(100, now=219.0) == pytest.approx(141, abs=1)  # time goes by in between too
+    for second in range(200, 300):
+        pace.note(60 + second * 4, now=float(second))
+    assert pace.text == "4/s"
+    assert pace.left(None, now=300.0) is None
+    pace.note(0, now=300.0)
+    assert pace.per_second is None
+
+
+def test_a_dag_larger_than_the_window_is_told_in_short(store: Store, tmp_path: Path) -> None:
+    board = many(store, tmp_path, 200, height=20)
+    steps = list(board.rows.values())
+    for row in steps[:50]:
+        row.state = "done"
+    board.observe(steps[60].step.fingerprint, "running", "")
+    board.observe(steps[70].step.fingerprint, "failed", "it broke\n")
+    board.console.print(board.renderable())
+    lines = board.console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) <= 20
+    assert any("until=60" in line and "running" in line and "local" in line for line in lines)
+    assert any("until=70" in line and "it broke" in line for line in lines)
+    assert "50 done, 1 failed, 1 running, 148 waiting" in lines[-1]
+
+
+def many(
+    store: Store, tmp_path: Path, count: int, height: int = 50, verbosity: int = NORMAL
+) -> Board:
+    """The board of a run of many steps, in a terminal of so many lines."""
+    store.prepare()
+    journal = str(tmp_path / "journal")
+    plan = make_plan({f"until={i}": slow_count(i, journal) for i in range(count)}, store)
+    console = Console(
+        file=io.StringIO(), force_terminal=True, width=120, height=height, color_system=None
+    )
+    return Board(console, plan, Resolver(Catalog(store)), verbosity)
+
+
+def test_a_log_is_followed_line_by_line_until_its_end(store: Store, tmp_path: Path) -> None:
+    store.prepare()
+    path = Path(store.root) / "log.txt"
+    over = threading.Event()
+    seen: list[str] = []
+    lines = follow(GrowingLog(store, str(path)), over.is_set)
+    reader = threading.Thread(target=lambda: seen.extend(lines))
+    reader.start()
+    with open(path, "ab", buffering=0) as file:
+        file.write(b"one\ntw")
+        wait_until(lambda: seen, "the first line is read")
+        file.write("o\nthrée".encode())
+    over.set()
+    reader.join(HANGS_SECONDS)
+    assert seen == ["one", "two", "thrée"]
+
+
+def test_the_log_of_a_step_is_followed_from_the_shell_until_it_ends(
+    store: Store, tmp_path: Path, console: Console
+) -> None:
+    lab = Lab(tmp_path, store, console)
+    driver = start_driver(lab)
+    wait_for(lab, "count 2")
+    result = CliRunner().invoke(app, ["logs", "slow_count", "-f", "--store", store.url])
+    assert result.exit_code == 0
+    assert "count 6" in journal_lines(lab.journal)
+    assert driver.wait(HANGS_SECONDS) == 0
+
+
+def test_the_log_of_a_failed_step_is_over_at_once(store: Store, console: Console) -> None:
+    with pytest.raises(RunFailed):
+        run({"bad": explode(prepare(), "too bad")}, store, console=console)
+    result = CliRunner().invoke(app, ["logs", "explode", "-f", "--store", store.url])
+    assert result.output.splitlines()[-1] == "ValueError: too bad"
+
+
+def test_what_anybody_wrote_is_text_in_the_terminal(store: Store) -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    half = "\ud83d half"
+    with pytest.raises(RunFailed):
+        run(
+            {
+                HOSTILE["html"]: hostile(prepare(), {half: half, **HOSTILE}, note=half),
+                f"{HOSTILE['ansi']}{half}": explode(prepare(), "".join(HOSTILE.values()) + half),
+            },
+            store,
+            console=console,
+        )
+    again = {HOSTILE["html"]: hostile(prepare(), {half: half, **HOSTILE}, note=half)}
+    run(again, store, console=console)  # cached, so that results are shown
+    shown = printed(console)
+    names = names_of_runs(store)
+    for arguments in (["runs", names[0]], ["show", "hostile"], ["list"], ["diff", *names],
+                      ["explain", "hostile"], ["logs", "explode"]):  # fmt: skip
+        result = CliRunner().invoke(app, [*arguments, "--store", store.url])
+        assert result.exit_code == 0, (arguments, result.exception)
+        shown += result.output
+    for raw in ("\x1b[31m", "\x1b]", "\x07", "\u202e", "\u2066"):
+        assert raw not in shown, ascii(raw)
+    assert HOSTILE["html"] in shown
+    assert "<script>document.title='owned'</script>" in shown
+    assert "[l](javascript:x)" in shown
+    assert len(shown) < 400_000
+
+
+def printed(console: Console) -> str:
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_only_must_be_a_list(store: Store) -> None:
+    with pytest.raises(TemperError, match="only='prepare'"):
+        run({"data": prepare()}, store, only="prepare")

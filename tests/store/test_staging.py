@@ -1,0 +1,265 @@
+"""Scratch that survives its machine. A machine is a folder here, except where a process matters."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from job_steps import count_to, leave_once, lines
+from numbers_lab import workers
+from places import SUPPORT
+from rich.console import Console
+from waiting import held, wait_until
+
+from pipeline import Store, run
+from pipeline.store.objects import Objects, open_objects
+from pipeline.store.staging import Staging
+
+REMOTE = "/staging/scratch/step/key"
+
+
+@pytest.fixture
+def objects() -> Iterator[Objects]:
+    yield open_objects("memory://staging")[0]
+    fsspec.filesystem("memory").store.clear()
+
+
+def staging(
+    objects: Objects, machine: Path, epoch: int = 0, node: int = 0, nodes: int = 1
+) -> Staging:
+    return Staging(objects, machine / f"key-{epoch}", REMOTE, epoch, node, nodes)
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".new").write_text(text)
+        os.replace(path.with_suffix(".new"), path)
+
+
+def read(folder: Path) -> dict[str, str]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_text() for path in found}
+
+
+def test_another_machine_begins_with_what_was_kept_last(objects: Objects, tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    first = staging(objects, one)
+    first.restore()
+    assert not first.is_used
+    write(one / "key-0", step_1__state="1")
+    assert first.keep()
+    write(one / "key-0", step_2__state="2", log="a")
+    shutil.rmtree(one / "key-0" / "step_1")
+    assert first.keep()
+    write(one / "key-0", log="never kept")
+    second = staging(objects, other)
+    second.restore()
+    assert second.is_used
+    assert read(other / "key-0") == {"step_2/state": "2", "log": "a"}
+    assert read(one / "key-0")["log"] == "never kept"
+
+
+def test_the_machine_that_was_last_keeps_what_it_wrote_since(
+    objects: Objects, tmp_path: Path
+) -> None:
+    first = staging(objects, tmp_path)
+    write(tmp_path / "key-0", count="1")
+    first.keep()
+    write(tmp_path / "key-0", count="2")  # and then it is killed
+    staging(objects, tmp_path).restore()
+    assert read(tmp_path / "key-0") == {"count": "2"}
+
+
+def test_a_machine_that_was_not_the_last_takes_what_the_last_one_kept(
+    objects: Objects, tmp_path: Path
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    first = staging(objects, one)
+    write(one / "key-0", count="1")
+    first.keep()
+    second = staging(objects, other)
+    second.restore()
+    write(other / "key-0", count="2")
+    second.keep()
+    staging(objects, one).restore()
+    assert read(one / "key-0") == {"count": "2"}
+
+
+def test_what_is_there_is_not_sent_again_and_what_is_not_needed_goes(
+    objects: Objects, tmp_path: Path
+) -> None:
+    sent: list[str] = []
+    put = objects.put
+    objects.put = lambda files: (sent.extend(files), put(files))[1]  # type: ignore[method-assign]
+    first = staging(objects, tmp_path)
+    write(tmp_path / "key-0", large="x" * 10**6, count="0")
+    for count in range(1, 6):
+        write(tmp_path / "key-0", count=str(count))
+        assert first.keep()
+        assert first.keep()  # nothing has changed
+    assert len(sent) == 1 + 5
+    kept = objects.sizes(REMOTE)
+    assert len([name for name in kept if name.endswith(".json")]) == 2
+    assert len(kept) == 2 + 1 + 2  # two snapshots, the large file, two counts
+
+
+def test_a_folder_is_kept_as_it_was_at_one_moment(objects: Objects, tmp_path: Path) -> None:
+    """Two files that are always changed together are never kept apart."""
+    first, over = staging(objects, tmp_path), threading.Event()
+    write(tmp_path / "key-0", a="0", b="0")
+
+    def change() -> None:
+        for count in range(1, 100_000):
+            write(tmp_path / "key-0", a=str(count), b=str(count))
+            if over.wait(0.05):
+                return
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        for machine in range(20):
+            if first.keep():
+                other = tmp_path / f"other-{machine}"
+                staging(objects, other).restore()
+                state = read(other / "key-0")
+                assert state["a"] == state["b"] or int(state["a"]) == int(state["b"]) + 1
+    finally:
+        over.set()
+        changing.join()
+    assert first.keep()
+    assert first.is_used
+
+
+@pytest.mark.parametrize("damage", [b"", b"other bytes", None])
+def test_of_a_damaged_copy_the_one_before_is_taken(
+    objects: Objects, tmp_path: Path, damage: bytes | None
+) -> None:
+    first = staging(objects, tmp_path / "one")
+    write(tmp_path / "one" / "key-0", count="1")
+    first.keep()
+    before = objects.sizes(REMOTE).keys()
+    write(tmp_path / "one" / "key-0", count="2")
+    first.keep()
+    (blob,) = [n for n in objects.sizes(REMOTE).keys() - before if not n.endswith(".json")]
+    if damage is None:
+        objects.remove(f"{REMOTE}/{blob}")
+    else:
+        objects.replace(f"{REMOTE}/{blob}", damage)
+    staging(objects, tmp_path / "other").restore()
+    assert read(tmp_path / "other" / "key-0") == {"count": "1"}
+
+
+def test_a_later_epoch_begins_with_the_earlier_and_leaves_it_alone(
+    objects: Objects, tmp_path: Path
+) -> None:
+    zombie = staging(objects, tmp_path / "one")
+    write(tmp_path / "one" / "key-0", count="1")
+    zombie.keep()
+    heir = staging(objects, tmp_path / "other", epoch=1)
+    heir.restore()
+    assert read(tmp_path / "other" / "key-1") == {"count": "1"}
+    write(tmp_path / "other" / "key-1", count="2")
+    heir.keep()
+    write(tmp_path / "one" / "key-0", count="nonsense")
+    zombie.keep()
+    again = staging(objects, tmp_path / "third", epoch=2)
+    again.restore()
+    assert read(tmp_path / "third" / "key-2") == {"count": "2"}
+
+
+def test_on_several_nodes_the_parts_of_a_checkpoint_come_together(
+    objects: Objects, tmp_path: Path
+) -> None:
+    """One node had kept its part of the second checkpoint, and the other had not."""
+    nodes = [staging(objects, tmp_path / f"n{node}", node=node, nodes=2) for node in range(2)]
+    for node in nodes:
+        node.restore()
+    for index in range(2):
+        write(tmp_path / f"n{index}" / "key-0", **{f"step_1__part_{index}": "1"})
+        nodes[index].keep()
+    shutil.rmtree(tmp_path / "n0" / "key-0" / "step_1")
+    write(tmp_path / "n0" / "key-0", step_2__part_0="2")
+    nodes[0].keep()
+    again = staging(objects, tmp_path / "third", nodes=2)
+    again.restore()
+    assert read(tmp_path / "third" / "key-0") == {
+        "step_1/part_0": "1",
+        "step_1/part_1": "1",
+        "step_2/part_0": "2",
+    }
+
+
+# --- with workers and a bucket -----------------------------------------------------------------
+
+DRIVER = """
+import sys
+from job_steps import count_to
+from pipeline import run
+run([count_to(int(sys.argv[3]), sys.argv[2], 0.1, heed=False)], sys.argv[1])
+"""
+
+
+def scratch_copies(store: Store) -> list[str]:
+    return list(store.objects.sizes(f"{store.root}/scratch"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of our own: scratch lies below its folder for temporary files."""
+    (tmp_path / "machine").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "machine"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "machine"))
+    return tmp_path / "machine"
+
+
+def test_a_step_that_leaves_its_machine_goes_on_from_the_bucket(
+    gcs_bucket: str, machine: Path, tmp_path: Path, console: Console
+) -> None:
+    store, journal = Store(f"{gcs_bucket}/{os.urandom(4).hex()}"), str(tmp_path / "journal")
+    with pytest.raises(Exception, match="failed: leave_once"):
+        run([leave_once(journal).on(preemptions=0)], store, console=console)
+    assert lines(journal) == ["left"]
+    assert scratch_copies(store)
+    shutil.rmtree(machine)
+    machine.mkdir()
+    run([leave_once(journal).on(preemptions=0)], store, console=console)
+    assert lines(journal) == ["left", "done"]
+    assert not scratch_copies(store)
+
+
+@pytest.mark.slow
+def test_after_a_kill_another_machine_loses_at_most_one_interval(
+    gcs_bucket: str, machine: Path, tmp_path: Path, console: Console
+) -> None:
+    store, journal = Store(f"{gcs_bucket}/{os.urandom(4).hex()}"), str(tmp_path / "journal")
+    paths = os.pathsep.join([str(SUPPORT), *sys.path])
+
+    def copied() -> bool:
+        names = store.objects.sizes(f"{store.root}/scratch")
+        return any((store.read(f"{store.root}/scratch/{n}") or b"").isdigit() for n in names)
+
+    with held(journal, 3):
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, store.url, journal, "6"],
+            env={**os.environ, "PYTHONPATH": paths},
+            stdout=subprocess.DEVNULL,
+        )
+        wait_until(copied, "a copy of a count is made")
+        driver.kill()
+        driver.wait()
+        wait_until(lambda: not workers(store), "the worker ends with its driver")
+    shutil.rmtree(machine)
+    machine.mkdir()
+    run([count_to(6, journal, heed=False)], store, console=console)
+    ran = lines(journal)
+    (resumed,) = [i for i, line in enumerate(ran) if line.startswith("from") and i > 0]
+    counts = [int(line.split()[-1]) for line in ran if line.startswith("count")]
+    assert int(ran[resumed].split()[-1]) >= 1
+    assert sorted(set(counts)) == list(range(1, 7))

@@ -1,0 +1,70 @@
+"""The store's promises: one winner per commit, nothing half-written is ever read."""
+
+import multiprocessing
+from pathlib import Path
+
+import fsspec
+import pytest
+from manifests import manifest
+
+from pipeline import Store, TemperError
+from pipeline.dag.canonical import hash_json
+from pipeline.dag.files import FileEntry
+from pipeline.store.catalog import Catalog
+from pipeline.store.layout import DataLoss, object_name, parse_object_name
+from pipeline.store.manifest import files_digest
+
+
+def _commit(root: str, attempt: str) -> str:
+    return Store(root).commit(manifest(attempt)).attempt
+
+
+def test_of_many_writers_one_commits_and_all_see_its_manifest(store: Store) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        attempts = [(store.root, f"attempt-{i}") for i in range(16)]
+        assert len(set(pool.starmap(_commit, attempts))) == 1
+    assert len(Catalog(store).history("train")) == 1
+
+
+def test_a_commit_never_replaces_an_earlier_one(store: Store) -> None:
+    store.commit(manifest("first"))
+    assert store.commit(manifest("second")).attempt == "first"
+
+
+@pytest.mark.parametrize("url", ["{tmp}/store", "file://{tmp}/store", "memory://temper-test"])
+def test_the_store_works_the_same_on_any_file_system(url: str, tmp_path: Path) -> None:
+    store = Store(url.format(tmp=tmp_path))
+    store.prepare()
+    store.prepare()
+    assert Catalog(store).history("train") == []
+    store.commit(manifest("first"))
+    assert store.commit(manifest("second")).attempt == "first"
+    assert Catalog(store).latest("train", hash_json({})) == manifest("first")
+    assert store.manifest("train", hash_json({})) == manifest("first")
+    assert store.lost_files(manifest("first")) == ["model.bin"]
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.mark.parametrize("loss", [None, *DataLoss])
+@pytest.mark.parametrize("generation", [0, 1, 12])
+def test_names_of_manifests_and_marks_are_read_as_they_are_formed(
+    generation: int, loss: DataLoss | None
+) -> None:
+    key = hash_json({})
+    name = object_name(key, generation, loss)
+    assert parse_object_name(name) == (key, generation, loss)
+    for other in (name.upper(), f"{name}.json", f"x{name}", f"0{name}", name[1:], f"{name}~"):
+        assert parse_object_name(other) is None
+
+
+def test_a_store_of_another_layout_is_refused(store: Store) -> None:
+    store.prepare()
+    (Path(store.root) / "temper.json").write_text('{"layout": 99}')
+    with pytest.raises(TemperError, match=r"has layout 99, this version reads 2"):
+        store.prepare()
+
+
+def test_the_digest_is_of_content_alone() -> None:
+    one, two = manifest("a"), manifest("a")
+    assert one.digest == two.digest
+    assert files_digest({"renamed.bin": FileEntry(3, "a")}) != one.digest

@@ -1,0 +1,67 @@
+"""The ``temper`` command and scripts, called in this process as a shell would call them."""
+
+import contextlib
+import copy
+import io
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+
+from pipeline import experiment
+from pipeline.cli import main
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed, and its exit status."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line that a foreseen mistake ends with."""
+        assert self.status == 1, (self.out, self.err)
+        assert "Traceback" not in self.err
+        (line,) = self.err.strip().splitlines()
+        return line
+
+
+def temper(*words: str) -> Said:
+    """``temper WORDS``."""
+    return _called(["temper", *words], main)
+
+
+def script(path: Path | str, *words: str) -> Said:
+    """``python PATH WORDS``."""
+    return _called([str(path), *words], lambda: runpy.run_path(str(path), run_name="__main__"))
+
+
+def _called(words: list[str], call: Callable[[], object]) -> Said:
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", words)
+        patch.setattr(sys, "orig_argv", [sys.executable, *words])
+        patch.setattr(sys, "path", [str(Path(words[0]).parent), *sys.path])
+        patch.setattr(experiment, "CALLED", [])
+        Plugins.instance()  # they store configs, once
+        known = ConfigStore.instance()  # each process has its own
+        patch.setattr(known, "repo", copy.deepcopy(known.repo))
+        patch.setenv("HYDRA_FULL_ERROR", "1")  # which `main` sets
+        patch.setenv("COLUMNS", "100")
+        try:
+            call()
+        except SystemExit as left:
+            status = int(left.code or 0)
+    return Said(status, out.getvalue(), err.getvalue())

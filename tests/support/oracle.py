@@ -1,0 +1,180 @@
+"""An independent, slow reference for the training engine: textbook formulas and a plain forward.
+
+Nothing of `steps.scoring` and `steps.training` is imported here, so nothing can be wrong in both. A
+sequence is run alone, unpadded and unpacked, through the model's own `forward` with the model's own
+masks and head; its log-probabilities are read off the full logits one token at a time; a loss is
+written pair by pair as its paper has it; gradients are autograd's, through all of that at once.
+
+A *group* is a prompt and its responses: `(prompt_ids, [response_ids, ...])`.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, softplus
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+Ids = Sequence[int]
+Scored = Sequence[bool] | None
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """The model of a folder, without dropout, with transformers' own attention: SDPA, or the eager
+    one where scores are soft-capped, which SDPA cannot do."""
+    config = AutoConfig.from_pretrained(folder)
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager" if capped else "sdpa"
+    ).eval()
+
+
+def token_logps(model: PreTrainedModel, prompt: Ids, response: Ids) -> Tensor:
+    """log p(token | everything before it) of every response token that has a token before it."""
+    ids = [*prompt, *response]
+    logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    first = max(len(prompt), 1)
+    values = [
+        logits[t - 1, ids[t]] - torch.logsumexp(logits[t - 1], dim=0)
+        for t in range(first, len(ids))
+    ]
+    return torch.stack(values) if values else logits.new_zeros(0)
+
+
+def logp(model: PreTrainedModel, prompt: Ids, response: Ids, scored: Scored = None) -> Tensor:
+    """The sum of `token_logps` over the scored tokens."""
+    values = token_logps(model, prompt, response)
+    if scored is None:
+        return values.sum()
+    keep = torch.tensor(list(scored)[len(response) - len(values) :], dtype=torch.bool)
+    return values[keep].sum()
+
+
+def group_logps(model: PreTrainedModel, prompt: Ids, responses: Sequence[Ids]) -> Tensor:
+    """`logp` of every response to one prompt, each by a forward of its own."""
+    return torch.stack([logp(model, prompt, response) for response in responses])
+
+
+def gradients(model: PreTrainedModel, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """The gradient of every parameter, by name; zeros where the loss does not depend on it."""
+    model.zero_grad(set_to_none=True)
+    loss().backward()
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for name, p in model.named_parameters()
+    }
+
+
+# --- losses of one pair --------------------------------------------------------------------------
+# c, r: the policy's logps of the chosen and rejected response; rc, rr: the reference's; nc, nr: how
+# many tokens those sum over.
+
+
+def dpo(
+    c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, beta: float, smoothing: float = 0.0
+) -> Tensor:
+    """Rafailov et al. 2023, equation 7; with smoothing, Mitchell's conservative DPO."""
+    h = beta * ((c - rc) - (r - rr))
+    return -(1 - smoothing) * logsigmoid(h) - smoothing * logsigmoid(-h)
+
+
+def robust(c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, beta: float, smoothing: float) -> Tensor:
+    """Chowdhury et al. 2024, equation 12: unbiased when a share `smoothing` of labels is wrong."""
+    h = beta * ((c - rc) - (r - rr))
+    return (-(1 - smoothing) * logsigmoid(h) + smoothing * logsigmoid(-h)) / (1 - 2 * smoothing)
+
+
+def hinge(c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, beta: float) -> Tensor:
+    """Zhao et al. 2023 (SLiC), on DPO's rewards."""
+    h = beta * ((c - rc) - (r - rr))
+    return torch.clamp(1 - h, min=0)
+
+
+def ipo(c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, nc: int, nr: int, beta: float) -> Tensor:
+    """Azar et al. 2023, equation 17, on log-ratios per token."""
+    h = (c - rc) / nc - (r - rr) / nr
+    return (h - 1 / (2 * beta)) ** 2
+
+
+def apo_zero(c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, beta: float) -> Tensor:
+    """D'Oosterlinck et al. 2024: chosen up, rejected down."""
+    return (1 - _sigmoid(beta * (c - rc))) + _sigmoid(beta * (r - rr))
+
+
+def apo_down(c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, beta: float) -> Tensor:
+    """D'Oosterlinck et al. 2024: chosen down, rejected further down."""
+    return _sigmoid(beta * (c - rc)) + (1 - _sigmoid(beta * ((c - rc) - (r - rr))))
+
+
+def simpo(c: Tensor, r: Tensor, nc: int, nr: int, beta: float, gamma: float) -> Tensor:
+    """Meng et al. 2024, equation 6; `gamma` is the target margin itself."""
+    return -logsigmoid(beta / nc * c - beta / nr * r - gamma)
+
+
+def cpo(c: Tensor, r: Tensor, beta: float) -> Tensor:
+    """Xu et al. 2024, the preference term; its likelihood term is a mean over tokens."""
+    return -logsigmoid(beta * (c - r))
+
+
+def orpo(c: Tensor, r: Tensor, nc: int, nr: int) -> Tensor:
+    """Hong et al. 2024, equation 7: log odds of the geometric mean probability of a token."""
+
+    def log_odds(mean: Tensor) -> Tensor:
+        return mean - torch.log(1 - torch.exp(mean))
+
+    return -logsigmoid(log_odds(c / nc) - log_odds(r / nr))
+
+
+def kto(logp: Tensor, reference: Tensor, baseline: Tensor, desirable: bool, beta: float) -> Tensor:
+    """Ethayarajh et al. 2024, equation 8, with lambda = 1 and the value inverted to a loss."""
+    reward = logp - reference
+    sign = 1 if desirable else -1
+    return 1 - _sigmoid(beta * sign * (reward - baseline))
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return torch.exp(-softplus(-x))
+
+
+# --- float64 that is float64 throughout ----------------------------------------------------------
+
+
+class Float64(TorchFunctionMode):
+    """Within the block no float64 tensor is cast to float32, as transformers does in its norms and
+    its eager softmax, whatever the model's dtype.
+
+    Where a gradient passes such a cast it is rounded to eight digits, and the sum of two rounded
+    gradients is not the rounded sum.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _CASTS and args[0].dtype == torch.float64:
+            if func is torch.Tensor.float:
+                return args[0]
+            args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+            kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+_CASTS = {torch.Tensor.float, torch.Tensor.to, torch.nn.functional.softmax}
+
+
+def assert_same_gradients(model: PreTrainedModel, expected: dict[str, Tensor]) -> None:
+    """Relative to each parameter's own gradient, and to the largest where that vanishes."""
+    largest = max(gradient.norm() for gradient in expected.values())
+    assert largest > 1e-3
+    for name, parameter in model.named_parameters():
+        wanted = expected[name]
+        actual = torch.zeros_like(wanted) if parameter.grad is None else parameter.grad
+        tolerance = 1e-8 * max(wanted.norm(), 1e-4 * largest)
+        assert (actual - wanted).norm() <= tolerance, name

@@ -1,0 +1,83 @@
+"""Workers in the process of the tests: for what a user sees of steps, and not of processes.
+
+A worker of its own costs a third of a second of work, most of it for imports. What a process can
+break (code that is served, signals, printing, kills) is tested with real ones.
+"""
+
+import contextlib
+import importlib
+import io
+from collections.abc import Iterator
+from functools import cache
+from importlib.machinery import SourceFileLoader
+from threading import Event
+from typing import IO
+
+import pytest
+
+from pipeline.dag import inputs
+from pipeline.dag.resources import Resources
+from pipeline.launchers.local import LocalLauncher
+from pipeline.wire.launcher import Ended, Task
+from pipeline.worker import attempt as worker
+
+
+class InThisProcess:
+    """What launchers whose workers run in this process have in common."""
+
+    kind = "here"
+    detached = False
+    grace_seconds = 1.0
+
+    def shortage(self, resources: Resources) -> str | None:
+        return None
+
+    def claims(self, resources: Resources) -> dict[str, int]:
+        return {}
+
+    def capacity(self) -> dict[str, int]:
+        return {}
+
+    def ready(self, asked: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def run_here(task: Task, log: IO[bytes]) -> Ended:
+    """Does what a worker does, to its end; what it prints goes into the log."""
+    printed = io.StringIO()
+    get_code = SourceFileLoader.get_code  # a worker sets its own, for its process
+    try:
+        with (
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+            _memory_of_its_own(task),
+        ):
+            return Ended(worker.main(task.spec_url))
+    finally:
+        SourceFileLoader.get_code = get_code
+        log.write(printed.getvalue().encode(errors="backslashreplace"))
+
+
+@contextlib.contextmanager
+def _memory_of_its_own(task: Task) -> Iterator[None]:
+    """A worker looks at files and code itself; its driver still knows what it saw."""
+    step = importlib.import_module("pipeline.dag.step")
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((step, "_closure"), (inputs, "_look_at")):
+            patch.setattr(module, name, cache(getattr(module, name).__wrapped__))
+        for name, value in task.environment.items():
+            patch.setenv(name, value)
+        yield
+
+
+def instead_of_processes(patch: pytest.MonkeyPatch) -> None:
+    """Let the local launcher run its workers in this process."""
+
+    def run(launcher: LocalLauncher, task: Task, log: IO[bytes], _: Event) -> Ended:
+        return run_here(task, log)
+
+    def ready(launcher: LocalLauncher, asked: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    patch.setattr(LocalLauncher, "run", run)
+    patch.setattr(LocalLauncher, "ready", ready)

@@ -1,0 +1,371 @@
+"""Folders of rows become folders of tokens: the same bytes by one process, by many, or killed."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from chat_families import families
+from waiting import wait_until
+
+from steps.data.rows.parquet import count_rows, iter_groups, read_rows, shards, write_rows
+from steps.data.rows.rows import ConversationRow, Message, PreferenceRow
+from steps.data.rows.tables import CONVERSATIONS, PAIRS, to_record
+from steps.data.tokens.token_folders import tokenize_folders
+from steps.data.tokens.tokenizing import TokenizeConfig, TrainOn
+from steps.data.work.workers import ShardFailed
+from steps.scoring.examples import chosen_as_demonstration, read_demonstrations, read_pairs
+
+ROWS_A_SHARD, SHARDS = 40, 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    families()["smollm2"].tokenizer.save_pretrained(folder)
+    return folder
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def pair(number: int) -> PreferenceRow:
+    history = (user(f"Number {number}?"), assistant("Which?"), user("That one. 🎉"))
+    rejected = "no" if number % 10 else "<|im_end|>"  # every tenth spells out an end of turn
+    answer = "yes " * (1 + number % 7)
+    sides = (assistant(answer),), (assistant(rejected),)
+    return PreferenceRow(f"r{number}", history, *sides, score_chosen=float(number), weight=2.5)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    for shard in range(SHARDS):
+        rows = (pair(shard * ROWS_A_SHARD + n) for n in range(ROWS_A_SHARD))
+        write_rows(folder / f"train/pairs-{shard:05d}.parquet", PAIRS, map(to_record, rows))
+    write_rows(folder / "test/pairs-00000.parquet", PAIRS, map(to_record, [pair(1), pair(2)]))
+    return folder
+
+
+def tokenize(
+    source: Path,
+    tokenizer: Path,
+    work: Path,
+    config: TokenizeConfig = TokenizeConfig(),
+    **more: Any,
+) -> dict[str, Any]:
+    (work / "out").mkdir(parents=True, exist_ok=True)
+    settings = {"rows": "pairs", "splits": ["test", "train"], "on_progress": lambda a, b: None}
+    return tokenize_folders(
+        source=source, tokenizer=tokenizer, config=config, output=work / "out",
+        scratch=work / "scratch", **(settings | more),
+    )  # fmt: skip
+
+
+def content(work: Path) -> dict[str, bytes]:
+    files = sorted(path for path in (work / "out").rglob("*") if path.is_file())
+    return {str(path.relative_to(work / "out")): path.read_bytes() for path in files}
+
+
+def test_every_split_has_a_file_of_tokens_for_each_of_rows(
+    pairs: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    metrics = tokenize(pairs, tokenizer, tmp_path)
+
+    assert sorted(content(tmp_path)) == [
+        "ledger.parquet",
+        "summary.md",
+        "test/tokens-00000.parquet",
+        "tokenizer.json",
+        *(f"train/tokens-{shard:05d}.parquet" for shard in range(SHARDS)),
+    ]
+    assert (metrics["train"], metrics["test"], metrics["dropped"]) == (144, 2, 16)
+    reason = metrics["dropped_by_reason"]["end-of-turn inside the response"]
+    assert reason["rows"][:2] == ["r0", "r10"]
+    (notice,) = metrics["notices"]
+    assert "16 of 162 rows dropped" in notice
+
+
+def test_the_columns_are_those_agreed_on(pairs: Path, tokenizer: Path, tmp_path: Path) -> None:
+    tokenize(pairs, tokenizer, tmp_path)
+
+    schema = pq.read_schema(tmp_path / "out/test/tokens-00000.parquet")
+    for side in ("prompt", "chosen", "rejected"):
+        assert schema.field(f"{side}_ids").type.value_type == pa.int32()
+        assert schema.field(f"{side}_mask").type.value_type == pa.bool_()
+    first, _ = read_rows(tmp_path / "out" / "test")
+    for side in ("prompt", "chosen", "rejected"):
+        assert first[f"{side}_length"] == len(first[f"{side}_ids"])
+    assert first["row"] == "r1"
+    assert first["score_chosen"] == 1.0
+    assert first["score_rejected"] is None
+    assert first["weight"] == 2.5
+    assert first["chosen"][0]["content"] == "yes yes "
+    full = [first["prompt_ids"] + first[f"{side}_ids"] for side in ("chosen", "rejected")]
+    assert full[0][: first["shared_prefix"]] == full[1][: first["shared_prefix"]]
+    assert full[0][first["shared_prefix"]] != full[1][first["shared_prefix"]]
+
+
+def test_the_ledger_has_a_line_for_every_row(pairs: Path, tokenizer: Path, tmp_path: Path) -> None:
+    tokenize(pairs, tokenizer, tmp_path, TokenizeConfig(max_length=112))
+
+    entries = read_rows(tmp_path / "out/ledger.parquet")
+    assert len(entries) == SHARDS * ROWS_A_SHARD + 2
+    assert entries[0] == {
+        "split": "test", "source": "test/pairs-00000.parquet", "row": "r1", "outcome": "kept",
+        "reason": None, "detail": None,
+    }  # fmt: skip
+    by_row = {entry["row"]: entry for entry in entries if entry["split"] == "train"}
+    assert by_row["r50"]["reason"] == "end-of-turn inside the response"
+    assert by_row["r50"]["source"] == "train/pairs-00001.parquet"
+    assert by_row["r6"]["outcome"] == "truncated"
+    kept = {row["row"] for row in read_rows(tmp_path / "out/train")}
+    assert kept == {row for row, entry in by_row.items() if entry["outcome"] != "dropped"}
+
+
+def test_lengths_are_told_in_numbers_and_as_a_plot(
+    pairs: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    metrics = tokenize(pairs, tokenizer, tmp_path)
+
+    rows = read_rows(tmp_path / "out/train") + read_rows(tmp_path / "out/test")
+    lengths = sorted(len(row["chosen_ids"]) for row in rows)
+    told = metrics["lengths"]["chosen"]
+    assert told["max"] == lengths[-1]
+    assert told["mean"] == pytest.approx(sum(lengths) / len(lengths), abs=0.05)
+    assert told["median"] == lengths[(len(lengths) - 1) // 2]
+    plot = (tmp_path / "out/summary.md").read_text()
+    for name in ("prompt", "chosen", "rejected", "whole sequence"):
+        assert name in plot
+    counts = [int(line.split()[3]) for line in plot.splitlines() if " to " in line]
+    assert sum(counts) == 4 * len(rows)
+
+
+def test_what_is_noticed_of_rows_is_counted_and_told(tokenizer: Path, tmp_path: Path) -> None:
+    end = "<|im_start|>"
+    tools = ({"type": "function", "function": {"name": "nowhere"}},)
+    rows = [pair(1), replace(pair(2), prompt=(user(f"a{end}b"),)), replace(pair(3), tools=tools)]
+    write_rows(tmp_path / "rows/train/pairs-00000.parquet", PAIRS, map(to_record, rows))
+
+    metrics = tokenize(tmp_path / "rows", tokenizer, tmp_path / "work", splits=["train"])
+
+    assert metrics["special_tokens_spelled"] == 1
+    assert metrics["tools_not_written"] == 1
+    assert metrics["turns_without_end"] == metrics["messages_not_written"] == 0
+    assert [notice.split()[0] for notice in metrics["notices"]] == ["1", "1"]
+
+
+def test_the_number_of_workers_leaves_no_trace(
+    pairs: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    one = tokenize(pairs, tokenizer, tmp_path / "one", TokenizeConfig(workers=1))
+    three = tokenize(pairs, tokenizer, tmp_path / "three", TokenizeConfig(workers=3))
+
+    assert content(tmp_path / "one") == content(tmp_path / "three")
+    assert one == three
+
+
+RUN = """
+import json, sys, threading
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.tokens.token_folders import tokenize_folders
+
+if __name__ == "__main__":
+    source, tokenizer, work = map(Path, sys.argv[2:5])
+    (work / "out").mkdir(parents=True)
+    config = TokenizeConfig(workers=int(sys.argv[5]))
+    tokenize_folders("pairs", source, ["test", "train"], tokenizer, config, work / "out",
+                     work / "scratch", lambda done, total: done and threading.Event().wait())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_and_started_again_it_goes_on_and_ends_with_the_same_bytes(
+    pairs: Path, tokenizer: Path, tmp_path: Path, workers: int, repository: Path
+) -> None:
+    tokenize(pairs, tokenizer, tmp_path / "calm")
+    script, killed = tmp_path / "run.py", tmp_path / "killed"
+    script.write_text(RUN)
+    command = [sys.executable, script, repository, pairs, tokenizer, killed, str(workers)]
+    process = subprocess.Popen(command, start_new_session=True)
+    ledger = killed / "scratch/shards"
+    wait_until(lambda: list(ledger.rglob("*.json")), "a shard is finished")
+    process.kill()  # the parent alone: its workers must follow by themselves
+    process.wait()
+    assert_none_left_of(process.pid)
+    finished = {path: path.stat().st_mtime_ns for path in ledger.rglob("*.json")}
+    assert finished, "it was killed before any shard was finished"
+    assert len(finished) <= SHARDS + 1
+
+    tokenize(pairs, tokenizer, killed)
+
+    assert content(killed) == content(tmp_path / "calm")
+    assert finished.items() <= {p: p.stat().st_mtime_ns for p in ledger.rglob("*.json")}.items()
+
+
+def assert_none_left_of(session: int) -> None:
+    def are_gone() -> bool:
+        listed = subprocess.run(["ps", "-o", "stat=", "-s", str(session)], capture_output=True)
+        return all(line.startswith(b"Z") for line in listed.stdout.split())
+
+    wait_until(are_gone, "worker processes end with their parent")
+
+
+def test_a_torn_shard_is_made_again(pairs: Path, tokenizer: Path, tmp_path: Path) -> None:
+    tokenize(pairs, tokenizer, tmp_path)
+    whole = content(tmp_path)
+    torn = tmp_path / "scratch/shards/train/pairs-00001/tokens.parquet"
+    data = torn.read_bytes()
+    torn.unlink()
+    torn.write_bytes(data[:-9])
+    shutil.rmtree(tmp_path / "out")
+
+    tokenize(pairs, tokenizer, tmp_path)
+
+    assert content(tmp_path) == whole
+
+
+def test_shards_of_another_config_are_not_used(
+    pairs: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    tokenize(pairs, tokenizer, tmp_path, TokenizeConfig(max_length=112))
+    shutil.rmtree(tmp_path / "out")
+
+    tokenize(pairs, tokenizer, tmp_path)
+
+    tokenize(pairs, tokenizer, tmp_path / "fresh")
+    assert content(tmp_path) == content(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_shard_that_cannot_be_read_is_named(
+    pairs: Path, tokenizer: Path, tmp_path: Path, workers: int
+) -> None:
+    (tmp_path / "train").mkdir()
+    for name in ("00000", "00001"):
+        (tmp_path / f"train/pairs-{name}.parquet").write_bytes(b"PAR1 and then nothing")
+
+    with pytest.raises(ShardFailed, match=r"train/pairs-0000\d: .*not a readable Parquet file"):
+        tokenize(
+            tmp_path, tokenizer, tmp_path / "w", TokenizeConfig(workers=workers), splits=["train"]
+        )
+
+
+def test_more_dropped_rows_than_allowed_are_an_error_with_the_reason(
+    pairs: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"16 of the 162 rows .*end-of-turn inside"):
+        tokenize(pairs, tokenizer, tmp_path, TokenizeConfig(max_dropped=0.05))
+
+
+def test_a_split_of_which_nothing_is_left_is_an_error_with_the_reason(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "train/pairs-00000.parquet", PAIRS, [to_record(pair(10))])
+
+    with pytest.raises(ValueError, match=r"all 1 rows of train were dropped.*r10"):
+        tokenize(tmp_path, tokenizer, tmp_path / "work", splits=["train"])
+
+
+# --- what training reads -------------------------------------------------------------------------
+
+
+def test_training_reads_the_masks_that_were_written(
+    pairs: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    tokenize(pairs, tokenizer, tmp_path, TokenizeConfig(train_on=TrainOn.all_turns))
+    records = read_rows(tmp_path / "out/test")
+
+    examples = read_pairs(records, vocabulary=10**6)
+    shown = read_demonstrations(map(chosen_as_demonstration, records), vocabulary=10**6)
+
+    for record, example, demonstration in zip(records, examples, shown, strict=True):
+        chosen, rejected = example.responses
+        assert example.prompt_ids == tuple(record["prompt_ids"])
+        assert chosen.num_scored == sum(record["chosen_mask"])
+        assert rejected.num_scored == sum(record["rejected_mask"])
+        # The earlier answer is imitated too; in a preference it is shared, so that it cancels.
+        earlier = sum(record["prompt_mask"])
+        assert earlier > 1
+        (imitated,) = demonstration.responses
+        assert imitated.num_scored == earlier + chosen.num_scored
+        assert demonstration.num_tokens == len(example.prompt_ids) + len(chosen)
+
+
+def test_conversations_are_read_as_they_were_written(tokenizer: Path, tmp_path: Path) -> None:
+    rows = [ConversationRow("c", (user("a"), assistant("b"), user("c"), assistant("d")))]
+    source = tmp_path / "conversations-00000.parquet"
+    write_rows(source, CONVERSATIONS, map(to_record, rows))
+    config = TokenizeConfig(train_on=TrainOn.all_turns)
+
+    metrics = tokenize(
+        tmp_path, tokenizer, tmp_path / "w", config, rows="conversations", splits=[""]
+    )
+
+    assert metrics["conversations"] == 1
+    (record,) = read_rows(tmp_path / "w/out")
+    (example,) = read_demonstrations([record], vocabulary=10**6)
+    (response,) = example.responses
+    assert [*example.prompt_ids, *response.ids] == record["input_ids"]
+    assert record["length"] == len(record["input_ids"])
+    assert response.num_scored == sum(record["mask"]) == 4
+    assert response.scored is not None
+    assert response.scored[:3] == (True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"chosen_mask": [True]}, r"row 'r1': chosen_mask has 1 values, 1 of them True"),
+        ({"rejected_mask": "none"}, r"row 'r1': rejected_mask has \d+ values, 0 of them True"),
+    ],
+)
+def test_a_mask_that_marks_nothing_or_does_not_fit_is_refused_by_row(
+    pairs: Path, tokenizer: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    tokenize(pairs, tokenizer, tmp_path)
+    record = read_rows(tmp_path / "out/test")[0]
+    if change.get("rejected_mask") == "none":
+        change = {"rejected_mask": [False] * len(record["rejected_ids"])}
+
+    with pytest.raises(ValueError, match=message):
+        read_pairs([record | change], vocabulary=10**6)
+
+
+# --- folders of shards ---------------------------------------------------------------------------
+
+
+def test_a_folder_is_read_shard_by_shard_in_order(pairs: Path) -> None:
+    rows = read_rows(pairs / "train", ["row"])
+
+    assert [row["row"] for row in rows] == [f"r{n}" for n in range(SHARDS * ROWS_A_SHARD)]
+    assert count_rows(pairs / "train") == len(rows)
+    assert [len(group) for group in iter_groups(pairs / "train")] == [ROWS_A_SHARD] * SHARDS
+    assert shards(pairs / "train/pairs-00002.parquet") == [pairs / "train/pairs-00002.parquet"]
+
+
+def test_a_folder_without_shards_is_named(tmp_path: Path) -> None:
+    write_rows(tmp_path / "ledger.parquet", PAIRS, [])
+
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}: no such file"):
+        read_rows(tmp_path)
+
+
+def test_summaries_are_plain_json(pairs: Path, tokenizer: Path, tmp_path: Path) -> None:
+    metrics = tokenize(pairs, tokenizer, tmp_path)
+
+    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics

@@ -1,0 +1,229 @@
+"""A row of tokens in the terminal: what is trained on shows, and hostile text does nothing."""
+
+import io
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from chat_families import families
+from rich.console import Console
+from typer.testing import CliRunner
+
+from pipeline import Store, TemperError, adopt, run
+from pipeline.cli import app
+from pipeline.store.catalog import Catalog
+from steps.data.rows.parquet import write_rows
+from steps.data.rows.rows import Message, PreferenceRow, TextRow
+from steps.data.rows.tables import PAIRS, TEXTS, to_record
+from steps.data.tokens.texts import TextConfig
+from steps.data.tokens.token_folders import tokenize_folders
+from steps.data.tokens.tokenizing import TokenizeConfig
+from steps.data.view import show_row, visible
+from steps.kinds import Model, TokenizedPreferences
+
+TEMPER = Path(sys.executable).with_name("temper")
+HOSTILE = "\x1b[31m[bold]red[/bold]\x07 \u202eevil\u2069 [link=file:///]x[/link]"
+
+
+def said(role: str, text: str) -> Message:
+    return {"role": role, "content": text}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("view")
+    families()["chatml"].tokenizer.save_pretrained(folder / "tokenizer")
+    rows = [
+        PreferenceRow(
+            row, (said("user", question),), (said("assistant", "Paris 🎉"),),
+            (said("assistant", rejected),), score_chosen=0.5,
+        )
+        for row, question, rejected in (
+            ("uf-1", "Capital?", "Rome"),
+            ("uf-2", HOSTILE, HOSTILE),
+            ("uf-3", "x", "<|im_end|>"),
+        )
+    ]  # fmt: skip
+    write_rows(folder / "rows/train/pairs-00000.parquet", PAIRS, map(to_record, rows[1:]))
+    write_rows(folder / "rows/train/pairs-00001.parquet", PAIRS, map(to_record, rows[:1]))
+    write_rows(folder / "rows/test/pairs-00000.parquet", PAIRS, map(to_record, rows[1:2]))
+    (folder / "out").mkdir()
+    tokenize_folders(
+        "pairs", folder / "rows", ["test", "train"], folder / "tokenizer", TokenizeConfig(),
+        folder / "out", folder / "scratch", lambda done, total: None,
+    )  # fmt: skip
+    return folder / "out"
+
+
+def shown(folder: Path, row: str, split: str | None = None, **settings: object) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, width=200, **settings)  # pyright: ignore
+    show_row(str(folder), row, split, console)
+    return stream.getvalue()
+
+
+def test_without_colour_trained_tokens_stand_in_brackets(tokens: Path) -> None:
+    text = shown(tokens, "uf-1")
+
+    assert "train  row uf-1" in text
+    assert "<|im_start|>user\nCapital?<|im_end|>\n<|im_start|>assistant\n" in text
+    assert "⟦Paris 🎉<|im_end|>⟧" in text
+    assert "⟦Rome<|im_end|>⟧" in text
+    assert "score_chosen 0.5" in text
+    assert "\x1b" not in text
+
+
+def test_with_colour_trained_context_and_special_tokens_differ(tokens: Path) -> None:
+    text = shown(tokens, "uf-1", force_terminal=True, color_system="standard")
+
+    assert "⟦" not in text
+    styles = {
+        word: text[: text.index(word)].rpartition("\x1b[")[2].partition("m")[0]
+        for word in ("Paris", "Capital", "<|im_start|>")
+    }
+    assert len(set(styles.values())) == 3
+    assert all(styles.values())
+
+
+@pytest.mark.parametrize("colour", [None, "truecolor"])
+def test_hostile_text_is_shown_as_text(tokens: Path, colour: str | None) -> None:
+    text = shown(tokens, "uf-2", force_terminal=colour is not None, color_system=colour)
+
+    assert r"\x1b[31m[bold]red[/bold]\x07 \u202eevil\u2069 [link=file:///]x[/link]" in text
+    for character in ("\x1b[31m[bold]", "\x07", "\u202e", "\u2069", "\x1b]8"):
+        assert character not in text
+
+
+def test_a_dropped_row_is_shown_with_its_reason(tokens: Path) -> None:
+    assert "dropped: end-of-turn inside the response: the text contains" in shown(tokens, "uf-3")
+
+
+def test_a_row_in_several_splits_is_shown_for_each_or_for_the_one_that_is_named(
+    tokens: Path,
+) -> None:
+    both, one = shown(tokens, "uf-2"), shown(tokens, "uf-2", split="test")
+
+    assert [line for line in both.splitlines() if " row uf-2" in line] == [
+        "test  row uf-2", "train  row uf-2",
+    ]  # fmt: skip
+    assert "test  row uf-2" in one
+    assert "train  row uf-2" not in one
+
+
+@pytest.mark.parametrize(
+    ("row", "split", "told"),
+    [
+        ("uf-11", None, r"no row 'uf-11' among 4; similar are uf-1"),
+        ("uf-1", "test", r"no row 'uf-1' among 1; similar are uf-2"),
+        ("bad", "test", r"no row 'bad' among 1; the first is uf-2; .* ledger.parquet of the load"),
+        ("uf-1", "dev", r"there is no split 'dev'; there is test, train"),
+    ],
+)
+def test_a_row_that_is_not_there_is_answered_with_what_is(
+    tokens: Path, row: str, split: str | None, told: str
+) -> None:
+    with pytest.raises(LookupError, match=told):
+        shown(tokens, row, split)
+
+
+def test_of_very_many_rows_those_that_start_alike_are_named(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steps.data.view._MOST_COMPARED", 2)
+
+    with pytest.raises(LookupError, match="similar are uf-3"):
+        shown(tokens, "uf-3x")
+
+
+def test_a_text_is_shown_with_all_its_pieces_or_one(tmp_path: Path) -> None:
+    families()["chatml"].tokenizer.save_pretrained(tmp_path / "tokenizer")
+    texts = [TextRow("doc", "one two three four"), TextRow("doc 2", "x")]
+    write_rows(tmp_path / "rows/texts-00000.parquet", TEXTS, map(to_record, texts))
+    (tmp_path / "out").mkdir()
+    tokenize_folders(
+        "texts", tmp_path / "rows", [""], tmp_path / "tokenizer", TextConfig(max_length=10),
+        tmp_path / "out", tmp_path / "scratch", lambda done, total: None,
+    )  # fmt: skip
+
+    pieces = shown(tmp_path / "out", "doc")
+
+    assert pieces.index("texts  row doc#1") < pieces.index("texts  row doc#2")
+    assert "<|im_end|>⟧" in pieces
+    assert "doc#1" not in shown(tmp_path / "out", "doc#2")
+
+
+# --- through the command -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def store(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store that holds the tokens, and a model."""
+    folder = tmp_path_factory.mktemp("store")
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text("{}")
+    store = Store(str(folder / "store"))
+    console = Console(file=io.StringIO())
+    run({"tokens": adopt(str(tokens), TokenizedPreferences)}, store, console=console)
+    run({"sum": adopt(str(folder / "model"), Model)}, store, console=console)
+    return store
+
+
+def key_of(store: Store, kind: str) -> str:
+    made = Catalog(store).history("adopt_files")
+    (key,) = [manifest.key for manifest in made if str(manifest.kind).endswith(kind)]
+    return f"adopt_files@{key}"
+
+
+def refusal(store: Store, *arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, env={"TEMPER_STORE": store.url})
+    assert isinstance(result.exception, TemperError), (result.output, result.exception)
+    return str(result.exception)
+
+
+def test_a_row_is_shown_by_the_command_from_wherever_the_store_lies(
+    tokens: Path, gcs_bucket: str
+) -> None:
+    store = f"{gcs_bucket}/view"
+    console = Console(file=io.StringIO())
+    run({"tokens": adopt(str(tokens), TokenizedPreferences)}, Store(store), console=console)
+
+    command = [TEMPER, "show", "adopt_files", "--row", "uf-1", "--store", store]
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert "<|im_start|>assistant\n\n" in done.stdout
+    assert "⟦Paris 🎉<|im_end|>⟧" in done.stdout
+
+
+def test_a_command_that_cannot_show_a_row_says_what_can_be_done(store: Store) -> None:
+    tokens, model = key_of(store, "TokenizedPreferences"), key_of(store, "Model")
+
+    assert "no row 'uf-7' among 4; similar are uf-" in refusal(
+        store, "show", tokens, "--row", "uf-7"
+    )
+    told = refusal(store, "show", model, "--row", "uf-1")
+    assert "is of kind Model, of which no row can be shown" in told
+    assert "PairTokens" in told
+    assert "add --row ID" in refusal(store, "show", tokens, "--split", "train")
+
+
+def test_a_row_whose_data_is_gone_is_said_to_be(tokens: Path, tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    run({"t": adopt(str(tokens), TokenizedPreferences)}, store, console=Console(file=io.StringIO()))
+    (made,) = Catalog(store).history("adopt_files")
+    shutil.rmtree(f"{store.content_path(made)}/train")
+    assert "is damaged (train/tokens-00000.parquet" in refusal(
+        store, "show", "adopt_files", "--row", "uf-1"
+    )
+
+    store.evict(made)
+
+    assert "is evicted; a run that asks for it makes it again" in refusal(
+        store, "show", "adopt_files", "--row", "uf-1"
+    )
+
+
+def test_line_breaks_stay_and_everything_else_that_steers_is_spelled_out() -> None:
+    assert visible("a\nb\t\r\x1b[0m é 🎉") == "a\nb\\t\\r\\x1b[0m é 🎉"

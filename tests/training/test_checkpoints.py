@@ -1,0 +1,301 @@
+"""A run that is killed and started again ends as if it had never been killed."""
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from tiny_models import VOCABULARY, demonstration_records, folder_bytes, llama, model_folder
+from waiting import kill_this_process, wait_until
+
+from steps.models.folders import load_model
+from steps.models.workplace import Workplace
+from steps.scoring.attention import use_packed_attention
+from steps.scoring.examples import read_demonstrations
+from steps.scoring.scorer import Scorer
+from steps.training.checkpoints import Checkpoints
+from steps.training.config import OptimizerConfig, TrainConfig
+from steps.training.objectives import sft_objective
+from steps.training.recipes import run_sft
+from steps.training.trainer import Trainer
+
+STEPS = 6
+
+
+def train_until(model: Path, work: Path, every_steps: int, killed_at: int | None) -> None:
+    """A real run on a model with dropout; it kills itself once `killed_at` steps are reported."""
+    torch.set_num_threads(1)
+
+    def on_progress(done: int, total: int, metrics: object) -> None:
+        with (work / "done").open("a") as file:
+            file.write(f"{done}\n")
+        if done == killed_at:
+            kill_this_process()
+
+    config = TrainConfig(
+        batch_size=3,
+        epochs=2,
+        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
+        checkpoint_every_steps=every_steps,
+        eval_every_steps=2,
+        keep_best="eval_loss",
+    )
+    run_sft(
+        model,
+        demonstration_records(9),
+        config,
+        Workplace(work / "out", work / "scratch", on_progress=on_progress),
+        held_out=demonstration_records(4, seed=1),
+    )
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Starts real processes from a server that has imported the slow libraries and done no more."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["steps.training.recipes", "transformers.models.llama"])
+    return context
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"), lambda: llama(dropout=0.2))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    processes, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    """What a run writes that is never killed."""
+    work = tmp_path_factory.mktemp("undisturbed")
+    run(processes, model, work, every_steps=1, killed_at=None)
+    return folder_bytes(work / "out")
+
+
+def run(processes, model: Path, work: Path, every_steps: int, killed_at: int | None) -> list[int]:
+    """Runs to the end or the kill; returns the steps this process reported."""
+    work.mkdir(exist_ok=True)
+    (work / "done").unlink(missing_ok=True)
+    process = processes.Process(target=train_until, args=(model, work, every_steps, killed_at))
+    process.start()
+    process.join()
+    assert process.exitcode == (0 if killed_at is None else -signal.SIGKILL)
+    return [int(line) for line in (work / "done").read_text().split()]
+
+
+def test_a_killed_run_resumes_and_ends_with_the_same_bits(
+    processes, model: Path, tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    assert len(undisturbed["metrics.jsonl"].splitlines()) == STEPS
+    resumed_at = set()
+    for every_steps, kills in ((1, (1, 3, 5, STEPS)), (2, (1, 4))):
+        for killed_at in kills:
+            work = tmp_path / f"killed-{every_steps}-{killed_at}"
+            run(processes, model, work, every_steps, killed_at)
+            done = run(processes, model, work, every_steps, killed_at=None)
+            assert done == list(range(done[0], STEPS + 1))
+            # The write that the kill cut short is lost, and never more than that one.
+            saved = min(killed_at, STEPS - 1) // every_steps * every_steps
+            assert done[0] - 1 in (saved, max(0, saved - every_steps))
+            resumed_at.add(done[0])
+            assert folder_bytes(work / "out") == undisturbed
+    assert len(resumed_at) > 2
+
+
+def test_a_run_killed_again_and_again_ends_with_the_same_bits(
+    processes, model: Path, tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    for killed_at in (1, 4):
+        run(processes, model, tmp_path / "killed", every_steps=1, killed_at=killed_at)
+    run(processes, model, tmp_path / "killed", every_steps=1, killed_at=None)
+    assert folder_bytes(tmp_path / "killed/out") == undisturbed
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.1])
+def test_a_kill_at_any_moment_leaves_a_run_that_can_go_on(
+    processes, model: Path, tmp_path: Path, undisturbed: dict[str, bytes], delay: float
+) -> None:
+    """From outside, timed from the first checkpoint, so that it can strike within a later one."""
+    work = tmp_path / "killed"
+    work.mkdir()
+    process = processes.Process(target=train_until, args=(model, work, 1, None))
+    process.start()
+    wait_until(lambda: (work / "scratch/checkpoints").exists(), "the first checkpoint")
+    process.join(delay)
+    process.kill()
+    process.join()
+    run(processes, model, work, every_steps=1, killed_at=None)
+    assert folder_bytes(work / "out") == undisturbed
+
+
+def new_trainer(model: Path) -> Trainer:
+    loaded = load_model(model)
+    use_packed_attention(loaded)
+    return Trainer(Scorer(loaded, 64), OptimizerConfig())
+
+
+def train_step(trainer: Trainer) -> None:
+    objective = sft_objective(read_demonstrations(demonstration_records(3), VOCABULARY))
+    batch = trainer.prepare(objective.groups)
+    trainer.forward_backward(batch, objective.batch_loss(range(3), None))
+    trainer.optim_step(1e-3).result()
+
+
+def steps(count: int) -> list[dict]:
+    return [{"step": i + 1} for i in range(count)]
+
+
+@pytest.fixture
+def saved(model: Path, tmp_path: Path) -> Checkpoints:
+    """Checkpoints of steps 1 and 2."""
+    trained = new_trainer(model)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=2)
+    for step in (1, 2):
+        train_step(trained)
+        checkpoints.save(step, trained, steps(step))
+    checkpoints.wait()
+    return checkpoints
+
+
+def test_the_newest_checkpoint_is_the_one_restored(saved: Checkpoints, model: Path) -> None:
+    fresh = new_trainer(model)
+    assert saved.restore(fresh) == steps(2)
+    assert fresh.weight_version == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: os.truncate(folder / "state.safetensors", 1000),
+        lambda folder: (folder / "state.safetensors").unlink(),
+        lambda folder: (folder / "metrics.jsonl").write_text(""),
+        lambda folder: (folder / "checkpoint.json").unlink(),
+        lambda folder: (folder / "checkpoint.json").write_text('{"step": 2, "fi'),
+    ],
+    ids=["short state", "no state", "short metrics", "no manifest", "torn manifest"],
+)
+def test_a_torn_checkpoint_is_passed_over(saved: Checkpoints, model: Path, damage) -> None:
+    damage(saved.directory / "step-000002")
+    fresh = new_trainer(model)
+    assert saved.restore(fresh) == steps(1)
+    assert fresh.weight_version == 1
+    saved.save(2, fresh, steps(2))
+    saved.wait()
+    assert saved.latest() == saved.directory / "step-000002"
+
+
+def test_nothing_to_restore_changes_nothing(model: Path, tmp_path: Path) -> None:
+    fresh = new_trainer(model)
+    assert Checkpoints(tmp_path / "none").restore(fresh) == []
+    assert fresh.weight_version == 0
+
+
+def test_older_checkpoints_are_removed_and_a_torn_newer_one_does_not_save_itself(
+    saved: Checkpoints, model: Path
+) -> None:
+    (saved.directory / "step-000009").mkdir()
+    saved.save(3, new_trainer(model), [])
+    saved.wait()
+    names = sorted(folder.name for folder in saved.directory.iterdir())
+    assert names == ["step-000002", "step-000003"]
+
+
+def test_the_best_weights_stay_as_long_as_a_checkpoint_relies_on_them(
+    saved: Checkpoints, model: Path
+) -> None:
+    trained = new_trainer(model)
+    expected = trained.get_weights().result()
+    saved.save_best(1, trained)
+    saved.save(3, trained, steps(3), best=1)
+    train_step(trained)
+    saved.save_best(4, trained)
+    saved.wait()
+    stored = saved.best_weights(1)
+    assert stored.keys() == expected.keys()
+    assert all(torch.equal(stored[name][...], expected[name]) for name in expected)
+    saved.save(4, trained, steps(4), best=4)
+    saved.wait()  # the checkpoint of step 3, which may be gone back to, still wants those of step 1
+    assert (saved.directory / "best-000001").exists()
+    saved.save(5, trained, steps(5), best=4)
+    saved.wait()
+    names = sorted(folder.name for folder in saved.directory.iterdir())
+    assert names == ["best-000004", "step-000004", "step-000005"]
+
+
+def test_damaged_best_weights_are_not_taken_for_good(saved: Checkpoints, model: Path) -> None:
+    saved.save_best(1, new_trainer(model))
+    saved.wait()
+    os.truncate(saved.directory / "best-000001/weights.safetensors", 100)
+    with pytest.raises(ValueError, match="best-000001 is damaged"):
+        saved.best_weights(1)
+
+
+def test_a_write_that_fails_is_an_error_of_the_run(model: Path, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, new_trainer(model), [{"not": object()}])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="not JSON serializable"), checkpoints:
+        pass
+    assert checkpoints.latest() is None
+
+
+@pytest.fixture
+def fill_the_disk() -> Iterator[Callable[[], None]]:
+    """Lets no file grow beyond a few thousand bytes from when it is called."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize(("full_after", "place"), [(2, "scratch/checkpoints"), (4, "out")])
+def test_a_full_disk_is_an_error_that_says_where(
+    model: Path,
+    tmp_path: Path,
+    fill_the_disk: Callable[[], None],
+    full_after: int,
+    place: str,
+) -> None:
+    config = TrainConfig(batch_size=2, checkpoint_every_steps=1)
+
+    def saved_last() -> int:
+        folders = (tmp_path / "scratch/checkpoints").glob("step-*")
+        return max((int(folder.name.removeprefix("step-")) for folder in folders), default=0)
+
+    def fill(done: int, total: int, metrics: object) -> None:
+        if done == full_after:
+            wait_until(lambda: saved_last() >= full_after - 1, "what was saved before is on disk")
+            fill_the_disk()
+
+    work = Workplace(tmp_path / "out", tmp_path / "scratch", on_progress=fill)
+    with pytest.raises(OSError, match=rf"cannot write {tmp_path}/{place}.*; what was saved before"):
+        run_sft(model, demonstration_records(8), config, work)
+    assert Checkpoints(tmp_path / "scratch/checkpoints").latest() is not None
+    assert 1 <= saved_last() < 4
+
+
+def test_a_checkpoint_of_another_model_is_refused(saved: Checkpoints, tmp_path: Path) -> None:
+    other = model_folder(tmp_path / "other", lambda: llama(tied=False))
+    with pytest.raises(ValueError, match=r"step-000002 is of another model .*lm_head"):
+        saved.restore(new_trainer(other))
+
+
+def test_a_checkpoint_is_safetensors_and_json_with_tied_weights_once(saved: Checkpoints) -> None:
+    folder = saved.latest()
+    assert folder is not None
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "checkpoint.json",
+        "metrics.jsonl",
+        "state.safetensors",
+    ]
+    assert json.loads((folder / "checkpoint.json").read_text())["step"] == 2
+    with safe_open(folder / "state.safetensors", framework="pt") as file:
+        names = set(file.keys())
+        assert file.metadata() == {"weight_version": "2"}
+    assert "model/model.embed_tokens.weight" in names
+    assert "optimizer/exp_avg/model.embed_tokens.weight" in names
+    assert not any("lm_head" in name for name in names)

@@ -1,0 +1,240 @@
+"""Evaluation while training: what is logged, which model is kept, when it stops."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import (
+    VOCABULARY,
+    demonstration_records,
+    folder_bytes,
+    llama,
+    model_folder,
+    pair_records,
+)
+
+from steps.evaluation.preferences import preference_metrics
+from steps.losses.dpo import Dpo
+from steps.models.folders import load_model
+from steps.models.workplace import Workplace
+from steps.scoring.attention import use_packed_attention
+from steps.scoring.config import ReferenceConfig
+from steps.scoring.examples import read_demonstrations
+from steps.scoring.reference import run_reference
+from steps.scoring.scorer import Scorer
+from steps.training.config import DpoConfig, OptimizerConfig, Schedule, TrainConfig
+from steps.training.held_out import best_step, evaluate, has_stopped
+from steps.training.objectives import sft_objective
+from steps.training.recipes import run_dpo, run_sft
+
+EAGER = OptimizerConfig(learning_rate=3e-2, schedule=Schedule.constant)
+# One that is learnt and three that cannot be: their loss falls for some steps and then rises.
+HELD_OUT = demonstration_records(1) + demonstration_records(3, seed=1)
+
+
+@pytest.fixture
+def init(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "init")
+
+
+def sft(init: Path, work: Path, **settings: Any) -> tuple[dict, list[dict]]:
+    config = TrainConfig(**{"batch_size": 4, "epochs": 6, "optimizer": EAGER, **settings})
+    summary = run_sft(
+        init,
+        demonstration_records(8),
+        config,
+        Workplace(work / "out", work / "scratch"),
+        held_out=HELD_OUT,
+    )
+    return summary, read_log(work / "out")
+
+
+def read_log(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_held_out_examples_are_scored_every_few_steps_and_at_the_end(
+    init: Path, tmp_path: Path
+) -> None:
+    _, log = sft(init, tmp_path, eval_every_steps=5)
+    assert [m["step"] for m in log if "eval_loss" in m] == [5, 10, 12]
+    _, alone = sft(init, tmp_path / "alone")
+    shared = [{k: v for k, v in m.items() if not k.startswith("eval_")} for m in log]
+    assert shared == alone  # looking changes nothing
+
+
+def test_an_evaluation_is_what_training_on_those_examples_would_have_logged(
+    init: Path, tmp_path: Path
+) -> None:
+    """The first step on the held-out pairs, from the model that was evaluated."""
+    records, held_out = pair_records(6), pair_records(5, seed=1)
+    for name, rows in (("r", records), ("h", held_out)):
+        run_reference(
+            init, rows, ReferenceConfig(), Workplace(tmp_path / name, tmp_path / f"{name}s")
+        )
+    config = DpoConfig(batch_size=3, max_steps=2, optimizer=EAGER, eval_every_steps=2)
+    run_dpo(
+        init,
+        records,
+        tmp_path / "r",
+        config,
+        Workplace(tmp_path / "one", tmp_path / "s1"),
+        held_out=(held_out, tmp_path / "h"),
+    )
+    evaluated = read_log(tmp_path / "one")[-1]
+    again = DpoConfig(batch_size=5, max_steps=1, check_start=False)
+    run_dpo(
+        tmp_path / "one",
+        held_out,
+        tmp_path / "h",
+        again,
+        Workplace(tmp_path / "two", tmp_path / "s2"),
+    )
+    first = read_log(tmp_path / "two")[0]
+    names = ["loss", "rewards/chosen", "rewards/margins", "rewards/accuracies", "logps/rejected"]
+    assert [evaluated[f"eval_{name}"] for name in names] == [first[name] for name in names]
+    assert evaluated["eval_rewards/margins"] != 0
+
+
+def test_the_kept_weights_are_those_of_the_best_step(init: Path, tmp_path: Path) -> None:
+    summary, log = sft(init, tmp_path, eval_every_steps=1, keep_best="eval_loss")
+    losses = [m["eval_loss"] for m in log]
+    best = summary["best_step"]
+    assert best == losses.index(min(losses)) + 1
+    assert 1 < best < len(log)
+    sft(init, tmp_path / "shorter", max_steps=best)
+    kept, ended = (folder_bytes(work / "out") for work in (tmp_path, tmp_path / "shorter"))
+    assert kept["model.safetensors"] == ended["model.safetensors"]
+
+
+def test_training_stops_once_patience_is_over(init: Path, tmp_path: Path) -> None:
+    _, whole = sft(init, tmp_path / "whole", eval_every_steps=1)
+    losses = [m["eval_loss"] for m in whole]
+    best = losses.index(min(losses))
+    assert best + 3 < len(losses)  # or there is nothing to stop
+    _, log = sft(init, tmp_path / "stopped", eval_every_steps=1, early_stop_patience=2)
+    assert log == whole[: best + 3]
+
+
+@pytest.mark.parametrize(
+    ("values", "best", "stopped"),
+    [
+        ([], None, False),
+        ([3.0, 2.0, 2.0], 2, False),
+        ([3.0, 2.0, 2.0, 2.5], 2, True),
+        ([1.0, 2.0, 3.0], 1, True),
+        ([3.0, 2.0, 1.0], 3, False),
+    ],
+)
+def test_best_and_over_follow_from_the_log(
+    values: list[float], best: int | None, stopped: bool
+) -> None:
+    config = TrainConfig(eval_every_steps=1, keep_best="eval_loss", early_stop_patience=2)
+    log = [{"step": i + 1, "eval_loss": value} for i, value in enumerate(values)]
+    assert best_step(log, config) == best
+    assert has_stopped(log, config) is stopped
+    for metric, sign in {
+        "eval_nll_loss": 1,
+        "eval_loss/dpo": 1,
+        "eval_kl": 1,
+        "eval_rewards/margins": -1,
+        "eval_logps/chosen": -1,
+    }.items():
+        config = TrainConfig(eval_every_steps=1, keep_best=metric)
+        log = [{"step": i + 1, metric: sign * value} for i, value in enumerate(values)]
+        assert best_step(log, config) == best, metric
+
+
+def test_weights_of_held_out_pairs_count_alike_during_training_and_after(
+    init: Path, tmp_path: Path
+) -> None:
+    records = pair_records(4)
+    held_out = [{**r, "weight": 0.5 + i} for i, r in enumerate(pair_records(5, seed=1))]
+    for name, rows in (("r", records), ("h", held_out)):
+        place = Workplace(tmp_path / name, tmp_path / f"{name}s")
+        run_reference(init, rows, ReferenceConfig(), place)
+    config = DpoConfig(max_steps=1, optimizer=EAGER, eval_every_steps=1)
+    place = Workplace(tmp_path / "out", tmp_path / "s")
+    run_dpo(init, records, tmp_path / "r", config, place, (held_out, tmp_path / "h"))
+    place = Workplace(tmp_path / "after", tmp_path / "afters")
+    run_reference(tmp_path / "out", held_out, ReferenceConfig(), place)
+    found = preference_metrics(held_out, tmp_path / "after", tmp_path / "h", config.loss)
+    (step,) = read_log(tmp_path / "out")
+    assert found["eval_loss"] == pytest.approx(step["eval_loss"], rel=1e-6)
+    unweighted = [{**row, "weight": 1.0} for row in held_out]
+    plain = preference_metrics(unweighted, tmp_path / "after", tmp_path / "h", config.loss)
+    assert plain["eval_loss"] != pytest.approx(step["eval_loss"], rel=1e-2)
+
+
+def test_a_model_is_evaluated_without_a_loss_by_what_it_finds_likelier(tmp_path: Path) -> None:
+    held_out = pair_records(6)
+    for seed, name in enumerate(("one", "other")):
+        model = model_folder(tmp_path / f"model {name}", seed=seed)
+        place = Workplace(tmp_path / name, tmp_path / f"{name}s")
+        run_reference(model, held_out, ReferenceConfig(), place)
+    one, other = tmp_path / "one", tmp_path / "other"
+    alone, compared = (preference_metrics(held_out, one, beside, None) for beside in (one, other))
+    with_loss = preference_metrics(held_out, one, other, Dpo())
+    own_reference = preference_metrics(held_out, one, one, Dpo())
+    for metrics in (alone, compared):
+        assert not [name for name in metrics if "loss" in name or "rewards" in name]
+    assert not [name for name in own_reference if "rewards" in name]
+    assert compared.items() <= with_loss.items()
+    assert compared.keys() >= {"eval_logps/accuracies", "gain/logps/margins", "pairs"}
+    assert alone["eval_logps/accuracies"] == compared["eval_logps/accuracies"]
+
+
+def test_evaluation_without_examples_or_of_an_unknown_name_is_refused(
+    init: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig(eval_every_steps=1)
+    place = Workplace(tmp_path / "out", tmp_path / "scratch")
+    with pytest.raises(ValueError, match="there are no held-out examples"):
+        run_sft(init, demonstration_records(4), config, place)
+    with pytest.raises(ValueError, match=r"'eval_accuracy'; there is only \['eval_loss'\]"):
+        sft(init, tmp_path, eval_every_steps=1, keep_best="eval_accuracy")
+
+
+def test_a_resumed_run_that_lost_its_best_says_so(init: Path, tmp_path: Path) -> None:
+    class Interrupted(Exception):
+        pass
+
+    config = TrainConfig(
+        batch_size=4,
+        epochs=6,
+        optimizer=OptimizerConfig(learning_rate=0.3),
+        eval_every_steps=1,
+        keep_best="eval_loss",
+        checkpoint_every_steps=1,
+    )
+
+    def interrupt(done: int, total: int, metrics: object) -> None:
+        if done == 8:
+            raise Interrupted
+
+    held_out = demonstration_records(5, seed=1)
+    place = Workplace(tmp_path / "out", tmp_path)
+    interrupted = replace(place, on_progress=interrupt)
+    with pytest.raises(Interrupted):
+        run_sft(init, demonstration_records(8), config, interrupted, held_out)
+    (best,) = (tmp_path / "checkpoints").glob("best-*")
+    os.truncate(best / "weights.safetensors", 10)
+    with pytest.raises(ValueError, match="is damaged"):
+        run_sft(init, demonstration_records(8), config, place, held_out)
+
+
+def test_a_held_out_loss_that_is_not_finite_is_an_error_that_names_the_row(
+    tmp_path: Path,
+) -> None:
+    model = load_model(model_folder(tmp_path, lambda: llama(tied=False)))
+    with torch.no_grad():  # only one held-out example has this token
+        model.get_parameter("model.embed_tokens.weight")[0] = torch.nan
+    use_packed_attention(model)
+    records = [{"row": f"r:{i}", "prompt_ids": [i, 5], "response_ids": [4, 5]} for i in range(3)]
+    scorer = Scorer(model, tokens_per_forward=1)
+    with pytest.raises(FloatingPointError, match=r"held-out \['r:0'\] is not finite"):
+        evaluate(scorer, sft_objective(read_demonstrations(records, VOCABULARY)), TrainConfig())

@@ -1,0 +1,163 @@
+"""The load-balancing loss of a mixture of experts: the model's own, over the whole batch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import run_ranks
+from tiny_models import model_folder
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks.architectures import TRAINING, tiny
+from steps.models.config import Dtype
+from steps.models.folders import load_model
+from steps.models.pieces import whole
+from steps.models.ranks import ALONE, Ranks, together
+from steps.models.workplace import Workplace
+from steps.scoring.architectures.pack_layouts import Layout
+from steps.scoring.architectures.routing import Balancing, find_balancing
+from steps.scoring.parity import check_packing
+from steps.training.config import OptimizerConfig, TrainConfig
+from steps.training.objectives import sft_objective
+from steps.training.recipes import run_sft
+from steps.training.trainer import Trainer, build_trainer
+
+GROUPS = [
+    type(group)(group.row, group.group_id, group.prompt_ids, group.responses[:1])
+    for group in TRAINING
+]
+COEFFICIENT = 0.7
+
+
+def mixture(architecture: str = "qwen3_moe", **settings: Any) -> PreTrainedModel:
+    return tiny(architecture, router_aux_loss_coef=COEFFICIENT, **settings)
+
+
+def trainer(model: PreTrainedModel, budget: int, ranks: Ranks = ALONE) -> Trainer:
+    trained = build_trainer(model, budget, ranks, OptimizerConfig())
+    trained.balancing, _ = trained.scorer.examine(lambda model: find_balancing(model, None))
+    trained.scorer.examine(lambda model: check_packing(model, GROUPS))
+    return trained
+
+
+def step(trained: Trainer, model: PreTrainedModel) -> dict[str, Any]:
+    """The loss of a batch, its auxiliary loss, and the gradients."""
+    objective = sft_objective(GROUPS)
+    batch = trained.prepare(GROUPS)
+    loss = objective.batch_loss(range(len(GROUPS)), None)
+    result = trained.forward_backward(batch, loss).result()
+    gradients = {
+        n: whole(p.grad).clone() for n, p in model.named_parameters() if p.grad is not None
+    }
+    trained.close()
+    return {
+        "packs": len(batch.packs),
+        "loss": result.losses.sum(),
+        "aux_loss": result.metrics["aux_loss"].sum(),
+        **gradients,
+    }
+
+
+def by_the_model_itself(model: PreTrainedModel) -> dict[str, Tensor]:
+    """All sequences in one padded batch, with the auxiliary loss that transformers adds."""
+    rows = [[*g.prompt_ids, *g.responses[0].ids] for g in GROUPS]
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[1] * (len(row) - 1) + [0] * (longest - len(row) + 1) for row in rows])
+    outputs: Any = model(input_ids=ids, attention_mask=mask, output_router_logits=True)
+    logps = outputs.logits.log_softmax(-1)
+    scored = [
+        logps[i, len(g.prompt_ids) - 1 + t, token]
+        for i, g in enumerate(GROUPS)
+        for t, token in enumerate(g.responses[0].ids)
+    ]
+    loss = -torch.stack(scored).mean() + COEFFICIENT * outputs.aux_loss
+    loss.backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), "aux_loss": outputs.aux_loss.detach(), **gradients}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("architecture", "layout"),
+    [("qwen3_moe", Layout.packed), ("gpt_oss", Layout.packed), ("qwen3_next", Layout.batched)],
+)
+@pytest.mark.parametrize("budget", [1, 60, 10**6])
+def test_a_batch_s_loss_and_gradient_are_the_model_s_own_however_it_is_cut(
+    architecture: str, layout: Layout, budget: int
+) -> None:
+    model = mixture(architecture)
+    expected = by_the_model_itself(model)
+    model.zero_grad(set_to_none=True)
+    actual = step(trainer(model, budget), model)
+    assert (actual.pop("packs") == 1) == (budget == 10**6)
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name].double(), value.double(), rtol=1e-5, atol=1e-7)
+    with torch.no_grad():
+        assert check_packing(model, GROUPS).layout is layout
+
+
+def run_both(folder: Path, work: Path) -> None:
+    with together() as ranks:
+        model = load_model(folder, on_host=True)
+        torch.save(step(trainer(model, 60, ranks), model), work / f"{ranks.index}")
+
+
+def test_two_ranks_balance_as_one_does(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", lambda: mixture().float())
+    assert run_ranks(run_both, folder, tmp_path) == [0, 0]
+    model = load_model(folder)
+    alone = step(trainer(model, 60), model)
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}")
+        for name in ("loss", "aux_loss"):
+            torch.testing.assert_close(found[name], alone[name], rtol=1e-6, atol=0)
+        for name in (n for n in alone if n.endswith(".weight") or n.endswith("_proj")):
+            ours = found[name.removeprefix("model.")] if name not in found else found[name]
+            torch.testing.assert_close(ours, alone[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.float64])
+def test_a_run_logs_the_loss_and_can_do_without_it(tmp_path: Path, dtype: Dtype) -> None:
+    folder = model_folder(tmp_path / "model", lambda: mixture().float())
+    records = [
+        {"row": g.row, "prompt_ids": list(g.prompt_ids), "response_ids": list(g.responses[0].ids)}
+        for g in GROUPS
+    ]
+    logs = []
+    for name, coefficient in (("own", None), ("half", COEFFICIENT / 2), ("none", 0.0)):
+        place = Workplace(tmp_path / name, tmp_path / f"{name}s")
+        config = TrainConfig(batch_size=6, dtype=dtype, router_aux_loss_coef=coefficient)
+        run_sft(folder, records, config, place)
+        logs.append(json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0]))
+    own, half, none = logs
+    assert "aux_loss" not in none
+    assert own["aux_loss"] == half["aux_loss"] > 1
+    for log, coefficient in ((own, COEFFICIENT), (half, COEFFICIENT / 2)):
+        expected = none["loss"] + coefficient * log["aux_loss"]
+        assert log["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+@torch.no_grad()
+def test_a_loss_of_another_form_is_not_added_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = mixture()
+    assert find_balancing(model, None) == (Balancing(COEFFICIENT, 2), None)
+    assert find_balancing(model, 0.0) == (None, None)
+    assert find_balancing(tiny("llama"), None) == (None, None)
+    forward = model.forward
+
+    def another(*args: Any, **kwargs: Any) -> Any:
+        outputs = forward(*args, **kwargs)
+        outputs.aux_loss = outputs.aux_loss * 1.01
+        return outputs
+
+    monkeypatch.setattr(model, "forward", another)
+    balancing, notice = find_balancing(model, None)
+    assert balancing is None
+    assert notice is not None
+    assert "the load of the experts is not balanced: Qwen3MoeForCausalLM" in notice

@@ -1,0 +1,175 @@
+"""Adapters: little is trained, the base is the reference, and what comes out is a plain model."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tiny_models import (
+    demonstration_records,
+    folder_bytes,
+    llama,
+    model_folder,
+    pair_records,
+)
+from transformers import AutoModelForCausalLM
+
+from steps.models.adapters import add_adapter
+from steps.models.config import Dtype, LoraConfig
+from steps.models.folders import load_model
+from steps.models.workplace import Workplace
+from steps.scoring.config import ReferenceConfig
+from steps.scoring.reference import run_reference
+from steps.training.config import DpoConfig, OptimizerConfig, TrainConfig
+from steps.training.recipes import run_dpo, run_sft
+
+FAST = OptimizerConfig(learning_rate=3e-2)
+LORA = LoraConfig(r=4, alpha=8.0)
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "policy")
+
+
+def dpo(policy: Path, config: DpoConfig, work: Path) -> list[dict]:
+    records = pair_records(8)
+    scoring = ReferenceConfig(dtype=config.dtype)
+    run_reference(policy, records, scoring, Workplace(work / "r", work / "rs"))
+    run_dpo(policy, records, work / "r", config, Workplace(work / "model", work / "s"))
+    return [json.loads(line) for line in (work / "model/metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_dpo_starts_from_the_base_and_moves(
+    policy: Path, tmp_path: Path, dtype: Dtype, dropout: float
+) -> None:
+    lora = LoraConfig(r=4, alpha=8.0, dropout=dropout)
+    config = DpoConfig(batch_size=4, epochs=4, dtype=dtype, optimizer=FAST, lora=lora)
+    log = dpo(policy, config, tmp_path)
+    assert log[0]["loss"] == math.log(2)
+    assert log[0]["rewards/margins"] == 0
+    assert log[0]["grad_norm"] > 0
+    assert log[1]["loss"] != math.log(2)
+    assert log[-1]["rewards/margins"] > 0
+
+
+def test_what_comes_out_is_a_plain_model_that_has_learnt(policy: Path, tmp_path: Path) -> None:
+    config = DpoConfig(batch_size=8, epochs=10, optimizer=FAST, lora=LORA)
+    log = dpo(policy, config, tmp_path)
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (policy, tmp_path / "model")
+    )
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if "_proj" in name}
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    run_reference(
+        tmp_path / "model",
+        pair_records(8),
+        ReferenceConfig(),
+        Workplace(tmp_path / "again", tmp_path / "again-scratch"),
+    )
+    assert type(merged).__name__ == "LlamaForCausalLM"
+    assert log[-1]["rewards/accuracies"] == 1
+
+
+def test_the_merged_model_scores_as_the_adapted_one_did(policy: Path, tmp_path: Path) -> None:
+    """By the evaluation after the last step, and the reference of what was saved."""
+    records = demonstration_records(6)
+    config = TrainConfig(batch_size=6, max_steps=3, optimizer=FAST, lora=LORA, eval_every_steps=3)
+    run_sft(policy, records, config, Workplace(tmp_path / "m", tmp_path / "s"), held_out=records)
+    last = json.loads((tmp_path / "m/metrics.jsonl").read_text().splitlines()[-1])
+    merged = TrainConfig(batch_size=6, max_steps=1)
+    summary = run_sft(tmp_path / "m", records, merged, Workplace(tmp_path / "n", tmp_path / "t"))
+    assert summary["first"]["loss"] == pytest.approx(last["eval_loss"], rel=1e-5)
+
+
+def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(
+    policy: Path, tmp_path: Path
+) -> None:
+    records = demonstration_records(6)
+    config = TrainConfig(
+        batch_size=2, optimizer=FAST, lora=LoraConfig(dropout=0.2), checkpoint_every_steps=1
+    )
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(done: int, total: int, metrics: object) -> None:
+        if done == 2:
+            raise Interrupted
+
+    place = Workplace(tmp_path / "m", tmp_path / "s")
+    with pytest.raises(Interrupted):
+        run_sft(policy, records, config, replace(place, on_progress=interrupt))
+    (checkpoint,) = (tmp_path / "s/checkpoints").glob("step-*")
+    with safe_open(checkpoint / "state.safetensors", framework="pt") as file:
+        names = list(file.keys())
+    assert names
+    assert all("lora_" in name for name in names)
+    run_sft(policy, records, config, place)
+    run_sft(policy, records, config, Workplace(tmp_path / "whole", tmp_path / "t"))
+    assert folder_bytes(tmp_path / "m") == folder_bytes(tmp_path / "whole")
+
+
+def test_only_the_modules_asked_for_get_adapters(policy: Path) -> None:
+    model = load_model(policy)
+    add_adapter(model, LoraConfig(target_modules=["q_proj"]), seed=0)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained
+    assert all(".q_proj.lora_" in name for name in trained)
+
+
+def test_adapters_follow_from_the_seed_and_leave_the_generator_alone(policy: Path) -> None:
+    def adapters(seed: int) -> torch.Tensor:
+        model = load_model(policy)
+        add_adapter(model, LORA, seed)
+        return torch.cat([p.flatten() for p in model.parameters() if p.requires_grad])
+
+    before = torch.random.get_rng_state()
+    assert torch.equal(adapters(1), adapters(1))
+    assert not torch.equal(adapters(1), adapters(2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_of_a_matrix_that_is_head_and_embeddings_is_refused(
+    policy: Path, tmp_path: Path, target: str
+) -> None:
+    """Merged it would change both, and the model saved would not be the one that was trained."""
+    lora = LoraConfig(target_modules=["q_proj", target])
+    with pytest.raises(ValueError, match=f"target_modules names {target}, .* are one matrix"):
+        add_adapter(load_model(policy), lora, seed=0)
+    untied = model_folder(tmp_path / "untied", lambda: llama(tied=False))
+    model = load_model(untied)
+    add_adapter(model, lora, seed=0)
+    assert any(target in name for name, p in model.named_parameters() if p.requires_grad)
+
+
+def test_modules_that_the_model_lacks_are_named(policy: Path) -> None:
+    with pytest.raises(ValueError, match="W_pack"):
+        add_adapter(load_model(policy), LoraConfig(target_modules=["W_pack"]), seed=0)
+
+
+def test_peft_loads_the_adapter_beside_the_base(policy: Path, tmp_path: Path) -> None:
+    config = TrainConfig(batch_size=6, epochs=3, optimizer=FAST, lora=LORA)
+    records = demonstration_records(6)
+    for name in ("m", "n"):
+        run_sft(policy, records, config, Workplace(tmp_path / name, tmp_path / f"{name}-s"))
+    assert folder_bytes(tmp_path / "m/adapter") == folder_bytes(tmp_path / "n/adapter")
+    assert str(tmp_path) not in (tmp_path / "m/adapter/adapter_config.json").read_text()
+    base = AutoModelForCausalLM.from_pretrained(policy)
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        untrained = base(tokens).logits
+        adapted = PeftModel.from_pretrained(base, tmp_path / "m/adapter")(tokens).logits
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "m")(tokens).logits
+    torch.testing.assert_close(adapted, merged, rtol=1e-4, atol=1e-4)
+    assert (merged - untrained).abs().max() > 0.1

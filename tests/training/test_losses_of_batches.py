@@ -1,0 +1,196 @@
+"""Losses that look at tokens or at the whole batch, in training: however a batch is cut into
+forwards, in a whole run, on held-out pairs and in an evaluation."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+import torch
+from oracle import assert_same_gradients
+from tiny_models import folder_bytes, llama, model_folder, pair_records
+from token_groups import pairs, reference_logps, responses
+from torch import Tensor
+
+from steps.evaluation.preferences import preference_metrics
+from steps.losses.base import PairLogps, PreferenceLoss
+from steps.losses.combined import CombinedReference
+from steps.losses.dpo import Dpo
+from steps.losses.token_level.ld_dpo import LdDpo
+from steps.losses.whole_batch.aot import Aot
+from steps.losses.whole_batch.aot_unpaired import AotUnpaired
+from steps.losses.whole_batch.beta_dpo import BetaDpo
+from steps.models.config import Dtype
+from steps.models.folders import load_model
+from steps.models.workplace import Left, Workplace
+from steps.scoring.attention import use_packed_attention
+from steps.scoring.examples import TokenGroup, read_pairs
+from steps.scoring.logps import TokenLogps
+from steps.scoring.packing import lengths_of
+from steps.scoring.reference import read_reference, run_reference
+from steps.scoring.scorer import Scorer
+from steps.training.config import DpoConfig, OptimizerConfig, Schedule
+from steps.training.metrics import read_metrics
+from steps.training.objectives import preference_objective
+from steps.training.recipes import run_dpo
+from steps.training.trainer import Trainer
+
+LOSSES = [
+    LdDpo(0.3, alpha=0.25),
+    Aot(0.3, label_smoothing=0.1),
+    AotUnpaired(0.3),
+    BetaDpo(0.3),
+    CombinedReference({"dpo": Dpo(0.3), "ld": LdDpo(0.5), "aot": Aot(0.3)}, {"ld": 0.5}),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "model", llama)
+
+
+def reference_tokens(groups: list[TokenGroup], sums: Tensor) -> TokenLogps:
+    """Tokens of different logps whose sums are `sums`."""
+    lengths = lengths_of(groups)
+    parts = []
+    for total, length in zip(sums.flatten(), lengths.flatten().tolist(), strict=True):
+        shares = torch.arange(1, length + 1, dtype=torch.float64)
+        parts.append(total * shares / shares.sum())
+    return TokenLogps(torch.cat(parts), lengths)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+@pytest.mark.parametrize("budget", [1, 60, 10**6])
+def test_a_batch_has_the_oracle_s_loss_and_gradient_in_any_number_of_forwards(
+    folder: Path, loss: PreferenceLoss, budget: int
+) -> None:
+    with oracle.Float64():
+        groups = pairs()
+        reference = reference_logps(len(groups))
+        tokens = reference_tokens(groups, reference)
+        slow = oracle.load(folder)
+
+        def textbook() -> Tensor:
+            each = [oracle.token_logps(slow, p, r) for g in groups for p, r, _ in responses(g)]
+            sums = torch.stack([values.sum() for values in each]).view(-1, 2)
+            theirs, lengths = tokens.sums(), tokens.lengths
+            columns = (*sums.unbind(1), *lengths.unbind(1), *theirs.unbind(1))
+            logps = PairLogps(*columns)  # pyright: ignore[reportArgumentType]
+            logps = replace(logps, tokens=torch.cat(each), reference_tokens=tokens.tokens)
+            return loss.per_pair(logps.as_batch()).losses.mean()
+
+        expected = oracle.gradients(slow, textbook)
+        value = textbook().item()
+        model = load_model(folder, Dtype.float64)
+        use_packed_attention(model)
+        trainer = Trainer(Scorer(model, budget), OptimizerConfig())
+    with pytest.MonkeyPatch.context() as patch:
+        in_float64(patch, trainer)
+        objective = preference_objective(groups, loss, tokens.sums(), tokens)
+        batch = trainer.prepare(groups)
+        before = trainer.logps(batch).result().of(groups) if loss.needs_batch else None
+        result = trainer.forward_backward(batch, objective.batch_loss(range(len(groups)), before))
+        assert result.result().losses.sum().item() == pytest.approx(value, rel=1e-12)
+    assert_same_gradients(model, expected)
+
+
+def in_float64(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """`oracle.Float64` in the trainer's own thread too."""
+    submit = trainer.scorer.queue.submit
+
+    def submitted(call: Any) -> Any:
+        def exactly() -> Any:
+            with oracle.Float64():
+                return call()
+
+        return submit(exactly)
+
+    patch.setattr(trainer.scorer.queue, "submit", submitted)
+
+
+def config(loss: Any, tokens_per_forward: int = 64) -> DpoConfig:
+    return DpoConfig(
+        batch_size=4,
+        epochs=2.0,
+        tokens_per_forward=tokens_per_forward,
+        dtype=Dtype.float32,
+        optimizer=OptimizerConfig(1e-3, Schedule.constant),
+        eval_every_steps=2,
+        loss=loss,
+    )
+
+
+def place(folder: Path) -> Workplace:
+    return Workplace(folder, folder.with_name(f"{folder.name}-scratch"))
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+def test_a_run_starts_at_its_reference_learns_and_is_evaluated_by_the_same_loss(
+    folder: Path, tmp_path: Path, loss: Any
+) -> None:
+    records, reference = pair_records(8), tmp_path / "reference"
+    run_reference(folder, records, config(loss).reference(), place(reference))
+    out = tmp_path / "out"
+    held_out = (records, reference)
+    run_dpo(folder, records, reference, config(loss), place(out), held_out)
+    log = read_metrics(out / "metrics.jsonl")
+    at_start = 2.5 if isinstance(loss, CombinedReference) else 1.0
+    assert log[0]["loss"] == pytest.approx(at_start * torch.tensor(2.0).log().item(), rel=1e-6)
+    assert log[-1]["eval_loss"] < log[0]["loss"]
+    after = tmp_path / "after"
+    run_reference(out, records, config(loss).reference(), place(after))
+    metrics = preference_metrics(records, after, reference, loss)
+    assert metrics["eval_loss"] == pytest.approx(log[-1]["eval_loss"], rel=1e-5)
+
+
+def test_ranks_are_those_of_the_batch_and_not_of_a_forward(folder: Path, tmp_path: Path) -> None:
+    records, reference = pair_records(8), tmp_path / "reference"
+    run_reference(folder, records, config(Aot()).reference(), place(reference))
+    logs = []
+    for tokens_per_forward in (1, 10**6):
+        out = tmp_path / f"{tokens_per_forward}"
+        settings = replace(config(Aot(), tokens_per_forward), eval_every_steps=None)
+        run_dpo(folder, records, reference, settings, place(out))
+        logs.append([json.loads(line)["loss"] for line in (out / "metrics.jsonl").open()])
+    assert logs[0] == pytest.approx(logs[1], rel=1e-6)
+
+
+def test_a_reference_gives_its_tokens_in_any_order(folder: Path, tmp_path: Path) -> None:
+    records, reference = pair_records(7), tmp_path / "reference"
+    run_reference(folder, records, config(Dpo()).reference(), place(reference))
+    read = read_reference(reference)
+    vocabulary = (
+        max(max(r["chosen_ids"] + r["rejected_ids"] + r["prompt_ids"]) for r in records) + 1
+    )
+    groups = read_pairs(records, vocabulary)
+    everything = read.tokens_of(groups)
+    assert torch.equal(everything.sums(), read.of(groups))
+    order = [5, 0, 3]
+    some = read.tokens_of([groups[i] for i in order])
+    assert torch.equal(some.tokens, everything.of(torch.tensor(order)).tokens)
+    assert torch.equal(some.lengths, everything.lengths[order])
+
+
+def test_beta_dpo_goes_on_from_a_checkpoint_with_the_bits_of_a_run_in_one_piece(
+    folder: Path, tmp_path: Path
+) -> None:
+    records, reference = pair_records(8), tmp_path / "reference"
+    settings = replace(config(BetaDpo(0.3)), eval_every_steps=None, epochs=3.0)
+    run_reference(folder, records, settings.reference(), place(reference))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run_dpo(folder, records, reference, settings, place(whole))
+    asked: list[None] = []
+
+    def stopping() -> bool:
+        asked.append(None)
+        return len(asked) == 3
+
+    with pytest.raises(Left):
+        run_dpo(folder, records, reference, settings, replace(place(parts), stopping=stopping))
+    run_dpo(folder, records, reference, settings, place(parts))
+    assert folder_bytes(parts) == folder_bytes(whole)
+    log = read_metrics(whole / "metrics.jsonl")
+    assert [step["beta_dpo/kept"] for step in log] == [1.0] + [0.75] * 5
+    assert len({step["beta_dpo/beta"] for step in log}) == 6

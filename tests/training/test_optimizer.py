@@ -1,0 +1,201 @@
+"""The learning rate of every step, and which example is seen when."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from steps.evaluation.config import EvaluateConfig, KlConfig
+from steps.models.config import Dtype
+from steps.scoring.config import Attention, ReferenceConfig
+from steps.training.config import OptimizerConfig, Schedule, TrainConfig
+from steps.training.optimizer import Updater, build_optimizer, clip_gradients
+from steps.training.schedule import (
+    batch_indices,
+    learning_rate,
+    steps_per_epoch,
+    total_steps,
+)
+
+
+def rates(total: int, **settings) -> list[float]:
+    config = OptimizerConfig(learning_rate=1.0, **settings)
+    return [learning_rate(config, step, total) for step in range(total)]
+
+
+def test_the_schedules_start_at_the_full_rate_and_fall_towards_zero() -> None:
+    assert rates(4, schedule=Schedule.constant) == [1, 1, 1, 1]
+    assert rates(4, schedule=Schedule.linear) == [1, 0.75, 0.5, 0.25]
+    half = math.sqrt(0.5)
+    expected = [1, (1 + half) / 2, 0.5, (1 - half) / 2]
+    assert rates(4, schedule=Schedule.cosine) == pytest.approx(expected)
+
+
+def test_wsd_is_stable_and_then_falls_over_the_last_share_of_the_steps() -> None:
+    assert rates(8, schedule=Schedule.wsd, decay_fraction=0.5) == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    assert rates(8, schedule=Schedule.wsd, decay_fraction=0.1) == [1] * 8  # its one step is full
+    warm = rates(6, schedule=Schedule.wsd, warmup_steps=1, decay_fraction=1 / 3)
+    assert warm == [0.5, 1, 1, 1, 1, 0.5]
+    assert rates(4, schedule=Schedule.wsd, decay_fraction=1) == rates(4, schedule=Schedule.linear)
+
+
+def test_warm_up_climbs_in_equal_steps_to_the_full_rate() -> None:
+    warm = rates(7, schedule=Schedule.linear, warmup_steps=3)
+    assert warm == [0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25]
+
+
+@given(
+    total=st.integers(1, 50),
+    warmup_steps=st.integers(0, 60),
+    schedule=st.sampled_from(Schedule),
+)
+def test_no_step_is_wasted_on_a_rate_of_zero(
+    total: int, warmup_steps: int, schedule: Schedule
+) -> None:
+    assert all(0 < r <= 1 for r in rates(total, warmup_steps=warmup_steps, schedule=schedule))
+
+
+def test_only_matrices_decay() -> None:
+    model = nn.Linear(3, 2)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = build_optimizer(
+        model.parameters(), OptimizerConfig(learning_rate=0.1, weight_decay=0.5)
+    )
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(model.weight.detach(), before["weight"] * 0.95)
+    assert torch.equal(model.bias.detach(), before["bias"])
+
+
+def bfloat16_layer() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2, bias=False).to(torch.bfloat16)
+
+
+def test_masters_keep_updates_that_bfloat16_would_lose() -> None:
+    moved = {}
+    for masters in (True, False):
+        layer = bfloat16_layer()
+        before = layer.weight.detach().clone()
+        config = OptimizerConfig(learning_rate=1e-4, max_grad_norm=None)
+        updater = Updater(layer, config, master_weights=masters)
+        for _ in range(100):
+            layer(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+            updater.step(1e-4)
+        moved[masters] = (layer.weight - before).float().mean().item()
+        assert layer.weight.dtype == torch.bfloat16
+    assert moved[True] == pytest.approx(-100 * 1e-4, rel=0.1)
+    assert abs(moved[False]) < 0.2 * abs(moved[True])
+
+
+def test_gradients_of_many_forwards_gather_in_float32() -> None:
+    layer = bfloat16_layer()
+    updater = Updater(layer, OptimizerConfig(max_grad_norm=None))
+    for scale in (256.0, *[1.0] * 64):  # in bfloat16, 256 + 1 is 256
+        layer(torch.full((1, 3), scale, dtype=torch.bfloat16)).sum().backward()
+    assert updater.step(1e-4) == pytest.approx((256 + 64) * math.sqrt(6), rel=1e-6)
+
+
+def test_a_state_goes_back_with_masters_and_moments() -> None:
+    def trained(steps: int, updater: Updater, layer: nn.Linear) -> Tensor:
+        for _ in range(steps):
+            layer(torch.ones(1, 3, dtype=torch.bfloat16)).square().sum().backward()
+            updater.step(1e-3)
+        return next(iter(updater.state().values())).clone()
+
+    layer = bfloat16_layer()
+    updater = Updater(layer, OptimizerConfig())
+    trained(3, updater, layer)
+    saved = {name: value.clone() for name, value in updater.state().items()}
+    assert saved["model/weight"].dtype == torch.float32
+    expected = trained(2, updater, layer)
+    other = bfloat16_layer()
+    resumed = Updater(other, OptimizerConfig())
+    resumed.load_state(saved)
+    assert torch.equal(trained(2, resumed, other), expected)
+    assert torch.equal(other.weight, layer.weight)
+
+
+def test_a_model_that_no_gradient_reaches_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="no gradient has reached"):
+        Updater(nn.Linear(3, 2), OptimizerConfig()).step(1e-3)
+
+
+def test_clipping_reports_the_norm_there_was_and_leaves_the_norm_asked_for() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert clip_gradients([parameter], None) == 5
+    assert parameter.grad.tolist() == [3, 4]
+    assert clip_gradients([parameter], 1.0) == 5
+    assert parameter.grad.norm().item() == pytest.approx(1, rel=1e-5)
+
+
+@given(
+    examples=st.integers(1, 60),
+    batch_size=st.integers(1, 70),
+    seed=st.integers(0, 5),
+    epoch=st.integers(0, 3),
+)
+def test_every_example_is_seen_exactly_once_an_epoch(
+    examples: int, batch_size: int, seed: int, epoch: int
+) -> None:
+    steps = steps_per_epoch(examples, batch_size)
+    batches = [
+        batch_indices(examples, batch_size, epoch * steps + step, seed) for step in range(steps)
+    ]
+    assert sorted(i for batch in batches for i in batch) == list(range(examples))
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+
+
+def test_epochs_and_seeds_shuffle_differently() -> None:
+    first = batch_indices(50, 50, 0, seed=0)
+    assert first == batch_indices(50, 50, 0, seed=0)
+    assert first != sorted(first)
+    assert first != batch_indices(50, 50, 1, seed=0)
+    assert first != batch_indices(50, 50, 0, seed=1)
+
+
+def test_a_run_is_as_long_as_its_epochs_and_no_longer_than_max_steps() -> None:
+    assert total_steps(10, 4, epochs=1, max_steps=None) == 3
+    assert total_steps(10, 4, epochs=2.5, max_steps=None) == 8
+    assert total_steps(10, 4, epochs=0.1, max_steps=None) == 1
+    assert total_steps(10, 4, epochs=1, max_steps=2) == 2
+    assert total_steps(10, 4, epochs=1, max_steps=9) == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"batch_size": 2.5},
+        {"max_steps": 0},
+        {"max_steps": 1.5},
+        {"seed": -1},
+        {"dtype": "float16"},
+        {"attention": "flash"},
+        {"keep_best": "loss", "eval_every_steps": 1},
+    ],
+    ids=str,
+)
+def test_settings_without_a_meaning_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} must"):
+        TrainConfig(**settings)
+
+
+def test_a_choice_may_be_named_by_its_value() -> None:
+    """A string that stayed one would not be `Attention.padded`, and would be packed."""
+    named: dict[str, Any] = {"dtype": "bfloat16", "attention": "padded"}
+    meant: dict[str, Any] = {"dtype": Dtype.bfloat16, "attention": Attention.padded}
+    for config in (TrainConfig, ReferenceConfig, EvaluateConfig, KlConfig):
+        assert config(**named) == config(**meant)
+        assert isinstance(config(**named).attention, Attention)
+    schedule: Any = "cosine"
+    assert OptimizerConfig(schedule=schedule).schedule is Schedule.cosine
+    with pytest.raises(ValueError, match="schedule must be one of constant, linear, cosine, wsd"):
+        OptimizerConfig(schedule=schedule + "s")

@@ -1,0 +1,411 @@
+"""Training runs as a step starts them: folders and records in, a model folder and metrics out."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import (
+    ARCHITECTURES,
+    VOCABULARY,
+    demonstration_records,
+    folder_bytes,
+    gpt2,
+    llama,
+    model_folder,
+    pair_records,
+)
+from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
+
+from steps.losses.base import ReferenceFreeLoss, ReferenceLoss
+from steps.losses.cpo import Cpo
+from steps.losses.dpo import Dpo
+from steps.losses.hinge import Hinge
+from steps.losses.registry import losses_of
+from steps.losses.simpo import Simpo
+from steps.models import recomputing
+from steps.models.config import ActivationCheckpointing, Dtype
+from steps.models.folders import load_model, save_model
+from steps.models.workplace import Workplace
+from steps.scoring.attention import use_packed_attention
+from steps.scoring.config import ReferenceConfig
+from steps.scoring.examples import read_demonstrations
+from steps.scoring.reference import run_reference
+from steps.scoring.scorer import Scorer
+from steps.training.checkpoints import Checkpoints
+from steps.training.config import (
+    DpoConfig,
+    KtoConfig,
+    OptimizerConfig,
+    ReferenceFreeConfig,
+    Schedule,
+    TrainConfig,
+)
+from steps.training.loop import train
+from steps.training.objectives import sft_objective
+from steps.training.recipes import run_dpo, run_kto, run_reference_free, run_sft
+from steps.training.trainer import Trainer
+
+FAST = OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant)
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "policy")
+
+
+def dpo(policy: Path, records: list[dict], config: DpoConfig, work: Path) -> tuple[dict, list]:
+    """Reference and training, as two steps would do them; the summary and the logged steps."""
+    run_reference(
+        policy,
+        records,
+        ReferenceConfig(dtype=config.dtype),
+        Workplace(work / "reference", work / "reference-scratch"),
+    )
+    summary = run_dpo(
+        policy, records, work / "reference", config, Workplace(work / "model", work / "dpo-scratch")
+    )
+    return summary, read_log(work / "model")
+
+
+def read_log(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def unpaired_records(count: int) -> list[dict]:
+    return [
+        {
+            "row": record["row"],
+            "completion_id": record["pair_id"],
+            "prompt_ids": record["prompt_ids"],
+            "completion_ids": record["chosen_ids" if i % 3 else "rejected_ids"],
+            "label": bool(i % 3),
+        }
+        for i, record in enumerate(pair_records(count))
+    ]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_dpo_starts_from_exactly_ln_2_and_zero_rewards(tmp_path: Path, architecture: str) -> None:
+    policy = model_folder(tmp_path / "policy", ARCHITECTURES[architecture])
+    config = DpoConfig(batch_size=8, tokens_per_forward=48, epochs=2, optimizer=FAST)
+    summary, log = dpo(policy, pair_records(21), config, tmp_path)
+    assert log[0]["loss"] == math.log(2)
+    assert [log[0][f"rewards/{name}"] for name in ("chosen", "rejected", "margins")] == [0, 0, 0]
+    assert log[1]["loss"] != math.log(2)
+    assert log[1]["rewards/margins"] != 0
+    assert summary["final"]["loss"] < 0.6
+    assert summary["final"]["rewards/accuracies"] > 0.8
+
+
+def test_the_summary_and_the_log_say_what_happened(policy: Path, tmp_path: Path) -> None:
+    records = pair_records(10)
+    reports = []
+    run_reference(policy, records, ReferenceConfig(), Workplace(tmp_path / "r", tmp_path / "s"))
+    config = DpoConfig(batch_size=4, optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=1))
+    summary = run_dpo(
+        policy,
+        records,
+        tmp_path / "r",
+        config,
+        Workplace(
+            tmp_path / "model",
+            tmp_path / "s",
+            on_progress=lambda done, total, metrics: reports.append((done, total, dict(metrics))),
+        ),
+    )
+    log = read_log(tmp_path / "model")
+    assert [report[:2] for report in reports] == [(1, 3), (2, 3), (3, 3)]
+    for (*_, seen), metrics in zip(reports, log, strict=True):
+        assert metrics.items() <= seen.items()
+        assert {"tokens_per_second", "occupancy", "peak_memory_gb"} <= seen.keys() - metrics.keys()
+    assert [m["step"] for m in log] == [1, 2, 3]
+    assert [m["epoch"] for m in log] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert [m["learning_rate"] for m in log] == [0.5e-3, 1e-3, 0.5e-3]
+    tokens = sum(
+        2 * len(r["prompt_ids"]) + len(r["chosen_ids"]) + len(r["rejected_ids"]) for r in records
+    )
+    assert summary["tokens"] == log[-1]["num_tokens"] == tokens
+    assert summary["first"]["loss"] == log[0]["loss"]
+    assert summary["final"]["rewards/margins"] == log[-1]["rewards/margins"]
+    assert json.loads(json.dumps(summary)) == summary
+
+
+def test_the_logged_rate_is_the_one_the_update_uses(policy: Path, tmp_path: Path) -> None:
+    # Adam's first update moves every weight by the rate, as long as gradients dwarf epsilon.
+    optimizer = OptimizerConfig(
+        learning_rate=1e-3, warmup_steps=3, adam_epsilon=1e-30, max_grad_norm=None
+    )
+    config = TrainConfig(batch_size=4, max_steps=1, optimizer=optimizer)
+    run_sft(policy, demonstration_records(8), config, Workplace(tmp_path / "out", tmp_path / "s"))
+    before, after = (load_file(f / "model.safetensors") for f in (policy, tmp_path / "out"))
+    moved = (after["model.norm.weight"] - before["model.norm.weight"]).abs()
+    rate = read_log(tmp_path / "out")[0]["learning_rate"]
+    assert rate == 0.25e-3
+    torch.testing.assert_close(moved, torch.full_like(moved, rate), rtol=1e-2, atol=0)
+
+
+def test_what_a_person_should_know_of_a_run_is_in_its_summary(tmp_path: Path) -> None:
+    """The engine shows it at the end of a run; a warning is in the log of the step alone."""
+    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)
+    rows = demonstration_records(4)
+    for steps, told in ((3, []), (2, ["never reaches 0.001: the run has 2"])):
+        work = tmp_path / f"{steps}"
+        config = TrainConfig(batch_size=2, epochs=9, max_steps=steps, optimizer=optimizer)
+        init = model_folder(work / "init")
+        summary = run_sft(init, rows, config, Workplace(work / "out", work / "s"))
+        notices = summary.get("notices", [])
+        assert len(notices) == len(told)
+        assert all(text in notice for text, notice in zip(told, notices, strict=True))
+    config = TrainConfig(max_steps=1)
+    strange = model_folder(
+        tmp_path / "bloom",
+        lambda: BloomForCausalLM(
+            BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=1, n_head=4)
+        ),
+    )
+    trained = run_sft(strange, rows, config, Workplace(tmp_path / "o", tmp_path / "s"))
+    scored = run_reference(
+        strange, pair_records(2), ReferenceConfig(), Workplace(tmp_path / "r", tmp_path / "rs")
+    )
+    for summary in (trained, scored):
+        (notice,) = summary["notices"]
+        assert "responses are read in padded batches, not packed" in notice
+
+
+def test_a_sequence_longer_than_a_model_was_trained_for_is_told_by_row(tmp_path: Path) -> None:
+    long = pair_records(3)
+    longest = max(len(r["prompt_ids"]) + len(r["chosen_ids"]) for r in long)
+    for positions, is_told in ((8, True), (longest + 8, False)):
+        work = tmp_path / f"{positions}"
+        model = model_folder(work / "m", lambda n=positions: llama(positions=n))
+        place = Workplace(work / "r", work / "rs")
+        scored = run_reference(model, long, ReferenceConfig(), place)
+        config = DpoConfig(max_steps=1, optimizer=FAST)
+        trained = run_dpo(model, long, work / "r", config, Workplace(work / "o", work / "s"))
+        told = [notice for summary in (scored, trained) for notice in summary.get("notices", [])]
+        assert [notice for notice in told if f"is made for {positions}" in notice] == told
+        assert len(told) == (2 if is_told else 0)
+
+
+def test_max_steps_is_obeyed(policy: Path, tmp_path: Path) -> None:
+    config = TrainConfig(batch_size=2, epochs=3, max_steps=4)
+    run_sft(policy, demonstration_records(6), config, Workplace(tmp_path, tmp_path / "s"))
+    assert len(read_log(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("name", losses_of(ReferenceLoss))
+def test_every_loss_with_a_reference_learns_to_prefer(
+    policy: Path, tmp_path: Path, name: str
+) -> None:
+    loss = losses_of(ReferenceLoss)[name]
+    parts: dict = {"losses": {"one": Dpo(), "other": Hinge()}} if "combined" in name else {}
+    config = DpoConfig(batch_size=8, epochs=8, optimizer=FAST, loss=loss(**parts))
+    summary, log = dpo(policy, pair_records(8), config, tmp_path)
+    assert [log[0][f"rewards/{name}"] for name in ("chosen", "rejected", "margins")] == [0, 0, 0]
+    assert summary["final"]["loss"] < summary["first"]["loss"]
+
+
+@pytest.mark.parametrize("name", losses_of(ReferenceFreeLoss))
+def test_every_loss_without_a_reference_learns_to_prefer(
+    policy: Path, tmp_path: Path, name: str
+) -> None:
+    loss = losses_of(ReferenceFreeLoss)[name]
+    parts: dict = {"losses": {"one": Simpo(), "other": Cpo()}} if "combined" in name else {}
+    config = ReferenceFreeConfig(batch_size=8, epochs=8, optimizer=FAST, loss=loss(**parts))
+    summary = run_reference_free(
+        policy, pair_records(8), config, Workplace(tmp_path / "model", tmp_path / "s")
+    )
+    assert summary["final"]["loss"] < summary["first"]["loss"]
+    assert summary["final"]["rewards/accuracies"] >= summary["first"]["rewards/accuracies"]
+
+
+def test_kto_starts_from_half_the_weight_and_tells_good_from_bad(
+    policy: Path, tmp_path: Path
+) -> None:
+    records = unpaired_records(12)
+    run_reference(policy, records, ReferenceConfig(), Workplace(tmp_path / "r", tmp_path / "rs"))
+    config = KtoConfig(batch_size=4, epochs=6, tokens_per_forward=48, optimizer=FAST)
+    summary = run_kto(
+        policy, records, tmp_path / "r", config, Workplace(tmp_path / "model", tmp_path / "s")
+    )
+    log = read_log(tmp_path / "model")
+    assert log[0]["loss"] == 0.5
+    assert log[0]["kl"] == log[0]["rewards/chosen"] == 0
+    assert any(record["kl"] > 0 for record in log)
+    assert summary["final"]["rewards/chosen"] > summary["final"]["rewards/rejected"]
+
+
+@pytest.mark.parametrize("label", ["chosen", "rejected"])
+def test_kto_takes_a_batch_of_one_kind(policy: Path, tmp_path: Path, label: str) -> None:
+    records = [{**r, "label": label == "chosen"} for r in unpaired_records(4)]
+    run_reference(policy, records, ReferenceConfig(), Workplace(tmp_path / "r", tmp_path))
+    summary = run_kto(
+        policy, records, tmp_path / "r", KtoConfig(), Workplace(tmp_path, tmp_path / "s")
+    )
+    assert summary["first"][f"rewards/{label}"] == 0
+
+
+def test_sft_loss_is_the_mean_over_the_batch_s_response_tokens(
+    policy: Path, tmp_path: Path
+) -> None:
+    model = load_model(policy)
+    records = demonstration_records(6)
+    nlls = []
+    for record in records:
+        prompt, response = record["prompt_ids"], record["response_ids"]
+        labels = torch.tensor([[-100] * len(prompt) + response])
+        loss = model(input_ids=torch.tensor([prompt + response]), labels=labels).loss
+        nlls.append(loss.item() * len(response))
+    tokens = sum(len(record["response_ids"]) for record in records)
+    config = TrainConfig(batch_size=6, tokens_per_forward=32)
+    run_sft(policy, records, config, Workplace(tmp_path, tmp_path / "s"))
+    assert read_log(tmp_path)[0]["loss"] == pytest.approx(sum(nlls) / tokens, rel=1e-6)
+
+
+def test_every_example_is_trained_on_once_an_epoch(policy: Path, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Watched(Trainer):
+        def prepare(self, groups, noise=0):
+            seen.extend(int(group.row.removeprefix("data:")) for group in groups)
+            return super().prepare(groups, noise)
+
+    model = load_model(policy)
+    use_packed_attention(model)
+    config = TrainConfig(batch_size=4, tokens_per_forward=64, epochs=2)
+    objective = sft_objective(read_demonstrations(demonstration_records(10), VOCABULARY))
+    trainer = Watched(Scorer(model, 64), config.optimizer)
+    train(trainer, objective, config, Checkpoints(tmp_path))
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
+    assert seen[:10] != seen[10:]
+
+
+def test_sft_learns(policy: Path, tmp_path: Path) -> None:
+    config = TrainConfig(batch_size=8, epochs=30, optimizer=FAST)
+    summary = run_sft(policy, demonstration_records(8), config, Workplace(tmp_path, tmp_path / "s"))
+    assert summary["final"]["loss"] < 0.5 * summary["first"]["loss"]
+
+
+def test_dropout_acts_in_sft_and_not_in_dpo(tmp_path: Path) -> None:
+    policy = model_folder(tmp_path / "policy", lambda: llama(dropout=0.3))
+    _, log = dpo(policy, pair_records(8), DpoConfig(), tmp_path)
+    assert log[0]["loss"] == math.log(2)
+    plain = model_folder(tmp_path / "plain", llama)
+    losses = []
+    for name in (policy, plain):
+        work = tmp_path / f"sft-{name.name}"
+        records = demonstration_records(8)
+        losses.append(
+            run_sft(name, records, TrainConfig(), Workplace(work, work / "s"))["first"]["loss"]
+        )
+    assert losses[0] != losses[1]  # same weights, same examples
+
+
+def test_every_step_drops_out_something_else(tmp_path: Path) -> None:
+    policy = model_folder(tmp_path / "policy", lambda: llama(dropout=0.3))
+    still = OptimizerConfig(learning_rate=1e-30)  # too little to move any weight
+    for seed in (0, 1):
+        out = tmp_path / f"{seed}"
+        config = TrainConfig(epochs=3, seed=seed, optimizer=still)
+        run_sft(policy, demonstration_records(1), config, Workplace(out, out / "s"))
+    losses = [step["loss"] for seed in (0, 1) for step in read_log(tmp_path / f"{seed}")]
+    assert len(set(losses)) == 6
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_the_rows(
+    policy: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig(
+        batch_size=1,
+        max_steps=5,
+        optimizer=OptimizerConfig(learning_rate=1e38, schedule=Schedule.constant),
+    )
+    with pytest.raises(
+        FloatingPointError, match=r"step 2: the loss of \['data:\d+'\] is not finite"
+    ):
+        run_sft(policy, demonstration_records(8), config, Workplace(tmp_path, tmp_path / "s"))
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_weights_that_the_last_update_made_infinite_are_not_saved(
+    policy: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig(batch_size=4, max_steps=1, optimizer=OptimizerConfig(learning_rate=1e39))
+    with pytest.raises(FloatingPointError, match=r"model\.\S+ has values that are not finite"):
+        run_sft(policy, demonstration_records(8), config, Workplace(tmp_path, tmp_path / "s"))
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_a_saved_model_reloads_as_it_was(tmp_path: Path) -> None:
+    for build in (llama, lambda: llama(tied=False), gpt2):
+        model = load_model(model_folder(tmp_path / "in", build))
+        save_model(model, tmp_path / "out", tokenizer_from=tmp_path / "in")
+        reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        assert type(reloaded) is type(model)
+        for (name, saved), (_, loaded) in zip(
+            model.named_parameters(), reloaded.named_parameters(), strict=True
+        ):
+            assert torch.equal(saved, loaded), name
+
+
+def test_a_saved_model_has_the_same_bytes_wherever_it_came_from(tmp_path: Path) -> None:
+    for place in ("here", "there/and/further"):
+        folder = model_folder(tmp_path / place / "in")
+        (folder / "tokenizer.json").write_text('{"stands": "for a tokenizer"}')
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+        (folder / "notes.txt").write_text(place)
+        model = load_model(folder)
+        save_model(model, tmp_path / place / "out", tokenizer_from=folder)
+    here, there = (folder_bytes(tmp_path / p / "out") for p in ("here", "there/and/further"))
+    assert here == there
+    assert sorted(here) == [
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert str(tmp_path).encode() not in b"".join(here.values())
+
+
+def test_tied_embeddings_are_stored_once(policy: Path, tmp_path: Path) -> None:
+    save_model(load_model(policy), tmp_path / "out", tokenizer_from=policy)
+    assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
+
+
+def test_equal_runs_write_equal_bytes(policy: Path, tmp_path: Path) -> None:
+    config = DpoConfig(batch_size=4, optimizer=FAST)
+    for name in ("first", "second"):
+        dpo(policy, pair_records(9), config, tmp_path / name)
+    assert folder_bytes(tmp_path / "first/model") == folder_bytes(tmp_path / "second/model")
+
+
+def test_recomputed_activations_change_no_bit(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recomputing, "_WORTHWHILE_BYTES", 0)
+    logs = []
+    for how in ActivationCheckpointing:
+        config = DpoConfig(batch_size=4, epochs=2, optimizer=FAST, activation_checkpointing=how)
+        logs.append(dpo(policy, pair_records(8), config, tmp_path / how)[1])
+    assert logs[0] == logs[1] == logs[2]
+
+
+def test_bfloat16_with_masters_follows_float32(policy: Path, tmp_path: Path) -> None:
+    config = DpoConfig(batch_size=4, epochs=8, optimizer=OptimizerConfig(learning_rate=1e-3))
+    losses = []
+    for name, dtype, masters in (
+        ("float32", Dtype.float32, True),
+        ("masters", Dtype.bfloat16, True),
+        ("rounded", Dtype.bfloat16, False),
+    ):
+        config = replace(config, dtype=dtype, master_weights=masters)
+        _, log = dpo(policy, pair_records(8), config, tmp_path / name)
+        assert log[0]["loss"] == math.log(2)
+        losses.append(torch.tensor([record["loss"] for record in log]))
+    exact, masters, rounded = losses
+    assert (masters - exact).abs().mean() < 0.3 * (rounded - exact).abs().mean()

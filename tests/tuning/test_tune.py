@@ -1,0 +1,221 @@
+"""A search for the best settings, as a user sees it: what runs, what stops, what a kill costs."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from places import REPOSITORY, SUPPORT
+from rich.console import Console
+from tuning_steps import Config, Fit, experiment
+
+from pipeline import Store, TemperError, run, tune
+from pipeline.plan.planning import make_plan
+from pipeline.store.catalog import Catalog
+from pipeline.tuning.summary import Tuned
+
+GRID = {"fit.rate": [0.1, 0.3], "fit.beta": [1.0, 2.0]}
+WIDE = {"fit.rate": [0.1, 0.2, 0.3, 0.4], "fit.beta": [1.0, 2.0, 3.0]}
+HALVED: dict[str, Any] = {"stop_on": "fit.eval_loss", "rungs": [2, 4]}
+
+
+def tuned(store: Store, journal: str, console: Console, **options: Any) -> Tuned:
+    chosen: dict[str, Any] = {"space": GRID, "sampler": "grid", "trials": 12} | options
+    metric = chosen.pop("metric", "after.quality")
+    return tune(experiment, Config(journal), metric=metric, store=store, console=console, **chosen)
+
+
+def steps_done(journal: str) -> Counter[str]:
+    """How many updates each trial has made."""
+    lines = Path(journal).read_text().splitlines()
+    return Counter(line.rpartition(" step ")[0] for line in lines if " step " in line)
+
+
+def outcome(tuned: Tuned) -> list[Any]:
+    return [(t.number, t.settings, t.state, t.held_out, t.value) for t in tuned.trials]
+
+
+@pytest.mark.slow
+def test_the_best_of_a_grid_is_found_and_what_trials_share_is_made_once(
+    store: Store, journal: str, console: Console
+) -> None:
+    found = tuned(store, journal, console, space=WIDE)
+    assert found.best.settings == {"fit.rate": 0.3, "fit.beta": 2.0}
+    assert found.best.value == pytest.approx(-1 / 8)
+    assert [trial.state for trial in found.trials] == ["done"] * 12
+    assert Path(journal).read_text().count("corpus") == 1
+    assert set(steps_done(journal).values()) == {8}
+
+
+@pytest.mark.slow
+def test_trials_that_are_not_among_the_best_are_stopped_and_the_best_is_found_all_the_same(
+    store: Store, journal: str, console: Console, tmp_path: Path
+) -> None:
+    found = tuned(store, journal, console, space=WIDE, **HALVED)
+    exhaustive = tuned(Store(str(tmp_path / "other")), f"{journal}-other", console, space=WIDE)
+    assert found.best.settings == exhaustive.best.settings
+    assert found.best.value == exhaustive.best.value
+    states = Counter(trial.state for trial in found.trials)
+    assert states == {"stopped": 9, "done": 3}
+    # a step leaves after the update in which it learns that it is to pause
+    assert Counter(steps_done(journal).values()) == {3: 6, 5: 3, 8: 3}
+
+
+def test_a_trial_that_was_stopped_is_no_artifact_and_goes_on_at_its_own_place(
+    store: Store, journal: str, console: Console
+) -> None:
+    found = tuned(store, journal, console, **HALVED)
+    stopped = next(trial for trial in found.trials if trial.state == "stopped")
+    config = Config(journal, Fit(stopped.settings["fit.rate"], stopped.settings["fit.beta"]))
+    name = f"rate={config.fit.rate:g} beta={config.fit.beta:g}"
+    done = steps_done(journal)[name]
+    plan = make_plan(experiment(config), store)
+    (training,) = [
+        p for p in plan.steps if p.step.name == "fit" and p.step.arguments["config"] == config.fit
+    ]
+    assert training.manifest is None
+    assert "goes on from its scratch" in training.reason
+    made = run(experiment(config), store, console=console)["after"]
+    assert steps_done(journal)[name] == 8
+    assert done < 8
+    assert made.metrics["quality"]["value"] == pytest.approx(
+        -((config.fit.rate - 0.3) ** 2 + (config.fit.beta - 2) ** 2 + 1 / 8)
+    )
+
+
+def test_what_is_cached_changes_what_a_study_costs_and_not_what_it_finds(
+    store: Store, journal: str, console: Console, tmp_path: Path
+) -> None:
+    tuned(store, journal, console)  # every trial to its end
+    before = Path(journal).read_text()
+    again = tuned(store, journal, console, **HALVED)
+    assert Path(journal).read_text() == before
+    fresh = tuned(Store(str(tmp_path / "other")), f"{journal}-other", console, **HALVED)
+    assert outcome(again) == outcome(fresh)
+
+
+def test_how_many_run_at_once_changes_nothing(
+    store: Store, journal: str, console: Console, tmp_path: Path
+) -> None:
+    alone = tuned(store, journal, console, **HALVED)
+    many = tuned(Store(str(tmp_path / "other")), f"{journal}-other", console, jobs=3, **HALVED)
+    assert outcome(alone) == outcome(many)
+
+
+def test_a_trial_that_fails_is_one_trial_less(store: Store, journal: str, console: Console) -> None:
+    space = {"fit.method": ["plain", "explode"]}
+    found = tuned(store, journal, console, space=space, stop_on="fit.eval_loss", rungs=[2])
+    assert [trial.state for trial in found.trials] == ["done", "failed"]
+    assert "the loss is not finite" in console.file.getvalue()  # type: ignore[attr-defined]
+    with pytest.raises(TemperError, match="all of 1 trials failed"):
+        tuned(store, journal, console, space={"fit.method": ["explode"]})
+
+
+def test_a_study_ends_with_a_table_and_a_run_on_record(
+    store: Store, journal: str, console: Console
+) -> None:
+    found = tuned(store, journal, console, space={"fit.beta": [1.0, 2.0]})
+    console.print(found)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "after.quality, more is better" in shown
+    assert "best: fit.beta=2  quality -0.165" in shown
+    assert [*found.made] == ["beta=1", "beta=2"]
+    assert found.made["beta=2"].metrics["loss"] == pytest.approx(0.165)
+    names = [manifest.step for manifest in Catalog(store).history("score")]
+    assert len(names) == 2
+
+
+def test_a_training_that_ends_before_a_rung_is_compared_by_its_last_value(
+    store: Store, journal: str, console: Console
+) -> None:
+    space = {"fit.steps": [4, 8], "fit.beta": [1.0, 2.0]}
+    found = tuned(store, journal, console, space=space, stop_on="fit.eval_loss", rungs=[6])
+    by_steps = {(t.settings["fit.steps"], t.settings["fit.beta"]): t for t in found.trials}
+    assert by_steps[4, 2.0].held_out == {6: pytest.approx(0.04 + 1 / 4)}
+    assert by_steps[8, 2.0].held_out == {6: pytest.approx(0.04 + 1 / 6)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"space": {"fit.bta": [1.0]}}, "has no field 'fit.bta'; did you mean fit.beta"),
+        ({"space": {"fit.rate": [-1.0]}}, "Fit refuses fit.rate=-1: rate must be above 0"),
+        ({"metric": "afterwards.quality"}, "did you mean after"),
+        ({"metric": "after.qualty"}, "after has no number of this name; did you mean quality"),
+        ({"stop_on": "fit.eval_los", "rungs": [2]}, "fit has told no such value; did you mean"),
+        ({"stop_on": "fits.eval_loss", "rungs": [2]}, "--stop-on fits.eval_loss: say whose"),
+        ({"stop_on": "fit.eval_loss"}, "--rungs is missing"),
+        ({"rungs": [2]}, "add --stop-on"),
+    ],
+)
+def test_a_mistake_is_told_by_name(
+    store: Store, journal: str, console: Console, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TemperError, match=message):
+        tuned(store, journal, console, **{"space": {"fit.beta": [2.0]}, **options})
+
+
+DRIVER = """
+import os, sys
+from pathlib import Path
+from rich.console import Console
+from pipeline import Store, tune
+from tuning_steps import Config, experiment
+
+journal, store = sys.argv[1:]
+if __name__ == "__main__":
+    Path(journal + ".driver").write_text(str(os.getpid()))
+    tuned = tune(experiment, Config(journal), {"fit.rate": [0.1, 0.3], "fit.beta": [1.0, 2.0]},
+                 "after.quality", sampler="grid", trials=4, stop_on="fit.eval_loss", rungs=[2, 4],
+                 store=store)
+    for trial in tuned.trials:
+        print("trial", trial.number, trial.settings, trial.state, trial.held_out, trial.value)
+"""
+
+
+def drive(folder: Path, journal: str, store: Store) -> subprocess.CompletedProcess[str]:
+    """A study in a process of its own."""
+    script = folder / "study.py"
+    script.write_text(DRIVER)
+    places = os.pathsep.join((str(REPOSITORY), str(SUPPORT)))
+    return subprocess.run(
+        [sys.executable, str(script), journal, store.root],
+        capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": places},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the trials come to when nobody kills the study."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return trials_of(drive(folder, str(folder / "journal"), Store(str(folder / "store"))))
+
+
+def trials_of(study: subprocess.CompletedProcess[str]) -> list[str]:
+    assert study.returncode == 0, study.stderr
+    return [line for line in study.stdout.splitlines() if line.startswith("trial ")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moment",
+    ["0.1 2 1", "0.3 1 2", "0.3 2 3", "0.1 2 4", "0.3 2 7"],
+    ids=["before a rung", "at a rung", "as it leaves", "at the second rung", "near its end"],
+)
+def test_a_killed_study_goes_on_and_no_update_is_made_twice(
+    tmp_path: Path, store: Store, journal: str, moment: str, undisturbed: list[str]
+) -> None:
+    Path(f"{journal}.kill").write_text(moment)
+    killed = drive(tmp_path, journal, store)
+    assert killed.returncode == -9, killed.stderr
+    assert trials_of(drive(tmp_path, journal, store)) == undisturbed
+    assert len(undisturbed) == 4
+    lines = Path(journal).read_text().splitlines()
+    assert len(lines) == len({*lines})
