@@ -43,7 +43,7 @@ from pipeline.code.imports import certain_imports
 from pipeline.code.modules import in_library, is_core
 from pipeline.observed.observation import Rules, state_of, witnessed
 from pipeline.wire import forking
-from pipeline.wire.lifeline import ENVIRONMENT
+from pipeline.wire.lifeline import ENVIRONMENT, be_ended_with_driver
 from pipeline.worker import content, torchrun  # noqa: F401  (what a worker imports anyway)
 from pipeline.worker.calling import project_roots
 from pipeline.worker.hidden import STARTED_WITH, Imported, noting
@@ -110,6 +110,8 @@ def import_all(
 def main(wanted: Mapping[str, Any]) -> NoReturn:
     """Import, then fork workers until the driver is gone."""
     functions, without = wanted["functions"], wanted["without"]
+    lifeline = int(os.environ[ENVIRONMENT])
+    be_ended_with_driver(lifeline)
     clean = _Traces.now()
     choice = choose(functions, without)
     packages = {_package(function) for function in functions}
@@ -123,7 +125,7 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
     gc.collect()
     gc.freeze()  # a collection in a worker would copy all of it
     parent = _Parent(socket.socket(fileno=wanted["control"]), choice, imported)
-    parent.serve(int(os.environ[ENVIRONMENT]))
+    parent.serve(lifeline)
 
 
 @dataclass(frozen=True)

@@ -425,6 +425,18 @@ def test_workers_and_their_parent_end_when_the_driver_is_killed(lab: Lab) -> Non
         wait_until(lambda pid=pid: not _is_alive(pid))
 
 
+def test_a_parent_whose_import_hangs_ends_when_the_driver_is_killed(lab: Lab) -> None:
+    (lab.library / "__init__.py").write_text(
+        LIBRARY + "import threading\nthreading.Event().wait()\n"
+    )
+    process = lab.start()
+    wait_until(lambda: lab.importers)
+    process.kill()
+    process.communicate(timeout=300)
+    for pid in lab.importers:
+        wait_until(lambda pid=pid: not _is_alive(pid))
+
+
 def test_ctrl_c_ends_workers_and_their_parent(lab: Lab) -> None:
     lab.write(WAITING)
     process = lab.start(jobs=2)
