@@ -63,7 +63,10 @@ def test_what_runs_in_any_case_counts_in_the_order_of_plain_python() -> None:
     assert "machine" not in sys.modules
 
 
-def test_a_module_of_the_project_is_no_library_whatever_it_is_called(project: Path) -> None:
+def test_a_module_of_the_project_is_no_library_whatever_it_is_called(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "tabulate", raising=False)  # the library
     (project / "tabulate.py").write_text("import numpy\n")
     (project / "certain_step.py").write_text("import tabulate\ndef step(out):\n    pass\n")
     assert certain_imports("certain_step:step") == ("numpy",)
