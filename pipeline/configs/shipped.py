@@ -20,7 +20,7 @@ CONF = _IN_WHEEL if _IN_WHEEL.is_dir() else EXPERIMENTS.parent / "conf"
 
 
 def shipped_path(name: str) -> str:
-    """Where a file of ``experiments``, or one of ``conf/``, lies, as seen from the present folder."""
+    """Where a file of ``experiments`` or of ``conf/`` lies, as seen from the present folder."""
     config = name.removeprefix("conf/")
     path = EXPERIMENTS / name if config == name else CONF / config
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
