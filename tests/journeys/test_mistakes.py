@@ -435,7 +435,7 @@ def test_a_step_that_is_typed_in_is_refused_with_what_to_do(source: str, tmp_pat
     command = [sys.executable, source, *([text] if source == "-c" else [])]
     typed = subprocess.run(command, input=text, cwd=tmp_path, capture_output=True, text=True)
     assert typed.returncode == 1
-    require_message(typed.stderr, "%%writefile my_steps.py", "from my_steps import mine")
+    require_message(typed.stderr, "my_steps.py", "from my_steps import mine")
 
 
 def test_a_notebook_shows_the_message_in_place_of_a_traceback() -> None:
