@@ -1,4 +1,4 @@
-"""README's Python, as it is printed, in one file."""
+"""README's Python, as it is printed, in one file; and the how-to's step."""
 
 import json
 import os
@@ -58,3 +58,11 @@ def test_the_step_of_one_s_own_keeps_both_splits(folder: Path) -> None:
         rows = parquet.read_table(made / split / "pairs-00000.parquet").to_pylist()
         assert rows
         assert all(len(str(row["chosen"])) <= 200 for row in rows)
+
+
+def test_the_how_to_s_step_runs(folder: Path, repository: Path) -> None:
+    page = (repository / "docs" / "howto" / "own_step.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (folder / "lengths.py").write_text(snippet)
+    said = call(folder, "lengths.py").splitlines()
+    assert any(line.startswith("{'rows': ") and "} [" in line for line in said)
