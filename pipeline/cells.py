@@ -41,6 +41,7 @@ FOLDER = ".temper/cells"
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _HOLDERS = (list, tuple, set, dict)
+_COMPREHENSIONS = ("listcomp", "setcomp", "dictcomp", "genexpr")
 _ROOTS: dict[str, None] = {}
 """What was asked for so far: all of it is one module, so that a class is one class to all steps."""
 _ABSENT = object()
@@ -167,9 +168,9 @@ def _giving(node: ast.stmt, name: str, value: Any) -> Iterator[str]:
     if isinstance(node, ast.Import):
         for alias in node.names:
             top = alias.name.partition(".")[0]
-            if alias.asname == name and sys.modules.get(alias.name) is value:
+            if alias.asname == name and sys.modules.get(alias.name, _ABSENT) is value:
                 yield f"import {alias.name} as {name}"
-            elif alias.asname is None and top == name and sys.modules.get(top) is value:
+            elif alias.asname is None and top == name and sys.modules.get(top, _ABSENT) is value:
                 yield f"import {alias.name}"
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
         for alias in node.names:
@@ -221,15 +222,34 @@ def _source_of_class(cls: type, session: Mapping[str, Any]) -> str:
     for text in (*filter(None, texts), *reversed(session["In"])):
         for node in reversed(_statements(text)):
             if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
-                if _annotated(node) == list(inspect.get_annotations(cls)):
-                    return _lines_of(text, node)
-                raise _no_source(cls.__name__)
+                if not _is_of(node, cls):
+                    raise _no_source(cls.__name__)
+                return _lines_of(text, node)
     raise _no_source(cls.__name__)
 
 
-def _annotated(node: ast.ClassDef) -> list[str]:
-    targets = (part.target for part in node.body if isinstance(part, ast.AnnAssign))
-    return list(dict.fromkeys(target.id for target in targets if isinstance(target, ast.Name)))
+def _is_of(node: ast.ClassDef, cls: type) -> bool:
+    """Whether a class may be made by this statement: it has the same annotations, and the values
+    that are plainly written there."""
+    names = [part.target.id for part in node.body if _annotates(part)]  # type: ignore[attr-defined]
+    values = [part for part in node.body if isinstance(part, ast.Assign | ast.AnnAssign)]
+    return list(dict.fromkeys(names)) == list(inspect.get_annotations(cls)) and all(
+        _plain_value(part.value) in (vars(cls).get(target.id), _ABSENT)
+        for part in values
+        for target in (part.targets if isinstance(part, ast.Assign) else [part.target])
+        if isinstance(target, ast.Name) and _is_plain(vars(cls).get(target.id))
+    )
+
+
+def _annotates(part: ast.stmt) -> bool:
+    return isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+
+
+def _plain_value(written: ast.expr | None) -> Any:
+    try:
+        return _ABSENT if written is None else ast.literal_eval(written)
+    except (ValueError, TypeError):
+        return _ABSENT
 
 
 def _no_source(name: str) -> TemperError:
@@ -265,7 +285,8 @@ def _with_names(text: str) -> _Part:
     waiting = [symtable.symtable(text, MODULE, "exec")]
     while waiting:
         scope = waiting.pop()
-        names = early if scope.get_type() in ("module", "class") else late
+        is_early = scope.get_type() in ("module", "class") or scope.get_name() in _COMPREHENSIONS
+        names = early if is_early else late
         for symbol in scope.get_symbols():
             if symbol.is_referenced() and (scope.get_type() == "module" or symbol.is_global()):
                 names.add(symbol.get_name())

@@ -100,11 +100,13 @@ def test_another_session_finds_what_was_made(session: Any) -> None:
 
 
 def test_what_a_worker_could_not_have_is_refused_in_a_sentence(session: Any) -> None:
-    *_, stale, loaded = session(
+    *_, newer, _, stale, loaded = session(
         SETTINGS, HELPER, STEPS, "made_before = words('x', Shouting(3))",
+        f"raise ValueError\n{SETTINGS.replace('= 2', '= 4')}", "made_before.code['x']",
         SETTINGS, "run([made_before], store='store')",
         "@step\ndef uses(out: Output) -> Metrics:\n    return {'rows': len(table)}\nuses()",
     )  # fmt: skip
+    assert newer.startswith("TemperError: the text of Shouting is in no cell of this notebook")
     assert stale.startswith("TemperError: Shouting was defined again since; run the cells again")
     assert "table, which uses uses, is a value of type list that only this notebook has" in loaded
     assert "pass it to the step as an argument" in loaded
