@@ -38,8 +38,8 @@ check: $(VENV)/with-dev  ## lint, format, types, which room uses which
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-logo
 
-docs: $(VENV)/with-docs  ## the documentation as a site, in build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
+docs: $(VENV)/with-docs  ## the documentation as a site, in build/site; a broken link is an error (not with --quiet)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 size:  ## lines of Python per room
 	@for room in $$(ls -d pipeline/*/ steps/*/ | grep -v __pycache__) experiments/ benchmarks/ tests/; do \
