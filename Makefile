@@ -38,7 +38,8 @@ check: $(VENV)/with-dev  ## lint, format, types, which room uses which
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-logo
 
-docs: $(VENV)/with-docs  ## the documentation as a site, in build/site; a broken link is an error (not with --quiet)
+# --quiet would hide the warnings that --strict counts
+docs: $(VENV)/with-docs  ## the documentation as a site, in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 size:  ## lines of Python per room
