@@ -122,7 +122,7 @@ def _is_of_python(name: str, session: Mapping[str, Any]) -> bool:
     value = session.get(name, _ABSENT)
     if callable(value):
         value = inspect.unwrap(value)  # IPython wraps `open`
-    return value is _ABSENT or value is getattr(builtins, name, None)
+    return value is _ABSENT or (hasattr(builtins, name) and value is getattr(builtins, name))
 
 
 def _part(name: str, user: str, session: Mapping[str, Any]) -> _Part:

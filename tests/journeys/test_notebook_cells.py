@@ -29,7 +29,7 @@ SETTINGS = """
 from pipeline import Artifact, Metrics, Output, run, step
 import json, re
 from dataclasses import dataclass
-LIMIT = 3
+LIMIT, NOTHING = 3, None
 table = [object()]
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def made(it):
 """
 HELPER = """
 def shout(text):  # a helper
-    return re.sub("a", "A", text) * LIMIT
+    return re.sub("a", "A", text) * (LIMIT or NOTHING)
 """
 STEPS = """
 %time first = 1
