@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
 ARGS ?=
 
 # Otherwise each of the many processes of a run, and of the tests, compiles all modules anew.
