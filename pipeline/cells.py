@@ -135,7 +135,7 @@ def _part(name: str, user: str, session: Mapping[str, Any]) -> _Part:
     if isinstance(value, type) and (value.__module__, value.__qualname__) == ("__main__", name):
         return _with_names(_source_of_class(value, session))
     if _is_plain(value):
-        return _Part(f"{name} = {value!r}")
+        return _Part(f"{name} = {_literal(value)}")
     where = f"{name}, which {user} uses," if user else name
     raise TemperError(
         f"{where} is a value of type {type(value).__qualname__} that only this notebook has; "
@@ -201,6 +201,21 @@ def _is_plain(value: Any) -> bool:
         return False
     items = [*value, *value.values()] if isinstance(value, dict) else value
     return all(map(_is_plain, items))
+
+
+def _literal(value: Any) -> str:
+    """A plain value as Python source. The order of a set, which differs between processes, has no
+    part in it."""
+    if isinstance(value, set):
+        return f"{{{', '.join(sorted(map(_literal, value)))}}}" if value else "set()"
+    if isinstance(value, dict):
+        items = (f"{_literal(key)}: {_literal(item)}" for key, item in value.items())
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, tuple):
+        return f"({''.join(f'{_literal(item)}, ' for item in value)})"
+    return repr(value)
 
 
 # --- what cells say ------------------------------------------------------------------------------
