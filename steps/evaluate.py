@@ -3,8 +3,8 @@
 import json
 
 from pipeline import Metrics, Output, step
+from steps.data.images.of_tokens import rows_with_images
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
-from steps.data.rows.parquet import read_rows
 from steps.evaluation.config import EvaluateConfig
 from steps.glue.workplace_of import at_work
 from steps.kinds import Evaluation, Model, PairTokens
@@ -36,7 +36,7 @@ def evaluate(
     from steps.evaluation.preferences import preference_metrics, reward_margins
     from steps.scoring.reference import run_reference
 
-    records = read_rows(tokens.path)
+    records = list(rows_with_images(tokens.path))
     with at_work(out) as place:
         scored = run_reference(model.path, records, config.scoring(), place)
         answers = held_out.answer_prompts(

@@ -130,12 +130,14 @@ class PartData:
     system: str | None = None
     turns: str = "alternating"
     pairs: str = "best_vs_worst"
+    images: str | None = None
 
     def __post_init__(self) -> None:
         self.choice()  # refuses what cannot be
 
     def choice(self) -> FormatChoice:
-        return FormatChoice(self.format, self.fields or None, self.system, self.turns, self.pairs)
+        named = self.fields or None
+        return FormatChoice(self.format, named, self.system, self.turns, self.pairs, self.images)
 
     def part(self, name: str) -> MixturePart:
         if bool(self.path) == bool(self.hub):
@@ -170,6 +172,7 @@ class PreferenceData:
         train_split: which split is trained on.
         test_split: which split is held out.
         until: when a mixture ends, as in ``first exhausted``.
+        images: the column with the images of each pair; without it none are read.
     """
 
     path: str | None = None
@@ -190,6 +193,7 @@ class PreferenceData:
     pairs: str = "best_vs_worst"
     deduplicate: bool = False
     max_dropped: float = 0.5
+    images: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.test_fraction < 1:
@@ -259,7 +263,7 @@ class PreferenceData:
             self.test_fraction,
             self.max_train,
             self.max_test,
-            FormatChoice(self.format, named, self.system, self.turns, self.pairs),
+            FormatChoice(self.format, named, self.system, self.turns, self.pairs, self.images),
             self.deduplicate,
             self.max_dropped,
         )

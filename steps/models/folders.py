@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
+from steps.data.images.placeholders import PROCESSOR_FILES
 from steps.models.config import Dtype
 from steps.models.writing import writing
 
@@ -27,7 +34,9 @@ _TOKENIZER_FILES = (
     "merges.txt",
     "*.model",
     "*.tiktoken",
+    *PROCESSOR_FILES,
 )
+_SEES = '"vision_config"'
 
 
 def load_model(
@@ -38,7 +47,18 @@ def load_model(
 
     Raises FileNotFoundError for a folder that is missing or has no config.json.
     """
-    return load_as(AutoModelForCausalLM, path, dtype, on_host)[0]
+    return load_as(language_model(path), path, dtype, on_host)[0]
+
+
+def language_model(path: Path | str) -> Any:
+    """The auto class for the language model of a folder: one that also sees where its config's
+    class is of such alone."""
+    config = Path(path) / "config.json"
+    if config.is_file() and _SEES in config.read_text("utf-8"):
+        kind = type(AutoConfig.from_pretrained(path))
+        if kind not in AutoModelForCausalLM._model_mapping:
+            return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 def load_as(

@@ -9,9 +9,12 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from steps.data.images.of_tokens import ImageOfRow
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class TokenGroup:
 
     The prompt may be empty; nothing predicts the first token of a response then, and it is not
     scored. `label`: the verdict on the response of an unpaired row. `weight`: what the group counts
-    for in its loss.
+    for in its loss. `images`: those that the prompt has placeholders for, in order.
 
     Raises ValueError, naming the row, for a response without a scored token.
     """
@@ -100,6 +103,7 @@ class TokenGroup:
     responses: tuple[TokenResponse, ...]
     label: bool | None = None
     weight: float = 1.0
+    images: tuple["ImageOfRow", ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -221,7 +225,9 @@ def _read(
         )
         group_id = str(_field(record, id_field, row))
         label = _label(record, row) if sides == ("completion",) else None
-        groups.append(TokenGroup(row, group_id, prompt, responses, label, _weight(record, row)))
+        images = tuple(record.get("images", ()))
+        weight = _weight(record, row)
+        groups.append(TokenGroup(row, group_id, prompt, responses, label, weight, images))
     return _not_empty(groups)
 
 

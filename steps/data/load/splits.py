@@ -38,8 +38,15 @@ def prompt_of(row: Row) -> Sequence[Message]:
 
 
 def prompt_key(prompt: Sequence[Message]) -> bytes:
-    """The sha256 of a prompt, which prompts share that differ in spelling alone."""
-    messages = [[message["role"], normal_text(message["content"])] for message in prompt]
+    """The sha256 of a prompt and its images, which prompts share that differ in spelling alone."""
+    messages = [
+        [
+            message["role"],
+            normal_text(message["content"]),
+            *(image["sha256"] for image in message.get("images", ())),
+        ]
+        for message in prompt
+    ]
     return hashlib.sha256(json.dumps(messages).encode()).digest()
 
 

@@ -37,6 +37,11 @@ Reason = Literal[
     "verdict not understood",  # of a column that says which side is better
     "different prompts",
     "identical responses",
+    # --- images of a row
+    "no image",  # missing, or its file is
+    "broken image",
+    "image too large",
+    "images not matched",  # a text has places for more of them, or for fewer
     # --- choosing: a good row that was not wanted; never counted against `max_dropped`
     "duplicate",  # the same prompt and responses as an earlier row
     "tie",  # neither side is better, or all completions are equally good
