@@ -36,7 +36,6 @@ _TOKENIZER_FILES = (
     "*.tiktoken",
     *PROCESSOR_FILES,
 )
-_SEES = '"vision_config"'
 
 
 def load_model(
@@ -47,18 +46,15 @@ def load_model(
 
     Raises FileNotFoundError for a folder that is missing or has no config.json.
     """
-    return load_as(language_model(path), path, dtype, on_host)[0]
+    return load_as(None, path, dtype, on_host)[0]
 
 
-def language_model(path: Path | str) -> Any:
-    """The auto class for the language model of a folder: one that also sees where its config's
-    class is of such alone."""
-    config = Path(path) / "config.json"
-    if config.is_file() and _SEES in config.read_text("utf-8"):
-        kind = type(AutoConfig.from_pretrained(path))
-        if kind not in AutoModelForCausalLM._model_mapping:
-            return AutoModelForImageTextToText
-    return AutoModelForCausalLM
+def language_model_of(config: PreTrainedConfig) -> Any:
+    """The auto class for the language model of a config: of models that also see, where the config
+    is known as one of these alone."""
+    models: Any = AutoModelForCausalLM
+    sees = "vision_config" in config.sub_configs and type(config) not in models._model_mapping
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
 def load_as(
@@ -68,7 +64,7 @@ def load_as(
     the names of the parameters that the folder lacks, whose values are arbitrary.
 
     Args:
-        kind: the auto class.
+        kind: the auto class; without one, that of language models.
         settings: what the model's config is to say instead.
     """
     folder = Path(path)
@@ -77,7 +73,7 @@ def load_as(
         raise FileNotFoundError(f"model folder {folder} {fault}; import the model into it first")
     config = AutoConfig.from_pretrained(folder)
     with _without_progress_bars():
-        model, found = kind.from_pretrained(
+        model, found = (kind or language_model_of(config)).from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
             attn_implementation="eager" if _soft_caps_scores(config) else None,

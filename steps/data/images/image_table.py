@@ -50,6 +50,7 @@ def write_images(path: Path, pictures: Sequence[Picture]) -> None:
         row_group_size=_TOGETHER,
         compression="none",  # images are compressed already
         use_dictionary=False,
+        write_statistics=False,  # they would hold images a second time
         store_schema=False,
     )
 

@@ -155,15 +155,11 @@ def part_of(
     Raises:
         ValueError: the rows leave open which format they are in.
     """
+    if choice.images is not None and kind is not PreferenceRow:
+        raise ValueError("data.images names a column of preference pairs; other rows have none")
     records = () if choice.name != "auto" else _first_records(source)
-    found = choose_format(choice, records, kind, source.name)
-    if choice.images is None:
-        return Part(source, found, weight, name)
-    if kind is not PreferenceRow:
-        raise ValueError(
-            "data.images names a column of preference pairs; other rows have no images"
-        )
-    return Part(source, found, weight, name, ImageColumn(choice.images))
+    images = None if choice.images is None else ImageColumn(choice.images)
+    return Part(source, choose_format(choice, records, kind, source.name), weight, name, images)
 
 
 class _Work:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from steps.data.images.image_table import IMAGES, copy_images
-from steps.data.images.placeholders import Placeholders
+from steps.data.images.placeholders import Placeholders, reads_images
 from steps.data.rows.parquet import shards
 from steps.data.tokens.encoding import save_tokenizer
 from steps.data.tokens.histograms import plot, quantiles
@@ -88,12 +88,12 @@ def _place_split(finished: Sequence[Finished], folder: Path, name: str) -> int:
 
 def _place_images(source: Path, splits: Sequence[str], tokenizer: Path, output: Path) -> None:
     """Put the images of the rows beside their tokens, and which token stands for them."""
-    token: int | None = None
-    for split in splits:
-        if not (source / split / IMAGES).is_dir():
-            continue
+    seen = [split for split in splits if (source / split / IMAGES).is_dir()]
+    if not seen or not reads_images(tokenizer):
+        return
+    token = Placeholders(tokenizer).token_id
+    for split in seen:
         copy_images(source / split, output / split)
-        token = Placeholders(tokenizer).token_id if token is None else token
         (output / split / IMAGES / "placeholder.json").write_text(json.dumps({"token": token}))
 
 
