@@ -35,6 +35,7 @@ def write_splits(
             config.test_fraction,
             {"train": config.max_train, "test": config.max_test},
             config.deduplicate,
+            config.near_duplicates,
         )
         loaded = load_rows(
             load, out.path, out.scratch, lambda done, shown: out.progress(done, None, shown)

@@ -21,6 +21,7 @@ from steps.data.images.finding import ImageColumn, Pictures, with_images
 from steps.data.images.image_table import IMAGES, write_images
 from steps.data.images.pictures import Picture
 from steps.data.load.mixture import Mixture
+from steps.data.load.near import NearDuplicates, NearRows
 from steps.data.load.overlap import content_key, texts_of
 from steps.data.load.shards import FileShard, Source, label, open_shard
 from steps.data.load.splits import in_test_split, prompt_key, prompt_of
@@ -82,6 +83,7 @@ class Load:
         test: without it, `test_fraction` of the prompts of `train` are held out.
         limits: keep only the first so many rows of a split.
         deduplicate: drop rows that say what an earlier row of either split says.
+        near: drop those that say nearly that.
     """
 
     kind: type
@@ -90,6 +92,7 @@ class Load:
     test_fraction: float = 0.0
     limits: Mapping[str, int | None] = field(default_factory=dict)
     deduplicate: bool = False
+    near: NearDuplicates | None = None
 
     def readings(self) -> list[tuple[str, Reading]]:
         every = (("train", self.train), ("test", self.test))
@@ -173,6 +176,7 @@ class _Work:
             split: [_without_system(part.format) for part in reading.parts]
             for split, reading in self.readings
         }
+        self._near = None if load.near is None else NearRows(load.near, resumed)
         self._pictures: dict[str, list[Picture]] = {}
         self._image_bytes = 0
         self._open_reading()
@@ -275,6 +279,8 @@ class _Work:
             raise MalformedRow(OVER_LIMIT, f"{split} has its {limit} rows already")
         if self.load.deduplicate and not self.resumed.is_new("content", content_key(row)):
             raise MalformedRow("duplicate", "an earlier row has the same prompt and responses")
+        if self._near and (found := self._near.like(row, sum(self.state["kept"].values()))):
+            raise MalformedRow("near duplicate", found)
 
     def _note_scores(self, row: Row) -> None:
         if isinstance(row, PreferenceRow):
