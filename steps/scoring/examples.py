@@ -191,10 +191,9 @@ def read_demonstrations(records: Iterable[Mapping[str, Any]], vocabulary: int) -
         else:
             prompt = _token_ids(record, "prompt_ids", row, vocabulary)
             response = TokenResponse(_token_ids(record, "response_ids", row, vocabulary))
-        weight = _weight(record, row)
-        groups.append(
-            TokenGroup(row, _response_digest(prompt, response), prompt, (response,), weight=weight)
-        )
+        weight, images = _weight(record, row), tuple(record.get("images", ()))
+        digest = _response_digest(prompt, response)
+        groups.append(TokenGroup(row, digest, prompt, (response,), weight=weight, images=images))
     return _not_empty(groups)
 
 
@@ -206,6 +205,7 @@ def chosen_as_demonstration(record: Mapping[str, Any]) -> dict[str, Any]:
         "weight": record.get("weight"),
         "input_ids": [*record["prompt_ids"], *record["chosen_ids"]],
         "mask": [*record["prompt_mask"], *record["chosen_mask"]],
+        "images": record.get("images", ()),
     }
 
 

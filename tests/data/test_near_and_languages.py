@@ -112,7 +112,7 @@ def _format() -> Any:
 
 @pytest.mark.parametrize("similarity", [0, 1.0])
 def test_a_similarity_that_is_no_share_is_refused(similarity: float) -> None:
-    with pytest.raises(ValueError, match="similarity must be from 0.3 to 0.95"):
+    with pytest.raises(ValueError, match=r"similarity must be from 0\.3 to 0\.95"):
         NearDuplicates(similarity)
 
 
