@@ -180,10 +180,12 @@ def _read(path: str, where: str, folder: Path | None) -> bytes:
             "them, or put their bytes into the rows",
         )
     try:
-        file = folder / path
-        if (size := os.path.getsize(file)) > MAX_BYTES:
-            raise too_large(where, f"{size:,} bytes, over the limit of {MAX_BYTES:,}")
-        return file.read_bytes()
+        with open(folder / path, "rb") as file:  # an attempt is seen, where the file is missing too
+            if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
+                raise too_large(where, f"{size:,} bytes, over the limit of {MAX_BYTES:,}")
+            return file.read()
+    except MalformedRow:
+        raise
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise MalformedRow("no image", f"{where} is {path!r}: {why}") from None

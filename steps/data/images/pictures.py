@@ -6,7 +6,9 @@ animation, its first frame.
 
 import hashlib
 import io
+import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from steps.data.rows.reasons import MalformedRow
@@ -33,7 +35,7 @@ class Picture:
     width: int
     height: int
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.content).hexdigest()
 
@@ -69,7 +71,7 @@ def pixels(content: bytes, where: str) -> "Image":
     except MalformedRow:
         raise
     except Exception as error:  # decoders raise whatever a damaged file makes them
-        said = " ".join(str(error).split()).replace(repr(io.BytesIO), "")[:200]
+        said = re.sub(r" at 0x\w+", "", " ".join(str(error).split()))[:200]
         raise MalformedRow(
             "broken image", f"{where} cannot be read: {type(error).__name__}: {said}"
         ) from None

@@ -30,16 +30,19 @@ def reads_images(folder: Path) -> bool:
 
 
 def load_processor(folder: Path) -> Any:
-    """The processor of a model folder, with Pillow's way of resizing where torchvision is absent.
+    """The processor of a model folder. Images are resized by Pillow, where the processor can, so
+    that their pixels do not depend on whether torchvision is installed.
 
     Raises:
         ValueError: it cannot be loaded, or does not say what it writes for an image.
     """
-    from transformers import AutoProcessor
+    from transformers import AutoImageProcessor, AutoProcessor
 
+    given: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        processor: Any = AutoProcessor.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
+        processor: Any = AutoProcessor.from_pretrained(str(folder), **given)
+        processor.image_processor = AutoImageProcessor.from_pretrained(
+            str(folder), **given, backend="pil"
         )
     except (OSError, ValueError, ImportError) as error:
         said = " ".join(str(error).split())[:300]

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from steps.data.images.finding import images_of
-from steps.data.images.placeholders import Placeholders
+from steps.data.images.placeholders import Placeholders, reads_images
 from steps.data.rows.ledger import check_max_dropped
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, Messages, UnpairedRow
@@ -220,7 +221,8 @@ def tokenization(
     Raises:
         ValueError: `config.end_of_turn` is no token of the tokenizer.
     """
-    found, core = chat_format(tokenizer, in_parts=images is not None), encoder(tokenizer)
+    in_parts = images is not None or reads_images(Path(tokenizer.name_or_path))
+    found, core = chat_format(tokenizer, in_parts=in_parts), encoder(tokenizer)
     end = config.end_of_turn or ""
     if end and not found.special.fullmatch(end):
         raise ValueError(
@@ -293,6 +295,10 @@ def tokenize_prompts(
     the reason why the template refuses it."""
 
     def render_prompt(prompt: Chat) -> str:
+        if images_of(prompt.messages):
+            raise MalformedRow(
+                "template refuses the conversation", "prompts with images are not answered"
+            )
         return render(tokenization.format, prompt, header=True)
 
     return in_one_batch(
