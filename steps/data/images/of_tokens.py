@@ -28,7 +28,7 @@ class ImageOfRow:
         Raises:
             ValueError: it is not there, or is damaged.
         """
-        return pixels(_table(self.folder).content(self.sha256), f"image {self.sha256}")
+        return pixels(_table(self.folder).content(self.sha256))
 
 
 @lru_cache(maxsize=8)

@@ -51,23 +51,25 @@ def picture(content: bytes, where: str) -> Picture:
     """
     if len(content) > MAX_BYTES:
         raise too_large(where, f"{len(content):,} bytes, over the limit of {MAX_BYTES:,}")
-    width, height = pixels(content, where).size
+    width, height = _readable(content, where).size
     return Picture(content, width, height)
 
 
-def pixels(content: bytes, where: str) -> "Image":
-    """The image in RGB.
+def pixels(content: bytes) -> "Image":
+    """The image in RGB; raises whatever a damaged one makes a decoder raise."""
+    from PIL import Image
 
-    Raises:
-        MalformedRow: as `picture`.
-    """
-    from PIL import Image, ImageOps
+    with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
+        return _turned(opened)
+
+
+def _readable(content: bytes, where: str) -> "Image":
+    from PIL import Image
 
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
             _check(opened, where)
-            turned: Any = ImageOps.exif_transpose(opened)
-            return turned.convert("RGB")
+            return _turned(opened)
     except MalformedRow:
         raise
     except Exception as error:  # decoders raise whatever a damaged file makes them
@@ -75,6 +77,13 @@ def pixels(content: bytes, where: str) -> "Image":
         raise MalformedRow(
             "broken image", f"{where} cannot be read: {type(error).__name__}: {said}"
         ) from None
+
+
+def _turned(opened: "Image") -> "Image":
+    from PIL import ImageOps
+
+    turned: Any = ImageOps.exif_transpose(opened)
+    return turned.convert("RGB")
 
 
 def too_large(where: str, size: str) -> MalformedRow:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from steps.data.rows.reasons import MalformedRow
+from steps.shared.execution_detail import execution_detail
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _OF_IMAGES = ("image_processor", "image_processor_type")
@@ -45,14 +46,19 @@ def load_processor(folder: Path) -> Any:
             str(folder), **given, backend="pil"
         )
     except (OSError, ValueError, ImportError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise ValueError(f"the processor of {folder} cannot be loaded: {said}") from error
+        raise ValueError(_unloadable(folder, error)) from error
     if getattr(processor, "image_token", None) is None:
         raise ValueError(
             f"{folder}: {type(processor).__name__} has no image_token; name a model whose "
             "processor has one, such as Idefics3 or SmolVLM"
         )
     return processor
+
+
+@execution_detail
+def _unloadable(folder: Path, error: Exception) -> str:
+    said = " ".join(str(error).split())[:300]
+    return f"the processor of {folder} cannot be loaded: {said}; are its files whole?"
 
 
 class Placeholders:
