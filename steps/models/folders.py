@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
 from steps.data.images.placeholders import PROCESSOR_FILES
@@ -52,8 +53,8 @@ def load_model(
 def language_model_of(config: PreTrainedConfig) -> Any:
     """The auto class for the language model of a config: of models that also see, where the config
     is known as one of these alone."""
-    models: Any = AutoModelForCausalLM
-    sees = "vision_config" in config.sub_configs and type(config) not in models._model_mapping
+    named = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    sees = "vision_config" in config.sub_configs and not named
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 

@@ -49,15 +49,14 @@ def with_features(model: PreTrainedModel, pack: Pack, embeddings: Tensor) -> Ten
     return embeddings.masked_scatter(places[None, :, None].expand_as(embeddings), seen)
 
 
-def refuse_images(model: PreTrainedModel) -> None:
-    """Raises ValueError for a model that sees and whose embeddings cannot be told apart."""
-    if _placeholder(model) is not None:
-        raise ValueError(f"the embeddings of {type(model).__name__} are no plain table")
-
-
 def seen_or_ids(model: PreTrainedModel, pack: Pack) -> dict[str, Tensor]:
-    """What the base model is given, with a graph behind it: ids, or with images embeddings."""
-    if _placeholder(model) is None and not pack.images:
+    """What the base model is given, with a graph behind it: ids, or with images embeddings.
+
+    Raises:
+        ValueError: as `with_features`.
+    """
+    if not pack.images:
+        _refuse_placeholders(model, pack.input_ids)
         return {"input_ids": pack.input_ids[None]}
     embeddings: Any = model.get_input_embeddings()
     return {"inputs_embeds": with_features(model, pack, embeddings(pack.input_ids[None]))}
@@ -68,13 +67,19 @@ def inputs_of(
 ) -> dict[str, Any]:
     """What the model's own forward is given besides the ids [1, L] of a sequence with images."""
     if not images:
-        if (token := _placeholder(model)) is not None and bool((input_ids == token).any()):
-            raise ValueError(_unequal(int((input_ids == token).sum()), 0))
+        _refuse_placeholders(model, input_ids)
         return {}
     found = dict(_processed(model, images))
     if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
         found["mm_token_type_ids"] = (input_ids == _placeholder(model)).int()
     return found
+
+
+def _refuse_placeholders(model: PreTrainedModel, ids: Tensor) -> None:
+    """Raises ValueError for tokens that stand for images where there are none."""
+    token = _placeholder(model)
+    if token is not None and (count := int((ids == token).sum())):
+        raise ValueError(_unequal(count, 0))
 
 
 def _placeholder(model: PreTrainedModel) -> int | None:
