@@ -17,11 +17,16 @@ from vision_model import write_vision_model
 
 from pipeline import Artifact, File, TemperError
 from steps.data.formats.choice import FormatChoice
+from steps.data.formats.preference import PreferenceFormat
+from steps.data.images.finding import ImageColumn
 from steps.data.images.image_table import ImageTable, write_images
 from steps.data.images.of_tokens import rows_with_images
 from steps.data.images.pictures import picture, pixels
 from steps.data.load.config import LoadConfig
+from steps.data.load.loading import Load, Part, Reading, load_rows
+from steps.data.load.shards import source_of
 from steps.data.rows.parquet import read_rows
+from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import messages_from_column
 from steps.data.tokens.lengths import TooLong
 from steps.data.tokens.tokenizing import TokenizeConfig
@@ -203,6 +208,32 @@ def test_an_image_is_read_as_it_is_meant_to_be_looked_at(tmp_path: Path) -> None
         Image.new("RGB", (40, 20)).save(written, format="JPEG", exif=exif)
         found = picture(written.getvalue(), "it")
     assert (found.width, found.height) == (20, 40)
+
+
+def test_images_do_not_depend_on_kills(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steps.data.load.loading.ROWS_PER_SHARD", 2)
+    source = source_of(str(rows / "rows.jsonl"))
+    part = Part(source, PreferenceFormat(), images=ImageColumn("images"))
+
+    def load(name: str, stop: int | None = None) -> Path:
+        def progress(done: int, _: Any) -> None:
+            if done == stop:
+                raise KeyboardInterrupt
+
+        wanted = Load(PreferenceRow, Reading("rows", (part,)))
+        load_rows(wanted, tmp_path / name, tmp_path / f"{name}-scratch", progress)
+        return tmp_path / name
+
+    whole = load("whole")
+    for stop in (2, 3, 5):
+        with pytest.raises(KeyboardInterrupt):
+            load("resumed", stop)
+    resumed = load("resumed")
+    files = sorted(path.relative_to(whole) for path in whole.rglob("*.parquet"))
+    assert len(files) == 6  # three of rows, two of images: the third has seen them all; the ledger
+    assert all((resumed / file).read_bytes() == (whole / file).read_bytes() for file in files)
 
 
 def test_only_pairs_have_images(rows: Path, tmp_path: Path) -> None:
