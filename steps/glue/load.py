@@ -171,7 +171,7 @@ def _ignored(loaded: Loaded) -> Iterator[str]:
     if columns := [what for key, what in said.items() if "[]." not in key]:
         yield (
             f"columns that look as if they mattered are not read: {', '.join(columns)}; name them "
-            "in data.fields if they do"
+            "in data.fields if they do, or one of images with data.images=COLUMN"
         )
 
 
