@@ -318,6 +318,21 @@ def test_a_model_that_sees_nothing_is_given_no_images(
     assert "the model's folder has no processor of images" in entries[0]["detail"]
 
 
+def test_a_processor_that_cannot_be_loaded_costs_the_rows_with_images(
+    model: Path, rows: Path, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(model, tmp_path / "broken")
+    config = json.loads((broken / "processor_config.json").read_text())
+    (broken / "processor_config.json").write_text(
+        json.dumps({**config, "processor_class": "NoProcessor"})
+    )
+    loaded(tmp_path / "rows", rows / "rows.jsonl")
+    tokenized(tmp_path, broken)
+    entries = read_rows(tmp_path / "tokens/ledger.parquet")
+    assert [entry["row"] for entry in entries if entry["outcome"] == "kept"] == ["none"]
+    assert "NoProcessor" in entries[0]["detail"] or "image_token" in entries[0]["detail"]
+
+
 def test_a_row_is_shown_with_its_images(tokens: Path, console: Console) -> None:
     show_row(str(tokens), "two", None, console)
     shown = console.file.getvalue()  # pyright: ignore

@@ -62,13 +62,22 @@ def _unloadable(folder: Path, error: Exception) -> str:
 
 
 class Placeholders:
-    """What the processor of a model folder writes for images."""
+    """What the processor of a model folder writes for images.
+
+    Where the processor cannot be loaded (one of videos wants more packages), rows without images
+    are taken all the same.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.processor = load_processor(folder)
-        self.mark: str = self.processor.image_token
-        self.token_id = int(self.processor.tokenizer.convert_tokens_to_ids(self.mark))
+        self.mark, self.token_id, self._fault = "", -1, ""
         self._of_size = cache(self._ask)
+        try:
+            self.processor = load_processor(folder)
+        except ValueError as error:
+            self._fault = str(error)
+            return
+        self.mark = str(self.processor.image_token)
+        self.token_id = int(self.processor.tokenizer.convert_tokens_to_ids(self.mark))
 
     def expanded(
         self, text: str, spans: Sequence[Span], sizes: Sequence[tuple[int, int]]
@@ -81,6 +90,10 @@ class Placeholders:
         Raises:
             MalformedRow: the text has another number of images, or one within a span.
         """
+        if self._fault:
+            if sizes:
+                raise MalformedRow("template refuses the conversation", self._fault)
+            return text, tuple(spans)
         pieces = text.split(self.mark)
         if len(pieces) != len(sizes) + 1:
             raise MalformedRow(
