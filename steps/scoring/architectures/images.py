@@ -114,7 +114,7 @@ def _see_by_itself(model: PreTrainedModel) -> None:
 
 def _processed(model: PreTrainedModel, images: "Sequence[ImageOfRow]") -> Mapping[str, Tensor]:
     """What the processor of the model's folder makes of images, on the model's device."""
-    processor = _processor(Path(model.name_or_path))
+    processor = _processor(Path(str(model.name_or_path)))
     made = processor(
         text=[processor.image_token * len(images)],
         images=[[image.pixels() for image in images]],
