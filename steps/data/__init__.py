@@ -5,6 +5,7 @@
 - ``rows``: what a row is, how it lies in Parquet, and the ledger of what became of each row.
 - ``tokens``: rows become tokens with masks, through a chat template. Begin with
   ``tokens.tokenizing``.
+- ``images``: those of rows, and what stands for them among tokens.
 - ``work`` spreads files over processes and goes on after a kill. ``view`` shows one row of tokens.
 
 Uses ``shared``. Nothing here imports torch or ``pipeline``.

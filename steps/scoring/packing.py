@@ -21,12 +21,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from steps.scoring.examples import TokenGroup, TokenResponse, WholeResponse
+
+if TYPE_CHECKING:
+    from steps.data.images.of_tokens import ImageOfRow
 
 _ROW_MULTIPLE, _FEWEST_ROWS = 8, 32
 
@@ -90,6 +93,7 @@ class Pack:
         group by group, and in a group response by response.
     num_scored: int64 [N]; how many each sequence has.
     lengths: int64 [n, k]; the same by group, see `lengths_of`.
+    images: of each response, those of its prompt; empty where no group has any.
     """
 
     input_ids: Tensor
@@ -101,6 +105,7 @@ class Pack:
     segments: tuple[Segment, ...]
     responses: tuple[ResponseSpan, ...]
     groups: tuple[GroupSpan, ...]
+    images: tuple[tuple["ImageOfRow", ...], ...] = ()
 
     def to(self, device: torch.device | str) -> Self:
         """The pack with its tensors on `device`; from pinned memory the copy does not wait."""
@@ -152,7 +157,14 @@ def make_pack(groups: Sequence[TokenGroup], responses: int | None = None) -> Pac
         segments=tuple(builder.segments),
         responses=tuple(builder.responses),
         groups=tuple(builder.groups),
+        images=_images(groups),
     )
+
+
+def _images(groups: Sequence[TokenGroup]) -> tuple[tuple["ImageOfRow", ...], ...]:
+    if not any(group.images for group in groups):
+        return ()
+    return tuple(group.images for group in groups for _ in group.responses)
 
 
 def lengths_of(groups: Sequence[TokenGroup], responses: int | None = None) -> Tensor:

@@ -54,6 +54,7 @@ class FormatChoice:
         system: a system prompt for every conversation that has none.
         turns: what is done with turns out of order: one of `TURNS`.
         pairs: which pairs are made of several completions: one of `PAIRS`.
+        images: the column with the images of preference pairs; without it none are read.
     """
 
     name: str = AUTO
@@ -61,6 +62,7 @@ class FormatChoice:
     system: str | None = None
     turns: str = field(default=TURNS[0], metadata={"before": TURNS[0]})
     pairs: str = field(default=PAIRS[0], metadata={"before": PAIRS[0]})
+    images: str | None = field(default=None, metadata={"before": None})
 
     def __post_init__(self) -> None:
         for name, known in (("turns", TURNS), ("pairs", PAIRS)):

@@ -6,5 +6,5 @@ finds the assistant's turns in the text and ``tracing`` proves them, ``encoding`
 ``lengths`` cuts what is too long. ``token_shards`` and ``token_folders`` do all of it to files,
 ``token_tables`` has the columns; ``histograms`` and ``packing_report`` count lengths.
 
-Uses ``rows`` and ``work``.
+Uses ``images``, ``rows`` and ``work``.
 """

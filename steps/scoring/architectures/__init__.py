@@ -3,7 +3,8 @@
 ``pack_layouts`` names the three ways of reading and says which a model takes, ``batching`` is the
 second of them (the first and the third are ``attention`` and ``unpacked``, a floor above).
 ``causality`` and ``masks`` are what ``parity`` looks at besides values before it chooses one.
-``routing`` is the load-balancing loss of a mixture of experts. Begin with ``pack_layouts``.
+``routing`` is the load-balancing loss of a mixture of experts, ``images`` what a model that sees
+makes of a prompt's images. Begin with ``pack_layouts``.
 
 Uses ``steps.models`` and, of ``steps.scoring``, examples, packs and attention.
 """
