@@ -1,0 +1,13 @@
+"""Engines in other processes: how weights get there, and how completions come back.
+
+    trainer ── weights, digest ──► engine ── token ids, logps, digest ──► rollouts
+        └── logps of a probe, compared after every hand-over ──┘
+
+Begin with ``syncing``: new weights go to every engine, and no engine is believed before it has
+drawn probe prompts with the log-probabilities that the trainer gives these tokens. ``own_engine``
+is the client of an engine of our own in another process, ``engine_server`` that process, ``vllm``
+the client of vLLM's HTTP interface. ``several`` shares requests among engines. ``calling`` sends
+one HTTP request, and says in one sentence what went wrong; ``answers`` checks what comes back.
+
+Uses ``steps.generation``.
+"""
