@@ -198,19 +198,18 @@ class FailsAfterTwo(SlotEngine):
 
 def test_what_an_engine_finished_before_it_died_arrives_and_then_one_sentence() -> None:
     with serving(FailsAfterTwo(seeded(0), "w")) as server:
-        arrived = []
+        arrived: list[Finished] = []
         with pytest.raises(EngineError, match=r"in the middle .* finished completions are kept"):
-            for finished in client(server.address).sample(ASKED, "w"):
-                arrived.append(finished)
+            arrived.extend(client(server.address).sample(ASKED, "w"))
         assert len(arrived) == 2
 
 
 def test_the_others_finish_before_the_error_of_one_is_raised() -> None:
     with serving(FailsAfterTwo(seeded(0), "w")) as bad, serving(SlotEngine(seeded(0), "w")) as good:
-        arrived = []
-        with pytest.raises(EngineError):
-            for finished in Engines([client(bad.address), client(good.address)]).sample(ASKED, "w"):
-                arrived.append(finished)
+        arrived: list[Finished] = []
+        engines = Engines([client(bad.address), client(good.address)])
+        with pytest.raises(EngineError, match="in the middle"):
+            arrived.extend(engines.sample(ASKED, "w"))
         assert len(arrived) == 2 + 2 * 3  # rows 1 and 3 are the other's
 
 
@@ -286,9 +285,9 @@ def test_an_engine_that_is_not_there_and_one_with_another_token_are_one_sentence
         free.bind(("127.0.0.1", 0))
         with pytest.raises(EngineError, match="nothing listens"):
             list(client(f"http://127.0.0.1:{free.getsockname()[1]}").sample([ONE], "w"))
-    with serving(SlotEngine(seeded(0), "w")) as server:
-        with pytest.raises(EngineError, match="does not know this token"):
-            list(client(server.address, token="wrong").sample([ONE], "w"))
+    server = serving(SlotEngine(seeded(0), "w"))
+    with server as there, pytest.raises(EngineError, match="does not know this token"):
+        list(client(there.address, token="wrong").sample([ONE], "w"))
 
 
 # --- in place of the engine of this process -------------------------------------------------------
