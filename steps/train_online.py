@@ -41,7 +41,8 @@ def train_online(
     from steps.online.online_run import Folders, run_sampling
 
     folders = Folders(policy.path, start and start.path, reference and reference.path)
-    judges = Judges(checker, judging.processes, judging.time_limit)
+    kept = out.scratch / "verdicts"
+    judges = Judges(checker, judging.processes, judging.time_limit, kept, judging.most_without)
     with at_work(out) as place, judges:
         return run_sampling(
             folders, config, prompts.path, judges, judging.most_without, iterations, place, engine

@@ -3,16 +3,16 @@
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 import torch
+from http_answers import answering
 from tiny_models import llama, model_folder
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -213,39 +213,9 @@ def test_the_others_finish_before_the_error_of_one_is_raised() -> None:
         assert len(arrived) == 2 + 2 * 3  # rows 1 and 3 are the other's
 
 
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-@contextmanager
-def answering(answer: Answer) -> Iterator[str]:
-    """A server that answers whatever it is asked in one way."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            answer(self)
-
-        def log_message(self, format: str, *args: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def says(*lines: Any, length: int = 0) -> Answer:
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(body) + length))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return answer
+def says(*lines: Any, missing: int = 0) -> Any:
+    body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    return lambda asked, content: asked.say(body, missing=missing)
 
 
 ONE = ASKED[0]
@@ -256,7 +226,7 @@ GOOD["weights"] = "w"
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (says(GOOD, length=10), "in the middle"),
+        (says(GOOD, missing=10), "in the middle"),
         (says({"done": 1}), "left 1 completions out"),
         (says({**GOOD, "k": 7}), "completion 7 of row 'row 0' was not asked for"),
         (says({**GOOD, "logps": [-1.0]}), "1 logps for 2 tokens"),
@@ -264,7 +234,7 @@ GOOD["weights"] = "w"
         (says({**GOOD, "ids": [5, 6]}), "says that it ended by stop"),
         (says({**GOOD, "finish": "length"}), "says that it ended by length"),
         (says("hello"), "it is no completion"),
-        (lambda handler: handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\nnonsense"), "no JSON"),
+        (lambda asked, content: asked.say(b"nonsense"), "no JSON"),
     ],
 )
 def test_an_answer_that_is_not_what_was_asked_for_is_one_sentence(answer: Any, told: str) -> None:
@@ -274,7 +244,7 @@ def test_an_answer_that_is_not_what_was_asked_for_is_one_sentence(answer: Any, t
 
 def test_an_engine_that_hangs_is_one_sentence_after_its_patience() -> None:
     held = threading.Event()
-    with answering(lambda handler: held.wait(60) and None) as address:
+    with answering(lambda asked, content: held.wait(60) and None) as address:
         with pytest.raises(EngineError, match=r"has said nothing for 0\.2 s"):
             list(client(address, patience=0.2).sample([ONE], "w"))
         held.set()

@@ -83,7 +83,13 @@ class Caller:
             session.trust_env = self.needs_proxy
             try:
                 with session.request(
-                    method, url, auth=self._sign, timeout=self.patience, stream=stream, **content
+                    method,
+                    url,
+                    auth=self._sign,
+                    timeout=self.patience,
+                    stream=stream,
+                    allow_redirects=False,  # the token is for this address
+                    **content,
                 ) as answer:
                     self._require_success(path, answer)
                     yield answer
@@ -108,7 +114,7 @@ class Caller:
         return request
 
     def _require_success(self, path: str, answer: requests.Response) -> None:
-        if answer.ok:
+        if answer.status_code == 200:
             return
         told = " ".join(answer.text.split())[:_LONGEST_TOLD]
         if answer.status_code == _STALE:
