@@ -128,9 +128,7 @@ def draw(config: Vllm, model: PreTrainedModel) -> list[Finished]:
 # --- what is asked and what is answered -----------------------------------------------------------
 
 
-def test_what_a_server_draws_is_told_as_token_ids_with_logps_and_the_digest_of_its_weights() -> (
-    None
-):
+def test_what_a_server_draws_is_ids_with_logps_and_the_digest_of_its_weights() -> None:
     stand_in = StandIn()
     with vllm(stand_in) as config:
         choice = config.connect(seeded(0), ASKED, "w", 64, 2048)
@@ -197,9 +195,9 @@ def test_an_answer_that_is_not_what_was_asked_for_is_refused(told: Any, message:
 def test_a_server_that_says_yes_and_keeps_the_old_head_is_caught() -> None:
     stand_in = StandIn()
     stand_in.keeps = "lm_head.weight"
-    with vllm(stand_in) as config:
-        with pytest.raises(SyncError, match="has accepted the weights w and draws with others"):
-            draw(config, seeded(0))
+    caught = pytest.raises(SyncError, match="has accepted the weights w and draws with others")
+    with vllm(stand_in) as config, caught:
+        draw(config, seeded(0))
 
 
 def test_a_server_that_was_started_again_has_no_weights_that_anybody_asks_for() -> None:
