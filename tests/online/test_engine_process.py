@@ -106,9 +106,7 @@ def test_what_an_engine_drew_before_it_was_killed_is_kept_and_the_rest_is_drawn_
 ) -> None:
     model = load_model(policy)
     asked = [
-        Request(f"row {n}", k, (3, 4, 5 + n % 9), 40, 1.0, (END,))
-        for n in range(60)
-        for k in (0, 1)
+        Request(f"row {n}", k, (3, 4, 5 + n), 20, 1.0, (END,)) for n in range(20) for k in (0, 1)
     ]
     config = OwnEngine((engine.address,))
     drawing = config.connect(model, asked, "w", 3, 64).engine

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from steps.generation.engine import StaleWeightsError
-from steps.generation.remote.answers import finished_to_json, request_from_json
+from steps.generation.remote.as_json import finished_to_json, request_from_json
 from steps.generation.slots import SlotEngine
 
 LOOPBACK = "127.0.0.1"

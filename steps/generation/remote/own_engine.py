@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from steps.generation.engine import Finished, Request, StaleWeightsError
-from steps.generation.remote.answers import finished_from_json, request_to_json
+from steps.generation.remote.as_json import finished_from_json, request_to_json
 from steps.generation.remote.calling import Caller
 from steps.generation.weights import read_weights
 

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from steps.generation.choosing import EngineChoice
 from steps.generation.engine import Finish, Finished, Request, require_weights
-from steps.generation.remote.answers import require_answer
+from steps.generation.remote.as_json import require_answer
 from steps.generation.remote.calling import Caller
 from steps.generation.remote.own_engine import once
 from steps.generation.remote.several import side_by_side
