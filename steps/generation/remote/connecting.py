@@ -7,12 +7,13 @@ as here, and both must draw the same ids and logps, to the bit, for a few prompt
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
 from transformers import PreTrainedModel
 
 from steps.generation.choosing import EngineChoice
-from steps.generation.engine import Engine, Finished, Request
+from steps.generation.engine import Engine, Request
 from steps.generation.remote.calling import Caller
 from steps.generation.remote.engine_server import bears_on_bits
 from steps.generation.remote.own_engine import OwnEngineClient
@@ -100,5 +101,7 @@ def _require_same_bits(
             )
 
 
-def _bits(engine: Engine, requests: Iterable[Request], weights: str) -> set[Finished]:
-    return {replace(finished, weights="") for finished in engine.sample(requests, weights)}
+def _bits(engine: Engine, requests: Iterable[Request], weights: str) -> set[tuple[Any, ...]]:
+    """What an engine draws, but for the name of its weights."""
+    drawn = engine.sample(requests, weights)
+    return {(done.row, done.k, done.ids, done.logps, done.finish) for done in drawn}
