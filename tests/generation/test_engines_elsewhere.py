@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 import torch
-from http_answers import answering
+from http_answers import Asked, answering
 from tiny_models import llama, model_folder
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -244,7 +244,11 @@ def test_an_answer_that_is_not_what_was_asked_for_is_one_sentence(answer: Any, t
 
 def test_an_engine_that_hangs_is_one_sentence_after_its_patience() -> None:
     held = threading.Event()
-    with answering(lambda asked, content: held.wait(60) and None) as address:
+
+    def hang(asked: Asked, content: Any) -> None:
+        held.wait(60)
+
+    with answering(hang) as address:
         with pytest.raises(EngineError, match=r"has said nothing for 0\.2 s"):
             list(client(address, patience=0.2).sample([ONE], "w"))
         held.set()

@@ -18,6 +18,8 @@ from steps.generation.engine import StaleWeightsError
 _STALE = 409
 _UNSUITABLE = 422
 _LONGEST_TOLD = 400
+_PIECE = 2**16
+"""The most bytes that are waited for; an engine of ours sends each line as a piece of its own."""
 
 
 class EngineError(RuntimeError):
@@ -60,7 +62,7 @@ class Caller:
     def lines(self, path: str, content: Mapping[str, Any]) -> Iterator[Any]:
         """The JSON values that the engine answers, a line each, as they come. Raises as `ask`."""
         with self._answering("POST", path, {"json": content}, stream=True) as answer:
-            for line in answer.iter_lines(chunk_size=None):
+            for line in answer.iter_lines(_PIECE):
                 if line.strip():
                     try:
                         yield json.loads(line)

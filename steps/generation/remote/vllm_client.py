@@ -47,11 +47,11 @@ class VllmClient:
 
     Args:
         config: of the model that it serves, which goes beside new weights.
-        folder: where these are written, for the server to read.
+        folder: where these are written, for the server to read; None: with temporary files.
         concurrent: how many completions it is asked for at once.
     """
 
-    def __init__(self, caller: Caller, config: Any, folder: Path, concurrent: int) -> None:
+    def __init__(self, caller: Caller, config: Any, folder: Path | None, concurrent: int) -> None:
         self._caller = caller
         self._config = config
         self._folder = folder
