@@ -119,7 +119,8 @@ class Judges:
         while len(found) < len(completions):
             while len(self._processes) < min(self._most, len(completions) - len(found)):
                 self._processes.append(_Process(self._checker, self._time_limit))
-            share = max(1, min(_MOST_AT_ONCE, len(queue) // len(self._processes)))
+            most = 1 if self._kept else _MOST_AT_ONCE  # none is paid for that nobody takes
+            share = max(1, min(most, len(queue) // len(self._processes)))
             for process in self._processes:
                 if process.is_idle and queue:
                     numbers = [queue.popleft() for _ in range(min(share, len(queue)))]
