@@ -2,6 +2,7 @@
 
 from pipeline import Metrics, Output, step
 from steps.generation.config import SamplingConfig
+from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, Prompts, Rollouts
 from steps.models.config import Dtype
@@ -14,6 +15,7 @@ def sample_rollouts(
     model: Model,
     config: SamplingConfig = SamplingConfig(temperature=1.0),
     dtype: Dtype = Dtype.float32,
+    engine: EngineConfig = OwnEngine(),
 ) -> Metrics:
     """Write ``rollouts-*.parquet``: of each prompt ``config.num_completions`` completions, as token
     ids with their logps and how each ended; beside them the prompts, the tokenizer and what is to
@@ -22,11 +24,14 @@ def sample_rollouts(
     Prompts are rendered as the training data is, with their tools and template arguments. One that
     the model's chat template refuses is left out, and told. Finished completions are kept in
     scratch, so an interrupted run goes on with what is missing.
+
+    Args:
+        engine: who draws: this process, or engines elsewhere.
     """
     from steps.online.recording import draw_rollouts, write_recording
 
     with at_work(out) as place:
-        drawn = draw_rollouts(prompts.path, model.path, config, dtype, place)
+        drawn = draw_rollouts(prompts.path, model.path, config, dtype, place, engine)
         if not place.ranks.is_first:
             return {}
         write_recording(out.path, drawn, model.path)

@@ -4,6 +4,7 @@ from pipeline import Metrics, Output, step
 from steps.checking.boxed import Boxed
 from steps.checking.config import JudgeConfig
 from steps.checking.verdicts import Checker
+from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, OnlineRun, OnlineState, Prompts
 from steps.online.config import RlConfig
@@ -20,6 +21,7 @@ def train_online(
     judging: JudgeConfig = JudgeConfig(),
     start: OnlineState | None = None,
     reference: Model | None = None,
+    engine: EngineConfig = OwnEngine(),
 ) -> Metrics:
     """Write the trained ``model``, the ``state`` that another segment goes on from, the
     ``rollouts`` that were drawn, with verdicts, and a ``metrics.jsonl`` with a line an iteration.
@@ -33,13 +35,15 @@ def train_online(
             ``start``, are one run of as many as both.
         start: ``run["state"]`` of another segment; its weights take the place of the policy's.
         reference: what methods with a reference compare with; the policy, without.
+        engine: who draws: this process, or engines elsewhere.
     """
     from steps.checking.judges import Judges
     from steps.online.online_run import Folders, run_sampling
 
     folders = Folders(policy.path, start and start.path, reference and reference.path)
-    judges = Judges(checker, judging.processes, judging.time_limit)
+    kept = out.scratch / "verdicts"
+    judges = Judges(checker, judging.processes, judging.time_limit, kept, judging.most_without)
     with at_work(out) as place, judges:
         return run_sampling(
-            folders, config, prompts.path, judges, judging.most_without, iterations, place
+            folders, config, prompts.path, judges, judging.most_without, iterations, place, engine
         )

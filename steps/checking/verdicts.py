@@ -50,10 +50,12 @@ class Checker:
     """A rule that judges completions: frozen settings and a function.
 
     It is defined at the top of a module, as it is handed to processes of its own. `name` is its
-    name in a config, and that of its reward.
+    name in a config, and that of its reward. What `is_costly` is not asked twice: its verdicts are
+    kept, so that an interrupted run pays for the rest only.
     """
 
     name: ClassVar[str]
+    is_costly: ClassVar[bool] = False
 
     def check(self, answered: Answered) -> Judgement:
         """Judges one completion. It may take long, hang, raise or end its process: it runs in one

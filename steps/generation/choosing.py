@@ -6,8 +6,8 @@ completion. The same is then drawn alone, which shows whether a completion depen
 what is written beside it.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,12 +34,14 @@ class EngineChoice:
     name: ``slots`` or ``alone``.
     batch_invariant: whether completions were the same bits alone and beside others.
     why_not: why not slots.
+    facts: what else is to be known of it, as JSON values.
     """
 
     engine: Engine
     name: str
     batch_invariant: bool
     why_not: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def notice(self) -> str | None:
@@ -50,15 +52,7 @@ class EngineChoice:
 
     def described(self) -> dict[str, Any]:
         """What drew the completions, as JSON values."""
-        model: Any = getattr(self.engine, "model")  # noqa: B009 (both engines of this process)
-        return {
-            "engine": self.name,
-            "batch_invariant": self.batch_invariant,
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "device": model.device.type,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
+        return {"engine": self.name, "batch_invariant": self.batch_invariant, **self.facts}
 
 
 def choose_engine(
@@ -79,10 +73,21 @@ def choose_engine(
     engine = SlotEngine(model, weights, slots, tokens_per_forward)
     fault = rescaled_rotation(model, by_length[-1].longest_sequence)
     fault, drawn = (fault, []) if fault else _try(engine, tried)
+    facts = _facts(model)
     if fault:
-        return EngineChoice(AloneEngine(model, weights), "alone", True, fault)
+        return EngineChoice(AloneEngine(model, weights), "alone", True, fault, facts)
     alone = [finished for request in tried for finished in engine.sample([request], weights)]
-    return EngineChoice(engine, "slots", sorted(map(_told, drawn)) == sorted(map(_told, alone)))
+    invariant = sorted(map(_told, drawn)) == sorted(map(_told, alone))
+    return EngineChoice(engine, "slots", invariant, facts=facts)
+
+
+def _facts(model: PreTrainedModel) -> dict[str, Any]:
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": model.device.type,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
 
 
 def _short(request: Request, k: int) -> Request:
@@ -105,13 +110,13 @@ def _try(engine: SlotEngine, requests: Sequence[Request]) -> tuple[str | None, l
         # Whatever a stranger's model raises when it is run this way, it can be run another way.
         return _takes_no_slots(model, error), []
     actual = torch.tensor([logp for finished in drawn for logp in finished.logps])
-    expected = torch.cat([_own_logps(model, *both) for both in zip(requests, drawn, strict=True)])
+    expected = torch.cat([own_logps(model, *both) for both in zip(requests, drawn, strict=True)])
     difference = logp_difference(actual.double(), expected.double(), model.dtype)
     return difference and f"in slots, {type(model).__name__} differs: {difference}", drawn
 
 
 @torch.no_grad()
-def _own_logps(model: PreTrainedModel, request: Request, finished: Finished) -> Tensor:
+def own_logps(model: PreTrainedModel, request: Request, finished: Finished) -> Tensor:
     """The logps of what was drawn by the model's own forward, on the host."""
     ids = torch.tensor([[*request.prompt_ids, *finished.ids]], device=model.device)
     with evaluating(model), attending(model, own_attention(model)):

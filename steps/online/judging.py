@@ -29,15 +29,21 @@ def judge_recording(
     config: JudgeConfig,
     output: Path,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    scratch: Path | None = None,
 ) -> list[Rollout]:
     """Writes a recording to another folder, with the checker's verdicts and rewards; its rollouts.
+
+    Args:
+        scratch: where verdicts of a costly checker are kept, for a run that goes on.
 
     Raises:
         ValueError: too many completions have no verdict.
     """
     drawn = list(read_rollouts(recording))
     rows = read_prompts(recording)
-    with Judges(checker, config.processes, config.time_limit) as judges:
+    with Judges(
+        checker, config.processes, config.time_limit, scratch, config.most_without
+    ) as judges:
         said = texts(recording, drawn)
         rollouts = judge_rollouts(judges, drawn, said, rows, checker.name, on_progress)
     require_verdicts(rollouts, config.most_without)

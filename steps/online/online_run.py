@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from steps.checking.judges import Judges
 from steps.data.tokens.rendering import load_tokenizer
-from steps.generation.choosing import EngineChoice, choose_engine
+from steps.generation.choosing import EngineChoice
+from steps.generation.engine import Engine, Finished, Request
+from steps.generation.engine_config import EngineConfig, OwnEngine
+from steps.generation.remote.syncing import Score, SyncedEngines
 from steps.generation.sampling import decoded, end_tokens
 from steps.models.folders import load_model, vocabulary_size
 from steps.models.workplace import Workplace
@@ -29,7 +34,7 @@ from steps.online.recording import Drawn, require_whole_distribution, tokenized,
 from steps.online.rollouts import Rollout
 from steps.online.sampled import Asked, Sampled, longest_examples
 from steps.scoring.config import Attention
-from steps.scoring.examples import TokenGroup
+from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.parity import choose_attention
 from steps.scoring.scorer import Scorer
 from steps.shared.checks import require
@@ -109,6 +114,7 @@ def run_sampling(
     most_without: float,
     iterations: int,
     place: Workplace,
+    engine: EngineConfig = OwnEngine(),
 ) -> dict[str, Any]:
     """`run_online` of a policy that draws completions of the prompts in a folder for itself, which
     `judges` give a reward. Writes the rollouts too.
@@ -125,7 +131,7 @@ def run_sampling(
     stop_ids = tuple(end_tokens(model, tokenizer))
     asked = Asked([(row.row, tuple(ids)) for row, ids in pairs], stop_ids)
     first = asked.requests(config, 0)
-    choice = choose_engine(model, first, "", config.slots, config.tokens_per_forward)
+    choice = engine.connect(model, first, "", config.slots, config.tokens_per_forward)
     examples = longest_examples(asked, config, vocabulary_size(model))
 
     by_row = {row.row: row for row in rows}
@@ -137,7 +143,8 @@ def run_sampling(
         return judged
 
     def source(trainer: Trainer, kept: Kept) -> Source:
-        return Sampled(trainer, choice.engine, asked, config, judge, kept, place)
+        drawing = checked_by(choice.engine, trainer)
+        return Sampled(trainer, drawing, asked, config, judge, kept, place)
 
     summary = run_online(start, config, examples, source, iterations, place)
     drawn = list(Kept(place.scratch / _ROLLOUTS).all())
@@ -145,6 +152,22 @@ def run_sampling(
     write_recording(place.output / _ROLLOUTS, recorded, start.policy)
     told = [*summary.get("notices", ()), *_notices(choice)]
     return summary | tally.metrics() | ({"notices": told} if told else {})
+
+
+def checked_by(engine: Engine, trainer: Trainer) -> Engine:
+    """An engine whose new weights are compared with the trainer's scoring, if it is elsewhere."""
+    return engine.scored_by(_scoring(trainer)) if isinstance(engine, SyncedEngines) else engine
+
+
+def _scoring(trainer: Trainer) -> Score:
+    def score(pairs: Sequence[tuple[Request, Finished]]) -> list[Tensor]:
+        groups = [
+            TokenGroup(request.row, "", request.prompt_ids, (TokenResponse(finished.ids),))
+            for request, finished in pairs
+        ]
+        return list(trainer.logps(trainer.prepare(groups)).result().tokens)
+
+    return score
 
 
 @execution_detail

@@ -25,9 +25,10 @@ from steps.data.rows.tables import PROMPTS, from_record, to_record
 from steps.data.tokens.encoding import save_tokenizer
 from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
-from steps.generation.choosing import EngineChoice, choose_engine
+from steps.generation.choosing import EngineChoice
 from steps.generation.config import SamplingConfig
 from steps.generation.engine import Engine, Finish, Finished, Request
+from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.generation.sampling import end_tokens, make_requests, share
 from steps.models.config import Dtype
 from steps.models.folders import load_model
@@ -82,14 +83,20 @@ class Drawn:
 
 
 def draw_rollouts(
-    prompts: Path, model: Path, config: SamplingConfig, dtype: Dtype, place: Workplace
+    prompts: Path,
+    model: Path,
+    config: SamplingConfig,
+    dtype: Dtype,
+    place: Workplace,
+    engine: EngineConfig = OwnEngine(),
 ) -> Drawn:
     """Completions of the prompts in a folder by the model in another; every rank gets all of them.
 
     A prompt that the model's chat template refuses is left out, and told.
 
     Raises:
-        ValueError: no prompt is left.
+        ValueError: no prompt is left, or an engine elsewhere is not what it should be.
+        EngineError: an engine elsewhere fails; what is finished is kept.
         Left: the run was told to leave; what is finished is kept.
     """
     tokenizer = load_tokenizer(model)
@@ -100,7 +107,7 @@ def draw_rollouts(
     asked = [(row.row, ids) for row, ids in zip(rows, prompt_ids, strict=True)]
     requests = make_requests(asked, config, end_tokens(loaded, tokenizer))
     weights = model_digest(model)
-    choice = choose_engine(loaded, requests, weights, config.slots, config.tokens_per_forward)
+    choice = engine.connect(loaded, requests, weights, config.slots, config.tokens_per_forward)
     if len(set(place.ranks.gather(choice.name))) > 1:
         raise ValueError("the model takes slots on some ranks only; sample with one process")
     if choice.notice and place.ranks.is_first:
@@ -142,26 +149,32 @@ def record(engine: Engine, requests: Sequence[Request], place: Workplace) -> lis
     Several ranks, each with an engine, share the rows, and each gets all rollouts.
 
     Raises:
-        Left: a rank was told to leave; what is finished is kept.
+        Left: a rank was told to leave; what is finished is kept, as it is if the engine fails.
     """
     ranks = place.ranks
     asked = {(request.row, request.k): request for request in requests}
-    own = _kept(place.scratch, asked, engine.weights)
+    weights = engine.weights
+    own = _kept(place.scratch, asked, weights)
     done = {(row, k) for of_rank in ranks.gather(list(own)) for row, k in of_rank}
     missing = [r for r in share(requests, ranks) if (r.row, r.k) not in done]
     parts = _Parts(place)
     leaving = False
-    for finished in engine.sample(missing, engine.weights):
-        answered = finished.row, finished.k
-        own[answered] = as_rollout(asked[answered], finished)
-        leaving = place.stopping() and parts.count + 1 < len(missing)
-        parts.add(own[answered], at_once=leaving)
-        place.on_progress(min(len(done) + parts.count * ranks.count, len(asked)), len(asked), {})
-        if leaving:
-            break
+    try:
+        for finished in engine.sample(missing, weights):
+            answered = finished.row, finished.k
+            own[answered] = as_rollout(asked[answered], finished)
+            leaving = place.stopping() and parts.count + 1 < len(missing)
+            parts.add(own[answered], at_once=leaving)
+            reached = min(len(done) + parts.count * ranks.count, len(asked))
+            place.on_progress(reached, len(asked), {})
+            if leaving:
+                break
+    except Exception:  # an engine elsewhere may fail at any time
+        parts.write()
+        raise
     if ranks.any(leaving)[0]:
         raise Left("left while sampling; the completions that are finished are kept")
-    return _gathered(ranks, own, asked, engine.weights)
+    return _gathered(ranks, own, asked, weights)
 
 
 class _Parts:
@@ -177,7 +190,12 @@ class _Parts:
     def add(self, rollout: Rollout, at_once: bool) -> None:
         self.count += 1
         self._pending.append(rollout)
-        if not at_once and time.monotonic() - self._written < _SECONDS_A_PART:
+        if at_once or time.monotonic() - self._written >= _SECONDS_A_PART:
+            self.write()
+
+    def write(self) -> None:
+        """Keeps what is finished."""
+        if not self._pending:
             return
         number = len(list(self._folder.glob(f"finished-{self._rank:05d}-*")))
         file = self._folder / f"finished-{self._rank:05d}-{number:05d}.parquet"
