@@ -1,11 +1,12 @@
 """What people look at: the terminal, notebooks, reports and trackers.
 
-``terminal`` prints a plan and results; begin there. ``live`` is the view of a run at work,
-``failures`` says what went wrong. ``made`` is an artifact as ``run`` returns it, which ``loading``
-opens and ``notebook`` draws. ``results`` has results as a table and side by side (``comparison``),
-``metrics`` puts their numbers into words, ``views`` are the shapes of what there is to see of an
-artifact. ``logged`` reads what a step has logged, ``under_way`` shows it of a step at work.
-``report`` writes the HTML file, ``sinks`` hand metrics to W&B and TensorBoard.
+``terminal`` prints a plan and results; begin there. ``live`` shows a run while it works,
+``failures`` prints what went wrong. ``made`` is an artifact as ``run`` returns it: ``loading``
+opens its files as Python values, ``notebook`` draws it. ``results`` returns results as a table and
+compares them (``comparison``), ``metrics`` formats their numbers. ``views`` defines the shapes in
+which an artifact can show its content: texts, curves, tables. ``logged`` reads a step's metrics
+log, ``under_way`` shows the log and progress of a step that still runs. ``report`` writes the HTML
+file, ``sinks`` send metrics to W&B and TensorBoard.
 
 Uses ``price``, ``plan``, ``wire``, ``store`` and what lies below them.
 """

@@ -1,14 +1,14 @@
 """The report: one HTML file that shows what runs did, how it went and what differed.
 
-It knows no ML. What there is to see of an artifact, its kind says (:mod:`pipeline.show.views`); the
-rest is in records of runs and in manifests.
+It knows no ML. The kind of an artifact defines how to show it (:mod:`pipeline.show.views`);
+everything else comes from run records and manifests.
 
-``story`` gathers what is told from a store, ``earlier`` what other runs made; begin there. ``page``
-makes the file: it loads nothing, and what anybody but Temper wrote (names, settings, texts,
-Markdown) is shown as text. ``headline`` says in one sentence what changed, ``scoreboard`` has the
-results as tables, ``sweeps`` what settings do, ``trends`` the curves, ``texts`` the samples,
-``costs`` hardware and seconds. ``figures`` (on ``axes``) and ``graph`` draw pictures as SVG,
-``wording`` writes numbers and names. ``page.html.j2`` is the layout: a column of a table is added
+``story`` gathers the content of a report from the store, ``earlier`` adds results of earlier runs;
+begin there. ``page`` renders the file: the page loads nothing, and text that Temper did not write
+(names, settings, samples, Markdown) is escaped. ``headline`` states in one sentence what changed,
+``scoreboard`` has the tables of results, ``sweeps`` metrics over settings, ``trends`` the curves,
+``texts`` the samples, ``costs`` hardware and seconds. ``figures`` (on ``axes``) and ``graph`` draw
+SVG, ``wording`` formats numbers and names. ``page.html.j2`` is the layout; add a column of a table
 there. ``server`` serves pages on this machine for ``temper ui``.
 """
 

@@ -1,13 +1,13 @@
-"""From numbers to places along an axis, linear or logarithmic, and what to write at its ticks."""
+"""Axes of plots, linear or logarithmic: they map values to coordinates and choose tick labels."""
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-_LARGEST = 1e280  # beyond it, differences overflow
+_LARGEST = 1e280  # differences between larger values overflow
 _ROOM = 0.05
 _SAME = 1e-12
-"""Relative; values that are closer than this are drawn as one."""
+"""Relative; two values that are closer than this are drawn at one place."""
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SHORTENED_FROM = 1e4
@@ -15,7 +15,7 @@ _SHORTENED_FROM = 1e4
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from `low` to `high`, drawn from `start` to `end`."""
+    """Maps values from `low` to `high` to coordinates from `start` to `end`."""
 
     low: float
     high: float
@@ -32,7 +32,7 @@ class Axis:
         return cls(low - span * room, high + span * room, start, end)
 
     def as_logarithm(self, values: Iterable[float]) -> "Axis | None":
-        """A logarithmic axis in the same place; ``None`` unless all values are above 0."""
+        """A logarithmic axis with the same coordinates; ``None`` unless all values are above 0."""
         low, high = _ends(values)
         if low <= 0:
             return None
@@ -41,14 +41,14 @@ class Axis:
         return replace(self, low=10 ** (first - room), high=10 ** (last + room), logarithmic=True)
 
     def __call__(self, value: float) -> float:
-        """The place of a value."""
+        """The coordinate of a value."""
         value, low, high = _bounded(value), self.low, self.high
         if self.logarithmic:
             value, low, high = math.log10(max(value, low)), math.log10(low), math.log10(high)
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, most: int = 5) -> list[tuple[float, str]]:
-        """Round values on the axis, with what to write there."""
+        """Round values on the axis, each with its label."""
         if self.logarithmic and len(found := list(self._decades())) > 1:
             return [(value, short(value)) for value in found]
         step = _round_step((self.high - self.low) / most)
@@ -66,7 +66,7 @@ class Axis:
 
 
 def short(value: float, step: float | None = None) -> str:
-    """A number for a tick: ``0.05``, ``12k``, ``2e-05``; as many digits as the step asks for."""
+    """A number as a tick label: ``0.05``, ``12k``, ``2e-05``; `step` sets the number of digits."""
     if value == 0:
         return "0"
     size = abs(value)
@@ -87,7 +87,7 @@ def _ends(values: Iterable[float]) -> tuple[float, float]:
 
 
 def _bounded(value: float) -> float:
-    """The value, if it is neither so large nor so small that arithmetic with it fails."""
+    """The value, clamped to a range in which arithmetic neither overflows nor underflows."""
     return 0.0 if abs(value) < 1 / _LARGEST else min(max(value, -_LARGEST), _LARGEST)
 
 

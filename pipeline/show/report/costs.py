@@ -1,4 +1,4 @@
-"""What steps ran on and what that took, from the provenance of what they made."""
+"""The hardware that steps ran on and the seconds they took, from the provenance of artifacts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pipeline.text import clock
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of processors and of accelerators."""
+    """Seconds of CPU and of accelerators."""
 
     cpu: float = 0.0
     device: float = 0.0
@@ -25,7 +25,7 @@ class Cost:
 
 
 def hardware_of(told: Told) -> str:
-    """The processor with its threads, or the accelerators; empty where nobody has recorded it."""
+    """The accelerators, or the CPU and its threads; empty if the manifest does not record them."""
     spent = _spent(told)
     model, devices = str(spent.get("model") or ""), _number(spent, "devices")
     if devices:
@@ -36,7 +36,7 @@ def hardware_of(told: Told) -> str:
 
 
 def cost_of(told: Told) -> Cost:
-    """What making a step's artifact took, an earlier attempt that it went on from not included."""
+    """The cost of the attempt that made the artifact, without earlier attempts that it resumed."""
     spent = _spent(told)
     seconds = told.manifest.seconds if told.manifest else 0.0
     return Cost(_number(spent, "cpu_seconds"), _number(spent, "devices") * seconds)
@@ -56,7 +56,7 @@ def _provenance(told: Told) -> Mapping[str, Any]:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float:
-    """A number as it is recorded, also as text; 0 if it is none."""
+    """A recorded number, also if it is recorded as text; 0 if it is no positive number."""
     value = values.get(name)
     if isinstance(value, str) and value.isdecimal():
         value = int(value)

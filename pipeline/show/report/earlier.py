@@ -1,4 +1,4 @@
-"""What other runs on record did: which of them to tell of, and what to lay beside it."""
+"""Results of earlier runs: which run a report shows by default, and what it shows beside it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,19 +16,21 @@ from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run, newest_runs
 
 MOST_RUNS = 40
-"""That are looked into; each is a request to the store."""
+"""The most runs that a report looks at; each costs a request to the store."""
 MOST_PASTS = 24
-"""Results whose past is told."""
+"""The most results whose history is shown."""
 MOST_OTHERS = 4
-"""Artifacts of other runs whose curves are at hand, of each step."""
+"""The most artifacts of other runs, for each step, whose curves a reader can show."""
 
 
 def run_to_tell_of(store: Store) -> tuple[Run, Run] | None:
-    """The newest run, and the one to tell of by default: the newest itself, unless it found all of
-    its results made; then, of the runs that had the same results, the one that made the most.
+    """The run that a report shows by default, and the newest run.
+
+    By default that is the newest run. If the newest run found all of its results in the cache, it
+    is the run with the same results that made the most steps.
 
     Returns:
-        The one to tell of and the newest; ``None`` if no record can be read.
+        The run to show and the newest run; ``None`` if no record can be read.
     """
     runs = list(islice(newest_runs(store), MOST_RUNS))
     if not runs:
@@ -41,7 +43,7 @@ def run_to_tell_of(store: Store) -> tuple[Run, Run] | None:
 
 
 def with_others(story: Story, catalog: Catalog, look: Look) -> Story:
-    """The story with curves of other runs' artifacts, and what its results were in other runs."""
+    """The story with curves of other runs' artifacts, and with earlier versions of its results."""
     return replace(
         story,
         others=list(_others(story, catalog, look)),
@@ -50,13 +52,13 @@ def with_others(story: Story, catalog: Catalog, look: Look) -> Story:
 
 
 def _results(run: Run) -> dict[str, str | None]:
-    """The attempt of each result, by its name."""
+    """The attempt of each result, by the result's name."""
     made = {str(entry.get("fingerprint")): entry.get("attempt") for entry in run.steps}
     return {name: made.get(fingerprint) for name, fingerprint in run.roots.items()}
 
 
 def _others(story: Story, catalog: Catalog, look: Look) -> Iterator[Told]:
-    """The newest artifacts that no step of the story is, of steps that have curves."""
+    """The newest artifacts outside the story, for each of its steps that has curves."""
     ids = {told.id for told in story.steps}
     own = [told.manifest for told in story.steps if told.manifest]
     experiments = {made.provenance.get("experiment") for made in own}
@@ -78,7 +80,7 @@ def _others(story: Story, catalog: Catalog, look: Look) -> Iterator[Told]:
 
 
 def _past(story: Story, catalog: Catalog) -> Iterator[Past]:
-    """What each result was in the runs of the experiment, where it has not always been the same."""
+    """The history of each result over the runs of the same script, if the result has changed."""
     scripts = {_script(run) for run in story.runs}
     runs = [r for r in islice(newest_runs(catalog.store), MOST_RUNS) if _script(r) in scripts]
     for name, now in story.results.items():
@@ -93,7 +95,7 @@ def _past(story: Story, catalog: Catalog) -> Iterator[Past]:
 
 
 def _settings(found: Mapping[str, Told], catalog: Catalog) -> Mapping[str, Mapping[str, Any]]:
-    """The settings in which artifacts differ with all they were made from, by run."""
+    """The settings in which artifacts or their ancestors differ; the values by run."""
     made = {told.id: told.manifest for told in found.values() if told.manifest}
     nodes = variants.of_manifests(catalog.with_all_above(made.values()))
     return {
@@ -107,7 +109,7 @@ def _ids(found: Mapping[str, Told]) -> set[str]:
 
 
 def _result(run: Run, name: str, catalog: Catalog) -> Manifest | None:
-    """What a run had under the name of a result."""
+    """The artifact that a run had under the name of a result."""
     entries = (entry for entry in run.steps if entry.get("fingerprint") == run.roots.get(name))
     return next((manifest_of(entry, catalog) for entry in entries), None)
 

@@ -1,11 +1,11 @@
 """Plots as inline SVG: one layout for all of them, coloured by the page's style sheet.
 
-A plot is whole without a script. ``page.js`` moves the lines of :func:`lines` when a reader asks
-for a logarithmic axis, for smoothing or for the values at one place: so a line carries its numbers
-(``data-x``, ``data-y``), and the drawing the ends of its axes, linear and logarithmic.
+A plot is complete without a script. ``page.js`` redraws the lines of :func:`lines` when a reader
+chooses a logarithmic axis, smoothing, or the values at one place. So each line carries its numbers
+(``data-x``, ``data-y``), and each drawing the ends of its axes, linear and logarithmic.
 
-Colours are CSS variables of whatever page shows the plot, so that one drawing suits light and dark;
-lines differ in their dashes too.
+Colours are CSS variables of the page, so one drawing suits light and dark pages. Lines also differ
+in their dashes.
 """
 
 import math
@@ -20,7 +20,7 @@ from pipeline.text import clean
 
 COLOURS = 8
 MOST_POINTS = 400
-"""Of a line; of a longer one, the lowest and the highest of each stretch are drawn."""
+"""The most points of a line. Of a longer line, each stretch keeps its lowest and highest point."""
 MOST_MARKED = 30
 WIDTH, HEIGHT = 340, 196
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 8.0, 24.0
@@ -37,7 +37,7 @@ _BAR = Markup(
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with, perhaps, its interval, at a place on an axis."""
+    """A number at a place on an axis, with an optional interval."""
 
     at: float
     value: float
@@ -47,11 +47,11 @@ class Estimate:
 
 
 def lines(named: Sequence[Points], diagonal: bool = False, aside: Sequence[Points] = ()) -> Markup:
-    """One line each, in the order of the legend; an empty one is left out.
+    """Draw one line for each sequence of points, in the order of the legend; skip empty ones.
 
     Args:
-        diagonal: draw the line on which both axes, from 0 to 1, are equal.
-        aside: further lines, hidden until a reader asks for them.
+        diagonal: also draw the line on which x equals y, both from 0 to 1.
+        aside: further lines, hidden until the reader shows them.
     """
     shown = [_drawable(points) for points in (*named, *aside)]
     own = [point for points in shown[: len(named)] for point in points]
@@ -79,7 +79,7 @@ def _drawable(points: Points) -> Points:
 
 
 def _frames(points: Points, prefix: str, diagonal: bool) -> Iterator[tuple[str, tuple[Axis, Axis]]]:
-    """The axes that points can be drawn on, by name; the linear ones first."""
+    """The pairs of axes on which the points can be drawn, by name; the linear pair first."""
     if diagonal:
         yield f"{prefix}linear", (_across([0.0, 1.0]), _upward([0.0, 1.0]))
         return
@@ -95,11 +95,11 @@ def estimates(
     logarithmic: bool = False,
     levels: Sequence[float] = (),
 ) -> Markup:
-    """Points with intervals over a setting, joined where each has a place of its own.
+    """Draw points with intervals over a setting; join a group's points if no two share a place.
 
     Args:
-        places: what to write on the axis, and where.
-        levels: of results without the setting, as horizontal lines.
+        places: labels on the axis, by value.
+        levels: values of results without the setting, drawn as horizontal lines.
     """
     every = [estimate for group in groups for estimate in group]
     ends = [end for e in every for end in (e.value, e.low, e.high) if end is not None]
@@ -117,7 +117,7 @@ def estimates(
 
 
 def bars(counts: Mapping[int, int], most_bars: int = 24) -> Markup:
-    """How often whole numbers occur, in bars of equal span."""
+    """A histogram of whole numbers with bars of equal width."""
     low, high = min(counts), max(counts)
     span = max(1, -(-(high - low + 1) // most_bars))
     heights: dict[int, int] = {}
@@ -138,7 +138,7 @@ def bars(counts: Mapping[int, int], most_bars: int = 24) -> Markup:
 
 
 def thinned(points: Points, most: int = MOST_POINTS) -> Points:
-    """At most about so many points, with every peak: of each stretch the lowest and highest."""
+    """About `most` points at most: the lowest and highest of each stretch, so every peak stays."""
     if len(points) <= most:
         return points
     every = -(-2 * len(points) // most)
@@ -150,7 +150,7 @@ def thinned(points: Points, most: int = MOST_POINTS) -> Points:
 
 
 def colour(index: int) -> str:
-    """The colour of a line, as CSS."""
+    """The colour of line number `index`, as CSS."""
     return f"var(--series-{index % COLOURS})"
 
 
@@ -171,10 +171,10 @@ def _svg(parts: Iterable[Markup], attributes: str = "") -> Markup:
 
 
 def _frame(kind: str, x: Axis, y: Axis, counted: bool, is_hidden: bool) -> Markup:
-    """One pair of axes that a reader can choose, with their ends for the script.
+    """One pair of axes that a reader can choose, with their ends as attributes for the script.
 
     Args:
-        counted: there is nothing between two whole numbers along the axis.
+        counted: the horizontal axis counts, so only whole numbers get ticks.
     """
     ticks = x.ticks(6)
     return Markup('<g data-axes="{}" data-x="{!r} {!r}" data-y="{!r} {!r}"{}>{}{}</g>').format(
@@ -185,7 +185,7 @@ def _frame(kind: str, x: Axis, y: Axis, counted: bool, is_hidden: bool) -> Marku
 
 
 def _grid(axis: Axis, ticks: Sequence[tuple[float, str]]) -> Markup:
-    """Horizontal lines, with numbers at their left."""
+    """Horizontal lines with numbers to their left."""
     ends = LEFT, WIDTH - RIGHT
     rows = (
         Markup('<path d="M{:g},{:.1f}H{:g}"/>').format(ends[0], axis(at), ends[1])
@@ -202,7 +202,7 @@ def _grid(axis: Axis, ticks: Sequence[tuple[float, str]]) -> Markup:
 
 
 def _bottom(ticks: Iterable[tuple[float, str]], axis: Axis) -> Markup:
-    """What is written below the horizontal axis."""
+    """The labels below the horizontal axis."""
     texts = (
         Markup('<text x="{:.1f}" y="{}">{}</text>').format(axis(at), HEIGHT - 7, clean(label))
         for at, label in ticks
@@ -217,7 +217,7 @@ def _whole(ticks: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
 
 
 def _apart(places: Mapping[float, str], axis: Axis) -> Iterator[tuple[float, str]]:
-    """Labels of places, without those that would stand on the one before."""
+    """The labels, without those that would overlap the previous one."""
     free = -math.inf
     for at, label in sorted(places.items()):
         half = 3.1 * len(label) + 2
@@ -227,7 +227,7 @@ def _apart(places: Mapping[float, str], axis: Axis) -> Iterator[tuple[float, str
 
 
 def _line(points: Points, index: int, is_aside: bool, x: Axis, y: Axis) -> Markup:
-    """A line with its numbers; few points are marked."""
+    """A line with its numbers as attributes; a short line marks its points."""
     places = [(x(at), y(value)) for at, value in points]
     attributes = Markup(' data-series="{}" data-x="{}" data-y="{}"{}').format(
         index,
@@ -255,7 +255,7 @@ def _path(
 
 
 def _level(start: tuple[float, float], end: tuple[float, float]) -> Markup:
-    """A straight dashed line: of a result without the setting, or where two axes are equal."""
+    """A straight dashed line: a result without the setting, or the diagonal on which x equals y."""
     return Markup(
         '<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" '
         'style="stroke:var(--muted);stroke-width:.9;stroke-dasharray:4 3"/>'

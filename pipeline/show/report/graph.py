@@ -1,8 +1,8 @@
-"""The DAG as a picture: where boxes lie (igraph's layered layout, Sugiyama 1981) and how edges go.
+"""Draws the DAG: igraph's layered layout (Sugiyama 1981) places the boxes, edges are SVG curves.
 
-Wide graphs, such as sweeps, run from left to right, narrow ones from top to bottom. An edge that
-others imply (from A to C beside A to B to C) is left out: most steps use what came long before, and
-a picture of all of that shows nothing.
+Wide graphs, such as sweeps, run from left to right, narrow ones from top to bottom. An edge from A
+to C is left out if edges from A to B and from B to C imply it: most steps use outputs of much
+earlier steps, and a picture with all of these edges would be unreadable.
 """
 
 from collections import Counter
@@ -40,8 +40,8 @@ def draw(inputs: Mapping[str, Sequence[str]]) -> Drawing:
     """Lay out a graph.
 
     Args:
-        inputs: by the id of each node, those of its inputs, which come before it; others are
-            ignored.
+        inputs: the ids of each node's inputs, by the id of the node, in topological order. An input
+            that does not come before its node is ignored.
     """
     ids = list(inputs)
     edges = _not_implied(_places(inputs))
@@ -59,7 +59,7 @@ def draw(inputs: Mapping[str, Sequence[str]]) -> Drawing:
 def _laid_out(
     edges: Sequence[tuple[int, int]], layers: Sequence[int]
 ) -> tuple[list[Point], list[list[Point]]]:
-    """Column and layer of each node, and of each bend of every edge; columns begin with 0."""
+    """Column and layer of each node, and of each bend of every edge; the first column is 0."""
     from igraph import Graph
 
     graph = Graph(n=len(layers), edges=edges, directed=True)
@@ -74,7 +74,7 @@ def _laid_out(
 
 
 def _places(inputs: Mapping[str, Sequence[str]]) -> list[list[int]]:
-    """The inputs of each node by their positions, those alone that come before it."""
+    """The positions of each node's inputs; only inputs that come before the node."""
     place = {id: index for index, id in enumerate(inputs)}
     return [
         [place[i] for i in given if place.get(i, index) < index]
@@ -83,7 +83,7 @@ def _places(inputs: Mapping[str, Sequence[str]]) -> list[list[int]]:
 
 
 def _point(position: Point, downward: bool) -> Point:
-    """Where in the picture a column and layer lie: the centre of a box."""
+    """The centre of the box at a column and layer, in the picture's coordinates."""
     column, layer = position
     if downward:
         x, y = column * (BOX[0] + GAPS[0]), layer * (BOX[1] + GAPS[1])
@@ -107,8 +107,12 @@ def _drawing(
 
 
 def _not_implied(above: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """The edges of the transitive reduction, from the inputs of each node."""
-    reached: list[set[int]] = []  # by node, all that lies above it
+    """The edges of the transitive reduction.
+
+    Args:
+        above: the positions of each node's inputs.
+    """
+    reached: list[set[int]] = []  # by node, all of its ancestors
     edges = []
     for index, given in enumerate(above):
         implied = set().union(*(reached[i] for i in given))
@@ -118,8 +122,8 @@ def _not_implied(above: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
 
 
 def _layers(ids: Sequence[str], edges: Sequence[tuple[int, int]]) -> list[int]:
-    """How many steps come before each at most; a node with no inputs stands right above what first
-    uses it."""
+    """The layer of each node: the length of the longest path to it. A node without inputs stands
+    directly above the first node that uses it."""
     above: dict[int, list[int]] = {}
     below: dict[int, list[int]] = {}
     for one, other in edges:
@@ -135,7 +139,7 @@ def _layers(ids: Sequence[str], edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _path(points: Sequence[Point], downward: bool) -> str:
-    """A smooth line from the edge of one box to that of another."""
+    """A smooth line from the border of one box to the border of another."""
     half = BOX[1] / 2 if downward else BOX[0] / 2
     (x, y), (last_x, last_y) = points[0], points[-1]
     start = (x, y + half) if downward else (x + half, y)

@@ -1,10 +1,11 @@
-"""The headline: what changed, by how much, and whether that may be chance, in one sentence.
+"""The headline: one sentence that states what changed, by how much, and whether it is significant.
 
-It is the first change that the kind of a result declares (:class:`pipeline.show.views.Measures`),
-with the test that the step has made; other changes stand below it. Of several results that each
-have one, the best is named, and its p-value is multiplied by their number (Bonferroni), since the
-best of many is more likely to look good by chance. Where no step has tested, the intervals of two
-results are all there is.
+The headline states the first change that the kind of a result declares
+(:class:`pipeline.show.views.Measures`), with the test that the step computed. Further changes of
+the same result stand below it. If several results have this change, the headline names the best one
+and multiplies its p-value by the number of results (Bonferroni), since the best of many is more
+likely to look good by chance. If no step computed a test, the headline compares the confidence
+intervals of two results.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +23,8 @@ from pipeline.show.views import Measure
 class Headline:
     """
     Attributes:
-        tone: ``good``, ``bad``, ``changed``, or empty if it may be chance.
-        also: other changes of the same result, tested one by one.
+        tone: ``good``, ``bad``, ``changed``, or empty if the change is not significant.
+        also: other changes of the same result, each tested on its own.
     """
 
     sentence: str
@@ -47,8 +48,10 @@ class _Change:
 
 
 def headline(story: Story) -> Headline | None:
-    """The headline of a story; ``None`` if no two results can be compared. An artifact that has
-    several names counts once."""
+    """The headline of a story; ``None`` if no two results can be compared.
+
+    An artifact with several names counts once.
+    """
     once = {told.id: (name, told) for name, told in reversed([*story.results.items()])}
     changes = [change for name, told in reversed(once.values()) for change in _changes(name, told)]
     if not changes:
@@ -101,7 +104,7 @@ def _movement(change: _Change) -> str:
 
 
 def _in_short(changes: Sequence[_Change]) -> Iterator[str]:
-    """A line for each change, and one for all that have not changed."""
+    """A line for each change, and one line that lists all measures without a change."""
     for change in changes:
         if change.value:
             verdict = "significant" if change.p < SIGNIFICANT else "may be chance"
@@ -112,7 +115,7 @@ def _in_short(changes: Sequence[_Change]) -> Iterator[str]:
 
 
 def _baseline(told: Told, story: Story) -> str:
-    """The name of what a result is measured against."""
+    """The name of the baseline of a result; empty if it has none."""
     id = told.given.get(measures_of(told).baseline, "")
     names = [name for name, other in story.results.items() if other.id == id]
     steps = [other.name for other in story.steps if other.id == id]
@@ -120,7 +123,7 @@ def _baseline(told: Told, story: Story) -> str:
 
 
 def _of_intervals(story: Story) -> Headline | None:
-    """The first result against the best of the others, by a metric that nobody has tested."""
+    """Compares the first result with the best other one by a metric without a test."""
     for _, measure in _measured(story):
         known = {
             name: value

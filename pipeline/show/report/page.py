@@ -1,9 +1,9 @@
 """The report as one HTML file that loads nothing.
 
-Everything that is not the page's own goes through Jinja's autoescaping and :func:`clean`; Markdown
-is rendered without HTML, links and images. The page's policy (a ``Content-Security-Policy`` in it)
-refuses every request, and every script but its own. It is whole without its script, which adds
-what a reader may want to do with it: look up values, sort, search, save a table.
+Jinja's autoescaping and :func:`clean` make every value safe to show. Markdown is rendered
+without HTML, links and images. The page's ``Content-Security-Policy`` refuses every request
+and every script but its own. The page is complete without its script, which adds interaction: look
+up values, sort, search, save a table.
 """
 
 import base64
@@ -38,13 +38,13 @@ LOADS_NOTHING = (
 
 @dataclass(frozen=True)
 class Page:
-    """What a page has besides the story.
+    """What a page shows besides the story.
 
     Attributes:
-        made_at: a time to name at its foot; without one, equal stories give equal bytes.
-        remark: a sentence below the title, such as which other runs there are.
-        served: whether it comes from ``temper ui``. Then it leads to the page of all runs, and
-            while a run is under way it asks for its next state.
+        made_at: the time in its footer. Without a time, equal stories render to equal bytes.
+        remark: a sentence below the title, for example which other runs there are.
+        served: whether ``temper ui`` serves the page. A served page links to the page of all runs,
+            and reloads itself while a run is in progress.
     """
 
     made_at: str = ""
@@ -53,7 +53,7 @@ class Page:
 
 
 def render(story: Story, page: Page = Page()) -> str:
-    """The whole file."""
+    """The HTML file."""
     groups = list(result_groups(story))
     return template("page.html.j2").render(
         **frame(page.served),
@@ -81,11 +81,11 @@ def render(story: Story, page: Page = Page()) -> str:
 
 
 def render_runs(runs: Sequence[Run], store: str, more: int = 0) -> str:
-    """The page of all runs, each a link to its own.
+    """The page of all runs, with a link to the page of each.
 
     Args:
         runs: newest first.
-        more: how many older ones there are.
+        more: the number of older runs that are not listed.
     """
     return template("runs.html.j2").render(
         **frame(served=True),
@@ -97,7 +97,7 @@ def render_runs(runs: Sequence[Run], store: str, more: int = 0) -> str:
 
 
 def frame(served: bool = False) -> dict[str, Any]:
-    """What every page has: its style sheet, its script, and the policy that allows these alone."""
+    """What every page has: style sheet, script, and the policy that allows only these two."""
     from markupsafe import Markup
 
     style, script = ((FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js"))
@@ -108,7 +108,7 @@ def frame(served: bool = False) -> dict[str, Any]:
 
 @functools.cache
 def template(name: str) -> Any:
-    """A template of this folder, in which every value is made safe to show."""
+    """A template of this folder; it escapes every value."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -128,7 +128,7 @@ def template(name: str) -> Any:
 
 
 def _versions(steps: Sequence[Told]) -> dict[str, list[str]]:
-    """What the artifacts were made by and on, each fact with all its values."""
+    """Commit, host, hardware and package versions of the artifacts: all values of each."""
     found: dict[str, dict[str, None]] = {}
     for told in steps:
         facts = [*_facts(told.manifest), ("hardware", costs.hardware_of(told))]

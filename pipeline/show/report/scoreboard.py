@@ -1,8 +1,8 @@
-"""Results in tables: one for each step, a row for each metric, rows of one kind together.
+"""Tables of results: one table for each step, one row for each metric, related rows together.
 
-What a metric means, an artifact's kind says (:class:`pipeline.show.views.Measures`): its words,
-whether it is a change, and which other metric says how likely that is by chance. A metric that
-nobody explains has a row under its own name.
+The kind of an artifact explains its metrics (:class:`pipeline.show.views.Measures`): the title,
+whether the metric is a change, and which other metric is its p-value. A metric without an
+explanation has a row under its own name.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ from pipeline.show.report.wording import exact
 from pipeline.show.views import Measure, Measures
 
 MOST_COLUMNS = 5
-"""Of results in a table; more of them become rows."""
+"""The most results that are columns of a table; with more results, each is a row."""
 SIGNIFICANT = 0.05
 OTHERS = ""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """An interval as a bar: all in per cent of the scale. ``zero`` is where nothing changes."""
+    """An interval as a bar, in per cent of the scale. ``zero`` is where a change of 0 lies."""
 
     left: float
     width: float
@@ -35,7 +35,7 @@ class Cell:
     """A number with its interval.
 
     Attributes:
-        p: how likely a change as large is by chance; ``None`` where nobody has tested.
+        p: the p-value of a change; ``None`` if there is no test.
         better: 1 if more is better, -1 if less is, 0 if neither.
     """
 
@@ -48,7 +48,7 @@ class Cell:
 
     @property
     def tone(self) -> str:
-        """What a change is: ``good``, ``bad``, ``changed``, or nothing if it may be chance."""
+        """``good``, ``bad`` or ``changed`` for a significant change; empty for any other number."""
         if self.p is None or self.p >= SIGNIFICANT or not is_number(self.value):
             return ""
         worth = self.value * self.better
@@ -63,11 +63,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Results of one step: rows of cells by result.
+    """The results of one step as rows of cells; a row has one cell for each result.
 
     Attributes:
-        sections: rows by their title, those of metrics that nobody explains last, without one.
-        same: metrics in which the results agree.
+        sections: rows by the title of their section; metrics without explanation last, untitled.
+        same: metrics that have the same value in all results.
     """
 
     step: str
@@ -93,7 +93,7 @@ class Group:
 
 
 def result_groups(story: Story) -> Iterator[Group]:
-    """The results of each step that has several, or one with numbers; the most results first."""
+    """A group for each step that has results with numbers; the step with the most results first."""
     by_step: dict[str, dict[str, Told]] = {}
     for name, told in story.results.items():
         if told.manifest is not None:
@@ -118,12 +118,12 @@ def group_of(step: str, results: Mapping[str, Told]) -> Group:
 
 
 def measures_of(told: Told) -> Measures:
-    """What the metrics of an artifact mean; nothing, where its kind does not say."""
+    """The measures that explain an artifact's metrics; empty if its kind declares none."""
     return next((view for view in told.views if isinstance(view, Measures)), Measures(()))
 
 
 def _measures(results: Iterable[Told]) -> list[Measure]:
-    """Those that some result has a number for, as they are explained, and the rest as they are."""
+    """A measure for each metric that some result has: declared measures first, then plain names."""
     results = list(results)
     known = comparable_metrics(told.manifest for told in results if told.manifest)
     explained = {m.metric: m for told in results for m in measures_of(told).measures}
@@ -156,7 +156,7 @@ def _only(row: Row) -> Cell:
 
 
 def _scaled(rows: Sequence[Row]) -> list[Row]:
-    """The rows with bars: shares of a section on one scale, other numbers each on its own."""
+    """The rows with bars. Shares of one section have a common scale, other rows one scale each."""
     changes = [row for row in rows if row.measure.is_share and row.measure.p]
     largest = max((abs(end) for row in changes for end in _ends(row)), default=0.0)
 
@@ -170,7 +170,7 @@ def _scaled(rows: Sequence[Row]) -> list[Row]:
 
 
 def _is_drawn(row: Row) -> bool:
-    """A bar alone says nothing, unless it lies beside a zero."""
+    """Whether a row gets bars: it has two intervals to compare, or one to compare with zero."""
     intervals = sum(cell.low is not None for cell in row.cells.values())
     return intervals > 1 or (intervals == 1 and bool(row.measure.p))
 

@@ -1,10 +1,10 @@
-"""Pages on a loopback address: read-only, for whoever started the server.
+"""Serves pages on a loopback address, read-only, to the user who started the server.
 
-There is one page, that of all runs, and one for each run. A path is looked up among their names and
-never in a file system, and nothing but GET and HEAD is answered. A request must name this machine
-as its host, so a page from elsewhere cannot reach the server under a name of its own (DNS
-rebinding), and the secret in the path, so other users of the machine cannot read what is not
-theirs. The pages' policy lets them ask this server alone.
+There is one page of all runs, and one page for each run. The server looks up a path among the names
+of runs, never in a file system, and answers only GET and HEAD. A request must name this machine in
+its ``Host`` header, so that a foreign page cannot reach the server under its own domain name (DNS
+rebinding). Its path must hold a secret, so that other users of the machine cannot read the pages.
+The pages' policy allows requests to this server only.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from pipeline.text import clean
 
 ADDRESS = "127.0.0.1"
 FRESH_SECONDS = 1.0
-"""For so long a page that has been made is good for whoever asks next."""
+"""For so long the server answers with the same page before it makes the page anew."""
 _PATH = re.compile(r"/([\w-]+)/([\w-]*)", re.ASCII)
 _HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
@@ -37,17 +37,18 @@ _HEADERS = {
 }
 
 MakePage = Callable[[str], str | None]
-"""The page of a run by its name, that of all runs by the empty name; ``None`` if there is none."""
+"""Makes the page of a run, by its name; the empty name means the page of all runs. ``None`` if
+there is no such run."""
 
 
 class Server(ThreadingHTTPServer):
     """Serves pages until it is shut down.
 
     Args:
-        port: 0 for any that is free.
+        port: 0 for any free port.
 
     Raises:
-        OSError: the port is taken, or may not be used.
+        OSError: the port is taken or not permitted.
     """
 
     daemon_threads = True
@@ -61,20 +62,20 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page of all runs is."""
+        """The address of the page of all runs."""
         return f"http://{ADDRESS}:{self.server_port}/{self.secret}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A reader that leaves before the answer is no error."""
+        """Ignore a reader that disconnects before the answer."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def is_own(self, host: str) -> bool:
-        """Whether a request that names this host means this server."""
+        """Whether a request's ``Host`` header names this server."""
         return host in (f"{name}:{self.server_port}" for name in (ADDRESS, "localhost"))
 
     def page(self, path: str) -> str | None:
-        """What to answer for a path; one page is made at a time."""
+        """The page at a path; ``None`` if there is none. The server makes one page at a time."""
         asked = _PATH.fullmatch(path)
         if asked is None or not hmac.compare_digest(asked[1], self.secret):
             return None
@@ -89,7 +90,7 @@ class Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "temper", ""
     timeout = 60
-    """Seconds after which a connection on which nothing comes is closed."""
+    """Seconds after which the server closes an idle connection."""
 
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host", [])
@@ -126,4 +127,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a path holds the secret."""
+        """Log nothing: the path holds the secret."""

@@ -1,8 +1,8 @@
-"""What a report tells: steps, results, settings in which they differ, and what there is to see.
+"""The content of a report: steps, results, the settings in which they differ, and their views.
 
-A story is of runs, by their records, or of artifacts and all they were made from. Two runs that
-share a step tell of it once. What other runs made stands beside it: curves of the same steps, and
-what results were before (:mod:`pipeline.show.report.earlier`).
+A story is built from run records, or from artifacts and all of their ancestors. A step that two
+runs share occurs once. Beside it stand results of other runs: curves of the same steps, and earlier
+versions of the results (:mod:`pipeline.show.report.earlier`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 READERS = 8
 Look = Callable[[Made], Sequence[View]]
-"""What there is to see of an artifact."""
+"""Makes the views of an artifact."""
 
 
 def by_kind(made: Made) -> Sequence[View]:
-    """What its kind shows of an artifact, as far as this process knows the kind."""
+    """The views that the artifact's kind defines, or default views if the kind is unknown here."""
     return views_of(made, known_kind)
 
 
@@ -38,12 +38,12 @@ class Told:
     """One step of the story.
 
     Attributes:
-        label: what tells it apart from others of its name.
-        manifest: what it made; ``None`` if it made nothing, or that has been collected.
-        inputs: ids of the steps whose outputs it was given.
-        given: the same by argument, as far as the manifest says it.
-        place: where it ran: the launcher, and what it asked for.
-        lost: whether its data is gone, and nothing of it can be shown.
+        label: distinguishes the step from others of the same name.
+        manifest: its artifact; ``None`` if it made none, or the artifact has been deleted.
+        inputs: ids of the steps whose outputs are its inputs.
+        given: the same ids by argument, as far as the manifest records them.
+        place: where it ran: the launcher and the resources that it requested.
+        lost: whether its data is missing or damaged, so that it has no views.
     """
 
     id: str
@@ -68,10 +68,10 @@ class Told:
 
 @dataclass(frozen=True)
 class Past:
-    """What runs made under the name of a result, oldest first.
+    """The artifacts that several runs made for one result, oldest first.
 
     Attributes:
-        settings: by the name of each setting in which they differ, its values by run.
+        settings: the values of each setting in which they differ, by run.
     """
 
     result: str
@@ -83,10 +83,10 @@ class Past:
 class Story:
     """
     Attributes:
-        results: what was asked for, by name.
-        parameters: by the name of each setting in which results differ, its values by result.
-        others: steps of other runs, with curves to lay over these.
-        past: what results were in other runs.
+        results: the results that the runs were asked for, by name.
+        parameters: the values of each setting in which results differ, by result.
+        others: steps of other runs whose curves can be shown beside these.
+        past: earlier versions of the results, from other runs.
     """
 
     title: str
@@ -114,7 +114,7 @@ def story_of_runs(
     """The story of runs, oldest first.
 
     Args:
-        look: what there is to see of an artifact; ``None`` to tell only what manifests say.
+        look: makes the views of an artifact; ``None`` for a story without views.
 
     Raises:
         TemperError: the store cannot be read.
@@ -130,7 +130,7 @@ def story_of_runs(
                 told = _at_work(told, key, catalog, with_views=look is not None)
             ids[str(entry.get("fingerprint"))] = told.id
             before = steps.get(told.id)
-            if before is None or before.state == "cached":  # rather the run that made it
+            if before is None or before.state == "cached":  # prefer the run that made it
                 steps[told.id] = told
         roots[run.name] = {name: ids[f] for name, f in run.roots.items() if f in ids}
     title = " and ".join(dict.fromkeys(_script(run) for run in runs))
@@ -143,7 +143,7 @@ def story_of_artifacts(
     title: str,
     look: Look = by_kind,
 ) -> Story:
-    """The story of artifacts with all they were made from, as far as the store still knows it."""
+    """The story of artifacts and of all their ancestors that the store still has."""
     steps = {
         made.attempt: _of_manifest({"state": "done"}, made, catalog, _inputs(made, catalog))
         for made in catalog.with_all_above(results.values())
@@ -166,7 +166,7 @@ def _story(
     parameters = variants.parameters(nodes, [id for id in asked if id in nodes])
 
     def complete(told: Told) -> Told:
-        called = told.label if len(runs) == 1 else ""  # which a run knows of its own steps
+        called = told.label if len(runs) == 1 else ""  # a run's labels are unique within the run
         label = called or labels.get(told.id, told.label)
         alone = sum(other.step == told.step for other in steps.values()) == 1
         if not alone and told.id in asked:
@@ -193,7 +193,7 @@ def _story(
 
 
 def _told(entry: Mapping[str, Any], ids: Mapping[str, str], catalog: Catalog) -> Told:
-    """A step by its entry in the record of a run."""
+    """A step, from its entry in a run record."""
     inputs = tuple(_recorded_inputs(entry, ids))
     made = manifest_of(entry, catalog)
     if made is not None:
@@ -212,7 +212,7 @@ def _told(entry: Mapping[str, Any], ids: Mapping[str, str], catalog: Catalog) ->
 
 
 def _keys_at_work(run: "Run", catalog: Catalog) -> dict[str, str]:
-    """The key that a run makes now, by step."""
+    """The keys that a run holds leases on, by step: what it makes now."""
     if run.outcome != "running":
         return {}
     held = (lease for lease in leases(catalog.store) if lease.is_held)
@@ -222,7 +222,7 @@ def _keys_at_work(run: "Run", catalog: Catalog) -> dict[str, str]:
 
 
 def _at_work(told: Told, key: str, catalog: Catalog, with_views: bool) -> Told:
-    """A step that a run makes now, with how far it says that it is and what it has logged."""
+    """A step that a run makes now, with its progress and the curves that it has logged."""
     views = unfinished_views(catalog.store, told.step, key) if with_views else ()
     message = progress_of(catalog.store, told.step, key)
     return replace(told, state="running", key=key, message=message, views=views)
@@ -247,7 +247,8 @@ def _of_manifest(
 
 
 def manifest_of(entry: Mapping[str, Any], catalog: Catalog) -> Manifest | None:
-    """What a step of a run made or found; of a key made again since, what the run had."""
+    """The artifact of a step of a run. If its key was made again since: the one that the run had,
+    or the latest if that one is unknown."""
     attempt, key = entry.get("attempt"), entry.get("key")
     history = [made for made in catalog.history(entry["step"]) if made.key == key]
     exact = [made for made in history if made.attempt == attempt]
@@ -255,7 +256,7 @@ def manifest_of(entry: Mapping[str, Any], catalog: Catalog) -> Manifest | None:
 
 
 def _inputs(made: Manifest, catalog: Catalog) -> tuple[str, ...]:
-    """What an artifact was made from; of a key made again since, the latest."""
+    """The attempts of an artifact's inputs; the latest one of each key."""
     above = (catalog.latest(entry.step, entry.key) for entry in made.inputs)
     return tuple(dict.fromkeys(manifest.attempt for manifest in above if manifest is not None))
 
@@ -268,7 +269,7 @@ def _recorded_inputs(entry: Mapping[str, Any], ids: Mapping[str, str]) -> Iterat
 
 
 def _named_apart(roots: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """The results of all runs by name; where runs mean different ones by a name, with the run."""
+    """The results of all runs by name. If runs use a name for different steps, the run is added."""
     meant: dict[str, set[str]] = {}
     for of_run in roots.values():
         for name, id in of_run.items():
@@ -286,7 +287,7 @@ def _script(run: "Run") -> str:
 
 
 def told_with(steps: Iterable[Told], kind: type[View]) -> Iterator[tuple[Told, Any]]:
-    """Every view of one shape, with whose it is."""
+    """Every view of one type, with its step."""
     for told in steps:
         for view in told.views:
             if isinstance(view, kind):

@@ -1,4 +1,4 @@
-"""What a setting does: for every setting in which results differ, each metric over it."""
+"""The effect of settings: each metric plotted over every setting in which results differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MOST_PANELS = 12
 
 @dataclass(frozen=True)
 class Panel:
-    """A plot: its name for people, and all of it in words for those who do not see it."""
+    """A plot with its title, and a description of its content for readers who cannot see it."""
 
     name: str
     svg: Markup
@@ -30,7 +30,7 @@ class Effect:
     """One setting of a sweep, and each metric over it.
 
     Attributes:
-        series: of further settings, what the lines differ in, by the number of their colour.
+        series: the names of the lines, by the number of their colour: values of the other settings.
         levels: results that do not have the setting.
     """
 
@@ -46,8 +46,8 @@ class _Places:
     """The values of a setting along an axis.
 
     Attributes:
-        at: where each result is.
-        labels: what is written there.
+        at: the coordinate of each result, by name.
+        labels: the tick label at each coordinate.
     """
 
     at: Mapping[str, float]
@@ -56,7 +56,7 @@ class _Places:
 
 
 def effects(story: Story, groups: Sequence[Group]) -> Iterator[Effect]:
-    """Small multiples for every setting in which the results of a group differ."""
+    """Plots for every setting in which the results of a group differ."""
     for group in groups:
         for setting in story.parameters:
             values = _values(story, group, setting)
@@ -65,7 +65,7 @@ def effects(story: Story, groups: Sequence[Group]) -> Iterator[Effect]:
 
 
 def _values(story: Story, group: Group, setting: str) -> dict[str, Any]:
-    """The values of a setting by result, an artifact that has several names once."""
+    """The values of a setting by result; an artifact that has several names occurs once."""
     values = story.parameters[setting]
     once = {story.results[name].id: name for name in reversed(group.names)}
     return {name: values[name] for name in reversed(once.values()) if name in values}
@@ -81,7 +81,7 @@ def _effect(story: Story, group: Group, setting: str, values: Mapping[str, Any])
 
 
 def _places(values: Mapping[str, Any]) -> _Places:
-    """Numbers by what they are, anything else side by side."""
+    """Numbers at their value, other values at equal distances."""
     numeric = all(is_number(value) and not isinstance(value, bool) for value in values.values())
     kinds = list(dict.fromkeys(map(_label, values.values())))
     at = {n: float(v) if numeric else float(kinds.index(_label(v))) for n, v in values.items()}
@@ -91,7 +91,7 @@ def _places(values: Mapping[str, Any]) -> _Places:
 
 
 def _series(story: Story, setting: str, values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Results by the values of all the other settings in which they differ."""
+    """The results, grouped by their values of all other settings."""
     found: dict[str, list[str]] = {}
     for name in values:
         others = (
@@ -104,7 +104,7 @@ def _series(story: Story, setting: str, values: Mapping[str, Any]) -> dict[str, 
 
 
 def _tells(cells: Mapping[str, Cell], names: Mapping[str, Any]) -> bool:
-    """Whether a metric is known of one of these results, and not the same for all."""
+    """Whether these results differ in a metric."""
     known = {(cells[n].value, cells[n].low, cells[n].high) for n in names}
     return len(known) > 1
 
@@ -116,7 +116,7 @@ def _panel(
     series: Mapping[str, Sequence[str]],
     levels: Sequence[str],
 ) -> Panel:
-    """A line for each series."""
+    """A plot of one metric with a line for each series."""
     lines = [[_estimate(row.cells[n], places.at[n], n) for n in names] for names in series.values()]
     known = [[estimate for estimate in line if estimate is not None] for line in lines]
     beside = [row.cells[n].value for n in levels if row.cells[n].value is not None]

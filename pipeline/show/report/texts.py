@@ -1,4 +1,4 @@
-"""Samples: all answers to a prompt side by side, with what differs between them marked."""
+"""Samples: all answers to a prompt side by side, with their differences marked."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,20 +12,20 @@ from pipeline.show.views import Text, Texts
 from pipeline.text import clean
 
 MOST_SAMPLES = 8
-"""Shown at once; the rest are a click away."""
+"""The page shows so many at first, and the rest on a click."""
 MOST_WORDS = 600
-"""Of a text in which differences are looked for."""
+"""Longer texts are not searched for differences."""
 _LEAST_ALIKE = 0.25
-"""Of two texts that have less in common, nearly every word would be marked."""
+"""Texts that are less similar are shown without marks: nearly every word would be marked."""
 _MARKED = Markup("<mark>{}</mark>")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer as it is shown.
+    """One answer on the page.
 
     Attributes:
-        marked: the answer, with the words marked that the first answer to the prompt lacks.
+        marked: the answer, in which the words are marked that the first answer does not have.
     """
 
     by: str
@@ -41,7 +41,7 @@ class Sample:
 
 
 def samples(story: Story) -> Iterator[tuple[str, Sequence[Sample], Sequence[Sample]]]:
-    """Texts of one title, all answers to a prompt together: the first, and the rest."""
+    """For each title: the first samples, and the rest. A sample has all answers to one prompt."""
     groups: dict[str, dict[tuple[str, str], list[tuple[str, Text]]]] = {}
     for told, view in told_with(story.steps, Texts):
         for text in view.rows:
@@ -59,8 +59,8 @@ def _answers(answers: Sequence[tuple[str, Text]]) -> list[Answer]:
 
 
 def difference(before: str, after: str) -> Markup:
-    """``after``, with the words marked that are not in ``before``; without marks if nearly all of
-    them would be."""
+    """``after``, in which words that are not in ``before`` are marked; without marks if the texts
+    are too long or have too little in common."""
     old, new = _words(before), _words(after)
     matcher = SequenceMatcher(None, old, new, autojunk=False)
     if old == new or max(len(old), len(new)) > MOST_WORDS or matcher.ratio() < _LEAST_ALIKE:
@@ -74,5 +74,5 @@ def difference(before: str, after: str) -> Markup:
 
 
 def _words(text: str) -> list[str]:
-    """Words with the space that follows them; put together, they are the text."""
+    """Words with the space that follows them; joined, they give the text."""
     return re.findall(r"\s+|\w+\s*|[^\w\s]\s*", text)

@@ -1,4 +1,5 @@
-"""Curves: the artifacts of a story in one picture each, and those of other runs set aside."""
+"""Curves: one plot for each number, with all artifacts of a story, and those of other runs
+hidden."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from pipeline.show.views import Curves, Histogram, Points
 
 @dataclass(frozen=True)
 class Drawn:
-    """Curves of one title.
+    """The curves of one title.
 
     Attributes:
-        legend: names by the number of their colour; those of other runs are hidden at first.
-        more: panels that are a click away.
-        ends: of each number and artifact, the first and the last value and how many there are.
+        legend: the name of each line and whether it is hidden at first, by the number of its
+            colour.
+        more: panels that the page shows on a click.
+        ends: number, artifact, first value, last value and count of points of each line.
     """
 
     title: str
@@ -34,7 +36,7 @@ Group = Sequence[tuple[Told, Curves]]
 
 
 def curves(story: Story, section: str) -> list[Drawn]:
-    """The curves of a section, a group for each title."""
+    """The curves of a section, in one group for each title."""
     aside = _by_title(story.others, section)
     return [
         _drawn(group, aside.get(title, ()))
@@ -91,7 +93,7 @@ def _first_and_last(points: Points) -> tuple[float, float, int]:
 
 
 def histograms(story: Story) -> Iterator[tuple[str, str, Sequence[Panel]]]:
-    """Title, axis and panels of each."""
+    """Title, axis and panels of each histogram."""
     for told, view in told_with(story.steps, Histogram):
         panels = [
             Panel(name, figures.bars(counts), _counted(name, view.axis, counts))

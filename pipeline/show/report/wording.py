@@ -1,4 +1,4 @@
-"""How the report writes numbers, names, times and Markdown: the filters of its template."""
+"""How the report formats numbers, names, times and Markdown: the filters of its template."""
 
 import json
 import re
@@ -15,11 +15,11 @@ GLYPHS = {
     "done": "✓", "cached": "·", "failed": "✗", "skipped": "–", "running": "…", "waiting": "○",
 }  # fmt: skip
 _TABLE = '<table class="plain">'
-_PRE = '<pre tabindex="0">'  # it may scroll, so the keyboard must reach it
+_PRE = '<pre tabindex="0">'  # it may scroll, so it must be reachable with the keyboard
 
 
 def filters() -> dict[str, Any]:
-    """By the name that the template calls them by."""
+    """The filters by their name in the template."""
     return {
         "clock": clock, "number": number, "when": when, "glyph": lambda s: GLYPHS.get(s, "○"),
         "markdown": lambda text: Markup(markdown(text)), "json": pretty, "signed": signed,
@@ -29,7 +29,7 @@ def filters() -> dict[str, Any]:
 
 
 def number(value: Any) -> str:
-    """A number in at most four digits."""
+    """A number with at most four digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
@@ -41,7 +41,7 @@ def signed(value: float) -> str:
 
 
 def rough(value: float) -> str:
-    """The end of an interval: three digits say enough."""
+    """The end of an interval, with three digits."""
     return f"{value:.3g}"
 
 
@@ -62,12 +62,12 @@ def pretty(value: Any) -> str:
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A step's settings; which classes they are fields of says nothing more."""
+    """A step's settings, without the entries that name the class of a config."""
     return {path: v for path, v in settings.items() if not path.endswith(" type")}
 
 
 def when(stamp: str) -> str:
-    """The time with which the name of a run or an attempt begins, in UTC."""
+    """The UTC time with which the name of a run or of an attempt begins."""
     try:
         return time.strftime("%-d %b %Y, %H:%M", time.strptime(stamp[:15], "%Y%m%dT%H%M%S"))
     except ValueError:
@@ -75,23 +75,23 @@ def when(stamp: str) -> str:
 
 
 def fold(text: object, longest: int = 25) -> str:
-    """A name cut to a length, where it must fit into a box."""
+    """A name on one line, cut to a length."""
     line = " ".join(clean(text).split())
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 def breakable(text: str) -> Markup:
-    """A dotted name that may be broken between its words."""
+    """A dotted name that may wrap at its dots, slashes and underscores."""
     return Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(text))))
 
 
 def markdown(text: str) -> str:
-    """Markdown as HTML, in which HTML, links and images are text."""
+    """Markdown as HTML; HTML, links and images in it stay text."""
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     parser.disable(["link", "image", "autolink", "reference", "html_block", "html_inline"])
-    # of the sections that they stand in, headings are parts
+    # a heading becomes h4: it stands inside a section of the page
     tokens = parser.parse(clean(text))
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):
