@@ -1,4 +1,4 @@
-"""Results side by side, on as wide a page as there is."""
+"""A comparison of results, as tables that use the full width of the page."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,12 @@ from pipeline.store.manifest import Manifest
 
 @dataclass(frozen=True)
 class Comparison(JupyterMixin):
-    """A row for each result, a column for each metric; what does not fit beside the rest goes into
-    another table below, with the same rows.
+    """A table with a row for each result and a column for each metric.
 
-    shared: what is the same for all results, told once.
+    Columns that do not fit the page go into further tables below, with the same rows.
+
+    Attributes:
+        shared: metrics that are the same for all results, printed once.
     """
 
     results: Mapping[str, Manifest]
@@ -44,7 +46,7 @@ class Comparison(JupyterMixin):
     def _widest(
         self, console: Console, options: ConsoleOptions, metrics: Sequence[str]
     ) -> tuple[Table, list[str]]:
-        """A table of as many of the metrics as fit, of one at least, and those that are left."""
+        """A table of as many metrics as fit, at least one, and the metrics that are left."""
         unlimited = options.update_width(sys.maxsize)
         count = min(1, len(metrics))
         table = self._table(metrics[:count])

@@ -1,7 +1,7 @@
-"""What is said of a step that failed, once the run is over: one sentence that says what to do.
+"""Prints, at the end of a run, what went wrong in each failed step and what to do: one sentence.
 
-The traceback stays in the step's log. Of a bug in project code, the frames of that code follow; of
-a worker that died without a word, the end of its log, which is all that there is.
+The traceback stays in the step's log. For a bug in project code, the frames of that code follow the
+sentence. If a worker died without a report, the end of its log follows.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from pipeline.wire.spec import Report
 def show_failure(
     console: Console, store: Store, name: str, message: str, log: str, again: str | None = None
 ) -> None:
-    """Say of one step what went wrong, where its whole log is, and how to try it alone.
+    """Print what went wrong in one step, where its log is, and the command that runs it again.
 
     Args:
-        log: path of the attempt's log; empty where no attempt was made.
+        log: path of the attempt's log; empty if there was no attempt.
         again: the command that runs only this step.
     """
     heading = Text.assemble(("✗ ", "bold red"), (name, "bold red"), f": {message}")
@@ -40,7 +40,7 @@ def show_failure(
 
 
 def _details(store: Store, log: str) -> list[str]:
-    """What else there is to show of a failed attempt."""
+    """Lines from the attempt's report, or the end of its log if there is no report."""
     with contextlib.suppress(OSError, TemperError):
         if (data := store.read(f"{log.rpartition('/')[0]}/report.json")) is not None:
             return list(Report.from_json(data).excerpt)

@@ -1,12 +1,12 @@
-"""How a run looks while it works.
+"""The live view of a run.
 
-In a terminal: one line a step with its state, where it runs, its time, and for a running step its
-own progress, pace and last metrics. A DAG with more steps than the window has lines is told in
-short: what runs, what failed, what is next, and how many there are of the rest. Elsewhere (a file,
-CI): one plain line an event.
+In a terminal it shows one line for each step: its state, where it runs, its time, and for a running
+step its progress, pace and last metrics. If the DAG has more steps than the window has lines, it
+shows running, failed and next steps, and counts the rest. Elsewhere (a file, CI) it prints one
+plain line for each event.
 
-The board reads how far a running step is from the store, so it looks the same wherever the step
-runs. It costs the driver little: running steps alone are looked at, and twice a second.
+The board reads the progress of a running step from the store, so it works the same wherever the
+step runs. It costs the driver little: it reads the progress of running steps only, twice a second.
 """
 
 import contextlib
@@ -45,18 +45,18 @@ REFRESH_PER_SECOND = 4
 READ_SECONDS = 0.5
 PLAIN_PROGRESS_SECONDS = 15.0
 PACE_SECONDS = 60.0
-"""Over how much of the recent past a pace is taken."""
+"""The pace of a step is measured over this period."""
 MOST_ROWS = 40
-"""Drawn at once, however tall the window is: a line costs time at each refresh."""
+"""The most rows drawn at once, even in a taller window: each row costs time at each refresh."""
 MOST_WAITING = 3
-"""Of steps whose turn has not come, when there is no room for all."""
+"""The most waiting steps shown if there is no room for all steps."""
 QUIET, NORMAL, VERBOSE = -1, 0, 1
 WIDE = 100
-"""Columns from which on there is room for what can be done without."""
+"""From this many columns on, the board shows places and wide progress bars."""
 LEFT_SECONDS = 1.0
-"""How often it is worked out how long the run still takes."""
+"""How often the remaining time is computed."""
 ASK_SECONDS = 5.0
-"""How often it is looked up who makes a step."""
+"""How often the board looks up who holds the lease of a step."""
 _STYLES = {
     "done": "green", "cached": "dim", "failed": "bold red", "skipped": "yellow",
     "stopped": "yellow", "paused": "cyan",
@@ -68,14 +68,14 @@ _ENDED = tuple(_STYLES)
 
 
 class Pace:
-    """How fast a step gets on, from what was seen of it lately."""
+    """The speed of a step, from its progress over the last minute."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float]] = deque()
 
     def note(self, done: float, now: float) -> None:
         if self._seen and done < self._seen[-1][1]:
-            self._seen.clear()  # begun anew
+            self._seen.clear()  # the step started again
         if not self._seen or done > self._seen[-1][1]:
             self._seen.append((now, done))
         while len(self._seen) > 2 and now - self._seen[0][0] > PACE_SECONDS:
@@ -90,14 +90,14 @@ class Pace:
 
     @property
     def text(self) -> str:
-        """As in ``2.5/s``, or ``8.0s each`` where one takes longer than a second."""
+        """For example ``2.5/s``, or ``8.0s each`` if one unit takes longer than a second."""
         rate = self.per_second
         if not rate:
             return ""
         return f"{rate:.3g}/s" if rate >= 1 else f"{clock(1 / rate)} each"
 
     def left(self, total: float | None, now: float) -> float | None:
-        """Seconds until ``total`` is reached; ``None`` while nothing tells."""
+        """Seconds until ``total`` is reached; ``None`` while the pace is unknown."""
         rate = self.per_second
         if not rate or not total:
             return None
@@ -110,7 +110,7 @@ class Row:
     """One step on the board.
 
     Attributes:
-        maker: the other driver that makes it, in words; empty if it is this one.
+        maker: the other run that makes this step, in words; empty if this run makes it.
     """
 
     step: Step
@@ -137,10 +137,10 @@ class Board:
     """The live view of a run; its :meth:`observe` is the engine's observer.
 
     Args:
-        verbosity: ``QUIET`` shows failures alone; ``VERBOSE`` also what workers print.
-        place: where a step runs, in few words.
-        ahead: the steps that are to run, with what is foreseen of them.
-        jobs: how many of them run at once.
+        verbosity: ``QUIET`` shows only failures; ``VERBOSE`` also shows what workers print.
+        place: describes in a few words where a step runs.
+        ahead: the steps that this run will make, with their estimated seconds.
+        jobs: how many steps run at once.
         run: the name of the run.
     """
 
@@ -186,18 +186,18 @@ class Board:
         return [row for row in self.rows.values() if row.state == "paused"]
 
     def outcomes(self) -> dict[str, dict[str, Any]]:
-        """How each step went, by fingerprint, for the record of the run."""
+        """The outcome of each step, by fingerprint, for the record of the run."""
         return {fingerprint: self.outcome(fingerprint) for fingerprint in self.rows}
 
     def outcome(self, fingerprint: str) -> dict[str, Any]:
-        """How one step went."""
+        """The outcome of one step: state, seconds, place, message, and its artifact's attempt."""
         row = self.rows[fingerprint]
         outcome: dict[str, Any] = {"state": row.state, "seconds": round(row.seconds, 3)}
         if row.started:
             outcome["place"] = row.place
         if row.message:
             outcome["message"] = row.message
-        # what cannot be read, the run has said
+        # the run itself reports a store that cannot be read
         with contextlib.suppress(OSError, TemperError):
             if (made := self.resolver.artifact(row.step)) is not None:
                 outcome |= {"step": made.step, "key": made.key, "attempt": made.attempt}
@@ -229,7 +229,7 @@ class Board:
             self._mark_skipped()
 
     def observe(self, fingerprint: str, state: str, message: str) -> None:
-        """Take note of a step's new state, told by the scheduler."""
+        """Record a step's new state, which the scheduler reports."""
         row = self.rows[fingerprint]
         if row.state in (state, "done", "cached", "failed"):
             return
@@ -257,7 +257,7 @@ class Board:
         return made.attempt >= self._stamp
 
     def _maker_of(self, made: Manifest) -> str:
-        """The run that has made an artifact meanwhile."""
+        """The run that made an artifact while this run was waiting, in words."""
         with contextlib.suppress(OSError, TemperError):
             run = read_run(self.resolver.store, str(made.provenance.get("run")))
             return f"another run ({run.host}, pid {run.pid})"
@@ -266,8 +266,8 @@ class Board:
     # --- in a terminal -----------------------------------------------------------------------
 
     def renderable(self) -> Group:
-        """The steps as they are now, as far as there is room, how many there are of each, and how
-        long all of it takes."""
+        """The rows of the steps that fit the window, and a line with totals and the remaining
+        time."""
         rows = list(self.rows.values())
         room = min(MOST_ROWS, max(8, self.console.size.height - 3))
         shown = rows if len(rows) <= room else _most_telling(rows, room)
@@ -278,7 +278,7 @@ class Board:
         if self._shows_places:
             table.add_column(no_wrap=True)
         table.add_column(justify="right", width=7, no_wrap=True)
-        # not no_wrap: a long line here would make rich shrink the columns before it
+        # without no_wrap: a long line here would make rich shrink the columns before it
         table.add_column(ratio=1)
         for row in shown:
             table.add_row(*self._cells(row))
@@ -286,13 +286,13 @@ class Board:
 
     @property
     def _shows_places(self) -> bool:
-        """Where steps run is of interest if it is not here, and else if there is room for it."""
+        """Show where steps run if the window is wide, or if any step runs elsewhere."""
         return self.console.size.width >= WIDE or any(
             row.place not in ("", "local") for row in self.rows.values()
         )
 
     def _total(self, all_shown: bool) -> Text:
-        """As in ``4 of 10 steps, 2m10s; about 3 min left``."""
+        """For example ``4 of 10 steps, 2m10s; about 3 min left``."""
         states = Counter(row.state for row in self.rows.values())
         made = states["done"] + states["cached"]
         parts = [f"{made} of {len(self.rows)} steps"]
@@ -305,7 +305,7 @@ class Board:
         return Text(f"  {', '.join(parts)}; {elapsed}{left}", "dim")
 
     def _left(self) -> str:
-        """As in ``; about 3 min left``, of all that is to run; worked out anew each second."""
+        """For example ``; about 3 min left``, for all remaining steps; computed once a second."""
         if time.monotonic() - self._told_at >= LEFT_SECONDS:
             self._told_left, self._told_at = self._work_out_left(), time.monotonic()
         return self._told_left
@@ -324,10 +324,11 @@ class Board:
         return f"; {'about' if left.is_complete else 'more than'} {about(left.seconds)} left"
 
     def _seconds_left(self, row: Row, foreseen: float | None, factor: float) -> float | None:
-        """Of one step: by its pace if it has one, otherwise by what is foreseen of it."""
+        """The seconds that one step still needs: from its pace if it has one, else from its
+        estimate."""
         if row.state == "running" and row.progress:
             told = row.pace.left(row.progress["total"], time.monotonic())
-            if told:  # at the end of its count a step has still to write what it made
+            if told:  # 0 at the end of its count, when the step still has to write its artifact
                 return told
         if foreseen is None:
             return None
@@ -335,7 +336,8 @@ class Board:
         return max(0.0, foreseen * factor - elapsed)
 
     def _learned(self) -> float:
-        """By what to multiply what is foreseen: a step that takes longer than that tells too."""
+        """The factor that corrects estimates, from steps that ended and from running steps that
+        take longer than estimated."""
         foreseen = {n: s.seconds for n, s in self._ahead.items() if s.seconds is not None}
         taken = {n: r.seconds for n, r in self.rows.items() if r.state == "done"}
         for name, row in self.rows.items():
@@ -371,7 +373,7 @@ class Board:
         return grid
 
     def _told(self, row: Row) -> str:
-        """What a running step says of itself, or what is known of who makes it."""
+        """The progress that a running step has written, or the other run that makes the step."""
         if maker := self._other_maker(row):
             return f"made by {maker}"
         if not row.progress:
@@ -381,7 +383,7 @@ class Board:
         return progress_text(row.progress, row.pace.text, left_text) or "starting"
 
     def _other_maker(self, row: Row) -> str:
-        """The other driver that makes this step, if there is one; asked now and then."""
+        """The other run that holds the step's lease, in words; looked up every ``ASK_SECONDS``."""
         now = time.monotonic()
         if self._run and now - row.asked > ASK_SECONDS and (key := self._key(row)):
             row.asked = now
@@ -399,7 +401,7 @@ class Board:
             return row.progress
         row.looked = now
         store = self.resolver.store
-        # what is wrong, the run will say
+        # the run itself reports these errors
         with contextlib.suppress(OSError, ValueError, TemperError):
             if key := self._key(row):
                 data = store.read(store.progress_path(row.step.name, key))
@@ -454,7 +456,8 @@ class Board:
         self._print(f"{row.name}: {row.state}{at}{message}")
 
     def _print_log(self, row: Row) -> None:
-        """What the worker has printed since the last look, and those of earlier tries."""
+        """Print what the worker has written to its log since the last look, also to earlier
+        tries."""
         store, over = self.resolver.store, row.state != "running"
         with contextlib.suppress(OSError, TemperError):
             path = newest_log(store, row.step.name, self._key(row), since=self._stamp)
@@ -485,7 +488,7 @@ class Board:
                 row.state, row.message = "skipped", "needs a step that failed"
 
     def _mark_stopped(self) -> None:
-        """Say of steps at work how far they came, and whether that is kept."""
+        """Mark running steps as stopped, with their progress and whether a checkpoint keeps it."""
         for row in self.rows.values():
             if row.state != "running":
                 continue
@@ -500,10 +503,10 @@ class Board:
             row.message = ", ".join(filter(None, (reached, "saved" if kept else "nothing saved")))
 
     def show_failures(self, again: Callable[[str], str] | None = None) -> None:
-        """Say of each failed step what went wrong; see :mod:`pipeline.show.failures`.
+        """Print what went wrong in each failed step; see :mod:`pipeline.show.failures`.
 
         Args:
-            again: the command that runs only the step which is called so.
+            again: makes the command that runs only the step with this name.
         """
         for row in self.failed:
             command = None
@@ -512,16 +515,16 @@ class Board:
             show_failure(self.console, self.resolver.store, row.name, row.message, row.log, command)
 
     def show_lines(self, lines: Iterable[str]) -> None:
-        """What others have to say at the end."""
+        """Print further lines at the end of the run, for example those of the sinks."""
         for line in lines if self.verbosity > QUIET else ():
             self.console.print(Text(visible(cut(line)), "dim"), soft_wrap=True)
 
 
 @contextlib.contextmanager
 def _no_echo_of_signals() -> Iterator[None]:
-    """Keep the terminal from writing ``^C`` into the board, and so shifting it."""
+    """Keep the terminal from printing ``^C``, which would shift the lines of the board."""
     with contextlib.ExitStack() as restoring:
-        # no terminal, or none that can do so
+        # standard input is no terminal, or one without this setting
         with contextlib.suppress(OSError, ValueError, AttributeError, termios.error):
             before = termios.tcgetattr(sys.stdin)
             quiet = [*before]
@@ -532,8 +535,8 @@ def _no_echo_of_signals() -> Iterator[None]:
 
 
 def _most_telling(rows: Sequence[Row], room: int) -> list[Row]:
-    """As many steps as there is room for, in the order of the plan: those that failed or run, the
-    next ones, and the last that ended."""
+    """The steps to show if there is no room for all, in the order of the plan: running and failed
+    steps, the next ones, and the last that ended."""
     by_state = {state: [r for r in rows if r.state == state] for state in ("failed", "running")}
     waiting = [row for row in rows if row.state == "waiting"][:MOST_WAITING]
     chosen = [*by_state["running"], *by_state["failed"], *waiting][: room - 1]
@@ -545,7 +548,8 @@ def _most_telling(rows: Sequence[Row], room: int) -> list[Row]:
 
 
 def _failure(message: str) -> tuple[str, str]:
-    """The one-line message and the log's path that ``StepTask.on_failure`` joined."""
+    """Splits the message that ``StepTask.on_failure`` sends: one line of text, and the log's
+    path."""
     with contextlib.suppress(ValueError):
         message = json.loads(message)
     text, _, log = message.rpartition("\n")

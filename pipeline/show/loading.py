@@ -1,6 +1,6 @@
-"""The files of an artifact as Python values, by what they are: see :meth:`Made.load`.
+"""Loads the files of an artifact as Python values, by their file type; see :meth:`Made.load`.
 
-A kind whose files are more than tables says how they are loaded, beside its views:
+A kind with other files than tables registers its own loader, on the function that makes its views:
 
     @loaded_by(open_model)
     def model(made: Made) -> Iterator[View]: ...
@@ -24,7 +24,7 @@ _SHARD = re.compile(r"-\d{5,}(-of-\d{5,})?$")
 
 
 def load(made: Made, name: str = "") -> Any:
-    """All of an artifact, or the file or folder ``name`` of it; see :meth:`Made.load`."""
+    """Load a whole artifact, or its file or folder ``name``; see :meth:`Made.load`."""
     if not name and (loader := _loader(made)) is not None:
         return loader(made.path)
     chosen = _chosen(made, name)
@@ -43,7 +43,7 @@ def load(made: Made, name: str = "") -> Any:
 
 
 def _loader(made: Made) -> Loader | None:
-    """How the kind of an artifact is loaded, if it says so and is known here."""
+    """The loader that the artifact's kind registers; ``None`` if it has none or is unknown here."""
     with contextlib.suppress(TemperError, ImportError, AttributeError):
         views = known_kind(made.manifest).views
         return None if views is None else loader_of(resolve_reference(views))
@@ -51,10 +51,10 @@ def _loader(made: Made) -> Loader | None:
 
 
 def _chosen(made: Made, name: str) -> list[str]:
-    """The files that a name means: one of them, or those of a folder.
+    """The file of this name, or all files of the folder of this name.
 
     Raises:
-        TemperError: there is none.
+        TemperError: the artifact has no such file or folder.
     """
     inside = [file for file in made.files if not name or file.startswith(f"{name.rstrip('/')}/")]
     found = [name] if name in made.files else sorted(inside)
@@ -69,8 +69,8 @@ def _top(file: str) -> str:
 
 
 def _table(file: str) -> str:
-    """What to call a file: the shards ``train/tokens-00000.parquet`` and so on are together
-    ``train/tokens.parquet``."""
+    """The name of the table that a file belongs to: the shard ``train/tokens-00000.parquet``
+    belongs to ``train/tokens.parquet``."""
     path = Path(file)
     return str(path.with_name(_SHARD.sub("", path.stem) + path.suffix))
 

@@ -1,12 +1,12 @@
-"""``Made``: an artifact as whoever asked for it sees it, wherever its store is.
+"""``Made``: an artifact as the caller of ``run`` sees it, wherever its store is.
 
-What :func:`pipeline.run` returns, and what a view function is given. A step sees its inputs as
-:class:`pipeline.Artifact`, which has no metrics: nothing a step makes may depend on those.
+:func:`pipeline.run` returns these, and view functions receive one. A step sees its inputs as
+:class:`pipeline.Artifact`, which has no metrics: no output of a step may depend on metrics.
 
     made = run({"DPO": train_dpo(...)})["DPO"]
     made.metrics["loss"], made.path / "config.json", made.load()
 
-In a notebook an artifact shows its metrics, curves and samples: the views of its kind.
+In a notebook an artifact shows its metrics and the views of its kind, such as curves and samples.
 """
 
 import contextlib
@@ -29,15 +29,16 @@ from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 
 LARGEST_FILE = 64 * 2**20
-"""Bytes; a larger file is not read to be looked at."""
+"""Bytes; views do not read a larger file."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """An artifact: what was made, how it went, and its files.
+    """An artifact with its metrics and files.
 
     Attributes:
-        manifest: all that the store says of it: recipe, inputs, files, metrics, provenance.
+        manifest: everything that the store records of it: recipe, inputs, files, metrics,
+            provenance.
     """
 
     manifest: Manifest
@@ -57,7 +58,7 @@ class Made:
 
     @property
     def name(self) -> str:
-        """``STEP@KEY``, as the ``temper`` command takes it."""
+        """``STEP@KEY``, as the ``temper`` command accepts it."""
         return self.manifest.name
 
     @property
@@ -76,13 +77,14 @@ class Made:
 
     @property
     def url(self) -> str:
-        """Where its files lie in the store."""
+        """The address of its files in the store."""
         return self.store.url_of(self.store.content_path(self.manifest))
 
     @property
     def path(self) -> Path:
-        """A local folder with its files: of a store in a bucket, a copy that is kept on this
-        machine. They are the artifact itself: read them, and never write there.
+        """A local folder with its files. If the store is a bucket, it is a copy on this machine.
+
+        In a local store these files are the artifact itself: only read them.
 
         Raises:
             TemperError: its data was evicted, or is lost or damaged.
@@ -97,18 +99,18 @@ class Made:
         return self.path / name
 
     def load(self, name: str = "") -> Any:
-        """What the artifact holds, as Python values.
+        """Load the content of the artifact as Python values.
 
-        A model is a pair of model and tokenizer of transformers. Otherwise Parquet files are an
-        Arrow table, JSON Lines a list of dicts, JSON its value, and text a string; several of them
-        a dict by name, in which the shards of one table are one.
+        A model becomes a pair of transformers model and tokenizer. Otherwise, a Parquet file
+        becomes an Arrow table, JSON Lines a list of dicts, JSON its value, and text a string.
+        Several files become a dict by name, in which the shards of a table are one entry.
 
         Args:
-            name: of one file or folder in it, as in ``answers.jsonl`` or ``train``.
+            name: one file or folder of the artifact, such as ``answers.jsonl`` or ``train``.
 
         Raises:
-            TemperError: there is nothing of that name, nothing that can be loaded, or its data is
-                lost.
+            TemperError: there is no file or folder of this name, no file of a supported type, or
+                the data is lost.
         """
         from pipeline.show.loading import load
 
@@ -117,11 +119,11 @@ class Made:
     # --- for views -----------------------------------------------------------------------------
 
     def names(self, pattern: str) -> list[str]:
-        """Files of the artifact whose names match, with the wildcards of a shell, sorted."""
+        """The artifact's files whose names match a shell pattern, sorted."""
         return sorted(n for n in self.manifest.files if fnmatch(n, pattern))
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; ``None`` if there is none, or it is too large to look at.
+        """The bytes of a file; ``None`` if there is none, or it is larger than ``LARGEST_FILE``.
 
         Raises:
             TemperError: the store cannot be read.
@@ -136,11 +138,11 @@ class Made:
         return None if data is None else data.decode(errors="replace")
 
     def records(self, name: str) -> list[dict[str, Any]]:
-        """The objects of a JSON Lines file; lines that are none are left out."""
+        """The objects of a JSON Lines file, without lines that are no JSON object."""
         return json_records(self.read(name) or b"")
 
     def __repr__(self) -> str:
-        """As in ``<Model train_dpo@1a2b3c4d: 5 files, 9.3 MB>``."""
+        """For example ``<Model train_dpo@1a2b3c4d: 5 files, 9.3 MB>``."""
         kind = (self.manifest.kind or "").rpartition(":")[2] or "Artifact"
         count = len(self.files)
         what = f"{count} file{'' if count == 1 else 's'}, {decimal(self.manifest.size)}"
@@ -159,7 +161,7 @@ class Made:
 
 
 def json_records(data: bytes) -> list[dict[str, Any]]:
-    """The objects of JSON Lines; lines that are none are left out."""
+    """The objects of JSON Lines, without lines that are no JSON object."""
     found = []
     for line in data.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
@@ -169,7 +171,7 @@ def json_records(data: bytes) -> list[dict[str, Any]]:
 
 
 def _local_copy(made: Made) -> Path:
-    """The files of an artifact in a bucket, downloaded and compared with the manifest once."""
+    """A local copy of an artifact in a bucket; its digests are checked once, after the download."""
     store, manifest = made.store, made.manifest
     folder = _copies(store) / manifest.step / manifest.attempt
     if not folder.is_dir():
@@ -186,16 +188,16 @@ def _local_copy(made: Made) -> Path:
             for name, entry in manifest.files.items():
                 if describe(new / name) != entry:
                     raise made._lost(name)
-            with contextlib.suppress(OSError):  # another process was faster
+            with contextlib.suppress(OSError):  # another process has made the same copy
                 os.replace(new, folder)
     return folder
 
 
 def _copies(store: Store) -> Path:
-    """Where this machine keeps copies of a bucket's artifacts.
+    """The folder in which this machine keeps copies of a bucket's artifacts.
 
     Raises:
-        TemperError: the folder is somebody else's.
+        TemperError: the folder belongs to another user.
     """
     folder = Path(tempfile.gettempdir()) / f"temper-copies-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

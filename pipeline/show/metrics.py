@@ -1,8 +1,7 @@
-"""The metrics of results as people read them: numbers and intervals, with the names that a kind of
-artifact gives them.
+"""Formats the metrics of results: numbers, intervals, and the titles that a kind gives its metrics.
 
-The module of a kind's views may have ``MEASURES``, which say what to call metrics. A metric
-``NAME/p`` is the p-value of the difference ``NAME``: it is shown as a mark beside that.
+The module of a kind's views may define ``MEASURES``, which hold the titles of metrics. A metric
+``NAME/p`` is the p-value of the difference ``NAME``; a significant difference gets a mark.
 """
 
 import contextlib
@@ -34,7 +33,7 @@ def comparable_metrics(manifests: Iterable[Manifest]) -> list[str]:
 
 
 def metric_text(value: Any) -> str:
-    """A metric for people: ``0.75``, ``0.75 (0.5 – 0.9)`` for an interval, ``–`` for no value."""
+    """A metric as text: ``0.75``, ``0.75 (0.5 – 0.9)`` for an interval, ``–`` for no value."""
     if is_interval(value):
         return f"{value['value']:.3g} ({value['low']:.3g} – {value['high']:.3g})"
     if value is None:
@@ -43,19 +42,19 @@ def metric_text(value: Any) -> str:
 
 
 def without_p_values(names: Iterable[str]) -> list[str]:
-    """The names that get a row or a column of their own."""
+    """The names of metrics, without the p-values of other metrics in the list."""
     names = list(names)
     return [n for n in names if not (n.endswith(_P_VALUE) and n.removesuffix(_P_VALUE) in names)]
 
 
 def marked(metrics: Mapping[str, Any], name: str) -> str:
-    """A metric for people, with a mark if it is the difference of two and significant."""
+    """A metric as text, with a mark if it is a significant difference."""
     text, p = metric_text(metrics.get(name)), metrics.get(f"{name}{_P_VALUE}")
     return f"{text} {MARK}" if is_number(p) and p < SIGNIFICANT else text
 
 
 def label(name: str, labels: Mapping[str, str]) -> str:
-    """What to call a metric: by its label, that of what a gain is in, or its own name in words."""
+    """The title of a metric: its label, or its name in words; for a gain, that of its metric."""
     if name.startswith("gain/"):
         of = name.removeprefix("gain/")
         return f"gain: {labels.get(name) or label(of, labels)}"
@@ -63,7 +62,7 @@ def label(name: str, labels: Mapping[str, str]) -> str:
 
 
 def labels_of(manifest: Manifest) -> Mapping[str, str]:
-    """What the kind of an artifact calls its metrics."""
+    """The titles that the artifact's kind defines for its metrics, by metric."""
     with contextlib.suppress(TemperError, ImportError):
         if views := known_kind(manifest).views:
             module = importlib.import_module(views.partition(":")[0])

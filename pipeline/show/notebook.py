@@ -1,7 +1,7 @@
-"""An artifact in a notebook: its metrics, and the views of its kind, as one piece of HTML.
+"""Shows an artifact in a notebook: its metrics and the views of its kind, as one piece of HTML.
 
-It loads nothing and runs no script. Plots are those of the report, in colours that suit light and
-dark notebooks. Everything that is not written here is escaped.
+The HTML loads nothing and runs no script. Plots are those of the report, in colours that suit light
+and dark notebooks. All values are escaped.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from pipeline.store.kinds import known_kind
 from pipeline.text import clean, clock
 
 MOST_ROWS = 8
-"""Of a table or of samples; :meth:`Made.load` has all."""
+"""The most rows of a table or of samples; :meth:`Made.load` has all."""
 _COLOURS = ("#3b7dd8", "#d9822b", "#2e9e5b", "#c44569", "#8a63d2", "#1b9aaa", "#9a8c2c", "#7a7f87")
 _STYLE = ";".join(
     ["--muted:#808890", "--line:#80889055"]
@@ -62,7 +62,7 @@ def _drawn(view: View, step: str) -> Iterator[Markup]:
 
 
 def _curves(view: Curves) -> Iterator[Markup]:
-    """The most telling lines, each in a plot of its own: their scales differ."""
+    """The most important lines, each in a plot of its own, since their scales differ."""
     for name, points in [*view.lines.items()][: view.prominent]:
         yield _plot(f"{name} over {view.axis}", _line(points, view.diagonal))
 

@@ -1,14 +1,14 @@
-"""Results as a table: to filter, plot and join in a notebook.
+"""Results as a table, to filter, plot and join in a notebook.
 
     made = run(experiment(cfg))
     results(made).to_pandas().plot("beta", "eval_rewards/margins")
     results("dpo_beta_sweep")                    # the newest run of an experiment
-    results("evaluate")                          # all that a step ever made
+    results("evaluate")                          # all artifacts that a step ever made
 
-A row a result: its name, experiment, step and key; the inputs and settings in which the rows differ
-(settings of all that they were made from, too); then every metric. An interval has two more
-columns, ``METRIC.low`` and ``METRIC.high``. :func:`compare` has the same rows for people to look
-at. Nothing here reads data: manifests and the records of runs say it all.
+The table has a row for each result: its name, experiment, step and key; the inputs and settings in
+which the rows differ, including settings of their ancestors; then every metric. An interval has two
+more columns, ``METRIC.low`` and ``METRIC.high``. :func:`compare` prints the same rows. This module
+reads only manifests and run records, never data.
 """
 
 from collections import Counter
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 Columns = dict[str, list[Any]]
 Results = Mapping[str, Made] | Mapping[str, Manifest]
-"""By name, as :func:`pipeline.run` returns them."""
+"""Artifacts or manifests by name, as :func:`pipeline.run` returns them."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A result: its name, what it is, and the experiment that asked for it."""
+    """A result: its name, its artifact, and the experiment that asked for it."""
 
     name: str
     manifest: Manifest
@@ -49,16 +49,16 @@ class _Row:
 def results(
     of: Results | str, store: str | Store = "store", *, only_latest: bool = True
 ) -> "pa.Table":
-    """Results as an Arrow table (``.to_pandas()`` makes a data frame of it).
+    """Results as an Arrow table (``.to_pandas()`` converts it to a data frame).
 
     Args:
-        of: what :func:`pipeline.run` returned; or the name of a step, for all it ever made; of an
-            experiment, for the results of its newest run; or of a run.
-        store: where to look for a name. What ``run`` returned says where it lies.
-        only_latest: of a step, leave out artifacts that were made again later.
+        of: what :func:`pipeline.run` returned; or the name of a step, for all of its artifacts; of
+            an experiment, for the results of its newest run; or of a run.
+        store: the store in which to look up a name. Results of ``run`` know their own store.
+        only_latest: for the name of a step, leave out artifacts that were made again later.
 
     Raises:
-        TemperError: the store cannot be read, or has nothing of the name.
+        TemperError: the store cannot be read, or has nothing of this name.
     """
     import pyarrow as pa
 
@@ -74,7 +74,7 @@ def results(
 
 
 def _store_of(of: Results | str, store: str | Store) -> Store:
-    """Where results lie: what was run knows it."""
+    """The store of the results: their own if ``run`` returned them, else `store`."""
     for result in of.values() if isinstance(of, Mapping) else ():
         if isinstance(result, Made):
             return result.store
@@ -93,7 +93,7 @@ def _rows(of: Results | str, catalog: Catalog, only_latest: bool = True) -> list
 def _manifests(of: Any) -> dict[str, Manifest]:
     """
     Raises:
-        TemperError: they are no results.
+        TemperError: the value is no mapping of results.
     """
     if not isinstance(of, Mapping):
         kind = type(of).__name__
@@ -107,7 +107,7 @@ def _manifests(of: Any) -> dict[str, Manifest]:
 
 
 def _named(name: str, catalog: Catalog, only_latest: bool) -> Iterator[_Row]:
-    """The results that a text means.
+    """The results of the step, run or experiment of this name.
 
     Raises:
         TemperError: the store has nothing of this name.
@@ -130,7 +130,7 @@ def _named(name: str, catalog: Catalog, only_latest: bool) -> Iterator[_Row]:
 
 
 def _of_step(step: str, catalog: Catalog, only_latest: bool) -> Iterator[_Row]:
-    """All that a step made, each under the name that the newest run gave it that had it."""
+    """All artifacts of a step, each under the name that it has in the newest run with it."""
     called: dict[str, tuple[str, str]] = {}
     for run in read_runs(catalog.store):
         results = {fingerprint: name for name, fingerprint in run.roots.items()}
@@ -149,7 +149,7 @@ def _called(made: Manifest, called: Mapping[str, tuple[str, str]]) -> tuple[str,
 
 
 def _of_run(run: Run, catalog: Catalog) -> Iterator[_Row]:
-    """The results of a run, as far as there are any."""
+    """The results of a run that exist."""
     entries = {entry.get("fingerprint"): entry for entry in run.steps}
     for name, fingerprint in run.roots.items():
         entry = entries.get(fingerprint, {})
@@ -158,7 +158,7 @@ def _of_run(run: Run, catalog: Catalog) -> Iterator[_Row]:
 
 
 def _experiment(made: Manifest) -> str:
-    """The experiment that made an artifact, perhaps for another one first."""
+    """The experiment that first made an artifact; others may share it."""
     return str(made.provenance.get("experiment") or "")
 
 
@@ -175,8 +175,8 @@ def _identity(rows: Sequence[_Row]) -> Columns:
 
 
 def _inputs(nodes: Mapping[str, variants.Node], rows: Sequence[_Row], taken: Columns) -> Columns:
-    """By parameter, what each result was given, where that is not the same for all: which model an
-    evaluation is of."""
+    """A column for each parameter whose input differs between results, such as the model that an
+    evaluation evaluates."""
     labels = variants.names(nodes)
 
     def name(attempt: str | None) -> str | None:
@@ -204,7 +204,7 @@ def _settings(nodes: Mapping[str, variants.Node], rows: Sequence[_Row], taken: C
 
 
 def _metrics(manifests: Sequence[Manifest], taken: Columns) -> Columns:
-    """Every number; an interval has two more columns, for its ends."""
+    """A column for every metric that is a number; an interval has two more, for its ends."""
     columns: Columns = {}
     for name in comparable_metrics(manifests):
         measured = [manifest.metrics.get(name) for manifest in manifests]
@@ -221,12 +221,12 @@ def _end_of(value: Any, end: str) -> float | None:
 
 
 def _free(name: str, taken: Columns, kind: str) -> str:
-    """What to call a column, where another may have its name."""
+    """The name of a column, with its kind as a prefix if the name is taken."""
     return f"{kind}.{name}" if name in taken else name
 
 
 def _column(values: list[Any]) -> "pa.Array":
-    """Values of one type as they are; a mixture as text."""
+    """An Arrow array: ints and floats become floats, any other mixture of types becomes text."""
     import pyarrow as pa
 
     kinds = {type(value) for value in values if value is not None}
@@ -248,16 +248,16 @@ def compare(
         rich.print(compare(run(roots), ["eval_rewards/margins"]))
 
     Args:
-        of: as :func:`results` takes it.
-        metrics: which to show, in this order; by default every number that any result has, those
-            that are the same for all in one line below.
-        store: where to look for a name.
+        of: the results, as for :func:`results`.
+        metrics: the metrics to show, in this order. By default every number that any result has;
+            metrics that are the same for all results go into one line below.
+        store: the store in which to look up a name.
 
     Returns:
-        Something that ``rich`` prints and a notebook shows.
+        An object that ``rich`` prints and a notebook shows.
 
     Raises:
-        TemperError: no result has one of ``metrics``, or they are no results.
+        TemperError: no result has one of ``metrics``, or ``of`` holds no results.
     """
     from pipeline.show.comparison import Comparison
 
@@ -276,7 +276,7 @@ def compare(
 
 
 def _apart(name: str, store: str | Store) -> dict[str, Manifest]:
-    """The results that a text means; those of one name with their keys."""
+    """The results of this name; several with the same name get their keys as suffix."""
     rows = _rows(name, Catalog(_store_of(name, store)))
     times = Counter(row.name for row in rows)
     return {
@@ -286,7 +286,7 @@ def _apart(name: str, store: str | Store) -> dict[str, Manifest]:
 
 
 def _shared(manifests: Iterable[Manifest], names: Sequence[str]) -> dict[str, str]:
-    """The metrics that say nothing of a difference; none, where nothing differs."""
+    """The metrics that are the same for all results; empty if that holds for every metric."""
     first, *others = [manifest.metrics for manifest in manifests] or [{}]
     shared = {
         name: metric_text(first.get(name))

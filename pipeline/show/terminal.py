@@ -1,5 +1,5 @@
-"""How a run looks in the terminal before and after: the plan, the results. While it works, see
-:mod:`pipeline.show.live`.
+"""Prints plans before a run, and results after it. :mod:`pipeline.show.live` shows a run while it
+works.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from pipeline.store.manifest import Manifest
 from pipeline.store.stored import parse_json
 from pipeline.text import about, clock, cut, size, visible
 
-if TYPE_CHECKING:  # a cached plan has no price, and few results a summary
+if TYPE_CHECKING:  # imported late: a cached plan has no prices, and few results have a summary
     from rich.markdown import Markdown
 
     from pipeline.price.pricing import Price, Prices
@@ -48,10 +48,10 @@ if TYPE_CHECKING:  # a cached plan has no price, and few results a summary
 LONGEST_NAME = 80
 LONGEST_SUMMARY = 6000
 MOST_METRICS = 40
-"""Of one step; ``temper show`` prints all."""
+"""The most metrics printed of one step; ``temper show`` prints all."""
 MOST_WARNINGS = 3
 LONGEST_PLAN = 60
-"""Beyond so many steps, those that are cached are counted and not listed."""
+"""A plan with more steps counts its cached steps instead of listing them."""
 UNKNOWN = "–"
 _LABELS = {
     State.CACHED: "cached",
@@ -64,10 +64,10 @@ _LABELS = {
 def show_plan(
     console: Console, plan: Plan, whole: bool = False, prices: "Prices | None" = None, jobs: int = 1
 ) -> None:
-    """What would run and why, one line a step, with what it will take.
+    """Print the plan: one line for each step, with its state, its estimated cost, and the reason.
 
     Args:
-        whole: list also very many cached steps.
+        whole: list cached steps even in a very long plan.
         jobs: how many steps run at once.
     """
     names = display_names(plan)
@@ -103,7 +103,7 @@ COSTS = ("time", "memory", "disk")
 
 
 def _costs(price: "Price | None") -> list[str]:
-    """What a step takes, as far as anybody knows; nothing of a cached one."""
+    """Estimated time, memory and disk of a step, where known; empty for a cached step."""
     if price is None:
         return [""] * len(COSTS)
     rough = "~" if price.is_rough else ""
@@ -119,7 +119,7 @@ def _of_devices(price: "Price") -> str:
 
 
 def _total(plan: Plan, prices: "Prices", jobs: int) -> str:
-    """As in ``: about 2 min, 1.4 GB to write, 38 GB free``."""
+    """For example ``: about 2 min, 1.4 GB to write, 38 GB free``."""
     from pipeline.price.remaining import left_of
 
     left = left_of(prices.ahead(plan), jobs)
@@ -132,7 +132,7 @@ def _total(plan: Plan, prices: "Prices", jobs: int) -> str:
 
 
 def _warnings(names: Mapping[str, str], prices: "Prices") -> Iterator[str]:
-    """What is not going to fit."""
+    """Warnings about too little disk or memory."""
     if not prices.fits_disk and prices.free is not None:
         beside = prices.peak_disk - prices.disk
         besides = f", and checkpoints of {size(beside)} while it runs," if beside else ""
@@ -167,8 +167,9 @@ def _plan_summary(plan: Plan) -> str:
 
 
 def make_console(stderr: bool = False) -> Console:
-    """A console as wide as the terminal; elsewhere wide enough that lines stay whole."""
-    # a terminal that lacks a character is no reason to fail
+    """A console as wide as the terminal. If the output is no terminal, its lines have 160
+    columns."""
+    # a character that the terminal's encoding lacks must not raise
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -177,13 +178,13 @@ def make_console(stderr: bool = False) -> Console:
 
 
 def show_error(message: str) -> None:
-    """A foreseen problem, as one line on standard error."""
+    """Print an error message as one line on standard error."""
     line = f"error: {visible(shown(' '.join(message.split())))}"
     make_console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_notices(console: Console, manifests: Iterable[Manifest]) -> None:
-    """What steps want a person to know of their result, such as rows that were dropped."""
+    """Print the notices of steps about their results, for example that rows were dropped."""
     for manifest in manifests:
         for notice in manifest.metrics.get("notices", ()):
             line = escape(visible(str(notice)))
@@ -191,7 +192,7 @@ def show_notices(console: Console, manifests: Iterable[Manifest]) -> None:
 
 
 def show_places(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:
-    """Where the files of each result lie; of a single file, where it is."""
+    """Print the folder of each result in the store; for a result with one file, the file."""
     shown = {name: named(name).plain for name in results}
     width = max(map(len, shown.values()), default=0)
     for name, manifest in results.items():
@@ -201,7 +202,7 @@ def show_places(console: Console, store: Store, results: Mapping[str, Manifest])
 
 
 def show_end(console: Console, made: Sequence[Manifest], seconds: float) -> None:
-    """How long a run took and what it made; nothing of one that made nothing."""
+    """Print how long a run took and what it made; nothing if it made no artifact."""
     if made:
         steps = f"{len(made)} step" + ("s" if len(made) > 1 else "")
         written = size(sum(manifest.size for manifest in made))
@@ -210,10 +211,11 @@ def show_end(console: Console, made: Sequence[Manifest], seconds: float) -> None
 
 
 def show_next(console: Console, store: Store, experiment: str, kinds: Mapping[str, Kind]) -> None:
-    """One line: what a person may do now, with the last result that a package has a command for.
+    """Print one line with commands to try next; one uses the last result that a command accepts.
 
-    Packages name such a command, and the kind of artifact that it takes, as an entry point of the
-    group ``temper.next``. A kind does not say it itself: its code is part of keys.
+    A package declares such a command, and the kind of artifact that it takes, as an entry point of
+    the group ``temper.next``. The kind itself does not name the command, since a kind's code is
+    part of keys.
     """
     option = "" if _is_usual(store) else f" --store {shlex.quote(shown(store.url))}"
     commands = [f"temper report{option}"]
@@ -226,14 +228,14 @@ def show_next(console: Console, store: Store, experiment: str, kinds: Mapping[st
 
 
 def _is_usual(store: Store) -> bool:
-    """Whether commands look into this store without being told."""
-    with contextlib.suppress(TemperError):  # the environment may name what is no store
+    """Whether commands use this store without a ``--store`` option."""
+    with contextlib.suppress(TemperError):  # TEMPER_STORE may be no valid store
         return Store(os.environ.get("TEMPER_STORE", "store")).url == store.url
     return False
 
 
 def show_results(console: Console, store: Store, results: Mapping[str, Manifest]) -> None:
-    """Summaries, one table of metrics per kind of result, and where everything lies."""
+    """Print summaries, one table of metrics for each step, and where the files are."""
     summaries = {
         name: summary
         for name, manifest in results.items()
@@ -256,7 +258,7 @@ def show_results(console: Console, store: Store, results: Mapping[str, Manifest]
 
 
 def _markdown(text: str) -> "Markdown":
-    """Markdown in which HTML and links are text, without what would command the terminal."""
+    """Markdown whose HTML and links stay text, without control characters for the terminal."""
     from markdown_it import MarkdownIt
     from rich.markdown import Markdown
 
@@ -268,15 +270,15 @@ def _markdown(text: str) -> "Markdown":
 
 
 def named(name: str, style: str = "") -> Text:
-    """What somebody has called something, on one line and not without end."""
+    """A user's name for something, as one line of limited length."""
     return Text(visible(cut(name, LONGEST_NAME)), style)
 
 
 def _results_of_one_kind(
     console: Console, group: Mapping[str, Manifest], metrics: Sequence[str]
 ) -> RenderableType:
-    """A column for each result, on a narrow page with intervals below their values; where these do
-    not fit either, a row for each."""
+    """A table with a column for each result. If it is too wide, intervals go below their values; if
+    that is too wide as well, the table has a row for each result."""
     unlimited = console.options.update_width(sys.maxsize)
     for stacked in (False, True):
         table = _metrics_table(group, metrics, stacked)
@@ -310,7 +312,7 @@ def _number(value: Any) -> str:
 
 
 def parse_progress(data: bytes) -> Mapping[str, Any] | None:
-    """What a step has written of how far it is; ``None`` if that is nothing, or damaged."""
+    """The progress that a step has written; ``None`` if the data is empty or damaged."""
     try:
         progress = parse_json(data)
         done, total, metrics = progress["done"], progress["total"], progress.get("metrics", {})
@@ -324,8 +326,8 @@ def parse_progress(data: bytes) -> Mapping[str, Any] | None:
 
 
 def progress_text(progress: Mapping[str, Any], pace: str = "", left: str = "") -> str:
-    """How far a step is, what matters most first: what is left, what it does where it says nothing
-    else, the loss, the count, the pace, then its other metrics."""
+    """Progress as one line, the most important first: time left, current activity, loss, count,
+    pace, then the other metrics."""
     done, total, metrics = progress["done"], progress["total"], dict(progress["metrics"])
     count = f"{done:g}/{total:g}" if total else f"{done:g}" if done else ""
     loss = {"loss": metrics.pop("loss")} if "loss" in metrics else {}

@@ -1,7 +1,8 @@
-"""What there is to see of an artifact: a few shapes of values, and who says which.
+"""Views: the shapes of values in which an artifact can show its content.
 
-A kind names a function that makes views of its files. It is called when somebody looks, never when
-a step runs; the name is a text, so that code which only shows is no part of any key:
+A kind names a function that makes views of its files. Temper calls it when somebody looks at the
+artifact, never when a step runs. The kind names the function as text, so that code for display is
+part of no key:
 
     class Evaluation(Artifact):
         views = "steps.views:evaluation"
@@ -9,8 +10,8 @@ a step runs; the name is a text, so that code which only shows is no part of any
     def evaluation(made: Made) -> Iterator[View]:
         yield Texts("What it answers", [Text(row, prompt, answer), …])
 
-Of a kind that names none, files with known names are shown: ``summary.md`` and ``metrics.jsonl``.
-A view holds values and no markup; who draws it escapes them.
+If a kind names no function, its ``summary.md`` and ``metrics.jsonl`` are shown. A view holds values
+without markup; the code that draws it escapes them.
 """
 
 import contextlib
@@ -43,12 +44,12 @@ class Note:
 
 @dataclass(frozen=True)
 class Curves:
-    """Numbers over a counter, by name, the most telling first.
+    """Numbers over a counter, by name, the most important first.
 
     Attributes:
-        prominent: how many are shown at once; the others are a click away.
-        diagonal: whether to draw the line on which both axes are equal.
-        note: what to look for, in a sentence.
+        prominent: how many lines are shown at first; the others on a click.
+        diagonal: whether to draw the line on which x equals y.
+        note: a sentence on what to look for.
     """
 
     title: str
@@ -62,12 +63,13 @@ class Curves:
 
 @dataclass(frozen=True)
 class Text:
-    """One text that answers one prompt; equal rows of several artifacts are shown side by side.
+    """One answer to one prompt. Answers of several artifacts to the same row are shown side by
+    side.
 
     Attributes:
-        remark: what is to be said of the answer, such as how it ended.
-        checks: by the name of each rule that the answer was held against, whether it passes.
-        by: who answers, where the texts of one artifact have several authors, such as a model
+        remark: a remark on the answer, such as how it ended.
+        checks: whether the answer passes each rule that was checked, by the name of the rule.
+        by: the author of the answer, if the texts of an artifact have several: for example a model
             after each iteration.
     """
 
@@ -96,7 +98,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often each whole number was counted, such as lengths in tokens; by name."""
+    """The count of each whole number, such as a length in tokens; several histograms by name."""
 
     title: str
     axis: str
@@ -106,16 +108,16 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Measure:
-    """What a metric of a manifest means. Metrics without a measure are shown by their own names.
+    """The meaning of a metric. A metric without a measure is shown under its own name.
 
     Attributes:
         metric: its name in the manifest.
-        title: what to call it, in words.
-        group: metrics of one group stand together.
-        is_share: from 0 to 1; the shares of a group are drawn on one scale.
-        better: 1 if more of it is better, -1 if less is, 0 if neither.
-        change_of: this is how much that metric differs from the baseline's.
-        p: the metric that says how likely a difference as large is by chance.
+        title: its title in words.
+        group: metrics of one group are shown together.
+        is_share: whether it lies between 0 and 1; the shares of a group are drawn on one scale.
+        better: 1 if more is better, -1 if less is better, 0 if neither.
+        change_of: the metric whose difference from the baseline this metric is.
+        p: the metric that holds the p-value of this difference.
     """
 
     metric: str
@@ -129,11 +131,11 @@ class Measure:
 
 @dataclass(frozen=True)
 class Measures:
-    """The metrics of an artifact in words, the most telling first: of the changes, the first is
-    the one that the artifact was made to show.
+    """The measures of an artifact, the most important first. The first one that is a change is the
+    change that the artifact was made to show.
 
     Attributes:
-        baseline: the argument of the step that holds what changes are measured against.
+        baseline: the argument of the step that holds the baseline of changes.
     """
 
     measures: Sequence[Measure]
@@ -148,10 +150,11 @@ _LOADER = "__temper_loader__"
 
 
 def loaded_by(loader: Loader) -> Callable[[MakeViews], MakeViews]:
-    """Say, beside the views of a kind, how :meth:`Made.load` loads such an artifact.
+    """Register how :meth:`Made.load` loads artifacts of a kind, on the function that makes its
+    views.
 
     Args:
-        loader: called with the local folder of its files.
+        loader: receives the local folder of the artifact's files.
     """
 
     def mark(make_views: MakeViews) -> MakeViews:
@@ -162,19 +165,19 @@ def loaded_by(loader: Loader) -> Callable[[MakeViews], MakeViews]:
 
 
 def loader_of(make_views: MakeViews) -> Loader | None:
-    """What :func:`loaded_by` has said of a view function."""
+    """The loader that :func:`loaded_by` registered on a view function."""
     return getattr(make_views, _LOADER, None)
 
 
 def views_of(made: Made, resolve: Callable[[Manifest], Kind]) -> list[View]:
-    """What its kind shows of an artifact.
+    """The views that an artifact's kind makes of it.
 
-    A kind that is not known here, or whose function fails, shows what every kind shows: a look at
-    an old artifact must not depend on today's code being able to read it.
+    If the kind is unknown here, or its function fails, the default views are shown: looking at an
+    old artifact must not require that today's code can read it.
 
     Args:
-        resolve: the kind of an artifact. Only that is to be asked of a store: the function that
-            makes its views is named by the kind itself.
+        resolve: returns the kind of an artifact. It must not read the name of the view function
+            from the store: only the kind's own code may name a function that is called.
     """
     with contextlib.suppress(Exception):
         if (views := resolve(made.manifest).views) is not None:
@@ -200,9 +203,9 @@ def curves(
     """Every number in the artifact's ``metrics.jsonl`` over its ``axis``.
 
     Args:
-        first: names of the numbers to show first, as far as they are there.
-        titles: what to call numbers, by name.
-        unit: what to call the axis.
+        first: names of the numbers to show first, if they exist.
+        titles: titles of numbers, by name.
+        unit: the title of the axis.
     """
     lines = lines_of(made.records(METRICS), first, axis)
     if lines:
@@ -214,7 +217,7 @@ def curves(
 def lines_of(
     records: Iterable[Mapping[str, Any]], first: Sequence[str] = (), axis: str = "step"
 ) -> dict[str, Points]:
-    """Every number of records over their ``axis``, by name, those named ``first`` first."""
+    """Every number of records over their ``axis``, by name; the names in `first` come first."""
     lines: dict[str, list[tuple[float, float]]] = {name: [] for name in first}
     for record in records:
         at: Any = record.get(axis)

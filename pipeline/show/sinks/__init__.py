@@ -1,10 +1,10 @@
-"""Other places to watch metrics: Weights & Biases, TensorBoard.
+"""Sinks show metrics in Weights & Biases and TensorBoard.
 
-A sink is a *view*: the truth is the ``metrics.jsonl`` of an artifact and the metrics in its
-manifest, and any view can be made again from these. A process of its own (``mirror``, which
-``process`` starts) reads them as they grow and hands them on, with the steps that are in the file:
-so a run that is killed and goes on has one unbroken history, and nothing that goes wrong with a
-sink stops a run. ``weights_and_biases`` and ``tensorboard_files`` are the sinks.
+A sink is a *view*: the data is the ``metrics.jsonl`` of an artifact and the metrics in its
+manifest, and any view can be made again from these. A separate process (``mirror``, which
+``process`` starts) reads the files as they grow and sends their records to the sinks, with the step
+numbers in the file. So a run that is killed and resumed has one unbroken history, and no failure of
+a sink stops a run. ``weights_and_biases`` and ``tensorboard_files`` are the sinks.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from pipeline.extras import require_installed
 
 @dataclass(frozen=True)
 class Watched:
-    """One step of a run, as a sink is told of it.
+    """What a sink knows of one step of a run.
 
     Attributes:
         group: the experiment.
-        name: for people; ``step`` with what tells it apart.
-        config: settings by path, secrets left out, and the key and where the store is.
+        name: the display name; ``step`` with a label that distinguishes it.
+        config: settings by path without secrets, the key, and the address of the store.
         folder: where a sink may keep files.
     """
 
@@ -40,11 +40,12 @@ class View(Protocol):
     """One step in one sink."""
 
     def log(self, at: int, values: Mapping[str, float]) -> None:
-        """Numbers of one training step; ``at`` only grows. One that is there already is left."""
+        """Log the numbers of one training step. ``at`` increases; a step that the sink already has
+        is skipped."""
         ...
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """The step is done, and these are its metrics."""
+        """The step is done; ``summary`` holds its metrics."""
         ...
 
 
@@ -52,13 +53,13 @@ class Sink(Protocol):
     def open(self, watched: Watched) -> View: ...
 
     def notice(self) -> str:
-        """Where to look, in a line."""
+        """One line that says where to look at the metrics."""
         ...
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A sink by what makes it, and the package it needs, which is that of an extra."""
+    """A kind of sink: the reference of its class, and the package (of an extra) that it needs."""
 
     made_by: str
     package: str

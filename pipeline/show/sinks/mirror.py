@@ -1,8 +1,8 @@
-"""The process that hands metrics on: ``python -m pipeline.show.sinks.mirror STORE SINK...``.
+"""The process that sends metrics to sinks: ``python -m pipeline.show.sinks.mirror STORE SINK...``.
 
-It reads one JSON object a line from its standard input, each saying that a step began or ended, and
-looks now and then into the metrics of those that run. When its input ends, so does it: with its
-driver, however that ends. What it prints is for the driver to show.
+It reads one JSON object a line from standard input; each reports that a step began or ended. Every
+few seconds it reads the metrics of running steps. It ends when its input ends, so it never outlives
+its driver for long. The driver shows what it prints.
 """
 
 import json
@@ -29,7 +29,7 @@ POLL_SECONDS = 2.0
 
 @dataclass
 class _Open:
-    """A step that runs, in every sink, and how far it has been handed on."""
+    """The views of a running step in all sinks, and the last training step that they have."""
 
     views: Mapping[str, View]
     logged: int = -1
@@ -37,7 +37,7 @@ class _Open:
 
 @dataclass
 class Mirror:
-    """Hands the metrics of steps on to sinks. What fails is told once and left."""
+    """Sends the metrics of steps to sinks. It prints each error once and goes on."""
 
     store: Store
     group: str
@@ -58,12 +58,12 @@ class Mirror:
         self._open[step, key] = _Open({kind: v for kind, v in views.items() if v is not None})
 
     def look(self) -> None:
-        """Hand on what running steps have logged by now: what their last checkpoint holds."""
+        """Send what running steps have logged up to their last checkpoint."""
         for (step, key), opened in self._open.items():
             self._hand_on(opened, unfinished_log(self.store, step, key))
 
     def end(self, step: str, key: str) -> None:
-        """Hand on the rest of a step, if it made something."""
+        """Send the rest of a step's log and its metrics, if it made an artifact."""
         opened = self._open.pop((step, key), None)
         made = self.store.latest(step, key)
         if opened is None or made is None:
@@ -86,7 +86,7 @@ class Mirror:
     def _try(self, kind: str, call: Any, *arguments: Any) -> Any:
         try:
             return call(*arguments)
-        except Exception as error:  # a view is never a reason to stop
+        except Exception as error:  # an error in a sink must not stop the others
             self.say(f"{kind}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
             return None
 
@@ -112,7 +112,7 @@ def main(url: str, group: str, names: list[str]) -> None:
 
 
 def _events() -> Iterator[Mapping[str, Any] | None]:
-    """What the driver says, and ``None`` whenever it has said nothing for a while."""
+    """The driver's events, and ``None`` after each ``POLL_SECONDS`` without an event."""
     lines: SimpleQueue[str | None] = SimpleQueue()
 
     def read() -> None:
@@ -139,12 +139,12 @@ def _value(path: str, value: Any) -> Any:
 
 
 def encodable(text: str) -> str:
-    """A text without halves of surrogate pairs, which nobody can send or write."""
+    """A text without unpaired surrogates, which cannot be encoded."""
     return text.encode(errors="replace").decode()
 
 
 def _numbers(made: Manifest) -> dict[str, Any]:
-    """The metrics that are numbers; an interval as three."""
+    """The metrics that are numbers; an interval becomes three numbers."""
     found: dict[str, Any] = {"seconds": made.seconds}
     for name, value in made.metrics.items():
         if is_interval(value):

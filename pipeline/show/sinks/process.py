@@ -1,4 +1,4 @@
-"""The driver's side of the mirror: starts it, tells it of steps, and shows what it said."""
+"""The driver's side of the mirror: starts it, sends it the events of steps, shows its output."""
 
 import contextlib
 import json
@@ -12,14 +12,14 @@ from pipeline.plan.resolver import Resolver
 from pipeline.show.sinks.mirror import settings_of
 
 END_SECONDS = 60.0
-"""For which the mirror may go on after the run, before it is stopped."""
+"""How long the mirror may continue after the run before it is killed."""
 
 
 class MirrorProcess:
-    """Tells a mirror what the scheduler tells the board; says nothing once the mirror is gone.
+    """Sends the scheduler's events to a mirror process; does nothing once that process has ended.
 
     Args:
-        names: what to call each step, by fingerprint.
+        names: the display name of each step, by fingerprint.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class MirrorProcess:
             stdout=self._output,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,  # Ctrl-C is the driver's, which ends it in order
+            start_new_session=True,  # Ctrl-C reaches only the driver, which stops the mirror
         )
 
     def observe(self, step: Step, state: str) -> None:
-        """A step began or ended."""
+        """Send the event that a step began or ended."""
         resolved = self.resolver.current_key_and_recipe(step)
         if resolved is None:
             return
@@ -79,7 +79,7 @@ class MirrorProcess:
 def mirrored(
     resolver: Resolver, group: str, sinks: Iterable[str], names: Mapping[str, str]
 ) -> Iterator[MirrorProcess | None]:
-    """A mirror for as long as the block runs, if any sink is asked for."""
+    """Run a mirror until the block ends; ``None`` if there are no sinks."""
     sinks = list(sinks)
     if not sinks:
         yield None

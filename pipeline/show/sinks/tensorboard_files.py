@@ -1,6 +1,7 @@
-"""Metrics as TensorBoard's event files: ``sinks/tensorboard/EXPERIMENT/STEP-KEY`` in the store.
+"""Writes metrics as TensorBoard event files: ``sinks/tensorboard/EXPERIMENT/STEP-KEY`` in the
+store.
 
-A step that was killed is written anew from its first training step, in place of what there was.
+After a kill, a step's files are written again from its first training step.
 """
 
 import re

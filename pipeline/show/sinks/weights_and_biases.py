@@ -1,10 +1,10 @@
-"""Metrics as runs of Weights & Biases: one a step, grouped by experiment.
+"""Sends metrics to Weights & Biases: one run for each step, grouped by experiment.
 
-Without a key in the environment or in ``~/.netrc``, or where the server does not answer, a run is
-kept on this machine, for ``wandb sync``; ``WANDB_MODE``, ``WANDB_PROJECT`` and ``WANDB_ENTITY`` are
-respected. The run's id follows from the step and its key. So a step that was killed goes on in the
-same run: W&B's server says how far that is, and a run that is offline is written anew from the
-first step, in place of what the killed process left.
+If there is no key in the environment or in ``~/.netrc``, or the server does not answer, the runs
+are kept on this machine for ``wandb sync``. ``WANDB_MODE``, ``WANDB_PROJECT`` and ``WANDB_ENTITY``
+are respected. The id of a run follows from the step and its key, so a step that was killed
+continues the same run. W&B's server knows how far an online run is; an offline run is written again
+from the first step and replaces the files of the killed process.
 """
 
 import netrc
@@ -18,7 +18,7 @@ from pipeline.show.sinks import Watched
 
 _HOST = "api.wandb.ai"
 INIT_SECONDS = 15.0
-"""For which the server may take to answer, before runs are kept on this machine."""
+"""How long to wait for the server before runs are kept on this machine."""
 
 
 class WandbSink:
@@ -32,11 +32,11 @@ class WandbSink:
 
         try:
             return self._open(watched)
-        except Exception as error:  # the server's, the network's, a key that is none
+        except Exception as error:  # of the server or the network, or an invalid key
             if self.mode == "offline":
                 raise
             self.mode, self.refused = "offline", " ".join(str(error).split())[:200]
-            wandb.teardown()  # it would keep the run's id for itself
+            wandb.teardown()  # otherwise wandb keeps the run's id reserved
             return self._open(watched)
 
     def _open(self, watched: Watched) -> "WandbView":
@@ -81,7 +81,7 @@ class WandbView:
 
     def log(self, at: int, values: Mapping[str, float]) -> None:
         if at >= self.run.starting_step:
-            # at once: a row left for the end would be put over the summary
+            # commit=True: a row that is committed at the end would overwrite the summary
             self.run.log(dict(values), step=at, commit=True)
 
     def end(self, summary: Mapping[str, Any]) -> None:
