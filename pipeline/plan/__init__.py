@@ -1,9 +1,9 @@
-"""What exists, and what will run: a DAG with the state of each step, before anything runs.
+"""The plan: which artifacts exist and which steps will run, before anything runs.
 
-``planning`` makes the plan; begin there. ``resolver`` decides whether an artifact may be used
-again. ``why`` says what differs from the nearest artifact that is there, ``variants`` tells steps
-of one name apart by their settings, ``labels`` says what each is called, ``renamed`` and
-``unfinished`` give hints.
+``planning`` makes the plan; begin there. ``resolver`` decides whether an artifact may be reused.
+``why`` explains how a step differs from its nearest artifact. ``variants`` finds the settings that
+distinguish steps of one name, ``labels`` their display names. ``renamed`` and ``unfinished`` give
+hints.
 
 Uses ``observed``, ``store`` and what lies below them.
 """

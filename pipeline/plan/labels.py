@@ -1,14 +1,16 @@
-"""What the steps of a DAG are called: ``train_sft (no code)``.
+"""Display names of the steps of a DAG: ``train_sft (no code)``.
 
-The first of these that there is:
+The label in parentheses is the first of these that exists:
 
-1. the name that its author gave it (``step.named("no code")``), or under which it is a result;
-2. the one readable setting in which it differs from the others of its step, as ``beta=0.05``;
-3. the only result or named step that it is for: what it was made for says more than many settings;
-4. the only named step that it was made from;
+1. the name that the author gave the step (``step.named("no code")``), or the name of its result;
+2. the only readable setting in which it differs from other steps of its name, such as
+   ``beta=0.05``;
+3. the name of the only result or named step that uses its output: that is clearer than many
+   settings;
+4. the name of the only named step among its ancestors;
 5. the few settings in which it differs.
 
-The only one of a step needs no label, and has one only if somebody named it.
+If a DAG has only one step of a name, that step has a label only if somebody named it.
 """
 
 import re
@@ -23,11 +25,11 @@ _HEXADECIMAL = re.compile(r"[0-9a-f]{8}")
 
 
 def labels(steps: Sequence[Step], results: Mapping[str, str]) -> dict[str, str]:
-    """What tells each step apart from others of its name, by fingerprint.
+    """The label of each step, by fingerprint; it distinguishes the step from others of its name.
 
     Args:
-        steps: all of a DAG, inputs before what uses them.
-        results: the names of those that are results, by fingerprint.
+        steps: all steps of a DAG, inputs before the steps that use them.
+        results: the names of the steps that are results, by fingerprint.
     """
     nodes = variants.of_steps(steps)
     given = {step.fingerprint: step.label for step in steps if step.label}
@@ -48,8 +50,8 @@ def _labels_of_group(
     derived: Mapping[str, str],
     told: Mapping[str, Mapping[str, str]],
 ) -> dict[str, str]:
-    """The labels of several nodes of a step. A derived one that several share is told apart by
-    their settings."""
+    """The labels of several nodes of one step. If nodes share a derived label, their settings are
+    appended."""
     settings = {node: variants.label(told[node]) for node in group}
     found = {
         node: own.get(node)
@@ -66,14 +68,14 @@ def _labels_of_group(
 
 
 def _is_readable(settings: Mapping[str, str]) -> bool:
-    """Whether it is one setting, no place in a list, and no digest."""
+    """Whether there is only one setting, which is neither an item of a list nor a digest."""
     return len(settings) == 1 and not any(
         "[" in path or _HEXADECIMAL.fullmatch(value) for path, value in settings.items()
     )
 
 
 def _turned(above: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """What is made from each node, the last nodes first."""
+    """The graph with reversed edges: the nodes that use each node, the last nodes first."""
     below: dict[str, list[str]] = {node: [] for node in reversed([*above])}
     for node, inputs in above.items():
         for reference in inputs:
@@ -82,15 +84,15 @@ def _turned(above: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
 
 
 def _only_names(beside: Mapping[str, Iterable[str]], own: Mapping[str, str]) -> dict[str, str]:
-    """For each node, the only name that the nearest named ones on one side have.
+    """For each node, the name of the nearest named nodes in one direction, if there is only one.
 
     Args:
-        beside: the neighbours of each node on that side, in an order in which they come first.
+        beside: the neighbours of each node in that direction; neighbours come before the node.
     """
     reached: dict[str, frozenset[str]] = {}
     for node, neighbours in beside.items():
         names = (frozenset([own[n]]) if n in own else reached[n] for n in neighbours)
         reached[node] = frozenset(
             islice(frozenset().union(*names), 2)
-        )  # several are as good as two
+        )  # two names are enough to know that there is not only one
     return {node: next(iter(names)) for node, names in reached.items() if len(names) == 1}

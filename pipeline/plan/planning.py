@@ -1,17 +1,17 @@
 """The plan: every step of a DAG with its state, before anything runs.
 
-A step's key needs the digests of its inputs, so states are worked out from the sources down:
+A step's key depends on the digests of its inputs, so states are computed from the sources down:
 
-- ``cached``: every input is known and the key has a manifest;
-- ``run``: every input is known and the key has none, or an input is not known yet and no earlier
-  artifact could match, whatever it turns out to be;
-- ``maybe``: an input is not known yet, and an earlier artifact was made by the same recipe from
-  other input bytes: if the inputs turn out to be those, nothing runs (early cutoff);
-- ``blocked``: it would run, but another driver is making it now; a run waits for that one.
+- ``cached``: the digests of all inputs are known, and the store has a manifest for the key;
+- ``run``: all digests are known and the store has no manifest for the key; or an input is not known
+  yet, and no earlier artifact can match, whatever that input turns out to be;
+- ``maybe``: an input is not known yet, and an earlier artifact differs only in the bytes of such
+  inputs: if the new inputs turn out to have these bytes, nothing runs (early cutoff);
+- ``blocked``: it would run, but another driver is making it now; a run waits for that driver.
 
-An artifact whose data is evicted, lost or damaged still says what its step's digest is, so what
-was made from it stays cached. It is made again only if somebody needs the bytes: it is a result,
-or an input of a step that runs. Looking costs a few requests per step name.
+If an artifact's data is evicted, lost or damaged, its manifest still holds its digest, so steps
+that used it stay cached. It is made again only if its bytes are needed: because it is a result, or
+an input of a step that runs. Planning costs a few requests to the store for each step name.
 """
 
 import contextlib
@@ -46,11 +46,11 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step, its state and why.
+    """A step, its state, and the reason.
 
     Attributes:
-        key: where its artifact is or will be; ``None`` while an input is not known.
-        manifest: its artifact, when cached.
+        key: the key of its artifact; ``None`` while an input is not known.
+        manifest: its artifact, if it is cached.
     """
 
     step: Step
@@ -62,11 +62,11 @@ class PlannedStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every step of the DAG in an order in which they can run.
+    """Every step of the DAG, in topological order.
 
     Attributes:
-        roots: what was asked for.
-        unusable: attempts whose artifacts are to be made again, each with why.
+        roots: the results that were asked for, by name.
+        unusable: attempts whose artifacts must be made again, each with the reason.
         forced: fingerprints of steps to run again although they are cached.
     """
 
@@ -79,12 +79,13 @@ class Plan:
         return [planned for planned in self.steps if planned.state in states]
 
     def manifests(self) -> dict[str, Manifest]:
-        """The artifact of every step that is cached, by fingerprint."""
+        """The artifact of every cached step, by fingerprint."""
         return {p.step.fingerprint: p.manifest for p in self.steps if p.manifest is not None}
 
     @functools.cached_property
     def labels(self) -> Mapping[str, str]:
-        """What tells each step apart from others of its name, by fingerprint."""
+        """The label of each step, by fingerprint; it distinguishes the step from others of its
+        name."""
         results = {
             step.fingerprint: name.removeprefix(f"{step.name} ")
             for name, step in reversed([*self.roots.items()])
@@ -98,7 +99,7 @@ class Plan:
         return all(planned.state is State.CACHED for planned in self.steps)
 
     def _repr_html_(self) -> str:
-        """For notebooks: every step with its state and why."""
+        """Every step with its state and the reason, for notebooks."""
         from pipeline.html import table
 
         names = display_names(self)
@@ -107,7 +108,7 @@ class Plan:
 
 
 def display_names(plan: Plan) -> dict[str, str]:
-    """What to call each step, by fingerprint: its name, and what tells it apart from others."""
+    """The display name of each step, by fingerprint: its name and its label."""
     return {
         planned.step.fingerprint: f"{planned.step.name} ({label})" if label else planned.step.name
         for planned in plan.steps
@@ -116,8 +117,8 @@ def display_names(plan: Plan) -> dict[str, str]:
 
 
 def topological(roots: Iterable[Step]) -> list[Step]:
-    """Every step that the roots need, each recipe once, inputs before what uses them; of equal
-    steps, one that was given a name."""
+    """Every step that the roots need, in topological order. Equal steps occur once; if one of them
+    has a label, that one is returned."""
     order: dict[str, Step] = {}
     pending = [*reversed(list(roots))]
     while pending:
@@ -148,16 +149,17 @@ def make_plan(
     experiment: str = "",
     present: Present | None = None,
 ) -> Plan:
-    """Work out the state of every step the roots need. Runs nothing, writes nothing.
+    """Compute the state of every step that the roots need. It runs nothing and writes nothing.
 
     Args:
-        force: names of steps to run again although they are cached, unless the run ``run`` did.
-        experiment: what steps are compared with first, to say why they run.
-        present: what discovered dependencies are, where somebody has looked already.
+        force: names of steps to run again although they are cached, unless the run ``run`` made
+            them.
+        experiment: to explain why a step runs, prefer to compare with artifacts of this experiment.
+        present: the current state of discovered dependencies, if it is known already.
 
     Raises:
-        TemperError: the store cannot be read, no step has a name in ``force``, or a key could not
-            tell two steps apart.
+        TemperError: the store cannot be read, no step has a name in ``force``, or two steps have
+            the same name and version, so their keys could be equal.
     """
     store.check_layout()
     steps = topological(roots.values())
@@ -172,8 +174,8 @@ def make_plan(
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Leave cycles alone for a while: a plan makes very many small objects and hardly a cycle, and
-    a third of its time would go into looking for some."""
+    """Disable the garbage collector: a plan makes very many small objects and hardly any reference
+    cycle, and the search for cycles takes a third of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -184,7 +186,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _planned(planner: "_Planner", roots: Mapping[str, Step], forced: frozenset[str]) -> Plan:
-    """Plan until nothing that is needed turns out to be lost."""
+    """Plan again until no needed artifact turns out to have lost its data."""
     unusable: dict[str, str] = {}
     while True:
         planned = planner.plan(unusable)
@@ -195,7 +197,7 @@ def _planned(planner: "_Planner", roots: Mapping[str, Step], forced: frozenset[s
 
 
 def _require_one_function_a_name(steps: Collection[Step]) -> None:
-    """Refuse two functions of one name and version: nothing in a key would tell them apart."""
+    """Refuse two functions with the same name and version: their keys could not differ."""
     known: dict[tuple[str, str], StepFunction] = {}
     inputs = (reference.step for step in steps for reference in step.inputs)
     for step in itertools.chain(steps, inputs):
@@ -227,7 +229,7 @@ def forced_fingerprints(steps: Iterable[Step], names: Collection[str]) -> frozen
 
 
 class _Planner:
-    """Plans one DAG, again whenever artifacts turn out to have lost their data."""
+    """Plans one DAG, and plans it again when artifacts turn out to have lost their data."""
 
     def __init__(
         self,
@@ -242,8 +244,8 @@ class _Planner:
         self.steps, self.forced, self.run = steps, forced, run
         self.experiment = experiment
         self._unfinished = Unfinished(self.store)
-        self._others: list[str] | None = None  # names of steps that are none of these
-        self._remade: dict[str, str] = {}  # fingerprint: why
+        self._others: list[str] | None = None  # names in the store that no step of the DAG has
+        self._remade: dict[str, str] = {}  # fingerprint of a step to make again: the reason
         self._histories: dict[str, History] = {}
         self._held: dict[str, Mapping[str, str]] = {}
         self._present = present
@@ -264,7 +266,7 @@ class _Planner:
         return planned
 
     def lost(self, planned: Mapping[str, PlannedStep], roots: Iterable[str]) -> dict[str, str]:
-        """Cached artifacts whose bytes are needed and not there, by attempt, with why."""
+        """Cached artifacts whose bytes are needed and missing: the reason, by attempt."""
         needed = dict.fromkeys(roots, "it is a result")
         for step in planned.values():
             if step.state in (State.RUN, State.BLOCKED):
@@ -338,7 +340,7 @@ class _Planner:
             return PlannedStep(step, State.RUN, reason, key)
         above = ", ".join(dict.fromkeys(reference.step.name for reference in waiting))
         expected = {str(reference) for reference in waiting}
-        # whoever made the closest: it may turn out to be this
+        # `closest` may be of another experiment: if the inputs match, it is the artifact
         only_inputs = closest is not None and closest.only_inputs and not outdated
         if closest is not None and only_inputs and set(closest.changed_inputs) == expected:
             return PlannedStep(step, State.MAYBE, f"if the output of {above} changes")
@@ -347,16 +349,16 @@ class _Planner:
         return PlannedStep(step, State.RUN, reason)
 
     def _outdated(self, step: Step, key: str, resolver: Resolver) -> list[str]:
-        """Which discovered dependencies keep every artifact of a key from being used."""
+        """The discovered dependencies whose changes make every artifact of a key invalid."""
         found: list[str] = []
         for made in self.catalog.generations(step.name, key):
             if not (changes := resolver.outdated(step, made)):
                 return []
-            found = found or changes  # those of the latest
+            found = found or changes  # the changes since the latest artifact
         return found
 
     def _first(self, step: Step, recipe: Json) -> str:
-        """Why a step runs of which there is nothing."""
+        """The reason for a step that has no artifact yet; it may name a step that was renamed."""
         if self._others is None:
             present = {step.name for step in self.steps}
             self._others = [name for name in self.store.steps() if name not in present]
@@ -374,7 +376,7 @@ class _Planner:
         return self._histories[step.name]
 
     def _holders(self, step: str) -> Mapping[str, str]:
-        """Who holds a lease on which key, in words."""
+        """The holder of the lease on each key of a step, in words."""
         if step not in self._held:
             with self.store.reading(f"{self.store.root}/leases/{step}"):
                 holders = Leases(self.store.objects, self.store.root, run="").holders(step)
@@ -386,13 +388,13 @@ class _Planner:
 
 
 def _note(step: Step, manifest: Manifest, resolver: Resolver) -> str:
-    """What there is to say of a cached step."""
+    """A remark on a cached step: its former name, or changes that its version hides."""
     earlier = f"made when it was called {manifest.step}" if manifest.step != step.name else ""
     return "; ".join(filter(None, (earlier, _drift(step, manifest, resolver))))
 
 
 def _drift(step: Step, manifest: Manifest, resolver: Resolver) -> str:
-    """For a step that declares a version: what changed since its artifact was made."""
+    """For a step with a declared version: what has changed since its artifact was made."""
     if step.function.version is None:
         return ""
     changes = code_changes(manifest.code, step.code) if manifest.code and step.code else []

@@ -1,4 +1,4 @@
-"""Steps that may have been renamed: the same code and arguments under a name that is none now."""
+"""Finds steps that may have been renamed: earlier steps with the same code and arguments."""
 
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -15,12 +15,12 @@ _MOST_NAMES = 30
 def made_under_another_name(
     step: Step, recipe: Json, catalog: Catalog, names: Collection[str]
 ) -> str | None:
-    """The name, among ``names``, of a step that is none any more and made what this one stands for.
+    """The name in ``names`` of a former step that made the artifact this step would make.
 
-    It is for a hint: a store with very many names is not searched.
+    It is only used for a hint, so a store with very many step names is not searched.
 
     Args:
-        recipe: of the step, with its inputs' digests.
+        recipe: the step's recipe, with the digests of its inputs.
     """
     if len(names) > _MOST_NAMES:
         return None
@@ -42,7 +42,7 @@ def _is_alike(made: Manifest, step: Step, recipe: Any) -> bool:
 
 
 def _helpers(code: Mapping[str, str], function: str) -> Iterable[tuple[str, str]]:
-    """All that a step function reaches and what that says, wherever it lies, less itself."""
+    """The digests of all code that a step function reaches except itself, without module names."""
     others = ((unit.partition(":")[2], code[unit]) for unit in code if unit != function)
     return sorted(others)
 

@@ -1,4 +1,4 @@
-"""What exists: the artifact that a step stands for, if it has been made."""
+"""Finds the artifact of a step, if it has been made and may be reused."""
 
 import contextlib
 from collections.abc import Container, Iterable, Iterator
@@ -14,16 +14,16 @@ from pipeline.store.manifest import Manifest
 
 
 class Resolver:
-    """Finds the artifact a step stands for.
+    """Finds the artifacts of steps.
 
-    Only what exists is remembered: what is missing now may be committed a moment later, perhaps
-    by another driver.
+    It remembers only artifacts that it found: one that is missing now may be committed a moment
+    later, perhaps by another driver.
 
     Args:
         unusable: attempts whose artifacts must be made again.
-        forced: fingerprints of steps that only an artifact made in the run ``run`` satisfies.
-        live: ask the store for what was not there when its steps were listed.
-        present: what discovered dependencies are, where somebody has looked already.
+        forced: fingerprints of steps for which only artifacts of the run ``run`` count.
+        live: look again in the store for artifacts that were missing when the catalog was read.
+        present: the current state of discovered dependencies, if it is known already.
     """
 
     def __init__(
@@ -50,24 +50,24 @@ class Resolver:
             needed = pending[-1]
             unknown = [i.step for i in needed.inputs if i.step.fingerprint not in self._found]
             if len(pending) > 1 and needed.fingerprint in self._found:
-                pending.pop()  # by way of another step that needs it
+                pending.pop()  # found meanwhile, as an input of another step
             elif unknown:
                 pending.extend(reversed(unknown))
             elif (found := self._committed(needed)) is None:
-                return None  # and so whatever needs it has none either
+                return None  # so no step that needs it has an artifact either
             else:
                 self._found[needed.fingerprint] = found
                 pending.pop()
         return self._found[step.fingerprint]
 
     def artifacts(self, steps: Iterable[Step]) -> dict[str, Manifest]:
-        """The committed artifacts of those steps that have one, by fingerprint."""
+        """The committed artifacts of steps, by fingerprint; steps without one are left out."""
         found = {step.fingerprint: self.artifact(step) for step in steps}
         return {fingerprint: made for fingerprint, made in found.items() if made is not None}
 
     def key_and_recipe(self, step: Step) -> tuple[str, Json] | None:
-        """The key of a step and what it is the hash of; ``None`` if an input is not known yet to
-        :meth:`artifact`."""
+        """The key of a step and the recipe that it hashes; ``None`` if :meth:`artifact` has not
+        found one of its inputs yet."""
         known = {i: self._found.get(i.step.fingerprint) for i in step.inputs}
         digests = {i: m.digest_of(i.part) for i, m in known.items() if m is not None}
         if len(digests) < len(known):
@@ -76,8 +76,11 @@ class Resolver:
         return hash_json(recipe), recipe
 
     def current_key_and_recipe(self, step: Step) -> tuple[str, Json] | None:
-        """:meth:`key_and_recipe`, with inputs looked up that may have been made a moment ago; for
-        whoever shows a run: ``None`` also if that goes wrong, since the run will say what is."""
+        """Like :meth:`key_and_recipe`, but it also looks up inputs that may just have been made.
+
+        It serves displays of a run: it returns ``None`` also on an error, which the run itself
+        reports.
+        """
         with contextlib.suppress(OSError, TemperError):
             for reference in step.inputs:
                 self.artifact(reference.step)
@@ -85,7 +88,7 @@ class Resolver:
         return None
 
     def inputs(self, step: Step) -> list[tuple[Input, Manifest]]:
-        """What each input of a step turned out to be, in the order of ``step.inputs``.
+        """The artifact of each input of a step, in the order of ``step.inputs``.
 
         Raises:
             TemperError: an input is not in the store.
@@ -110,20 +113,22 @@ class Resolver:
     def _usable(self, step: Step, name: str, key: str) -> Manifest | None:
         manifest = self._current(step, name, key)
         if self._live and (manifest is None or not self._is_usable(step, manifest)):
-            self.catalog.look(name, key)  # made, or made again, since it was listed
+            self.catalog.look(name, key)  # it may have been made since the catalog was read
             manifest = self._current(step, name, key)
         return manifest if manifest and self._is_usable(step, manifest) else None
 
     def _current(self, step: Step, name: str, key: str) -> Manifest | None:
-        """What a key stands for: its latest generation whose discovered dependencies are now what
-        they were."""
+        """The valid artifact of a key: the latest one whose discovered dependencies have not
+        changed."""
         generations = self.catalog.generations(name, key)
         return next((made for made in generations if not self.outdated(step, made)), None)
 
     def outdated(self, step: Step, manifest: Manifest) -> list[str]:
-        """Which discovered dependencies of an artifact are not what they were, in words. Of what
-        this run has made nobody asks: it is what the files were when the step read them. A
-        declared version stands for what was discovered too."""
+        """The discovered dependencies of an artifact that have changed, in words.
+
+        Artifacts of this run are not checked: they are valid for the files as the step read them. A
+        declared version replaces discovered dependencies as well.
+        """
         if not manifest.discovered or step.function.version is not None:
             return []
         if self._run and manifest.provenance.get("run") == self._run:
@@ -131,7 +136,8 @@ class Resolver:
         return self.changes(step, manifest)
 
     def changes(self, step: Step, manifest: Manifest) -> list[str]:
-        """Which discovered dependencies differ, in words, whatever that means for a step."""
+        """The discovered dependencies that have changed, in words, also for a step with a
+        version."""
         home, pairs = home_of(step.function), lambda: self._pairs(step)
         return self._present.changes(home, manifest.discovered, pairs)
 
@@ -141,12 +147,12 @@ class Resolver:
         return manifest.attempt not in self._unusable
 
     def accepted(self, step: Step) -> list[Json]:
-        """What may stand for a step's code in a recipe: the present code, and what was accepted as
-        equivalent to it, also by way of others."""
+        """The entries for the step's code that its recipe may have: the present code, and all code
+        that was accepted as equivalent, directly or through other accepted code."""
         return equal_states(step.made_by, self._pairs(step))
 
     def _pairs(self, step: Step) -> list[tuple[Json, Json]]:
-        """What was accepted as equal, of the step and of what it was called before."""
+        """Pairs of code that were accepted as equivalent, for the step and for its former names."""
         names = (step.name, *step.function.was)
         for name in names:
             if name not in self._accepted:
@@ -154,8 +160,8 @@ class Resolver:
         return [pair for name in names for pair in self._accepted[name]]
 
     def _equivalent_places(self, step: Step) -> Iterator[tuple[str, str]]:
-        """Where else a step's artifact may lie, by step name and key: made by code that is accepted
-        as equal, or when the step had another name."""
+        """Other step names and keys under which the step's artifact may lie: with code that was
+        accepted as equivalent, or under a former name of the step."""
 
         def digest_of(reference: Input) -> str:
             return self._found[reference.step.fingerprint].digest_of(reference.part)

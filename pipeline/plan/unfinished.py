@@ -1,4 +1,4 @@
-"""What earlier attempts left in scratch, from which a step goes on."""
+"""Scratch folders of earlier attempts, from which a step resumes."""
 
 import contextlib
 import json
@@ -14,7 +14,8 @@ _A_DAY = 86_400.0
 
 
 class Unfinished:
-    """Scratch by step and key. Each step name is listed once, and only its own disk is read."""
+    """Scratch folders by step and key. It lists the folders of a step name once, and does not
+    download remote copies."""
 
     def __init__(self, store: Store):
         self._store = store
@@ -22,7 +23,8 @@ class Unfinished:
         self._kept: dict[str, frozenset[str]] = {}
 
     def of(self, step: str, key: str) -> str:
-        """What a step of this key goes on from, in words; empty if it begins anew."""
+        """The scratch folder from which a step with this key resumes, in words; empty if there is
+        none."""
         changed = max(map(_last_change, self._folders(step, key)), default=0.0)
         if changed:
             reached = self._reached(step, key)
@@ -30,7 +32,7 @@ class Unfinished:
         return "goes on from the copy of its scratch" if key in self._copies(step) else ""
 
     def _folders(self, step: str, key: str) -> list[Path]:
-        """One for each epoch of its lease."""
+        """The scratch folders of a key on this machine: one for each epoch of its lease."""
         if step not in self._here:
             self._here[step] = folders = {}
             with contextlib.suppress(OSError):
@@ -39,7 +41,7 @@ class Unfinished:
         return self._here[step].get(key, [])
 
     def _copies(self, step: str) -> frozenset[str]:
-        """Keys of which a remote store has copies."""
+        """The keys of which a remote store has copies of scratch folders."""
         if self._store.is_local:
             return frozenset()
         if step not in self._kept:
@@ -49,7 +51,7 @@ class Unfinished:
         return self._kept[step]
 
     def _reached(self, step: str, key: str) -> str:
-        """How far it had come, as far as this is on this machine's disk."""
+        """The last progress of a step, if this machine's disk has it."""
         if not self._store.is_local:
             return ""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -62,7 +64,7 @@ class Unfinished:
 
 
 def _last_change(folder: Path) -> float:
-    """When the newest file of a folder was written; 0 if there is none."""
+    """When the newest file of a folder was written; 0 if the folder has no file."""
     times = [0.0]
     with contextlib.suppress(OSError):
         for path in folder.rglob("*"):

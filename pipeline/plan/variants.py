@@ -1,8 +1,8 @@
-"""What tells steps of one name apart: the settings in which they differ, as in ``beta=0.05``.
+"""Variants: steps of one name, and the settings that distinguish them, such as ``beta=0.05``.
 
-Where steps have equal settings, what their inputs differ in tells them apart: the evaluations of a
-sweep are called by the beta of the training they look at. It is the same for steps that are planned
-and for artifacts that exist: see :func:`of_steps` and :func:`of_manifests`.
+If steps have equal settings, the settings of their ancestors distinguish them: the evaluations of a
+sweep are named after the beta of the training whose model they evaluate. This works alike for
+planned steps (:func:`of_steps`) and for existing artifacts (:func:`of_manifests`).
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from pipeline.store.manifest import Manifest
 
 T = TypeVar("T")
 Column = dict[str, Any]
-"""Of one setting, the value for every node that has one."""
+"""The values of one setting, by node; nodes without the setting are left out."""
 
 _AMBIGUOUS = object()
 _MOST_SETTINGS = 3
@@ -27,12 +27,12 @@ _SHOWN_DIGITS = 8
 
 @dataclass(frozen=True)
 class Node:
-    """A step as far as its name goes.
+    """A step with the properties that its name depends on.
 
     Attributes:
-        settings: every setting by its path, as in ``config.beta``; of an argument that is a part
-            of an artifact, that part.
-        inputs: which node each argument is, by its path.
+        settings: every setting by its path, such as ``config.beta``. An argument that is a part of
+            an artifact counts as a setting, with the part as its value.
+        inputs: the node that each argument refers to, by the argument's path.
     """
 
     step: str
@@ -54,7 +54,7 @@ def _place(reference: Input) -> str:
 
 
 def of_manifests(manifests: Iterable[Manifest]) -> dict[str, Node]:
-    """Nodes by attempt, in the order of ``manifests``; inputs by the attempts among them."""
+    """Nodes by attempt, in the order of ``manifests``; inputs are attempts of ``manifests``."""
     manifests = list(manifests)
     attempts = {(made.step, made.key): made.attempt for made in manifests}
     nodes = {}
@@ -67,7 +67,7 @@ def of_manifests(manifests: Iterable[Manifest]) -> dict[str, Node]:
 
 
 class _Given(NamedTuple):
-    """What an argument is: a node, or a part of one."""
+    """The value of an argument: a node, or a part of a node."""
 
     node: str
     part: str | None
@@ -76,7 +76,7 @@ class _Given(NamedTuple):
 def _node(step: str, recipe: Json, given: Mapping[str, _Given]) -> Node:
     """
     Args:
-        given: what stands in the recipe for each input.
+        given: the node behind each input, by the text that stands for the input in the recipe.
     """
     arguments = recipe.get("arguments", {}) if isinstance(recipe, dict) else {}
     found = {path: value for path, value in leaves(arguments) if path}
@@ -88,20 +88,20 @@ def _node(step: str, recipe: Json, given: Mapping[str, _Given]) -> Node:
 
 
 def names(nodes: Mapping[str, Node]) -> dict[str, str]:
-    """What tells each node apart from the others of its step, in as few settings as will do; empty
-    for the only one of a step."""
+    """A label for each node that distinguishes it from the others of its step, with as few settings
+    as possible; empty if it is the only node of its step."""
     labels = {name: label(settings) for name, settings in told_apart(nodes).items()}
     return numbered(labels, nodes)
 
 
 def label(settings: Mapping[str, str]) -> str:
-    """Settings as a name, as in ``beta=0.1 seed=3``."""
+    """Settings as a label, such as ``beta=0.1 seed=3``."""
     return " ".join(f"{setting}={value}" for setting, value in settings.items())
 
 
 def told_apart(nodes: Mapping[str, Node]) -> dict[str, Mapping[str, str]]:
-    """The settings that tell each node apart from the others of its step, with their values; none
-    for the only one of a step, nor for those that no few settings tell apart."""
+    """The settings that distinguish each node from the others of its step, with their values. A
+    node has none if it is the only one of its step, or if a few settings cannot distinguish it."""
     several = [group for group in groups(nodes) if len(group) > 1]
     histories = _histories(nodes) if several else {}
     found: dict[str, Mapping[str, str]] = {name: {} for name in nodes}
@@ -112,7 +112,7 @@ def told_apart(nodes: Mapping[str, Node]) -> dict[str, Mapping[str, str]]:
 
 
 def numbered(labels: Mapping[str, str], nodes: Mapping[str, Node]) -> dict[str, str]:
-    """The labels, with a number where several nodes of a step have one."""
+    """The labels, with a number where several nodes of a step share a label."""
     found = dict(labels)
     for group in groups(nodes):
         times, seen = Counter(labels[name] for name in group), Counter[str]()
@@ -124,7 +124,7 @@ def numbered(labels: Mapping[str, str], nodes: Mapping[str, Node]) -> dict[str, 
 
 
 def groups(nodes: Mapping[str, Node]) -> list[list[str]]:
-    """The nodes of each step."""
+    """The nodes of each step, as one group for each."""
     found: dict[str, list[str]] = {}
     for name, node in nodes.items():
         found.setdefault(node.step, []).append(name)
@@ -132,10 +132,10 @@ def groups(nodes: Mapping[str, Node]) -> list[list[str]]:
 
 
 def parameters(nodes: Mapping[str, Node], chosen: Sequence[str]) -> dict[str, Column]:
-    """The settings in which nodes differ, their own and those of all they were made from.
+    """The settings in which nodes or their ancestors differ.
 
     Returns:
-        By the name of each setting, its value for every node that has one.
+        The values of each setting by node, under the setting's shortened name.
     """
     return _shortened(_different_above(_histories(nodes), chosen))
 
@@ -143,7 +143,7 @@ def parameters(nodes: Mapping[str, Node], chosen: Sequence[str]) -> dict[str, Co
 def _settings_of_group(
     group: Sequence[str], nodes: Mapping[str, Node], histories: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, str]]:
-    """The fewest settings that tell the nodes of a step apart; the text of each, by node."""
+    """The fewest settings that distinguish the nodes of a step; the text of each value, by node."""
     own = _different(_columns({name: nodes[name].settings for name in group}), len(group))
     above = _different_above(histories, group)
     candidates = own | {path: of for path, of in above.items() if of not in own.values()}
@@ -152,7 +152,7 @@ def _settings_of_group(
 
 
 def _input_steps(nodes: Mapping[str, Node], name: str) -> dict[str, str]:
-    """By argument, the name of the step whose output a node is given."""
+    """The name of the step behind each argument of a node, by the argument's path."""
     return {path: nodes[at].step for path, at in nodes[name].inputs.items() if at in nodes}
 
 
@@ -160,7 +160,7 @@ def _input_steps(nodes: Mapping[str, Node], name: str) -> dict[str, str]:
 
 
 def _texts(columns: Mapping[str, Column]) -> dict[str, dict[str, str]]:
-    """What is shown of each value; what would be empty is left out."""
+    """The text of each value; values without text are left out."""
     return {
         path: {n: text for n, v in of.items() if v is not None and (text := value_text(v))}
         for path, of in columns.items()
@@ -170,9 +170,10 @@ def _texts(columns: Mapping[str, Column]) -> dict[str, dict[str, str]]:
 def _fewest(
     candidates: Mapping[str, dict[str, str]], group: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """Settings, each the one that tells the most apart that are alike so far."""
+    """Choose settings greedily: next the one that splits the groups of equal nodes into the
+    most."""
     chosen: set[str] = set()
-    alike = dict.fromkeys(group, 0)  # by node, the number of those that it cannot be told from
+    alike = dict.fromkeys(group, 0)  # the group of nodes, still equal to each other, of each node
     while len(chosen) < _MOST_SETTINGS:
         sizes = Counter(alike.values())
         kinds = {path: _kinds(of, alike, sizes) for path, of in candidates.items()}
@@ -185,7 +186,7 @@ def _fewest(
 
 
 def _kinds(texts: Mapping[str, str], alike: Mapping[str, int], sizes: Mapping[int, int]) -> int:
-    """How many kinds of nodes there would be, if these texts were told too."""
+    """The number of groups of equal nodes if this setting were chosen too."""
     told = {(alike[name], text) for name, text in texts.items()}
     covered = Counter(alike[name] for name in texts)
     return len(told) + len(sizes) - sum(covered[kind] == sizes[kind] for kind in covered)
@@ -203,11 +204,13 @@ def _split(alike: Mapping[str, int], texts: Mapping[str, str]) -> dict[str, int]
 
 
 def _histories(nodes: Mapping[str, Node]) -> dict[str, Mapping[str, Any]]:
-    """For each node, the settings of it and of all it was made from, by step and path; those alone
-    that are not the same everywhere. What two steps of a name differ in is ``_AMBIGUOUS`` there.
+    """The varying settings of each node and of all its ancestors, by step and path.
 
-    Each node adds its own to what is known of its inputs: the cost is that of the edges, however
-    deep the DAG is.
+    Settings that have the same value everywhere are left out. If two steps of one name above a node
+    differ in a setting, its value is ``_AMBIGUOUS``.
+
+    Each node merges its own settings into those of its inputs, so the cost is proportional to the
+    number of edges, however deep the DAG is.
     """
     varying = _varying(nodes)
     found: dict[str, Mapping[str, Any]] = {}
@@ -221,7 +224,7 @@ def _histories(nodes: Mapping[str, Node]) -> dict[str, Mapping[str, Any]]:
 
 
 def _varying(nodes: Mapping[str, Node]) -> set[str]:
-    """The settings, by step and path, that some nodes have different values of."""
+    """The settings, by step and path, in which some nodes differ."""
     first: dict[str, tuple[str, str]] = {}
     varying: set[str] = set()
     for node in nodes.values():
@@ -234,7 +237,7 @@ def _varying(nodes: Mapping[str, Node]) -> set[str]:
 
 
 def _inputs_first(nodes: Mapping[str, Node]) -> Iterable[str]:
-    """The names in an order in which inputs come before what uses them."""
+    """The nodes in topological order: inputs before the nodes that use them."""
     order: dict[str, None] = {}
     pending, seen = [*nodes][::-1], set[str]()
     while pending:
@@ -248,7 +251,7 @@ def _inputs_first(nodes: Mapping[str, Node]) -> Iterable[str]:
 
 
 def _merged(parts: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """All settings; nodes that have the same share one mapping."""
+    """All settings of the parts; nodes with equal settings share one mapping, to save memory."""
     different = [*{id(part): part for part in parts if part}.values()]
     if len(different) < 2:
         return different[0] if different else {}
@@ -263,9 +266,12 @@ def _merged(parts: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _different_above(
     histories: Mapping[str, Mapping[str, Any]], chosen: Sequence[str]
 ) -> dict[str, Column]:
-    """In what nodes differ with all they were made from. What only some were made from tells
-    nothing by being there; and of settings that agree for all that have both, the one fewer have
-    counts: it is where the difference comes from."""
+    """The settings in which nodes or their ancestors differ.
+
+    A setting must have two different values: it does not count that some nodes lack the ancestor
+    that has it. If two settings agree wherever both exist, the one that fewer nodes have is kept:
+    it is the source of the difference.
+    """
     columns = _columns({name: histories[name] for name in chosen})
     telling = {p: of for p, of in columns.items() if len(set(map(_comparable, of.values()))) > 1}
     different = _different(telling, len(chosen))
@@ -278,7 +284,7 @@ def _different_above(
 
 
 def _follows(values: Column, source: Column) -> bool:
-    """Whether ``source`` says the same of fewer nodes."""
+    """Whether ``source`` has the same values, for fewer nodes."""
     return len(source) < len(values) and all(
         name in values and _comparable(values[name]) == _comparable(value)
         for name, value in source.items()
@@ -289,7 +295,7 @@ def _follows(values: Column, source: Column) -> bool:
 
 
 def _columns(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Column]:
-    """What is known of each node, turned: by setting, the value for every node that has one."""
+    """The settings by node, transposed: the values of each setting, by node."""
     columns: dict[str, Column] = {}
     for name, row in rows.items():
         for path, value in row.items():
@@ -299,8 +305,8 @@ def _columns(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Column]:
 
 
 def _different(columns: Mapping[str, Column], nodes: int) -> dict[str, Column]:
-    """Those that are not the same for all of so many nodes, where to have none is to have ``None``;
-    of those whose values always agree, the first."""
+    """The settings that do not have the same value in all ``nodes`` nodes. A node without a setting
+    counts as having ``None``. Of several settings with equal columns, only the first is kept."""
     found: dict[tuple[Any, ...], tuple[str, Column]] = {}
     for path, of in columns.items():
         values = tuple((name, _comparable(v)) for name, v in of.items() if v is not None)
@@ -314,21 +320,21 @@ def _comparable(value: Any) -> tuple[str, str]:
 
 
 def _shortened(differing: Mapping[str, T]) -> dict[str, T]:
-    """The same under the ends of their paths, where these do not end alike."""
+    """The columns under the last part of their path, where that part is unique."""
     ends = Counter(_end(path) for path in differing)
     return {_end(path) if ends[_end(path)] == 1 else path: of for path, of in differing.items()}
 
 
 def _end(path: str) -> str:
-    """What to call a setting: the end of its path, from the list on in which it lies. ``loss type``
-    says which of several dataclasses ``loss`` is."""
+    """The short name of a setting: the last part of its path, or everything from the list item in
+    which it lies. A path ``loss type`` holds the dataclass of ``loss``, and is called ``loss``."""
     names = path.removesuffix(" type").split(".")
     listed = (at for at, name in enumerate(names) if "[" in name)
     return ".".join(names[next(listed, len(names) - 1) :])
 
 
 def value_text(value: Any) -> str:
-    """A setting's value for people: short, and on one line."""
+    """A setting's value as text: short, and on one line."""
     text = "".join(c if c.isprintable() else " " for c in str(value))
     if len(text) in (32, 64) and set(text) <= set("0123456789abcdef"):
         return text[:_SHOWN_DIGITS]  # a digest

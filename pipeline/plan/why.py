@@ -1,4 +1,4 @@
-"""Why a step is not cached: what differs from the nearest artifact that the step made before."""
+"""Explains why a step is not cached: how it differs from the nearest artifact that it made."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _MOST_CHANGES = 4
 _MOST_UNITS = 2
 _MOST_FIELDS = 3
 _TYPE = " type"
-"""After the path of a value: the leaf that has its type."""
+"""The suffix of a path at which the leaves of a recipe hold the type of a value."""
 _MADE_BY = ("version", "code")
 _NO_SETTINGS = ("encoding", "step", "function")
 _MOST_COMPARED = 100
@@ -49,8 +49,8 @@ class _Past:
     """An earlier artifact.
 
     Attributes:
-        found: its recipe by leaves.
-        is_older: its recipe is in another encoding, so what stands for the code says nothing.
+        found: the leaves of its recipe, by path.
+        is_older: its recipe has an older encoding, so its entries for code cannot be compared.
     """
 
     manifest: Manifest
@@ -63,7 +63,7 @@ class _Past:
 
 
 class History:
-    """What a step made before, oldest first; of very many artifacts only the latest count."""
+    """The earlier artifacts of a step, oldest first; only the latest ``_MOST_COMPARED`` count."""
 
     def __init__(self, manifests: Sequence[Manifest], encoding: int):
         latest_first = manifests[: -_MOST_COMPARED - 1 : -1]
@@ -77,13 +77,13 @@ class History:
         accepted: Sequence[Json] = (),
         experiment: str = "",
     ) -> Nearest | None:
-        """The artifact with the fewest differences; of equally close ones the latest.
+        """The artifact with the fewest differences; of several, the latest.
 
         Args:
             code: digests of the source behind ``recipe``.
-            input_names: what to call the input with a given digest in the new recipe.
-            accepted: what else may stand for the code in a recipe, without being a difference.
-            experiment: if it made such an artifact, those of others do not count.
+            input_names: the name of each input, by its digest in the new recipe.
+            accepted: entries for code that were accepted as equivalent, so they are no difference.
+            experiment: if this experiment made such artifacts, only these count.
         """
         new = dict(_settings(recipe))
 
@@ -119,7 +119,7 @@ def _past(manifest: Manifest, encoding: int) -> _Past:
 
 
 def _settings(recipe: Json) -> Iterator[tuple[str, Any]]:
-    """The leaves of a recipe, less what is the same for every artifact of a step."""
+    """The leaves of a recipe, without entries that are the same for every artifact of a step."""
     if isinstance(recipe, dict):
         recipe = {name: item for name, item in recipe.items() if name not in _NO_SETTINGS}
     return leaves(recipe)
@@ -130,10 +130,10 @@ def _without_code(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def explain(close: Nearest | None, expected: Collection[str] = (), more: Sequence[str] = ()) -> str:
-    """One line for a person. Inputs in ``expected`` are known to differ and not named again.
+    """The differences as one line. Inputs in ``expected`` are known to differ and are left out.
 
     Args:
-        more: phrases for what else differs: discovered dependencies.
+        more: phrases for further differences: discovered dependencies.
     """
     if close is None:
         return "never run"
@@ -147,7 +147,7 @@ def explain(close: Nearest | None, expected: Collection[str] = (), more: Sequenc
 
 
 def _brief(changed_code: Sequence[str]) -> list[str]:
-    """The first few functions that changed, as one phrase; none if none did."""
+    """The first few functions that changed, as one phrase; empty if none changed."""
     if not changed_code:
         return []
     more = len(changed_code) - _MOST_UNITS
@@ -157,7 +157,7 @@ def _brief(changed_code: Sequence[str]) -> list[str]:
 
 def code_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """A phrase for each function, class or constant that differs between two closures. One that
-    lies in another module now is the same."""
+    only moved to another module counts as the same."""
     added = {_own_name(name): name for name in new if name not in old}
     removed = {_own_name(name): name for name in old if name not in new}
     moved = {added[name]: removed[name] for name in added.keys() & removed.keys()}
@@ -178,13 +178,13 @@ def _unit(name: str) -> str:
 
 
 def _distance(new: Mapping[str, Any], old: Mapping[str, Any]) -> int:
-    """In how many leaves two recipes differ. Put into words are only those of the nearest."""
+    """The number of leaves in which two recipes differ. Phrases are made only for the nearest."""
     differing = sum(path not in old or _differ(old[path], value) for path, value in new.items())
     return differing + sum(path not in new for path in old)
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """``1``, ``1.0`` and ``True`` are three."""
+    """Compare with types: ``1``, ``1.0`` and ``True`` differ."""
     return type(one) is not type(other) or one != other
 
 
@@ -221,8 +221,8 @@ def _compare(
 
 
 def _replaced(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
-    """Where a value of one type has taken the place of another, or of none: one phrase for all that
-    differs within, such as ``config.lora null → LoraConfig(r=8)``."""
+    """Values that were replaced by a value of another type: one phrase for the whole value, such as
+    ``config.lora null → LoraConfig(r=8)``."""
     phrases: dict[str, str] = {}
     for place in dict.fromkeys(p.removesuffix(_TYPE) for p in (*old, *new) if p.endswith(_TYPE)):
         one, other = _fields(old, place), _fields(new, place)
@@ -238,7 +238,8 @@ def _replaced(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
 def _types_that_came_and_went(
     old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Types that only one of two recipes names: a phrase says so, and their code says it again."""
+    """Types that only one of two recipes has. Their phrases make phrases about their code
+    redundant."""
     one, other = (
         {str(value) for path, value in leaves.items() if path.endswith(_TYPE)}
         for leaves in (old, new)
@@ -248,19 +249,19 @@ def _types_that_came_and_went(
 
 
 def _within(path: str, places: Collection[str]) -> str | None:
-    """Which of these places a leaf is at or below."""
+    """The place in ``places`` that a leaf is at or below; ``None`` if there is none."""
     return next((p for p in places if path in (p, f"{p}{_TYPE}") or path.startswith(f"{p}.")), None)
 
 
 def _fields(leaves: Mapping[str, Any], place: str) -> dict[str, Any] | None:
-    """What a value holds, by the path within; ``None`` if there is no such value."""
+    """The leaves inside a value, by the path within it; ``None`` if there is no such value."""
     if place not in leaves and f"{place}{_TYPE}" not in leaves:
         return None
     return {p.removeprefix(f"{place}."): v for p, v in leaves.items() if p.startswith(f"{place}.")}
 
 
 def _whole(leaves: Mapping[str, Any], place: str, other: Mapping[str, Any]) -> str:
-    """A value as an author would write it, with the first few fields that ``other`` has not."""
+    """A value as Python code, with the first few fields that ``other`` does not have."""
     if place in leaves:
         value = leaves[place]
         return "null" if value is None else _short(value)
@@ -292,7 +293,8 @@ def _phrase(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def form_changes(old: Json, new: Json) -> tuple[str, ...]:
-    """Where two recipes differ that name the same values: in a list for a tuple, and the like."""
+    """The first difference in form between recipes with equal values: a list for a tuple, and so
+    on."""
     path = _first_difference(old, new, "")
     return () if path is None else (f"{path or 'an argument'} is of another type",)
 
@@ -311,7 +313,7 @@ def _first_difference(old: Json, new: Json, path: str) -> str | None:
 
 
 def _below(path: str, name: str) -> str:
-    """The path of an item of a mapping, as an author would write it."""
+    """The path of an item of a mapping, in Python's notation."""
     return path if name in HIDDEN or name.startswith("$") else f"{path}.{name}".lstrip(".")
 
 
