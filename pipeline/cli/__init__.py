@@ -1,12 +1,12 @@
-"""The ``temper`` command: what one asks of a store and does to it, over the core.
+"""The ``temper`` command.
 
-``app`` declares the commands; begin there. ``naming`` finds the artifact that a person means,
-``present`` and ``project`` the code that its step has now. ``compare``, ``run_diff``,
-``explanation`` and ``rows`` answer questions, ``printing`` prints the answers. ``reports`` has what
-``temper report`` and ``ui`` tell of. ``recipes`` runs what ships with Temper, ``start`` makes
+``app`` declares the commands; begin there. ``naming`` finds the artifact that a name means;
+``present`` and ``project`` find the present code of its step. ``compare``, ``run_diff``,
+``explanation`` and ``rows`` compute answers, and ``printing`` prints them. ``reports`` selects what
+``temper report`` and ``temper ui`` show. ``recipes`` runs the shipped experiments, ``start`` makes
 projects, ``tune`` starts a study. ``keep`` holds the commands that change a store.
 
-Uses every room; commands of packages use ``naming``, and nothing else uses it.
+Uses every room. Commands of other packages may use ``naming``; nothing else uses this room.
 """
 
 from pipeline.cli.app import app, main

@@ -1,8 +1,8 @@
-"""``temper``: run recipes from the shell, look into a store, and keep it in order.
+"""``temper``: runs recipes, inspects a store, and cleans it up.
 
-An artifact is named ``STEP`` (the newest of that step), ``STEP@KEY`` (the beginning of its key) or
-``EXPERIMENT/RESULT`` (what the newest run of an experiment made under that name).
-Commands that delete something ask on a terminal, and want ``--yes`` elsewhere.
+An artifact is named ``STEP`` (the newest of that step), ``STEP@KEY`` (a beginning of its key) or
+``EXPERIMENT/RESULT`` (the result of this name of the experiment's newest run). Commands that delete
+something ask on a terminal; without a terminal they need ``--yes``.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ from pipeline.taken_names import require_ours
 
 
 class Whole(TyperGroup):
-    """A group of commands whose summaries are shown whole in ``--help``."""
+    """A group of commands that does not shorten their summaries in ``--help``."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -88,7 +88,7 @@ def temper(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Train with a recipe, start a project, look into a store, and keep it in order."""
+    """Train with a recipe, start a project, inspect a store, and clean it up."""
 
 
 @app.command(
@@ -109,7 +109,7 @@ def run(context: typer.Context) -> None:
 
 @recipes_app.callback(invoke_without_command=True)
 def list_recipes(context: typer.Context) -> None:
-    """List the recipes of temper run, each with a sentence; copy makes one your own."""
+    """List the recipes of temper run; recipes copy makes one your own."""
     if context.invoked_subcommand is None:
         show_recipes(make_console())
 
@@ -128,7 +128,7 @@ def copy(
 def init(
     folder: Annotated[Path, typer.Argument(metavar="NAME", help="A new or an empty folder.")],
 ) -> None:
-    """Make a project: an experiment, a step, a loss and a checker of your own, with tests."""
+    """Create a project with an experiment, a step, a loss, a checker and tests of your own."""
     for made in make_project(folder):
         typer.echo(folder / made)
     typer.echo(f"next: cd {folder}, and read README.md")
@@ -160,9 +160,10 @@ def show(
     ] = None,
     store: StoreOption = "store",
 ) -> None:
-    """Print an artifact's manifest: recipe, inputs, files, metrics, provenance; or one row of it.
+    """Print an artifact's manifest (recipe, inputs, files, metrics, provenance), or one of its
+    rows.
 
-    Of tokens, a row is shown with what is trained on, and special tokens, set apart.
+    A row of tokens is printed with trained tokens and special tokens highlighted.
     """
     if split is not None and row is None:
         raise TemperError("--split says where to look for a row; add --row ID")
@@ -176,7 +177,7 @@ def show(
 
 @app.command()
 def path(artifact: Name, store: StoreOption = "store") -> None:
-    """Print where an artifact's files lie."""
+    """Print the folder with an artifact's files."""
     catalog = _catalog(store)
     manifest = find(catalog, artifact)
     require_unmarked(catalog, manifest)
@@ -197,7 +198,7 @@ def logs(
     step, _, prefix = artifact.partition("@")
     tries = [a for a in (attempts(opened, step) if step else ()) if a.key.startswith(prefix)]
     if not tries:
-        find(Catalog(opened), artifact)  # says what there is
+        find(Catalog(opened), artifact)  # its error lists the known names
         raise TemperError(f"there is no attempt at {artifact} any more")
     if prefix:
         require_one_key(step, prefix, {attempt.key for attempt in tries})
@@ -214,7 +215,7 @@ def logs(
 
 @app.command()
 def status(store: StoreOption = "store") -> None:
-    """Show which steps are being made now, and by whom."""
+    """Show which steps are running now, and which run makes them."""
     opened = _open(store)
     held = [lease for lease in leases(opened) if lease.holder is not None]
     if held:
@@ -231,7 +232,7 @@ def runs(
     ] = False,
     store: StoreOption = "store",
 ) -> None:
-    """List the runs, oldest first; of RUN (the beginning of its name), every step."""
+    """List the runs, oldest first; or, for each RUN (a beginning of its name), its steps."""
     opened, console = _open(store), make_console()
     known = names_of_runs(opened)
     chosen = [one_run(known, name) for name in names or ()]
@@ -255,10 +256,10 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("report.html"),
     store: StoreOption = "store",
 ) -> None:
-    """Write what runs did as one HTML file that needs no network.
+    """Write the report of runs as one HTML file that needs no network.
 
-    By default of the newest run, or if that found all of its results made, of the one that made
-    them.
+    The default is the newest run. If it found all of its results in the cache, it is the run that
+    made them.
     """
     from pipeline.cli.reports import Looks, chosen_runs, story_of  # drawing is slow to import
     from pipeline.show.report.page import Page, render
@@ -281,7 +282,8 @@ def ui(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 0,
     store: StoreOption = "store",
 ) -> None:
-    """Show the report of every run in a browser on this machine, live while runs are under way."""
+    """Show the reports of all runs in a browser on this machine, live while runs are in
+    progress."""
     from pipeline.cli.ui import server  # drawing is slow to import
 
     with server(_open(store), port) as serving:
@@ -295,9 +297,9 @@ def plan(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="An experiment script.")],
 ) -> None:
-    """Show what a script would run, and why: python SCRIPT --plan [OVERRIDES]...
+    """Show what a script would run, and why: the same as python SCRIPT --plan [OVERRIDES]...
 
-    A script that calls run() itself ends at its first run.
+    A script that calls run() itself stops at its first run.
     """
     if not script.is_file():
         raise TemperError(f"there is no script {script}")
@@ -312,7 +314,7 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 
 @app.command()
 def explain(artifact: Name, store: StoreOption = "store") -> None:
-    """Show why an artifact was made, from what, and whether its code has changed since."""
+    """Show why an artifact was made, from which inputs, and whether its code has changed since."""
     catalog = _catalog(store)
     printing.show_explanation(make_console(), explain_artifact(catalog, find(catalog, artifact)))
 
@@ -323,8 +325,8 @@ def diff(
     new: Annotated[str, typer.Argument(metavar="B")],
     store: StoreOption = "store",
 ) -> None:
-    """Show which settings, data and code differ between two runs (A and B begin their names), and
-    how the results changed; or between two artifacts."""
+    """Show which settings, data and code differ between two runs (A and B are beginnings of their
+    names) and how the results changed; or compare two artifacts."""
     catalog = _catalog(store)
     known = names_of_runs(catalog.store)
     if all(any(run.startswith(name) for run in known) for name in (old, new)):
@@ -398,7 +400,7 @@ def evict(
     yes: Yes = False,
     store: StoreOption = "store",
 ) -> None:
-    """Delete the data of artifacts and keep their manifests: what was made from them stays
+    """Delete the data of artifacts but keep their manifests, so that steps that used them stay
     cached."""
     catalog, console = _catalog(store), make_console()
     artifacts = [by_key(catalog, name) for name in artifacts]
@@ -428,7 +430,8 @@ def verify_artifacts(
     artifacts: Annotated[list[str] | None, typer.Argument(metavar="[STEP[@KEY]]...")] = None,
     store: StoreOption = "store",
 ) -> None:
-    """Read every byte, to find silent corruption; the exit status is 1 if a file is damaged."""
+    """Read every byte of artifacts to find silent corruption; the exit status is 1 if a file is
+    damaged."""
     catalog, console = _catalog(store), make_console()
     if artifacts:
         chosen, unreadable = _all_named(catalog, artifacts)
@@ -470,7 +473,7 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it.")] = False,
     store: StoreOption = "store",
 ) -> None:
-    """Show what nobody needs: leftovers, and artifacts that no kept run used. --yes deletes it."""
+    """Show leftovers and artifacts that no kept run used; --yes deletes them."""
     opened, console = _open(store), make_console()
     findings = find_garbage(opened, Policy(keep_last, keep_days, grace * 3600))
     printing.show_findings(console, findings)
@@ -492,7 +495,7 @@ def _open(url: str) -> Store:
 
 
 def _is_over(store: Store, attempt: Attempt) -> Callable[[], bool]:
-    """Whether an attempt has ended, with a report or without one."""
+    """A function that tells whether an attempt has ended, with a report or without one."""
 
     def is_over() -> bool:
         if store.read(f"{store.root}/{attempt.folder}/report.json") is not None:
@@ -504,12 +507,12 @@ def _is_over(store: Store, attempt: Attempt) -> Callable[[], bool]:
 
 
 def _has_content(store: Store) -> bool:
-    """Whether there is a store, although what says so is gone."""
+    """Whether it is a store although its temper.json is missing."""
     return not {"manifests", "attempts", "runs"}.isdisjoint(store.objects.folders(store.root))
 
 
 def _all_named(catalog: Catalog, names: list[str]) -> tuple[list[Manifest], list[str]]:
-    """The artifacts of every STEP, or the one of each STEP@KEY; and what cannot be read of them."""
+    """The artifacts of each STEP or STEP@KEY, and the addresses of their unreadable manifests."""
     found: dict[str, Manifest] = {}
     unreadable: list[str] = []
     for name in (by_key(catalog, name) for name in names):
@@ -543,7 +546,7 @@ def _confirm(question: str, yes: bool) -> None:
 
 
 def _progress_bar(total: int) -> Progress:
-    """On standard error, and only where somebody watches."""
+    """A progress bar on standard error; it is shown only in a terminal."""
     console = make_console(stderr=True)
     bar = Progress(
         BarColumn(), DownloadColumn(), TimeRemainingColumn(),
@@ -558,7 +561,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def main() -> None:
-    """Console script: errors as one line, as everywhere."""
+    """The console script. It prints an error as one line."""
     _add_commands_of_packages(sys.argv[1:2])
     try:
         app()
@@ -568,9 +571,8 @@ def main() -> None:
 
 
 def _add_commands_of_packages(asked: list[str]) -> None:
-    """Commands that know more than the core: functions that an installed package names as entry
-    points of the group ``temper.commands``. They are imported when one of them, or help, is asked
-    for."""
+    """Add the commands that installed packages declare as entry points of the group
+    ``temper.commands``. They are imported only for help, or if one of them is called."""
     for entry in entry_points(group="temper.commands"):
         if asked in ([], ["--help"], ["-h"], [entry.name]):
             app.command(entry.name)(entry.load())

@@ -1,4 +1,4 @@
-"""What differs between two artifacts: settings, inputs, code, files, metrics."""
+"""Compares two artifacts: settings, inputs, code, files, metrics."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from pipeline.show.metrics import metric_text
 from pipeline.store.manifest import InputEntry, Manifest
 
 RECIPE_FIELDS = ("step", "version")
-"""What a recipe says of the code in words; digests of the source say it by function."""
+"""The readable entries of a recipe about code; digests of source are compared by function."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing by name, in words, on both sides; ``None`` where it is not there."""
+    """Something with a name and its text on both sides; ``None`` if a side does not have it."""
 
     name: str
     old: str | None
@@ -29,7 +29,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two artifacts side by side. Of everything but metrics, only what differs."""
+    """Two artifacts side by side: all metrics, and the differences in everything else."""
 
     settings: Sequence[Difference]
     inputs: Sequence[Difference]
@@ -40,7 +40,7 @@ class Comparison:
 
 
 def compare(old: Manifest, new: Manifest) -> Comparison:
-    """What differs between two artifacts, of one step or of two."""
+    """Compare two artifacts, of one step or of two."""
     old_files, new_files = dict(_files(old)), dict(_files(new))
     old_settings, new_settings = settings(old), settings(new)
     old_inputs, new_inputs = inputs(old), inputs(new)
@@ -64,7 +64,7 @@ def compare(old: Manifest, new: Manifest) -> Comparison:
 
 
 def settings(manifest: Manifest) -> dict[str, str]:
-    """Every setting in an artifact's recipe, as its author would write it."""
+    """Every setting in an artifact's recipe by its path, as Python source."""
     return {
         path: repr(value)
         for path, value in leaves(_arguments(manifest))
@@ -78,7 +78,7 @@ def _arguments(manifest: Manifest) -> Json:
 
 
 def inputs(manifest: Manifest) -> dict[str, str]:
-    """Which artifact each input of an artifact was, by parameter."""
+    """The artifact behind each input of an artifact, by parameter."""
     entries = {entry.digest: entry for entry in manifest.inputs}
     return {
         path.removesuffix(".$input"): _input(entries.get(str(digest)), str(digest))
@@ -88,7 +88,7 @@ def inputs(manifest: Manifest) -> dict[str, str]:
 
 
 def _has_parts(difference: Difference, inputs: Set[str], paths: Set[str]) -> bool:
-    """Whether it is nothing on either side, and what it is on one is said part by part."""
+    """Whether the value is empty or missing on both sides, and its parts are listed one by one."""
     parts = (f"{difference.name}.", f"{difference.name}[", f"{difference.name} type")
     is_nothing = {difference.old, difference.new} <= {None, "None", "[]", "{}"}
     return is_nothing and (

@@ -1,4 +1,4 @@
-"""Why an artifact was made, from what, and what came of it."""
+"""Explains an artifact: why it was made, from which inputs, and which artifacts use it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +15,17 @@ from pipeline.store.manifest import Manifest
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known of an artifact.
+    """The facts about an artifact.
 
     Attributes:
-        nearest: the artifact that the step had made before with the fewest differences.
-        differences: from that one.
-        again: how many generations of the same key there were before.
-        code: what the present code is to it, in words, and the functions that differ.
-        uses: the artifacts that were made from it.
-        discovered: a line for each dependency that its key does not have.
-        outdated: which of these are not what they were, in words.
+        nearest: of the artifacts that the step made earlier, the one with the fewest differences.
+        differences: the differences from ``nearest``.
+        again: the number of earlier generations of the same key.
+        code: how the present code relates to the artifact, in words.
+        changed_code: the functions that differ from the present code.
+        uses: the artifacts that used it as an input.
+        discovered: a line for each dependency that was found while the step ran.
+        outdated: the discovered dependencies that have changed, in words.
     """
 
     manifest: Manifest
@@ -39,7 +40,7 @@ class Explanation:
 
 
 def explain_artifact(catalog: Catalog, manifest: Manifest) -> Explanation:
-    """Everything there is to say of an artifact; costs a few requests per step name."""
+    """Collect the facts about an artifact; costs a few requests for each step name."""
     nearest = _nearest_before(catalog, manifest)
     code, changes = _present_code(catalog, manifest)
     return Explanation(
@@ -97,14 +98,14 @@ def _present_code(catalog: Catalog, manifest: Manifest) -> tuple[str, list[str]]
 def _outdated(catalog: Catalog, manifest: Manifest) -> list[str]:
     try:
         home = present_code(manifest, catalog.store).home
-    except NotImportable:  # said where its code is
+    except NotImportable:  # `_present_code` reports it
         return []
     pairs = catalog.store.accepted(manifest.step)
     return Present().changes(home, manifest.discovered, lambda: pairs)
 
 
 def _is_made_from(other: Manifest, manifest: Manifest) -> bool:
-    """By content too: another generation of the key may have been another artifact."""
+    """Compare the content too: another generation of the key may have had other content."""
     return any(
         (entry.step, entry.key) == (manifest.step, manifest.key)
         and entry.digest == manifest.digest_of(entry.part)

@@ -1,8 +1,8 @@
-"""What a person calls an artifact: ``STEP`` is the newest of a step, ``STEP@KEY`` one by its key,
-``EXPERIMENT/RESULT`` what the newest run of an experiment made under that name.
+"""The names of artifacts on the command line: ``STEP`` is the newest of a step, ``STEP@KEY`` the
+one with this key, ``EXPERIMENT/RESULT`` the result of this name of the experiment's newest run.
 
-The key may be cut short as long as it means one artifact. Of a key that was made several times, the
-latest generation is meant.
+A key may be shortened as long as it is unambiguous. If a key was made several times, its name means
+the latest generation.
 """
 
 from collections.abc import Collection
@@ -17,10 +17,10 @@ _MOST_NAMES = 8
 
 
 def find(catalog: Catalog, name: str) -> Manifest:
-    """The artifact that is called ``STEP``, ``STEP@KEY`` or ``EXPERIMENT/RESULT``.
+    """The artifact of the name ``STEP``, ``STEP@KEY`` or ``EXPERIMENT/RESULT``.
 
     Raises:
-        TemperError: there is none, or several have a key that begins so.
+        TemperError: there is none, or the beginning of the key is ambiguous.
     """
     if "/" in name:
         return find_result(catalog, name)
@@ -44,7 +44,7 @@ def require_unmarked(catalog: Catalog, manifest: Manifest) -> None:
     """Refuse an artifact that is marked as evicted or damaged.
 
     Raises:
-        TemperError: saying which, and that a run makes it again.
+        TemperError: the artifact is marked.
     """
     if (loss := catalog.loss(manifest)) is not None:
         raise TemperError(
@@ -53,7 +53,7 @@ def require_unmarked(catalog: Catalog, manifest: Manifest) -> None:
 
 
 def by_key(catalog: Catalog, name: str) -> str:
-    """``EXPERIMENT/RESULT`` as ``STEP@KEY``; other names as they are."""
+    """``STEP@KEY`` for a name ``EXPERIMENT/RESULT``; other names stay as they are."""
     if "/" not in name:
         return name
     found = find_result(catalog, name)
@@ -61,7 +61,7 @@ def by_key(catalog: Catalog, name: str) -> str:
 
 
 def unknown_step(catalog: Catalog, step: str) -> TemperError:
-    """What to say where a store has nothing of a step."""
+    """The error for a step without artifacts in the store."""
     if step and catalog.unreadable([step]):
         return TemperError(f"what there is of {step!r} cannot be read; see: temper verify {step}")
     known = ", ".join(catalog.store.steps()) or "nothing yet"
@@ -73,7 +73,7 @@ def unknown_step(catalog: Catalog, step: str) -> TemperError:
 def require_one_key(step: str, prefix: str, keys: Collection[str]) -> None:
     """
     Raises:
-        TemperError: several keys begin so; names them.
+        TemperError: several keys begin with the prefix.
     """
     if len(keys) > 1:
         digits = max(SHOWN_DIGITS, len(prefix) + 4)

@@ -1,11 +1,11 @@
-"""The code that an artifact's step has now, found from what its manifest says of it.
+"""Finds the present code of the step that made an artifact, from the artifact's manifest.
 
-The manifest names the step function and the types of the arguments, whose code belongs to it. Where
-one of them has moved since, it is looked for by its own name in what the project's script imports.
-Types of values that stand for fields and parameters which were added later count too.
+The manifest names the step function and the types of its arguments, whose code is part of the key.
+If one of them has moved to another module, it is looked up by its own name among the modules that
+the project's script imports. The types of default values of later fields and parameters count too.
 
-A manifest says what it likes, so only what is imported already, ships with Temper or belongs to the
-step in the project here is imported; see :mod:`pipeline.cli.project`.
+A manifest may be forged, so a module that it names is imported only if it is imported already,
+ships with Temper, or belongs to the step in the current project; see :mod:`pipeline.cli.project`.
 """
 
 import contextlib
@@ -35,26 +35,26 @@ from pipeline.store.stored import is_reference
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 _IMPORTING = threading.RLock()
-"""Where output goes, and what modules are told, is the whole process's: one thread at a time."""
+"""Guards redirected output and environment variables, which are global to the process."""
 
 
 _MOST_RUNS = 50
-"""How far back to look for one that had a step."""
+"""The most runs to search for one that had a step."""
 
 
 class NotImportable(TemperError):
-    """The step's code cannot be looked at from here."""
+    """The step's code cannot be imported, or must not be."""
 
 
 @dataclass(frozen=True)
 class PresentCode:
-    """What a step called with an artifact's arguments would be made by now.
+    """The code that a step has now if it is called with arguments of an artifact's types.
 
     Attributes:
-        made_by: as :attr:`pipeline.dag.step.Step.made_by`.
+        made_by: like :attr:`pipeline.dag.step.Step.made_by`.
         code: digests of the source, by name; empty for a declared version without source.
-        file: where the step function is.
-        home: against which discovered dependencies are named.
+        file: the file of the step function.
+        home: the base that names of discovered dependencies are relative to.
     """
 
     made_by: dict[str, Json]
@@ -64,10 +64,10 @@ class PresentCode:
 
 
 def present_code(manifest: Manifest, store: Store) -> PresentCode:
-    """The code of an artifact's step as it is now.
+    """The present code of an artifact's step.
 
     Raises:
-        NotImportable: it cannot be imported, or may not; says why.
+        NotImportable: the code cannot be imported, or must not be.
     """
     function, types = load(manifest, _project_of(store, manifest.step))
     file = function.function.__code__.co_filename
@@ -75,10 +75,10 @@ def present_code(manifest: Manifest, store: Store) -> PresentCode:
 
 
 def present_kind(manifest: Manifest, store: Store) -> Kind:
-    """The kind of an artifact as it is now: plain `Artifact` for one that was given none.
+    """The present kind of an artifact; plain `Artifact` if its step declares none.
 
     Raises:
-        NotImportable: it cannot be imported, or may not; says why.
+        NotImportable: the kind cannot be imported, or must not be.
     """
     if manifest.kind is None:
         return Artifact
@@ -86,10 +86,10 @@ def present_kind(manifest: Manifest, store: Store) -> Kind:
 
 
 def kind_in(project: Project, manifest: Manifest) -> Kind:
-    """The kind of an artifact in a project: plain `Artifact` for one that was given none.
+    """The kind of an artifact in a project; plain `Artifact` if its step declares none.
 
     Raises:
-        NotImportable: as :func:`present_kind`.
+        NotImportable: the kind cannot be imported, or must not be.
     """
     if manifest.kind is None:
         return Artifact
@@ -103,15 +103,16 @@ def kind_in(project: Project, manifest: Manifest) -> Kind:
 
 
 def _project_of(store: Store, step: str) -> Project:
-    """The project here, with the script of the newest run that had the step, or else the newest."""
+    """The project, with the script of the newest run that had the step, or else of the newest
+    run."""
     runs = list(itertools.islice(newest_runs(store), _MOST_RUNS))
     had_it = [run for run in runs if any(entry["step"] == step for entry in run.steps)]
     return project_of([*had_it[:1], *runs[:1]])
 
 
 def project_of(runs: Iterable[Run]) -> Project:
-    """The project here, with the script of the first of these runs that lies in it; its modules are
-    found from now on."""
+    """The project, with the script of the first of these runs that lies in it. From then on, its
+    modules can be imported."""
     projects = [Project(run.command[1] if len(run.command) > 1 else "") for run in runs]
     project = next((p for p in projects if p.script is not None), None) or Project()
     sys.path[:0] = [folder for folder in project.folders if folder not in sys.path]
@@ -120,10 +121,10 @@ def project_of(runs: Iterable[Run]) -> Project:
 
 
 def _require_known(reference: object, manifest: Manifest, project: Project) -> None:
-    """Refuse to import what a store names and the project does not.
+    """Refuse to import a module that a store names and the project does not contain.
 
     Raises:
-        NotImportable: as it says.
+        NotImportable: the reference is malformed, or its module is no part of the project.
     """
     if not is_reference(reference):
         raise NotImportable(f"{reference!r:.80} is no name of a definition")
@@ -153,10 +154,10 @@ def _is_step_here(reference: str) -> bool:
 
 
 def load(manifest: Manifest, project: Project) -> tuple[StepFunction, frozenset[type]]:
-    """The step function that made an artifact, and the types of the arguments it had.
+    """The step function that made an artifact, and the types of the arguments that it received.
 
     Raises:
-        NotImportable: as it says.
+        NotImportable: one of them cannot be imported, or must not be.
     """
     if not manifest.function:
         raise NotImportable(f"the manifest of {manifest.name} names no function")
@@ -177,7 +178,7 @@ def load(manifest: Manifest, project: Project) -> tuple[StepFunction, frozenset[
 
 
 def argument_types(manifest: Manifest) -> tuple[str, ...]:
-    """The names of the types of an artifact's arguments, wherever they lay."""
+    """The names of the types of an artifact's arguments, without their modules."""
     return tuple(sorted(reference.partition(":")[2] for reference in manifest.types))
 
 
@@ -193,7 +194,7 @@ def _type(reference: str, manifest: Manifest, project: Project) -> Any:
 def _found(
     reference: str, is_it: Callable[[Any], bool], name: str, manifest: Manifest, project: Project
 ) -> Any:
-    """What a manifest means by ``module:name``, also if it lies in another module by now."""
+    """The definition that a manifest names as ``module:name``, even if it has moved since."""
     reason = f"{reference} is something else now"
     try:
         _require_known(reference, manifest, project)
@@ -210,8 +211,8 @@ def _found(
 
 
 def _in_project(name: str, project: Project) -> Iterator[Any]:
-    """What modules of the project call ``name``, and the step functions they hold: as far as its
-    script imports them."""
+    """The definitions of this name, and all step functions, in the modules of the project that its
+    script imports."""
     if project.script is not None:
         with contextlib.suppress(NotImportable):
             import_named(f"{project.script.stem}:__name__")
@@ -228,7 +229,8 @@ def _in_project(name: str, project: Project) -> Iterator[Any]:
 
 
 def _values_before(definition: Any) -> Iterable[Any]:
-    """The values that fields added later implicitly had, which bear on the code too."""
+    """The implicit earlier values of fields that were added later; their code is part of keys
+    too."""
     if not dataclasses.is_dataclass(definition) or hasattr(definition, "identity"):
         return ()
     fields = dataclasses.fields(definition)
@@ -236,11 +238,12 @@ def _values_before(definition: Any) -> Iterable[Any]:
 
 
 def import_named(reference: str) -> Any:
-    """What ``module:name`` is, imported without letting the module say or start anything: it may be
-    a script.
+    """Import what ``module:name`` refers to.
+
+    The module may be a script: its output is discarded, and it must not start a run.
 
     Raises:
-        NotImportable: as it says.
+        NotImportable: importing it fails.
     """
     with _IMPORTING:
         before = os.environ.get(WORKER_ENVIRONMENT)

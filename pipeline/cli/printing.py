@@ -1,7 +1,7 @@
-"""How artifacts, runs and leases look in the terminal: each view is made from values, and printed.
+"""Prints artifacts, runs and leases to the terminal.
 
-What anybody but Temper has written (names, settings, metrics, paths) is shown as text, with control
-characters made visible: never as markup, and never as commands to the terminal.
+Text that Temper did not write (names, settings, metrics, paths) is printed as text, with visible
+control characters: never as markup, and never as commands to the terminal.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ from pipeline.store.runs import Run
 from pipeline.text import clock, visible
 
 MOST_DIFFERENCES = 8
-"""Of one kind and step, told of two runs; two artifacts are told in full."""
+"""The most differences of one kind that are printed for a step of two runs."""
 _STATE_STYLES = {"done": "green", "cached": "dim", "failed": "bold red", "killed": "bold red"}
 _STATE_STYLES |= {"damaged": "bold red", "evicted": "yellow", "superseded": "dim"}
 
 
 def text(value: object, style: str = "") -> Text:
-    """Anything as it is, on one line."""
+    """Any value as text on one line."""
     return Text(visible(str(value)), style)
 
 
@@ -51,7 +51,7 @@ def show_line(console: Console, value: object, style: str = "") -> None:
 
 
 def show_artifacts(console: Console, catalog: Catalog, manifests: Iterable[Manifest]) -> None:
-    """A line for each artifact, and what has become of it."""
+    """Print a line for each artifact, with its state."""
     manifests = list(manifests)
     table = _table("artifact", "of", "kind", "made (UTC)", "seconds>", "files>", "size>", "")
     labels = variants.names(variants.of_manifests(manifests))
@@ -71,7 +71,7 @@ def show_artifacts(console: Console, catalog: Catalog, manifests: Iterable[Manif
 
 
 def state_of(catalog: Catalog, manifest: Manifest) -> str:
-    """``evicted | damaged``, or ``superseded`` by a later generation; empty if all is well."""
+    """``evicted``, ``damaged``, or ``superseded`` by a later generation; empty otherwise."""
     loss = catalog.loss(manifest)
     latest = catalog.latest(manifest.step, manifest.key)
     if latest is not None and latest.generation > manifest.generation:
@@ -80,7 +80,7 @@ def state_of(catalog: Catalog, manifest: Manifest) -> str:
 
 
 def show_manifest(console: Console, manifest: Manifest) -> None:
-    """All of a manifest as JSON."""
+    """Print a manifest as JSON."""
     data = json.dumps(json.loads(manifest.to_json()), indent=2, ensure_ascii=False)
     safe = re.sub(r"[^\n\x20-\x7e]", _escaped, data)
     console.print(JSONHighlighter()(Text(safe)), soft_wrap=True)
@@ -96,14 +96,14 @@ def show_log(console: Console, data: bytes) -> None:
 
 
 def show_lines(console: Console, lines: Iterable[str]) -> None:
-    """Each line when it comes."""
+    """Print each line as soon as it arrives."""
     for line in lines:
-        console.file.write(f"{visible(line)}\n")  # whole: rich takes long over long lines
+        console.file.write(f"{visible(line)}\n")  # not through rich: it is slow on long lines
         console.file.flush()
 
 
 def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None:
-    """Who makes what now, and how far it is."""
+    """Print who makes which step now, and its progress."""
     table = _table("step", "host", "pid>", "run", "since", "", "progress")
     for lease in leases:
         holder = lease.holder
@@ -128,7 +128,7 @@ def _progress(store: Store, lease: Lease) -> str:
 
 
 def show_runs(console: Console, runs: Iterable[Run]) -> None:
-    """A line for each run."""
+    """Print a line for each run."""
     table = _table(
         "run", "when (UTC)", "outcome", "took>", "done>", "cached>", "failed>", "command"
     )
@@ -146,7 +146,7 @@ def show_runs(console: Console, runs: Iterable[Run]) -> None:
 
 
 def show_run(console: Console, run: Run) -> None:
-    """One run, step by step."""
+    """Print one run with a line for each step."""
     outcome = run.shown_outcome()
     show_line(console, f"{run.name}: {outcome} in {clock(run.seconds)}", "bold")
     for name, value in (
@@ -172,7 +172,7 @@ def show_run(console: Console, run: Run) -> None:
 
 
 def show_explanation(console: Console, explained: Explanation) -> None:
-    """Why an artifact was made and from what."""
+    """Print why an artifact was made, from which inputs, and which artifacts use it."""
     manifest = explained.manifest
     provenance = manifest.provenance
     show_line(console, manifest.name, "bold")
@@ -217,7 +217,7 @@ def _show_why(console: Console, explained: Explanation) -> None:
 
 
 def show_comparison(console: Console, old: Manifest, new: Manifest, compared: Comparison) -> None:
-    """Two artifacts side by side."""
+    """Print two artifacts side by side."""
     show_line(console, f"{old.name} → {new.name}", "bold")
     for title, differences in (
         ("settings", compared.settings),
@@ -242,7 +242,7 @@ def show_comparison(console: Console, old: Manifest, new: Manifest, compared: Co
 
 
 def show_run_diff(console: Console, found: RunDiff) -> None:
-    """Two runs: what differs, and what that did to the results."""
+    """Print the differences between two runs, and how their results changed."""
     show_line(console, f"{found.old.name} → {found.new.name}", "bold")
     for name, old, new in (
         ("command", shlex.join(found.old.command), shlex.join(found.new.command)),
@@ -283,7 +283,7 @@ def _commit(run: Run) -> str:
 
 
 def _code_lines(compared: Comparison) -> Sequence[Difference | str]:
-    """Digests of source say nothing to a person; which function it is does."""
+    """Name the functions that differ, instead of the digests of their source."""
     lines: list[Difference | str] = []
     for difference in compared.code:
         if difference.name in RECIPE_FIELDS:
@@ -296,7 +296,7 @@ def _code_lines(compared: Comparison) -> Sequence[Difference | str]:
 
 
 def show_candidate(console: Console, candidate: Candidate) -> None:
-    """What accepting would mean."""
+    """Print what the user would accept."""
     name = candidate.manifest.name
     where = f" ({candidate.present.file})"
     if candidate.is_equal:
@@ -322,7 +322,7 @@ def show_damages(console: Console, damages: Iterable[Damage]) -> None:
 
 
 def show_findings(console: Console, findings: Findings) -> None:
-    """What can go, by kind and step."""
+    """Print the garbage, grouped by kind and step."""
     groups: dict[tuple[str, str], list[Garbage]] = {}
     for garbage in findings.garbage:
         groups.setdefault((garbage.kind.value, garbage.step), []).append(garbage)
@@ -344,7 +344,7 @@ def _show_values(console: Console, title: str, values: Mapping[str, Any]) -> Non
 
 
 def _table(*headings: str) -> Table:
-    """Columns by their headings; one that ends with ``>`` is aligned to the right."""
+    """A table with these columns; a heading that ends with ``>`` aligns its column to the right."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
         right = heading.endswith(">")
@@ -355,7 +355,7 @@ def _table(*headings: str) -> Table:
 
 
 def _cut(value: str) -> Text:
-    """On one line, however narrow its column."""
+    """Text that stays on one line and is cut to the width of its column."""
     return Text(visible(value), "dim", no_wrap=True, overflow="ellipsis")
 
 

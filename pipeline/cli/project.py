@@ -1,14 +1,15 @@
-"""The project that a person works in, read and not run: which of its modules a store may name.
+"""The user's project: which modules a store may name so that Temper imports them.
 
-The command line has no experiment, only names that a store gives it. Importing a module runs it, so
-a name is not enough. The source must say that the module belongs:
+The command line runs no experiment, so it only has names from the store. Importing a module runs
+its code, so a name in a store is not enough. This module reads the source, without running it, to
+check that the module belongs to the project:
 
 - a *step function* is in a module that defines it under ``@step``;
-- an *experiment* is a script below the present folder that takes ``run`` or ``main`` from Temper;
-- other modules (kinds, types of arguments) belong to a step if its module imports them, or if an
-  experiment does that imports its module too; directly, or through modules of the project.
+- an *experiment* is a script below the current folder that imports ``run`` or ``main`` from Temper;
+- another module (of a kind, or of a type of an argument) belongs to a step if the step's module
+  imports it, directly or through modules of the project; or if an experiment imports both.
 
-Modules are looked for below the present folder and where Python looks.
+Modules are looked for below the current folder and in ``sys.path``.
 """
 
 import ast
@@ -26,17 +27,17 @@ _LARGEST_SOURCE = 4 * 2**20
 
 
 class Project:
-    """The project around the present folder.
+    """The project in the current folder.
 
     Args:
-        script: of the run that is looked at, as it was called; the store says so.
+        script: the script of a run as the store records it.
     """
 
     def __init__(self, script: str = ""):
         self._here = Path.cwd()
         self._trees: dict[Path, ast.Module | None] = {}
         self.script = self._experiment(script)
-        # a script's own folder is where Python looks first
+        # Python also puts a script's own folder first
         own = [str(self.script.parent)] if self.script else []
         self.folders = [*own, str(self._here)]
 
@@ -59,7 +60,7 @@ class Project:
         return at_home and module in around
 
     def file_of(self, module: str) -> Path | None:
-        """Where a module lies, asked without importing its package."""
+        """The file of a module, found without importing its package."""
         parts = module.split(".")
         for folder in (*self.folders, *sys.path):
             place = Path(folder or ".").joinpath(*parts)
@@ -73,7 +74,7 @@ class Project:
         return self._reached(self.script.stem) | {self.script.stem} if self.script else set()
 
     def _experiment(self, script: str) -> Path | None:
-        """The file of a script, if it lies here and is an experiment."""
+        """The file of a script, if it lies below the current folder and is an experiment."""
         file = Path(os.path.normpath(self._here / script))
         if not script.endswith(".py") or not file.is_relative_to(self._here):
             return None
@@ -81,7 +82,7 @@ class Project:
         return file if tree is not None and any(map(_runs, ast.walk(tree))) else None
 
     def _reached(self, module: str) -> set[str]:
-        """What a module imports, and what that imports, as far as it is in source here."""
+        """The modules that a module imports, directly or through others whose source is here."""
         reached: set[str] = set()
         waiting = [module]
         while waiting and len(reached) < _MOST_MODULES:
@@ -127,7 +128,7 @@ def _is_step(decorator: ast.expr) -> bool:
 
 
 def _runs(node: ast.AST) -> bool:
-    """Whether a statement takes what runs experiments from Temper."""
+    """Whether a statement imports ``run`` or ``main`` from Temper."""
     if isinstance(node, ast.Import):
         return any(alias.name.partition(".")[0] == _CORE for alias in node.names)
     if not isinstance(node, ast.ImportFrom) or node.level:

@@ -1,12 +1,12 @@
-"""``temper run`` and ``temper recipes``: the experiments that ship with Temper, without Python.
+"""``temper run`` and ``temper recipes``: shipped experiments, without writing Python.
 
-A recipe is one of the scripts in ``experiments`` under a short name, with the settings that it
-takes for one's own data and model; ``experiments/recipes.yaml`` lists them. ``temper run`` turns
-its arguments into the script's own settings and runs the script in this process. So a recipe and
-the script make the same steps, and share what is cached.
+A recipe is a short name for a script in ``experiments``, with the settings that select the user's
+data and model; ``experiments/recipes.yaml`` lists the recipes. ``temper run`` translates its
+arguments into settings of the script and runs the script in this process. So a recipe and its
+script make the same steps and share cached artifacts.
 
-A recipe may also be a YAML file: ``recipe``, ``data`` and ``model`` say what ``temper run RECIPE
---data … --model …`` would, and everything else is a setting.
+A recipe can also be a YAML file. Its entries ``recipe``, ``data`` and ``model`` have the meaning of
+``temper run RECIPE --data … --model …``; all other entries are settings.
 """
 
 import difflib
@@ -29,10 +29,10 @@ from pipeline.errors import TemperError
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*")
 _QUOTE = re.compile(r"(\\*)('|$)")
-"""What Hydra would not take as it is in quotes: a quote, and backslashes before one."""
+"""What needs escaping inside Hydra's quotes: a quote, and backslashes before a quote or the end."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 _BARE = ("local", "hub", "mine")
-"""Options of groups that need a value besides."""
+"""Options of config groups that also need a path or name."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Recipe:
     """A shipped experiment under a short name.
 
     Attributes:
-        about: what it does, in a sentence.
-        rows: what a row of ``--data`` is; empty if it makes its own data.
-        own: settings that come with one's own data.
-        settings: settings that make the script this recipe.
+        about: a sentence that says what it does.
+        rows: the format of a row of ``--data``; empty if the recipe makes its own data.
+        own: settings that are added if the user gives data.
+        settings: settings that distinguish this recipe from others of its script.
     """
 
     name: str
@@ -58,10 +58,10 @@ class Recipe:
         return EXPERIMENTS / f"{self.script}.py"
 
     def arguments(self, data: str | None, model: str | None) -> list[str]:
-        """The script's settings for one's own data and model.
+        """The script's settings for the user's data and model.
 
         Raises:
-            TemperError: it takes none.
+            TemperError: the recipe makes its own data.
         """
         for option, given in (("--data", data), ("--model", model)):
             if given is not None and not self.rows:
@@ -74,7 +74,8 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Asked:
-    """What ``temper run`` was asked for: a recipe's name or file, and arguments of its script."""
+    """The arguments of ``temper run``: a recipe's name or file, data, model, and the script's
+    arguments."""
 
     recipe: str
     data: str | None = None
@@ -83,7 +84,7 @@ class Asked:
 
 
 def run_recipe(words: Sequence[str]) -> None:
-    """Run what ``temper run`` was asked for.
+    """Run the recipe that the arguments of ``temper run`` name.
 
     Raises:
         TemperError: there is no such recipe, or its file cannot be read.
@@ -105,7 +106,7 @@ def run_recipe(words: Sequence[str]) -> None:
 
 
 def find_recipe(name: str) -> Recipe:
-    """A recipe by its name, or by that of its script.
+    """A recipe by its name, or by the name of its script.
 
     Raises:
         TemperError: there is none.
@@ -123,12 +124,12 @@ def find_recipe(name: str) -> Recipe:
 
 
 def recipes() -> dict[str, Recipe]:
-    """All recipes by name, in the order in which people are shown them."""
+    """All recipes by name, in the order in which they are listed."""
     return {name: Recipe(name, **entry) for name, entry in read_recipes().items()}
 
 
 def show_recipes(console: Console) -> None:
-    """Each recipe with a sentence, and what a row of its data is."""
+    """Print each recipe with what it does and the format of its rows."""
     table = Table(box=None, padding=(0, 2), header_style="bold")
     for heading in ("recipe", "what it does, and a row of --data"):
         table.add_column(heading, overflow="fold")
@@ -147,10 +148,10 @@ def show_recipes(console: Console) -> None:
 
 
 def copy_recipe(name: str, target: Path) -> list[Path]:
-    """Write a recipe as a file of one's own: YAML for ``temper run``, or Python with its config.
+    """Copy a recipe to a new file: YAML for ``temper run``, or Python with its config.
 
     Raises:
-        TemperError: a file is there already, or it has another ending.
+        TemperError: the file exists, or its suffix is neither .yaml nor .py.
     """
     recipe = find_recipe(name)
     if target.suffix in (".yaml", ".yml"):
@@ -171,7 +172,7 @@ def copy_recipe(name: str, target: Path) -> list[Path]:
 
 
 def _as_yaml(recipe: Recipe, target: Path) -> str:
-    """The recipe with the settings that it begins with, to be changed."""
+    """The recipe as YAML, with its initial settings."""
     content = yaml.safe_load((CONF / f"{recipe.script}.yaml").read_text("utf-8"))
     content.pop("defaults", None)
     own = [setting.partition("=") for setting in recipe.own if recipe.rows]
@@ -194,7 +195,7 @@ def _as_yaml(recipe: Recipe, target: Path) -> str:
 
 
 def _asked(words: Sequence[str]) -> Asked:
-    """The words after ``temper run``."""
+    """Parse the words after ``temper run``."""
     named: dict[str, str] = {}
     others: list[str] = []
     waiting = list(words)
@@ -213,7 +214,7 @@ def _asked(words: Sequence[str]) -> Asked:
 
 
 def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
-    """What a file asks for, and its settings; the command line comes before it."""
+    """The recipe and the settings of a file; options on the command line override the file."""
     file = Path(asked.recipe)
     try:
         content = yaml.safe_load(file.read_text("utf-8"))
@@ -237,7 +238,7 @@ def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
 
 
 def _settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Nested values as settings of the command line."""
+    """Nested values as settings on a command line."""
     for key, value in content.items():
         if isinstance(value, Mapping) and value:
             yield from _settings(value, f"{prefix}{key}.")
@@ -265,7 +266,7 @@ def _model_settings(given: str) -> list[str]:
 
 
 def _is_of_hub(given: str) -> bool:
-    """``OWNER/NAME`` or ``OWNER/NAME@REVISION``, unless that lies here."""
+    """Whether it is ``OWNER/NAME`` or ``OWNER/NAME@REVISION`` of the Hub, and not a local path."""
     name = given.removeprefix("hub:")
     is_file = Path(name).suffix in (".jsonl", ".json", ".gguf", ".parquet", ".gz", ".zst", ".arrow")
     return bool(_HUB.fullmatch(name)) and not Path(name).parent.exists() and not is_file
@@ -276,7 +277,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _typed(value: Any) -> str:
-    """A value as Hydra's command line reads it."""
+    """A value in the syntax of Hydra's command line."""
     if isinstance(value, str):
         is_plain = _PLAIN.fullmatch(value) and isinstance(yaml.safe_load(value), str)
         return value if is_plain else f"'{_QUOTE.sub(_escaped, value)}'"

@@ -1,4 +1,4 @@
-"""What ``temper report`` and ``temper ui`` tell of: which runs, what is seen of them."""
+"""The runs and views that ``temper report`` and ``temper ui`` show."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,11 +16,10 @@ from pipeline.store.runs import Run, names_of_runs, one_run, read_run
 
 
 class Looks:
-    """Views of artifacts, by the kinds that a project declares. An artifact never changes, so each
-    is looked at once.
+    """Makes the views of artifacts with the kinds that a project declares, once for each artifact.
 
     Attributes:
-        unknown: why the kind of an artifact could not be asked, by its name.
+        unknown: why an artifact's kind could not be imported, by the artifact's name.
     """
 
     def __init__(self, runs: Iterable[Run]):
@@ -43,10 +42,10 @@ class Looks:
 
 
 def chosen_runs(store: Store, names: Sequence[str]) -> tuple[list[Run], str]:
-    """The named runs, oldest first, or the one to tell of by default; and what to remark on that.
+    """The named runs, oldest first, or the default run; and a remark on that choice.
 
     Raises:
-        TemperError: there is none, or one cannot be read.
+        TemperError: there is no run, or a record cannot be read.
     """
     known = names_of_runs(store)
     if not known:
@@ -64,5 +63,5 @@ def chosen_runs(store: Store, names: Sequence[str]) -> tuple[list[Run], str]:
 
 
 def story_of(runs: Sequence[Run], catalog: Catalog, looks: Looks) -> Story:
-    """The story of runs, with what other runs made beside it."""
+    """The story of runs, with results of other runs beside it."""
     return with_others(story_of_runs(runs, catalog, looks), catalog, looks)

@@ -1,8 +1,7 @@
-"""One row of an artifact, printed by what the artifact's kind names for that.
+"""Prints one row of an artifact.
 
-What is in a row is none of the pipeline's business. A kind may name a *viewer*
-(:class:`pipeline.dag.artifact.Artifact`); it is imported by its name, and only when it is asked
-for.
+The core does not know the content of rows. A kind may name a *viewer*
+(:class:`pipeline.dag.artifact.Artifact`), which is imported only when a row is printed.
 """
 
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ def show_row(
     """Print one row of an artifact.
 
     Raises:
-        TemperError: its data is gone, its kind has no viewer, or there is no such row.
+        TemperError: the data is missing, the kind has no viewer, or there is no such row.
     """
     _require_data(catalog, manifest)
     kind = present_kind(manifest, catalog.store)

@@ -1,8 +1,8 @@
-"""What differs between two runs: step by step in settings, data and code, and in the results.
+"""Compares two runs: the settings, data and code of each step, and the results.
 
-Steps of the two are taken for one another by the result that they are, else by name, and by place
-where both runs have as many steps of a name. A step that differs only because its inputs do is not
-told of: what differs above it is.
+A step of one run is paired with the step of the other run that is the same result; or else has the
+same name, and the same position if both runs have equally many steps of that name. A step that
+differs only because its inputs differ is left out, since the steps above it are listed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ from pipeline.store.runs import Run
 
 @dataclass(frozen=True)
 class ChangedStep:
-    """A step that is not the same in both runs, beyond what its inputs are.
+    """A step that differs between two runs by more than its inputs.
 
     Attributes:
-        command: shows all of it.
+        command: the command that prints all differences.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Effect:
 class RunDiff:
     """
     Attributes:
-        only_old: names of steps that only the first run has; ``only_new``: the second.
+        only_old, only_new: names of steps that only the first or only the second run has.
     """
 
     old: Run
@@ -97,7 +97,7 @@ def diff_runs(catalog: Catalog, old: Run, new: Run) -> RunDiff:
 
 
 def _paired(old: Story, new: Story) -> tuple[list[tuple[Told, Told]], list[str], list[str]]:
-    pairs: dict[str, Told] = {}  # id of an old step: the new one
+    pairs: dict[str, Told] = {}  # id of an old step: its partner in the new run
     taken: set[str] = set()
 
     def pair(one: Told, two: Told) -> None:
@@ -132,7 +132,7 @@ def _by_step(steps: Sequence[Told]) -> Mapping[str, list[Told]]:
 
 
 def _effects(name: str, old: Manifest | None, new: Manifest | None) -> list[Effect]:
-    """The metrics of a result that are not the same in both runs."""
+    """The metrics of a result that differ between two runs."""
     if old is None or new is None:
         return []
     metrics: dict[str, tuple[Json, Json]] = {

@@ -1,7 +1,7 @@
-"""``temper init``: a project to begin from, copied from ``experiments/template``.
+"""``temper init``: copies ``experiments/template`` to a new project.
 
-The template is a project that runs: its experiment trains, its tests pass. Only the name differs in
-a copy.
+The template is itself a working project: its experiment trains and its tests pass. A copy differs
+only in its name.
 """
 
 import re
@@ -13,16 +13,16 @@ from pipeline.errors import TemperError
 
 TEMPLATE = EXPERIMENTS / "template"
 _RENAMED = {"gitignore": ".gitignore", "github": ".github"}
-"""Names in the template, where a leading dot would act on this repository."""
+"""Files whose leading dot is left out in the template, where it would affect this repository."""
 _NAME = "my-project"
-"""What a project is called in the template."""
+"""The name of the project in the template."""
 
 
 def make_project(folder: Path) -> list[Path]:
-    """Write a project into a folder; the files that it has, relative to it.
+    """Write a project into a folder and return its files, relative to the folder.
 
     Raises:
-        TemperError: the folder holds something, or its name is none that a package can have.
+        TemperError: the folder is not empty, or its name is no valid package name.
     """
     name = folder.resolve().name
     if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", name):

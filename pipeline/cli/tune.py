@@ -1,4 +1,4 @@
-"""``temper tune``: this process becomes that of an experiment script, which runs a study."""
+"""``temper tune``: replaces this process by an experiment script that runs a study."""
 
 import json
 import os
@@ -37,11 +37,11 @@ def tune(
     ] = "",
     reduction: Annotated[int, typer.Option(help="One trial in so many goes on.")] = 2,
 ) -> None:
-    """Look for the settings with which a result is best.
+    """Search for the settings that optimise a metric of a result.
 
-    SETTINGS are those of the script; one with several values varies: dpo.loss.beta=0.1,0.3,
-    'dpo.loss.beta=interval(0.1,1.0)' or 'lr=tag(log,interval(1e-5,1e-3))'. Trials are ordinary
-    cached runs: run the same command again, and it goes on.
+    SETTINGS are settings of the script. A setting with several values or an interval is searched:
+    dpo.loss.beta=0.1,0.3, 'dpo.loss.beta=interval(0.1,1.0)' or 'lr=tag(log,interval(1e-5,1e-3))'.
+    Trials are ordinary cached runs: the same command continues an interrupted study.
     """
     if not script.is_file():
         raise TemperError(f"there is no script {script}")
@@ -53,7 +53,7 @@ def tune(
     command = [sys.executable, str(script), *context.args]
     environment = {**os.environ, TUNING: json.dumps(asdict(options))}
     sys.stdout.flush()
-    os.execve(sys.executable, command, environment)  # what stops or kills us is meant for it
+    os.execve(sys.executable, command, environment)  # so signals reach the script itself
 
 
 def _count(text: str) -> int:

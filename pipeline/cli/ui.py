@@ -1,4 +1,4 @@
-"""``temper ui``: the report of every run on record, kept up to date while runs are under way."""
+"""``temper ui``: serves the report of every run; the page of a run in progress updates itself."""
 
 from itertools import islice
 
@@ -11,18 +11,19 @@ from pipeline.store.layout import Store
 from pipeline.store.runs import names_of_runs, newest_runs, read_run
 
 MOST_RUNS = 200
-"""On the page of all runs."""
+"""The most runs on the page of all runs."""
 
 
 class Site:
-    """The pages of a store, made from it whenever they are asked for."""
+    """Makes the pages of a store when they are requested."""
 
     def __init__(self, store: Store):
         self._store = store
         self._looks: dict[str, Looks] = {}
 
     def __call__(self, name: str) -> str | None:
-        """The page of a run, or without a name that of all runs; ``None`` if there is no such run.
+        """The page of a run; for an empty name the page of all runs. ``None`` if there is no such
+        run.
 
         Raises:
             TemperError: the store cannot be read.
@@ -39,7 +40,7 @@ class Site:
 
 
 def server(store: Store, port: int = 0) -> Server:
-    """A server of the store's pages.
+    """A server for the store's pages.
 
     Raises:
         TemperError: the port is taken.

@@ -1,8 +1,8 @@
-"""Accepting that the present code of a step gives the results that earlier code gave.
+"""Records that the present code of a step gives the same results as earlier code.
 
-The code of a step depends on the types of its arguments too, so a step that is called with several
-sets of types has as many states of its code: each is accepted for the newest artifact that was made
-with such arguments.
+The code in a step's key includes the types of its arguments. So a step that is called with
+arguments of different types has several states of code. Each state is accepted for the newest
+artifact that was made with these types.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ from pipeline.store.runs import newest_runs
 
 @dataclass(frozen=True)
 class Candidate:
-    """An artifact and what its step's code is now.
+    """An artifact, with the present code of its step.
 
     Attributes:
-        revived: how many artifacts are not what the present code stands for, and will be.
-        older: how many others of the step were made by code that this leaves as it is.
-        outdated: which discovered dependencies are not what they were, in words.
-        discovered: what they were and what they are, to be recorded as equal.
+        revived: how many artifacts are invalid now and become valid if the code is accepted.
+        older: how many artifacts of the step were made by other code and stay invalid.
+        outdated: the discovered dependencies that have changed, in words.
+        discovered: their earlier and their present state, to be recorded as equivalent.
     """
 
     manifest: Manifest
@@ -51,7 +51,7 @@ class Candidate:
 
     @property
     def changes(self) -> list[str]:
-        """What differs, a phrase for each function or version."""
+        """The differences, a phrase for each function or version."""
         old, new = self.manifest.made_by, self.present.made_by
         phrases = []
         if "version" in old or "version" in new:
@@ -63,7 +63,8 @@ class Candidate:
 
     @property
     def edits(self) -> frozenset[tuple[str, str | None, str | None]]:
-        """Each function that differs, with its digest before and now, wherever it lies."""
+        """Each function that differs: its name without module, its digest before, its digest
+        now."""
         old, new = _by_own_name(self.manifest.code), _by_own_name(self.present.code)
         return frozenset(
             (name, before, now)
@@ -83,8 +84,11 @@ def _by_own_name(code: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def with_the_same_change(catalog: Catalog, chosen: Sequence[Candidate]) -> list[Candidate]:
-    """What there is to accept of other steps whose code differs in nothing else than that of the
-    chosen ones does: of those in the newest run, or of all in the store if the chosen are not."""
+    """Candidates of other steps whose code has no changes but those of the chosen candidates.
+
+    These are steps of the newest run; or of the whole store, if the chosen steps are not in that
+    run.
+    """
     edits = frozenset(edit for candidate in chosen for edit in candidate.edits)
     names = {candidate.manifest.step for candidate in chosen}
     newest = next(newest_runs(catalog.store), None)
@@ -93,16 +97,16 @@ def with_the_same_change(catalog: Catalog, chosen: Sequence[Candidate]) -> list[
         steps = set(catalog.store.steps())
     found: list[Candidate] = []
     for step in sorted(steps - names):
-        with contextlib.suppress(TemperError):  # what cannot be looked at is not offered
+        with contextlib.suppress(TemperError):  # skip a step whose code cannot be imported
             found += candidates(catalog, step)
     return [c for c in found if not c.is_equal and c.edits and c.edits <= edits]
 
 
 def candidates(catalog: Catalog, step: str, of: str = "") -> list[Candidate]:
-    """What there is to accept of a step: one artifact for each set of argument types.
+    """The candidates of a step: one artifact for each set of argument types.
 
     Args:
-        of: the beginning of a key: that artifact and no other.
+        of: the beginning of a key, to choose only that artifact.
 
     Raises:
         TemperError: there is no such artifact, or the step's code cannot be imported.
@@ -128,7 +132,7 @@ def candidates(catalog: Catalog, step: str, of: str = "") -> list[Candidate]:
 
 
 def accept(catalog: Catalog, candidate: Candidate) -> None:
-    """Record that the present code of a step gives what an artifact of it is.
+    """Record that the present code of a step gives the result that an artifact holds.
 
     Raises:
         TemperError: the store cannot be written.
@@ -149,13 +153,13 @@ def accept(catalog: Catalog, candidate: Candidate) -> None:
 
 
 def accepted_before(catalog: Catalog, step: str, of: str = "") -> list[Acceptance]:
-    """What was accepted of a step, oldest first.
+    """Earlier acceptances for a step, oldest first.
 
     Args:
-        of: the beginning of a key: only of that artifact.
+        of: the beginning of a key, to choose only acceptances for that artifact.
 
     Raises:
-        TemperError: there is nothing.
+        TemperError: there is none.
     """
     found = [
         acceptance
@@ -180,7 +184,7 @@ def _candidate(
     revived = [key for key, code in others.items() if code in will_be]
     older = [key for key, code in others.items() if code not in will_be]
     now, home = Present(), present.home
-    stands = "version" in present.made_by  # a version stands for what was discovered too
+    stands = "version" in present.made_by  # a version replaces discovered dependencies too
     outdated = [] if stands else now.changes(home, manifest.discovered, lambda: pairs)
     if outdated:
         same = (m.key for m in alike if m.discovered == manifest.discovered)

@@ -1,13 +1,13 @@
-"""Deleting garbage while drivers may be at work beside it.
+"""Deletes garbage while drivers may be at work.
 
-The lease of each key is taken for as long as it is being cleared, so no driver begins with it; keys
-whose lease another process holds are passed over. The records of runs are read once more before
-anything goes, and what a run has come to use since it was judged stays. Of an artifact the latest
-manifest goes first and the data last: whoever stops halfway leaves no manifest without its data.
+It holds the lease of each key while it deletes, so no driver begins with that key, and skips keys
+whose lease another process holds. Before it deletes anything it reads the run records again, and
+keeps everything that a run has begun to use since the garbage was found. It deletes the latest
+manifest of an artifact first and the data last, so an interruption leaves no manifest without data.
 
-What is left is a driver that had planned with an artifact no kept run used, and writes its record
-only after it is gone. It finds its input missing when it needs the bytes: the step fails and says
-so, the next run makes the input again, and no result is ever wrong.
+One case remains: a driver that planned with an artifact that no kept run used, and wrote its record
+only after the deletion. It finds that its input is missing when it needs the bytes: the step fails
+with an error that says so, and the next run makes the input again. No result is ever wrong.
 """
 
 import shutil
@@ -25,7 +25,7 @@ WORKERS = 16
 
 
 def delete(store: Store, findings: Findings) -> int:
-    """Delete what was found, less what has come into use since; the bytes that are freed.
+    """Delete garbage that no run has begun to use since it was found; return the bytes freed.
 
     Raises:
         TemperError, OSError: the store cannot be written.
@@ -49,7 +49,7 @@ def delete(store: Store, findings: Findings) -> int:
 
 
 def _clear(store: Store, step: str, key: str, group: Sequence[Garbage], findings: Findings) -> int:
-    """Delete all garbage of one key, alone with it; 0 if it is in use. The bytes freed."""
+    """Delete all garbage of one key under its lease; return the bytes freed, 0 if it is in use."""
     ends = any(garbage.kind is Kind.LEASE for garbage in group)
     if len(group) == ends and forget_released(store, step, key):
         return group[0].size
@@ -58,13 +58,13 @@ def _clear(store: Store, step: str, key: str, group: Sequence[Garbage], findings
             return 0
         for garbage in group:
             _delete(store, garbage)
-    if ends or (step, key) not in findings.leases:  # else its epoch is needed
+    if ends or (step, key) not in findings.leases:  # otherwise the lease's epoch is still needed
         forget_released(store, step, key)
     return sum(garbage.size for garbage in group)
 
 
 def _delete(store: Store, garbage: Garbage) -> None:
-    if garbage.kind is Kind.SCRATCH:  # on local disk, whatever the store
+    if garbage.kind is Kind.SCRATCH:  # scratch folders are local even if the store is remote
         for folder in garbage.folders:
             shutil.rmtree(folder, ignore_errors=True)
         return

@@ -1,9 +1,9 @@
-"""Letting go of artifacts' data while their manifests stay.
+"""Deletes the data of artifacts and keeps their manifests.
 
-What was made from an evicted artifact stays cached; the data is made again when somebody needs the
-bytes. An artifact in use is not evicted: while its key's lease is held, or while a step that is
-running reads it. The latter is seen from the specs of the attempts under held leases, so a step
-that starts at the same moment may find its input gone: then that run makes the input again.
+Steps that used an evicted artifact stay cached. The data is made again when its bytes are needed.
+An artifact in use is not evicted: one whose key's lease is held, or one that a running step reads.
+The specs of the attempts under held leases list what running steps read. So a step that starts at
+the same moment may find its input missing: then its run makes the input again.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def evictable(catalog: Catalog, manifest: Manifest) -> list[Manifest]:
 
 
 def others(catalog: Catalog, step: str, chosen: Sequence[Manifest]) -> int:
-    """How many artifacts of a step have data and are not among the chosen ones."""
+    """The number of artifacts of a step that have data and are not in `chosen`."""
     going = {manifest.key for manifest in chosen}
     have_data = [m for m in catalog.history(step) if catalog.loss(m) is None]
     return len({manifest.key for manifest in have_data} - going)
@@ -37,7 +37,7 @@ def others(catalog: Catalog, step: str, chosen: Sequence[Manifest]) -> int:
 def require_unused(store: Store, manifests: Sequence[Manifest]) -> None:
     """
     Raises:
-        TemperError: an artifact is being made, or read by a step that runs.
+        TemperError: an artifact is being made, or a running step reads it.
     """
     mine = {(manifest.step, manifest.key) for manifest in manifests}
     contents = {store.content_path(manifest): manifest for manifest in manifests}
@@ -58,7 +58,8 @@ def evict(store: Store, manifest: Manifest) -> None:
     """Delete the data of one generation.
 
     Raises:
-        TemperError: another process has just begun to make it, or the store cannot be written.
+        TemperError: another process has just begun to make it again, or the store cannot be
+            written.
     """
     with alone_with(store, manifest.step, manifest.key, "temper evict") as alone:
         if not alone:
@@ -67,10 +68,10 @@ def evict(store: Store, manifest: Manifest) -> None:
 
 
 def _inputs_of(store: Store, step: str, key: str) -> list[str]:
-    """Where the newest attempt at a key reads its inputs."""
+    """The paths from which the newest attempt at a key reads its inputs."""
     tries = [attempt for attempt in attempts(store, step) if attempt.key == key]
     if not tries:
-        return []  # its driver has only just taken the lease
+        return []  # its driver has only just acquired the lease
     with contextlib.suppress(ValueError, KeyError, TypeError):
         spec = parse_json(store.read(f"{store.root}/{tries[-1].folder}/spec.json") or b"{}")
         return [str(entry["content"]) for entry in spec["inputs"]]

@@ -1,35 +1,37 @@
-"""Garbage: what lies in a store and nobody needs. :mod:`pipeline.cli.keep.collect` deletes it.
+"""Finds garbage: data in a store that nobody needs. :mod:`pipeline.cli.keep.collect` deletes it.
 
-What goes, and when:
+Garbage is:
 
-- An *attempt* that no manifest names, when nobody holds its key's lease. One whose job an engine
-  may still run, without a driver, stays until its key is committed or no kept run left it
-  unfinished, and so does the record of the job.
-- *Scratch* of a key whose lease nobody holds, when the key is committed or no kept run left it
-  unfinished. Scratch lies on a local disk: this machine's alone is seen, and the copies in a remote
-  store.
-- An *artifact* that no kept run used or made: its manifests, then its marks, then its data. A key
-  goes with all its generations; of a key that stays, an earlier generation that no kept run used
-  or whose data is marked lost keeps its manifest and loses its data.
-- *Progress* files and *leases* of keys that nobody holds; a lease only if the key needs no scratch
-  any more, because its epoch says which scratch is good.
+- an *attempt* that no manifest names and whose key's lease nobody holds. If an engine may still run
+  its job without a driver, the attempt and the job's record stay until the key is committed, or no
+  kept run has left the key unfinished;
+- *scratch* of a key whose lease nobody holds, if the key is committed or no kept run has left it
+  unfinished. Scratch folders are on local disks: only those of this machine are found, and the
+  copies in a remote store;
+- an *artifact* that no kept run used or made: its manifests, then its marks, then its data. All
+  generations of a key are deleted together. Of a key that stays, an earlier generation loses its
+  data and keeps its manifest if no kept run used it or its data is marked as lost;
+- *progress* files and *leases* of keys whose lease nobody holds. A lease stays while its key needs
+  scratch, since the lease's epoch identifies the valid scratch folder.
 
-Attempts, scratch and whatever no run mentions must also have been left alone for a grace period, so
-that the log of a failure can be read, and clocks of several machines may differ. Kept runs are all
-on record, or those asked for, and every run in progress, which also keeps all that steps may turn
-out to be whose keys it does not know yet. A record of the first layout does not say what it used:
-while one is kept, so is everything made up to its end. A lease whose holder died on another machine
-counts as held until a run has taken it over.
+Attempts, scratch and everything that no run mentions must also be older than a grace period, so
+that users can read the log of a failure, and because the clocks of machines may differ. The kept
+runs are all recorded runs, or those that the policy selects, and every run in progress. A run in
+progress also keeps every artifact that its steps might use, if it does not know their keys yet. Run
+records of the first layout do not list what they used: such a record keeps everything that was made
+before its end. A lease whose holder died on another machine counts as held until a run takes it
+over.
 
-Drivers may be at work meanwhile; nothing is locked, and what makes that safe is the order. Listed
-are attempts and scratch, then leases, then manifests, then the records of runs:
+Drivers may be at work meanwhile, and nothing is locked. The order of listing makes this safe: first
+attempts and scratch, then leases, then manifests, then run records:
 
-- A driver takes a lease, makes an attempt, commits it, and then releases the lease. So an attempt
-  that was listed, whose lease was not held after that, is named by a manifest that is listed after
-  that, or never will be. (A holder whose lease ran out between its last look and its commit may
-  still commit. It finds its files gone by their sizes, as after any damage.)
-- A driver writes its record before it takes a lease, and names itself in every manifest. So a
-  manifest that was listed has its run among the records that are read after that.
+- A driver takes a lease, makes an attempt, commits it, and then releases the lease. So if an
+  attempt was listed and its lease was not held afterwards, the attempt is named by a manifest that
+  is listed later, or it is never committed. (A holder whose lease expires between its last check
+  and its commit may still commit. It then finds its files missing by their sizes, as after any
+  damage.)
+- A driver writes its run record before it takes a lease, and every manifest names its run. So the
+  run of a listed manifest is among the records that are read afterwards.
 """
 
 import contextlib
@@ -60,7 +62,7 @@ Key = tuple[str, str]
 
 
 class Kind(enum.Enum):
-    """What a piece of garbage is, in words."""
+    """The kinds of garbage, in words."""
 
     ATTEMPT = "attempts that failed or were killed"
     SCRATCH = "scratch"
@@ -75,11 +77,12 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Garbage:
-    """Something that can go.
+    """Something that can be deleted.
 
     Attributes:
-        files, folders: their paths, in the order in which they go.
-        manifests: of an artifact, the latest generation first; of data, whose it is.
+        files, folders: their paths, in the order of deletion.
+        manifests: for an artifact, its manifests, the latest generation first; for data, its
+            manifest.
     """
 
     kind: Kind
@@ -93,11 +96,12 @@ class Garbage:
 
 @dataclass(frozen=True)
 class Policy:
-    """What to keep.
+    """Which runs to keep.
 
     Args:
-        last, days: keep this many of the latest runs, and those this young; all if neither.
-        grace: seconds that must have passed.
+        last, days: keep this many of the latest runs, and all of the last days; keep all if both
+            are ``None``.
+        grace: the grace period in seconds.
     """
 
     last: int | None = None
@@ -105,7 +109,7 @@ class Policy:
     grace: float = 3600.0
 
     def kept(self, runs: Sequence[Run], holders: frozenset[str]) -> list[Run]:
-        """The runs whose artifacts stay, of all on record, oldest first."""
+        """The kept ones of the recorded runs, oldest first."""
         if self.last is None and self.days is None:
             return list(runs)
         latest = {run.name for run in runs[len(runs) - min(self.last or 0, len(runs)) :]}
@@ -121,10 +125,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Findings:
-    """All garbage, and what else a person should know.
+    """All garbage, and notes for the user.
 
     Attributes:
-        runs: names of the records that it was judged by.
+        runs: names of the run records that were taken into account.
         leases: keys that had a lease, held or not.
     """
 
@@ -135,13 +139,13 @@ class Findings:
 
 
 def find_garbage(store: Store, policy: Policy) -> Findings:
-    """What can go. Deletes nothing, writes nothing.
+    """Find all garbage. Deletes nothing, writes nothing.
 
     Raises:
-        TemperError: something in the store is damaged and must be dealt with first.
+        TemperError: something in the store is damaged and must be repaired first.
         OSError: the store cannot be read.
     """
-    tries, scratch = attempts(store), _scratch(store)  # this order matters: see above
+    tries, scratch = attempts(store), _scratch(store)  # the order matters: see the module docstring
     staged, jobs = _staged(store), _jobs(store)
     progress = store.objects.sizes(f"{store.root}/progress")
     known_leases = leases(store)
@@ -169,7 +173,7 @@ def find_garbage(store: Store, policy: Policy) -> Findings:
 
 
 class Uses:
-    """What runs made or used, by their records."""
+    """What runs made or used, according to their records."""
 
     def __init__(self, runs: Iterable[Run]):
         runs = list(runs)
@@ -177,17 +181,18 @@ class Uses:
         entries = [entry for run in runs for entry in run.steps]
         self.attempts = {(e["step"], e.get("attempt")) for e in entries}
         self.keys = {(e["step"], e["key"]) for e in entries if e.get("key")}
-        # what a run in progress has yet to find, where it does not know the key beforehand
+        # a run in progress may come to use any artifact of a step whose key it does not know yet
         pending = [run for run in runs if run.is_in_progress()]
         self.keys |= {(e["step"], None) for run in pending for e in run.steps if not e.get("key")}
-        # up to when records that name no keys may have used what there is
+        # records without keys may have used everything that was made before their end
         self.until = max((run.last_stamp for run in runs if not run.names_keys), default="")
 
     def has(self, manifest: Manifest, latest: bool) -> bool:
         """Whether a run made or used an artifact.
 
         Args:
-            latest: it is what its key stands for now, so a run that had the key would use it.
+            latest: whether it is the present artifact of its key, which a run with this key would
+                use.
         """
         step = manifest.step
         return (
@@ -200,11 +205,10 @@ class Uses:
 
 @dataclass(frozen=True)
 class _Shelves:
-    """Every manifest of a store by its key, earliest generation first, and every mark by its key
-    and generation.
+    """All manifests of a store by key, earliest generation first; all marks by key and generation.
 
     Attributes:
-        unread: keys with a manifest that is there and cannot be read: hands off.
+        unread: keys with a manifest that cannot be read; these keys are left alone.
     """
 
     manifests: Mapping[Key, Sequence[Manifest]]
@@ -241,8 +245,12 @@ class _Shelves:
 
 @dataclass(frozen=True)
 class _Finder:
-    """Judges each kind of garbage by what was listed. ``kept`` are the runs to keep of ``runs``,
-    ``jobs`` the attempts that an engine may be running."""
+    """Finds each kind of garbage in the listings.
+
+    Attributes:
+        jobs: attempts that an engine may be running, by key.
+        runs, kept: all recorded runs, and those to keep.
+    """
 
     store: Store
     policy: Policy
@@ -295,7 +303,7 @@ class _Finder:
                 yield Garbage(Kind.JOB, step, key, 0, files=[self.store.job_path(step, key)])
 
     def artifacts(self) -> Iterator[Garbage]:
-        """Artifacts that go, and data of generations that stay without it."""
+        """Artifacts to delete, and data of generations whose manifests stay."""
         uses, mentioned = Uses(self.kept), Uses(self.runs)
         tries = {(attempt.step, attempt.name): attempt for attempt in self.tries}
         for (step, key), group in self.shelves.manifests.items():
@@ -319,13 +327,13 @@ class _Finder:
                     yield Garbage(Kind.DATA, step, key, attempt.content, manifests=[manifest])
 
     def _standing(self, group: Sequence[Manifest]) -> frozenset[str]:
-        """The attempts that a key may stand for: the latest, and the one that a plan would use now
-        if what the latest turned out to depend on has changed."""
+        """The attempts that a plan may choose for a key: the latest, and the one that is valid now
+        if discovered dependencies of the latest have changed."""
         if len(group) == 1 or not any(made.discovered for made in group):
             return frozenset({group[-1].attempt})
         try:
             home = present_code(group[-1], self.store).home
-        except NotImportable:  # who knows
+        except NotImportable:  # keep all: which one is valid is unknown
             return frozenset(made.attempt for made in group)
         pairs, now = self.store.accepted(group[-1].step), Present()
         stand = (
@@ -336,7 +344,7 @@ class _Finder:
         return frozenset({group[-1].attempt, *itertools.islice(stand, 1)})
 
     def marks(self) -> Iterator[Garbage]:
-        """Left by who was stopped while deleting; a new artifact would be taken for a lost one."""
+        """Marks that an interrupted deletion left: they would make a new artifact look lost."""
         for (step, key), marks in self.shelves.marks.items():
             present = {m.generation for m in self.shelves.manifests.get((step, key), ())}
             left = {number: marks[number] for number in sorted(marks.keys() - present)}
@@ -359,7 +367,7 @@ class _Finder:
                 yield Garbage(Kind.LEASE, lease.step, lease.key, 0)
 
     def notes(self) -> list[str]:
-        """What a person should know of what is kept, and why."""
+        """Notes for the user on what is kept, and why."""
         notes = [
             f"{step}@{key[:SHOWN_DIGITS]} is kept: a manifest of it cannot be read"
             for step, key in sorted(self.shelves.unread)
@@ -407,11 +415,11 @@ class _Finder:
         return stamp is not None and stamp < time.time() - self.policy.grace
 
     def _is_quiet(self, step: str, key: str) -> bool:
-        """Whether the last attempt at a key is long ago."""
+        """Whether the last attempt at a key is older than the grace period."""
         return (step, key) not in self._last_tries or self._is_old(self._last_tries[step, key])
 
     def _is_over(self, of: "Lease | _Scratch | Attempt | Key") -> bool:
-        """Whether a key is committed, or no kept run would go on with it."""
+        """Whether a key is committed, or no kept run would continue it."""
         step, key = of if isinstance(of, tuple) else (of.step, of.key)
         if (step, key) in self.shelves.manifests:
             return True
@@ -420,7 +428,7 @@ class _Finder:
 
 @dataclass(frozen=True)
 class _Scratch:
-    """One scratch folder of this machine; ``changed`` is when anything in it last did."""
+    """A scratch folder of this machine; ``changed`` is the newest modification time inside it."""
 
     step: str
     key: str
@@ -435,7 +443,7 @@ def _scratch(store: Store) -> list[_Scratch]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a running step tidies up
             key = folder.name.partition("-")[0]
             if folder.is_symlink() or folder.parent.is_symlink() or not is_key(key):
-                continue  # somebody else's
+                continue  # not made by Temper
             states = [path.lstat() for path in (folder, *folder.rglob("*"))]
             size = sum(state.st_size for state in states if stat.S_ISREG(state.st_mode))
             changed = max(state.st_mtime for state in states)
@@ -444,20 +452,20 @@ def _scratch(store: Store) -> list[_Scratch]:
 
 
 def _staged(store: Store) -> dict[Key, int]:
-    """Bytes of the copies of scratch in a remote store, by key."""
+    """The size in bytes of the copies of scratch in a remote store, by key."""
     found: dict[Key, int] = {}
     if store.is_local:
         return found
     for path, size in store.objects.sizes(f"{store.root}/scratch").items():
         step, key, *rest = path.split("/")
         if not rest or not (is_step(step) and is_key(key)):
-            continue  # somebody else's
+            continue  # not made by Temper
         found[step, key] = found.get((step, key), 0) + size
     return found
 
 
 def _jobs(store: Store) -> dict[Key, str]:
-    """The attempts that are on record as jobs of an engine, by key."""
+    """The attempts that are recorded as jobs of an engine, by key."""
     found = {}
     for path in store.objects.sizes(f"{store.root}/jobs"):
         if (place := _OF_KEY.fullmatch(path)) and is_step(place[1]):

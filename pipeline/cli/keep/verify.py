@@ -1,7 +1,7 @@
-"""Are artifacts' files what was committed? Sizes first, then BLAKE3 of every byte.
+"""Checks that the files of artifacts are as committed: first sizes, then BLAKE3 of every byte.
 
-Nothing is taken from a cache of digests: what a disk has changed behind everybody's back is what is
-looked for. What is found damaged is marked, so that whoever needs it next makes it again.
+It uses no cached digests, since it looks for silent corruption of the disk. Damaged artifacts are
+marked, so that the next run that needs one makes it again.
 """
 
 import os
@@ -19,10 +19,11 @@ _REMOTE_READERS = 16
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what was committed; ``found`` says what is there instead.
+    """A file that is not as committed.
 
     Attributes:
-        expected: ``None`` for what was not committed at all.
+        expected: the committed size and digest; ``None`` for a file that was never committed.
+        found: what is there instead, in words.
     """
 
     manifest: Manifest
@@ -34,12 +35,12 @@ class Damage:
 def verify(
     store: Store, manifests: Sequence[Manifest], read: Callable[[int], None] = lambda _: None
 ) -> list[Damage]:
-    """Read artifacts and say which of their files are damaged.
+    """Read artifacts and return their damaged files.
 
-    An artifact that is let go while it is read is not damaged, and not in the answer.
+    An artifact that is deleted meanwhile is not reported.
 
     Args:
-        read: told of bytes that are done with, as they are.
+        read: called with the number of bytes that have just been checked.
 
     Raises:
         TemperError, OSError: the store cannot be read.
@@ -88,12 +89,12 @@ def _stored_digest(store: Store, path: str, read: Callable[[int], None]) -> str:
             return describe_stream(file, read=read).blake3
     except OSError:
         raise
-    except Exception as error:  # the libraries behind fsspec have errors of their own
+    except Exception as error:  # libraries behind fsspec raise other errors than OSError
         raise OSError(f"cannot read {store.url_of(path)}: {error}") from error
 
 
 def _still_there(store: Store, damages: list[Damage]) -> list[Damage]:
-    """Without those of artifacts that were evicted, collected or marked since they were listed."""
+    """The damages, without artifacts that were evicted, deleted or marked meanwhile."""
     catalog = Catalog(store)
 
     def stands(manifest: Manifest) -> bool:
