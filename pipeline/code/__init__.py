@@ -1,35 +1,37 @@
-"""What code a step's result depends on: the closure of a function over the project's source.
+"""The code that a step's result depends on: the closure of a function over the project's source.
 
 The model:
 
-- The closure holds the function, every top-level function, class and constant of project code
-  that these name, directly or through others, and what importing their modules does besides
-  binding names (``module:(import)``): a registry may be filled there.
-- Its digest is over what all of these say, each name as the number of what it stands for. So it is
-  the same wherever the code lies and whatever its modules are called.
-- *Project code* is what does not lie in the interpreter's library folders, and whatever package
-  the function itself is in. The version of an installed library is no part of the closure.
-- Nothing is imported: a module is found as the import system would find it, and read. So a step
-  whose machinery takes seconds to import is looked at in milliseconds.
-- What arrives in an argument is part of the key by its value. So the step's own defaults are left
-  out, unless what it reaches calls it again, and so are the fields of a dataclass that the code
-  only names as a type.
-- What is said only to some readers (docstrings, annotations, names, texts of errors) counts only if
-  such a reader is among the code. Where reading cannot follow, more counts, not less.
+- The closure holds the function, and every top-level function, class and constant of project code
+  that it names, directly or through others. It also holds the effects of importing their modules
+  besides binding names (``module:(import)``), since an import may fill a registry.
+- The digest of the closure covers the content of all of these units. Each name in a unit is
+  replaced by the number of the unit that it stands for. So the digest does not depend on where the
+  code lies or what its modules are called.
+- *Project code* is all code outside the interpreter's library folders, and the package of the
+  function itself. The version of an installed library is not part of the closure.
+- Nothing is imported: a module is found as the import system would find it, and its source is read.
+  So the closure of a step whose libraries take seconds to import is computed in milliseconds.
+- An argument is part of the key by its value. So the step's own defaults are left out, unless the
+  code that it reaches calls the step again; and so are the fields of a dataclass that the code only
+  names as a type.
+- Docstrings, annotations, names and texts of errors count only if code in the closure reads them.
+  Where the analysis cannot follow the code, it counts more, never less.
 
-What only exists at run time is seen by the worker instead (:mod:`pipeline.observed.discovery`).
+The worker observes dependencies that exist only at run time
+(:mod:`pipeline.observed.discovery`).
 
-After redun's task hashing, which covers the body of a function but not what it calls, and Unison's,
-which names code by what it says.
+The design follows redun's task hashing, which covers the body of a function but not the functions
+that it calls, and Unison, which names code by its content.
 
-``imports`` says which libraries a step function is certain to import; it is for speed alone.
+``imports`` predicts which libraries a step function imports; it serves only speed.
 
-Each module uses only those after it: ``walk`` goes from unit to unit, ``walked_before`` keeps what
-a walk found, ``shelf`` what a file yields, both on disk; ``effects`` says what
-importing does besides, ``meaning`` what a name stands for, ``modules`` finds a file, ``source``
-cuts it into units, ``statement`` is a part of one, ``acting`` is what
-that needs in order to do nothing but bind names, ``reader`` writes its ``form``, ``bindings`` are
-the names that it binds.
+Each module uses only the modules after it in this list. ``walk`` follows references from unit to
+unit. ``walked_before`` caches the result of a walk on disk, ``shelf`` the analysis of a file.
+``effects`` finds statements whose import has effects, ``meaning`` finds the unit that a name stands
+for, ``modules`` finds a module's file. ``source`` splits a file into units, ``statement`` is a part
+of a unit, ``acting`` lists the conditions under which a statement only binds names, ``reader``
+writes its ``form``, ``bindings`` lists the names that it binds.
 """
 
 from pipeline.code.meaning import BINARY, IMPORT

@@ -1,14 +1,16 @@
-"""What a statement needs of what it names in order to do nothing but bind names.
+"""The conditions under which a top-level statement only binds names.
 
-Importing a module runs its top-level statements. One that only binds names bears on those who read
-the names. Any other *acts*: it may fill a registry, draw from a generator, change what somebody
-else made. Which of the two it is depends on what it calls, and on what its operators and attributes
-are applied to: all of these may run code of the project. So a statement is read here for its
-*needs*: what the names in it must stand for. Whatever is not known to be harmless acts.
+Importing a module runs its top-level statements. A statement that only binds names affects only
+code that reads these names. Any other statement *acts*: it may fill a registry, draw from a random
+generator, or change an object of another module. Whether a statement acts depends on the functions
+that it calls, and on the objects whose operators and attributes it uses: all of these may run
+project code. So this module derives the *needs* of a statement: conditions on the targets of its
+names. A statement that is not known to be harmless acts.
 
-An expression is *plain* if working it out changes nothing and gives data: numbers, texts, built-in
-containers of these, what a short list of library functions make. Operators may be applied to that.
-It is *harmless* if working it out changes nothing, whatever it gives: that may be bound or kept.
+An expression is *plain* if evaluating it changes nothing and gives data: numbers, texts, built-in
+containers of these, results of a short list of library functions. Operators may be applied to plain
+data. An expression is *harmless* if evaluating it changes nothing; its value, of any kind, may be
+bound or stored.
 """
 
 import ast
@@ -21,14 +23,15 @@ from pipeline.code.reader import called, dotted, is_idle, parameters
 CALLED, MAKES, DECORATES, APPLIED = "called", "makes", "decorates", "applied"
 PLAIN, EITHER, READ = "plain", "either", "read"
 INHERITED, METACLASS, OWNED = "inherited", "metaclass", "owned"
-"""What a name must stand for: something harmless to call; that also gives plain data; a decorator
-of a library; something harmless that a built-in function may call; plain data; that or a type;
-something of which an attribute may be read; a base that takes no note of its subclasses; a
-metaclass that does nothing; a container that the module itself has made."""
+"""The kinds of needs. ``CALLED``: harmless to call. ``MAKES``: also returns plain data.
+``DECORATES``: a decorator of a library. ``APPLIED``: harmless when a built-in function calls it.
+``PLAIN``: plain data. ``EITHER``: plain data or a type. ``READ``: its attributes are harmless to
+read. ``INHERITED``: a base without hooks for subclasses. ``METACLASS``: a metaclass without
+effects. ``OWNED``: a container that the module itself made."""
 
 
 class Acts(Exception):
-    """A statement does more than bind names, whatever they stand for."""
+    """The statement acts, whatever its names stand for."""
 
 
 PURE_METHODS = frozenset(
@@ -46,25 +49,25 @@ PURE_METHODS = frozenset(
 _ACCESSORS = frozenset({"setter", "getter", "deleter"})
 _GIVES_TO = frozenset({"map", "filter", "sorted", "min", "max"})
 _USED_UP = frozenset({"filter", "map", "reversed", "zip", "enumerate", "iter"})
-"""What these give is used up by reading it."""
+"""Functions whose result is an iterator, which can be read only once."""
 _CONSUME = frozenset(
     {"tuple", "list", "set", "frozenset", "dict", "sum", "min", "max", "any", "all", "sorted"}
     | {"join", "bytes", "Counter", "OrderedDict", "deque", "fromkeys"}
 )
-"""These read what they are given to its end."""
+"""Functions that read their iterable arguments to the end."""
 _KEEPS = frozenset(
     {"field", "added_field", "execution_detail", "detail_field", "partial", "TypeVar", "NewType"}
     | {"cast", "ParamSpec"}
 )
-"""Called with something, these keep it and do nothing with it."""
+"""Functions that only store their arguments."""
 _CONTAINERS = frozenset(
     {"dict", "list", "set", "bytearray", "OrderedDict", "Counter", "deque", "defaultdict"}
 )
 
 
 def needs(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """What a top-level statement needs, apart from the defaults of a function; ``None`` if it acts
-    whatever its names stand for."""
+    """The needs of a top-level statement, without those of a function's defaults; ``None`` if the
+    statement acts, whatever its names stand for."""
 
     def look(finder: "_Finder") -> None:
         finder.skips_defaults = isinstance(node, Function)
@@ -74,16 +77,16 @@ def needs(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
 
 
 def needs_of_defaults(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """What the defaults of a function need."""
+    """The needs of a function's defaults."""
     if not isinstance(node, Function):
         return ()
     return _found(module, lambda finder: finder.defaults(node))
 
 
 def needs_of_call(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """What calling a function needs in order to change nothing but what it makes itself.
+    """The needs under which calling a function changes only objects that the call itself makes.
 
-    It is called with plain data, so its parameters are that.
+    The function is called with plain data, so its parameters are plain data.
     """
     if not isinstance(node, ast.FunctionDef):
         return None
@@ -91,7 +94,7 @@ def needs_of_call(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
 
 
 def needs_of_result(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """What calling a function needs in order to give plain data, too."""
+    """The needs under which calling a function also returns plain data."""
     if not isinstance(node, ast.FunctionDef):
         return None
 
@@ -103,14 +106,15 @@ def needs_of_result(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
 
 
 def needs_of_making(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """What making an instance of a dataclass with plain data needs, apart from its bases."""
+    """The needs of constructing a dataclass instance from plain data, without those of its
+    bases."""
     if not isinstance(node, ast.ClassDef):
         return None
     return _found(module, lambda finder: finder.making(node))
 
 
 def needs_of_data(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """What the value that a statement binds to its one name needs in order to be plain data."""
+    """The needs under which a statement binds its one name to plain data."""
     value = getattr(node, "value", None)
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     is_one = len(targets) == 1 and isinstance(targets[0], ast.Name | ast.Subscript)
@@ -120,7 +124,7 @@ def needs_of_data(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
 
 
 def made(node: ast.stmt) -> frozenset[str]:
-    """The names that a statement binds to a container or value that has no other name."""
+    """The names that a statement binds to a new container or value, which has no other name."""
     value = getattr(node, "value", None)
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     if value is None or not _is_made(value) or len(targets) != 1:
@@ -129,7 +133,7 @@ def made(node: ast.stmt) -> frozenset[str]:
 
 
 def attributes(node: ast.stmt) -> frozenset[str]:
-    """The names that a class body binds to plain values and methods."""
+    """The names that a class body binds to constants and methods."""
     body = node.body if isinstance(node, ast.ClassDef) else []
     found: set[str] = set()
     for inner in body:
@@ -145,7 +149,7 @@ def attributes(node: ast.stmt) -> frozenset[str]:
 
 
 def _is_constant(value: ast.expr) -> bool:
-    """Whether an expression is made of constants alone; or is what an enum numbers itself."""
+    """Whether an expression consists of constants, or is ``enum.auto()``."""
     if isinstance(value, ast.Call):
         return (dotted(value.func) or ("",))[-1] == "auto" and not value.args
     kinds = ast.Constant | ast.Tuple | ast.BinOp | ast.UnaryOp | ast.JoinedStr
@@ -165,7 +169,7 @@ def _found(module: str, look: Callable[["_Finder"], None]) -> tuple[Need, ...] |
 
 
 def _names(node: ast.AST) -> set[str]:
-    """The names that are bound in a node's own scope."""
+    """The names that a node binds in its own scope."""
     return {name for inner in own_scope(node) for name in bound(inner)}
 
 
@@ -180,16 +184,16 @@ def _is_made(value: ast.expr) -> bool:
 
 
 class _Finder:
-    """Walks what runs when a statement does, and notes what that needs.
+    """Walks over the code that a statement runs, and collects its needs.
 
     Attributes:
-        local: names that are no globals, and are plain data.
-        opaque: names that are no globals, and may be anything.
-        fresh: in a function, the names of containers that it has made; elsewhere ``None``.
-        owned: in a class body, likewise.
-        is_consumed: what is looked at is read to its end where it stands.
-        skips_defaults: the defaults of the function at the top level are asked for apart.
-        returns_data: what a function returns must be plain data.
+        local: local names whose values are plain data.
+        opaque: local names whose values may be anything.
+        fresh: inside a function, the names of containers that it made; elsewhere ``None``.
+        owned: inside a class body, the names of containers that it made.
+        is_consumed: whether the current expression is read to its end at once.
+        skips_defaults: leave out the defaults of the top-level function.
+        returns_data: whether the function must return plain data.
     """
 
     def __init__(self, module: str):
@@ -213,14 +217,14 @@ class _Finder:
     # --- statements --------------------------------------------------------------------------
 
     def body(self, node: ast.FunctionDef) -> None:
-        """What a function does when it is called."""
+        """The effects of calling a function."""
         given = {argument.arg for argument in parameters(node.args)}
         inside = {name for part in node.body for name in _names(part)}
         self.local, self.fresh = given | inside, set()
         self.block(node.body)
 
     def making(self, node: ast.ClassDef) -> None:
-        """What the constructor of a dataclass does."""
+        """The effects of a dataclass's constructor."""
         for inner in node.body:
             match inner:
                 case ast.FunctionDef(name="__post_init__"):
@@ -259,7 +263,7 @@ class _Finder:
                 pass
             case ast.Import() | ast.ImportFrom():
                 if self.fresh is not None:
-                    raise Acts  # what a function imports may act
+                    raise Acts  # an import inside a function may act
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self.function(node)
             case ast.ClassDef():
@@ -294,12 +298,13 @@ class _Finder:
             case ast.Expr(value=value) if self.fresh is not None:
                 self.expression(value)
             case _ if type(node).__name__ == "TypeAlias":
-                pass  # its value is worked out when somebody asks for it
+                pass  # its value is evaluated only on demand
             case _:
                 raise Acts
 
     def expression(self, value: ast.expr) -> None:
-        """In a function: a call that changes a container made there, or nothing at all."""
+        """An expression statement in a function: it may change a container that the function
+        made."""
         match value:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=args, keywords=words):
                 if name in (self.fresh or ()):
@@ -309,7 +314,7 @@ class _Finder:
         self.harmless(value)
 
     def change(self, name: str) -> None:
-        """A name is given an item, or changed in place."""
+        """An item of the named container is set, or the container is changed in place."""
         if self.fresh is not None:
             if name not in self.fresh:
                 raise Acts
@@ -322,7 +327,7 @@ class _Finder:
         is_one = len(targets) == 1 and isinstance(targets[0], ast.Name)
         known = {name for target in targets for name in _names(target)} & self.local
         if self.fresh is not None or known or not is_one:
-            self.plain(value)  # a variable is worked with; what is unpacked is iterated
+            self.plain(value)  # operators are applied to variables; unpacking iterates
         else:
             self.harmless(value)
         for target in targets:
@@ -409,7 +414,7 @@ class _Finder:
     # --- expressions -------------------------------------------------------------------------
 
     def harmless(self, node: ast.expr | None) -> None:
-        """An expression whose value is bound or kept, not worked with."""
+        """An expression whose value is only bound or stored."""
         match node:
             case None | ast.Name():
                 pass
@@ -448,7 +453,7 @@ class _Finder:
                 self.plain(node)
 
     def type_or_plain(self, node: ast.expr) -> None:
-        """``A | None`` and ``list[A]``: types are worked with like data."""
+        """``A | None`` and ``list[A]``: operators are applied to types as well as to data."""
         match node:
             case ast.BinOp(left=left, op=ast.BitOr(), right=right):
                 self.type_or_plain(left)
@@ -473,7 +478,7 @@ class _Finder:
                 self.plain(node)
 
     def plain(self, node: ast.expr | None) -> None:
-        """An expression whose value is worked with, and so must be data."""
+        """An expression whose value is used in operators, so it must be plain data."""
         match node:
             case None | ast.Constant():
                 pass
@@ -509,7 +514,8 @@ class _Finder:
                 raise Acts
 
     def field_of_parameter(self, path: tuple[str, ...] | None) -> None:
-        """``self.beta`` in a ``__post_init__``: the fields of a dataclass made of plain data."""
+        """``self.beta`` in a ``__post_init__``: fields of a dataclass that is made of plain
+        data."""
         if path is None or path[0] != "self" or len(path) != 2 or "self" not in self.local:
             raise Acts
 
@@ -523,7 +529,7 @@ class _Finder:
     def comprehension(self, node: Comprehension) -> None:
         outer = set(self.local)
         if isinstance(node, ast.GeneratorExp) and not self.is_consumed:
-            raise Acts  # it is used up by reading it
+            raise Acts  # a generator can be read only once
         for generator in node.generators:
             self.consumed(generator.iter)
             self.local |= _names(generator.target)
@@ -534,7 +540,7 @@ class _Finder:
         self.local = outer
 
     def consumed(self, node: ast.expr) -> None:
-        """An expression that is read to its end where it stands, as an iterator may be."""
+        """An expression that is read to its end at once; it may be an iterator."""
         before, self.is_consumed = self.is_consumed, True
         self.plain(node)
         self.is_consumed = before
@@ -553,7 +559,7 @@ class _Finder:
         self.arguments(node, (node.func.attr,))
 
     def arguments(self, node: ast.Call, path: tuple[str, ...]) -> None:
-        """What a call is given must be data; but for functions that keep it, or call it."""
+        """Arguments must be plain data, unless the called function stores them or calls them."""
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
             given = dotted(argument)
             if path[-1] in _KEEPS:
@@ -577,5 +583,5 @@ _QUIET_METHODS = frozenset(
     {"__str__", "__repr__", "__len__", "__iter__", "__call__", "__eq__", "__hash__", "__lt__"}
     | {"__contains__", "__getitem__", "__format__", "__bool__", "__enter__", "__exit__"}
 )
-"""Methods that making an instance does not call."""
+"""Special methods that constructing an instance does not call."""
 PLAIN_ATTRIBUTES = frozenset({"parent", "parents", "name", "stem", "suffix", "parts", "value"})

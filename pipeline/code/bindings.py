@@ -1,8 +1,7 @@
-"""Which names a piece of code binds in the scope it lies in, and what an import brings.
+"""The names that a piece of code binds in its scope, and the sources of imported names.
 
-Scopes are those of the language reference (section 4.2, "Naming and binding"). They are worked out
-here and not with ``symtable``, whose tables carry neither attributes nor imports, and are cut
-differently by each version of Python.
+Scopes follow the language reference (section 4.2, "Naming and binding"). This module does not use
+``symtable``, whose tables hold neither attributes nor imports and differ between Python versions.
 """
 
 import ast
@@ -14,7 +13,7 @@ Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 Import = ast.Import | ast.ImportFrom
 
 Imported = tuple[str, ...]
-"""What an import brings: ``(module,)``, or ``(module, name)`` of a name in it."""
+"""The source of an imported name: ``(module,)``, or ``(module, name)`` for a name in a module."""
 
 _BLOCKS = (
     *(ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar),
@@ -23,7 +22,7 @@ _BLOCKS = (
 
 
 def own_scope(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and what lies in it, but nothing that has a scope of its own."""
+    """A node and all nodes inside it that belong to the same scope."""
     waiting = [node]
     while waiting:
         node = waiting.pop()
@@ -35,7 +34,7 @@ def own_scope(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def everything(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all that lies in it."""
+    """A node and all nodes inside it."""
     waiting = [node]
     while waiting:
         node = waiting.pop()
@@ -44,8 +43,9 @@ def everything(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _children(node: ast.AST) -> list[ast.AST]:
-    """What lies directly in a node, in its order; not whether it is loaded or stored, which is a
-    third of all nodes. Every plan looks at all the code there is, so this is where its time goes.
+    """The direct children of a node, in order, without expression contexts (a third of all nodes).
+
+    Every plan walks over all project code, and most of its time is spent here.
     """
     found: list[ast.AST] = []
     for name in node._fields:
@@ -58,7 +58,7 @@ def _children(node: ast.AST) -> list[ast.AST]:
 
 
 def bound(node: ast.AST) -> Iterator[str]:
-    """The names that a node itself binds in its scope; of imports, see :func:`imported`."""
+    """The names that a node itself binds in its scope, except imports: see :func:`imported`."""
     match node:
         case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
             yield name
@@ -73,8 +73,8 @@ def bound(node: ast.AST) -> Iterator[str]:
 
 
 def surely_bound(statement: ast.stmt) -> Iterator[ast.AST]:
-    """What binds names in a class body, whatever happens: what a block may bind may still be read
-    as a global afterwards, unless it is imported."""
+    """The nodes that surely bind their names when a class body runs. A name that a block may bind
+    can still be read as a global afterwards, unless it is imported."""
     is_block = isinstance(statement, _BLOCKS)
     for node in own_scope(statement):
         if not is_block or isinstance(node, Import):
@@ -82,19 +82,19 @@ def surely_bound(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def imported(node: Import, package: str) -> Iterator[tuple[str, Imported]]:
-    """Each local name that an import binds, with what it stands for.
+    """Each local name that an import binds, with its source.
 
     ``from m import *`` gives ``"*"``; ``import a.b`` gives ``a``.
 
     Args:
-        package: what a relative import starts from.
+        package: the package that relative imports start from.
     """
     if isinstance(node, ast.ImportFrom):
         source = absolute(node, package)
         yield from ((alias.asname or alias.name, (source, alias.name)) for alias in node.names)
         return
     for alias in node.names:
-        if alias.asname:  # it reads the attribute of the package
+        if alias.asname:  # `import a.b as x` binds the attribute `b` of `a`
             package_name, _, name = alias.name.rpartition(".")
             yield alias.asname, (package_name, name) if package_name else (name,)
         else:
@@ -103,7 +103,7 @@ def imported(node: Import, package: str) -> Iterator[tuple[str, Imported]]:
 
 
 def loaded(node: Import, package: str) -> Iterator[Imported]:
-    """What runs when an import does: ``import a.b`` loads ``a.b``, though it binds ``a``."""
+    """The modules and names that an import loads: ``import a.b`` loads ``a.b``, but binds ``a``."""
     for alias in node.names:
         if isinstance(node, ast.Import):
             yield (alias.name,)
@@ -112,7 +112,7 @@ def loaded(node: Import, package: str) -> Iterator[Imported]:
 
 
 def absolute(node: ast.ImportFrom, package: str) -> str:
-    """The module that ``from ..a import b`` reads from."""
+    """The absolute name of the module in ``from ..a import b``."""
     if not node.level:
         return node.module or ""
     parents = package.split(".")

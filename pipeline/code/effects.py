@@ -1,8 +1,9 @@
-"""What importing a module does besides binding names: which of its statements act.
+"""The effects of importing a module besides binding names: which of its statements act.
 
-:mod:`pipeline.code.acting` says what a statement needs in order not to act; here these needs are
-held against what the names stand for. Known to be harmless are a short list of the standard library
-and of a few others, and project code that has been looked through. Everything else acts.
+:mod:`pipeline.code.acting` lists the conditions under which a statement does not act. This module
+checks them against the units that the names stand for. Harmless are a short list of functions of
+the standard library and a few other libraries, and project code that has been analysed. Everything
+else acts.
 """
 
 import builtins
@@ -64,7 +65,7 @@ _MAKE_DATA = (
     *("torch.cuda.is_available", "typing.get_args", "itertools.chain.from_iterable"),
     *("collections.namedtuple",),
 )
-"""Functions of libraries that make plain data of plain data."""
+"""Library functions that return plain data for plain data."""
 _HARMLESS = (
     *("typing", "typing_extensions", "dataclasses.field", "dataclasses.dataclass"),
     *("functools.partial", "functools.wraps", "functools.lru_cache", "functools.cache"),
@@ -77,7 +78,7 @@ _HARMLESS = (
     *("weakref.WeakKeyDictionary", "weakref.WeakValueDictionary", "weakref.WeakSet"),
     *("torch.compiler", "torch.jit.ignore", "jinja2.Template", "enum.Enum", "enum.IntEnum"),
 )
-"""Functions of libraries that change nothing when they are called with what they may be given."""
+"""Library functions that change nothing, whatever arguments a harmless call passes."""
 _BASES = (
     *("abc.ABC", "typing.Generic", "typing.Protocol", "typing.NamedTuple", "typing.TypedDict"),
     *("typing_extensions", "enum", "collections.UserDict", "collections.UserList", "json"),
@@ -103,7 +104,7 @@ class Effects:
     """The effects of importing each module of a project.
 
     Attributes:
-        subclasses_matter: some code asks a class for its subclasses, so making one is an effect.
+        subclasses_matter: some code lists the subclasses of a class, so defining a class acts.
     """
 
     def __init__(self, project: Project):
@@ -118,7 +119,7 @@ class Effects:
         self._places: dict[tuple[str, bool], tuple[int, ...]] = {}
 
     def of(self, module: str) -> tuple[Statement, ...]:
-        """The statements by which importing a module does something besides binding names."""
+        """The statements of a module that do more than bind names when it is imported."""
         asked = module, self.subclasses_matter
         source = self.project.module(module)
         if source is None:
@@ -129,7 +130,7 @@ class Effects:
         return self._acting[asked]
 
     def matters(self, module: str) -> bool:
-        """Whether importing a module does anything, by itself or by what it imports."""
+        """Whether importing a module acts, by itself or through its imports."""
         asked = module, self.subclasses_matter
         if asked not in self._matters:
             seen, waiting, found = {module}, [module], False
@@ -147,8 +148,9 @@ class Effects:
         return self._matters[asked]
 
     def is_tangled(self, module: str) -> bool:
-        """Whether a module is in a circle of imports in which something is read early: what that
-        finds depends on where the circle is entered, and on where in a module its imports are."""
+        """Whether a module is in an import cycle in which a statement reads a name of another
+        module of the cycle. The value then depends on which module is imported first, and on the
+        position of the imports."""
         if module not in self._tangled:
             circle = [n for n in self.reached(module) if module in self.reached(n)]
             looks = module in circle and any(self._looks_at(name, circle) for name in circle)
@@ -156,7 +158,8 @@ class Effects:
         return self._tangled[module]
 
     def reached(self, module: str) -> frozenset[str]:
-        """The modules of the project that a module imports, and these do, parents apart."""
+        """The project modules that a module imports, directly or indirectly, without parent
+        packages."""
         if module not in self._reached:
             seen: set[str] = set()
             waiting = [module]
@@ -170,13 +173,13 @@ class Effects:
         return self._reached[module]
 
     def _named(self, load: Load) -> Iterator[str]:
-        """The modules of the project that an import names."""
+        """The project modules that an import statement names."""
         for name in (load.module, f"{load.module}.{load.name}"):
             if self.project.module(name) is not None:
                 yield name
 
     def _looks_at(self, module: str, others: Collection[str]) -> bool:
-        """Whether a statement that runs when a module is imported reads from one of these."""
+        """Whether a top-level statement of a module reads a name that is imported from `others`."""
         source = self.project.module(module)
         assert source is not None
         imported = {
@@ -191,13 +194,13 @@ class Effects:
         )
 
     def loaded(self, source: Module) -> Iterator[str]:
-        """The modules of the project that are imported when a module is, in order."""
+        """The project modules that a module's imports load, in order."""
         for statement in source.statements:
             for load in statement.loads:
                 yield from self.modules_of(load)
 
     def places(self, module: str) -> tuple[int, ...]:
-        """The places of the imports of a module that do something."""
+        """The positions of the imports of a module that act."""
         asked = module, self.subclasses_matter
         if asked not in self._places:
             source = self.project.module(module)
@@ -210,7 +213,7 @@ class Effects:
         return self._places[asked]
 
     def modules_of(self, load: Load) -> tuple[str, ...]:
-        """The modules of the project that an import loads: parents first."""
+        """The project modules that an import loads, parent packages first."""
         if load not in self._loaded_by:
             self._loaded_by[load] = tuple(self._modules_of(load))
         return self._loaded_by[load]
@@ -247,8 +250,8 @@ class Effects:
         return not (self._hold(statement.needs) and self._have_quiet_defaults(statement))
 
     def _have_quiet_defaults(self, statement: Statement) -> bool:
-        """Whether the defaults of a function do nothing. Those of a step are its arguments, whose
-        classes are among its code."""
+        """Whether the defaults of a function do not act. A step's defaults may also be configs:
+        they are its arguments, and the classes of arguments are part of the code."""
         needs = statement.needs_of_defaults
         is_step = statement.is_function and any(map(self.project.is_core, statement.decorators))
         if needs is None or not is_step:
@@ -256,7 +259,7 @@ class Effects:
         return all(self._holds(need) or self._is_config(need) for need in needs)
 
     def _is_config(self, need: Need) -> bool:
-        """Whether it is a call of a dataclass that checks itself."""
+        """Whether the name is called and stands for a dataclass."""
         parts = [p for t in self.project.meaning(need.ref) for p in self.project.statements(t)]
         return need.what == CALLED and bool(parts) and all(map(self.project.is_dataclass, parts))
 
@@ -264,10 +267,10 @@ class Effects:
         asked = need, self.subclasses_matter
         if asked not in self._held:
             before = len(self._held)
-            self._held[asked] = True  # in a circle, what the others need decides
+            self._held[asked] = True  # assumed, so that a cycle of needs depends on the others
             if not self._look(need):
                 for other in [*itertools.islice(self._held, before, None)]:
-                    if self._held[other]:  # perhaps because this one was taken to hold
+                    if self._held[other]:  # perhaps only because of the assumption
                         del self._held[other]
                 self._held[asked] = False
         return self._held[asked]
@@ -296,7 +299,7 @@ class Effects:
     # --- what is called ------------------------------------------------------------------------
 
     def _is_harmless(self, target: Target) -> bool:
-        """Whether calling it with plain data changes nothing but what it makes."""
+        """Whether calling it with plain data changes nothing but the object that it returns."""
         if target.library:
             return _is_of(target, (*_MAKE_DATA, *_HARMLESS))
         parts = self.project.statements(target)
@@ -306,7 +309,7 @@ class Effects:
         return bool(parts) and all(map(self._is_harmless_part, parts))
 
     def _makes_data(self, target: Target) -> bool:
-        """Whether calling it with plain data changes nothing and gives plain data."""
+        """Whether calling it with plain data changes nothing and returns plain data."""
         if target.library:
             return _is_of(target, _MAKE_DATA)
         parts = self.project.statements(target)
@@ -323,7 +326,7 @@ class Effects:
         return part.is_class and self._is_simple_class(part)
 
     def _is_simple_class(self, part: Statement) -> bool:
-        """Whether making an instance of a class runs nothing that could change anything."""
+        """Whether constructing an instance of a class changes nothing else."""
         if part.metaclass or not all(map(self._is_simple_base, part.bases)):
             return False
         own = part.decorators[: part.own_decorators]
@@ -349,7 +352,7 @@ class Effects:
     # --- what is worked with --------------------------------------------------------------------
 
     def _is_plain(self, target: Target) -> bool:
-        """Whether it is data, on which operators and attributes do nothing but give a value."""
+        """Whether it is data whose operators and attributes only compute values."""
         if target.library:
             return True
         parts = self.project.statements(target)
@@ -359,7 +362,7 @@ class Effects:
         return is_simple and bool(parts) and all(self._hold(part.needs_of_data) for part in parts)
 
     def _is_attribute(self, target: Target, parts: tuple[Statement, ...]) -> bool:
-        """Whether it is something that a class binds to plain data, or a member of an enum."""
+        """Whether it is a class attribute with plain data, or a member of an enum."""
         return bool(target.rest) and all(
             part.is_class
             and not part.metaclass
@@ -370,7 +373,7 @@ class Effects:
         )
 
     def _is_read(self, target: Target) -> bool:
-        """Whether reading it runs nothing."""
+        """Whether reading an attribute of it runs no code."""
         parts = self.project.statements(target)
         is_function = bool(parts) and all(
             part.is_function and all(map(self.project.is_core, part.decorators)) for part in parts
@@ -378,7 +381,7 @@ class Effects:
         return not target.rest or is_function or self._is_plain(target)
 
     def _is_type(self, target: Target) -> bool:
-        """Whether it is a type, on which ``|`` and ``[]`` do nothing but make another."""
+        """Whether it is a type, so that ``|`` and ``[]`` only make another type."""
         if target.library:
             return True
         parts = self.project.statements(target)
@@ -394,7 +397,7 @@ class Effects:
         )
 
     def _is_owned(self, module: str, target: Target) -> bool:
-        """Whether it is a container that the module itself has made and nothing else names."""
+        """Whether it is a container that the module itself made and that has no other name."""
         if target.library or target.module != module or target.name is None or target.rest:
             return False
         parts = self.project.statements(target)
@@ -405,7 +408,7 @@ class Effects:
     # --- what is inherited from -----------------------------------------------------------------
 
     def _is_quiet_base(self, target: Target) -> bool:
-        """Whether it takes no note of what inherits from it."""
+        """Whether inheriting from it runs no code: it has no hooks for subclasses."""
         if target.library:
             return _is_of(target, _BASES)
         parts = self.project.statements(target)
@@ -436,7 +439,7 @@ class Effects:
         )
 
     def _is_quiet_enum(self, part: Statement) -> bool:
-        """Whether making the members of an enum runs nothing of the project."""
+        """Whether creating the members of an enum runs no project code."""
         hooks = {"__new__", "__init__", *_ENUM_HOOKS}
         return not hooks.intersection((*part.special, *part.methods)) and all(
             self._is_quiet_enum(base)
@@ -447,7 +450,7 @@ class Effects:
         )
 
     def _is_own(self, reference: Ref | None) -> bool:
-        """Whether it is, or may be, something of the project."""
+        """Whether it is project code, or may be."""
         return reference is None or any(
             not target.library for target in self.project.meaning(reference)
         )
@@ -464,7 +467,8 @@ def _holds_of_builtin(need: Need) -> bool:
 
 
 def _is_of(target: Target, known: Iterable[str]) -> bool:
-    """Whether it is one of these, or in one; the caching core is harmless."""
+    """Whether it is one of these names or lies in one of them; the caching core counts as
+    harmless."""
     name = str(target)
     return is_core(target.module) or any(
         name == beginning or (name.startswith(f"{beginning}.") and beginning not in _CLASSES)
@@ -477,4 +481,4 @@ _CLASSES = frozenset(
     | {"collections.defaultdict", "types.SimpleNamespace", "functools.singledispatch"}
     | {"weakref.WeakKeyDictionary", "weakref.WeakValueDictionary", "weakref.WeakSet"}
 )
-"""Of what is harmless to call, what has methods that are not."""
+"""Classes that are harmless to construct, but have methods that are not harmless."""

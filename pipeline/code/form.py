@@ -1,37 +1,38 @@
-"""The form of a statement: what it says, as a text with holes where it names something.
+"""The form of a statement: its content as text, with references in place of global names.
 
-The text is the same for code that does the same: it differs neither with comments, layout or
-parentheses, nor with the names of local variables, nor with the version of Python that parses the
-source. What a statement says only to some readers stands in a :class:`When`, and is left out
-unless such a reader is among the code. What a name stands for is no part of a form: other code
-says it, so that moving or renaming what is named changes no form.
+Code that does the same has the same form: comments, layout, parentheses, names of local variables
+and the Python version do not change it. Parts that only certain readers can see stand in a
+:class:`When`, and are left out unless the closure contains such a reader. A reference does not
+contain the code that it refers to: so moving or renaming that code does not change the form.
 """
 
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 DOCS, HINTS, NAMES, CLASSES, TEXTS = "docs", "hints", "names", "classes", "texts"
-"""Who must be among the code for a part to count: readers of docstrings, of annotations, of the
-names of functions and variables, of those of classes, of the texts of errors and warnings."""
+"""The readers for which a part counts: code that reads docstrings; annotations; names of functions
+and variables; names of classes; texts of errors and warnings."""
 
 FIELDS = "fields"
-"""The fields of a dataclass: counted unless its instances come in as arguments, by value."""
+"""Marks a dataclass field: it counts unless instances are arguments, which count by value."""
 
 DEFAULTS = "defaults"
-"""The defaults of a function: counted unless it is the step, whose arguments are in the recipe."""
+"""Marks the defaults of a function: they count unless it is the step, whose recipe holds them."""
 
 CALL, VALUE, HINT, NAMED, BASE = "call", "value", "hint", "named", "base"
 SHOWN, OWNED, LISTED, STORED, MADE = "shown", "owned", "listed", "stored", "made"
 
 
 class Ref(NamedTuple):
-    """A dotted name that is read from the globals of a module; no path is the module itself.
+    """A dotted name that is read from the globals of a module; an empty path is the module itself.
 
     Attributes:
-        use: it is called (or asked for an attribute); used as a value; read as a type; named by a
-            type, whose text counts elsewhere; the base of a class; turned into a text;
-            the type of a field of a class; asked for names of fields or parameters alone; set; or
-            called for something that is turned into a text.
+        use: how the name is used. ``CALL``: called, or one of its attributes is read. ``VALUE``:
+            used as a value. ``HINT``: read as a type. ``NAMED``: named by an annotation whose text
+            counts elsewhere. ``BASE``: base of a class. ``SHOWN``: converted to text. ``OWNED``:
+            type of a field of a class. ``LISTED``: only asked for the names of its fields or
+            parameters. ``STORED``: assigned to. ``MADE``: called for a value that is converted to
+            text.
     """
 
     module: str
@@ -44,20 +45,21 @@ class Ref(NamedTuple):
 
 
 class Load(NamedTuple):
-    """An import that runs: of a module, or of a name in it, which may be a module too."""
+    """An import that runs: of a module, or of a name in a module, which may be a submodule."""
 
     module: str
     name: str = ""
 
 
 class Bound(NamedTuple):
-    """A global name of the statement's own module that it binds."""
+    """A global name that the statement binds in its own module."""
 
     name: str
 
 
 class Dynamic(NamedTuple):
-    """A call with texts among its arguments: names of modules, if what is called imports."""
+    """A call with texts as arguments; if the function imports modules, the texts are their
+    names."""
 
     called: Ref
     texts: tuple[str, ...]
@@ -65,7 +67,7 @@ class Dynamic(NamedTuple):
 
 
 class When(NamedTuple):
-    """A part for some readers only."""
+    """A part that counts only if the closure contains this reader."""
 
     reader: str
     form: tuple["Piece", ...]
@@ -79,18 +81,18 @@ class Decorator(NamedTuple):
 
 
 class Detail(NamedTuple):
-    """A definition under a decorator that may declare it an execution detail."""
+    """A definition with a decorator that may declare it an execution detail."""
 
     decorator: Ref
     form: tuple["Piece", ...]
 
 
 class Caught(NamedTuple):
-    """A handler that does more with an exception than raise it.
+    """An exception handler that does more with the exception than raise it again.
 
     Attributes:
-        is_risky: the interpreter's own messages may be caught, which name functions and modules.
-        given_to: what it is given to; ``None`` for any other use.
+        is_risky: it may catch messages of the interpreter, which name functions and modules.
+        given_to: the functions that receive the exception; ``None`` for any other use.
     """
 
     is_risky: bool
@@ -98,14 +100,14 @@ class Caught(NamedTuple):
 
 
 class Said(NamedTuple):
-    """The text of a call: of no account where what is called is a logger."""
+    """The text in a call; it does not count if the called function is a logger."""
 
     called: Ref
     form: tuple["Piece", ...]
 
 
 class Need(NamedTuple):
-    """What a name must stand for; see :mod:`pipeline.code.acting`."""
+    """A condition on the target of a name; see :mod:`pipeline.code.acting`."""
 
     what: str
     ref: Ref
@@ -121,7 +123,7 @@ _KINDS: dict[str, Any] = {
 
 
 def flat(form: Form, readers: Collection[str]) -> Iterator[Piece]:
-    """The pieces that count where there are these readers; of what is in other pieces, nothing."""
+    """The pieces that count for these readers, without the pieces inside other pieces."""
     for piece in form:
         if isinstance(piece, When):
             if piece.reader in readers:
@@ -131,7 +133,7 @@ def flat(form: Form, readers: Collection[str]) -> Iterator[Piece]:
 
 
 def first_names(form: Form) -> Iterator[str]:
-    """The names with which the dotted names in a form begin."""
+    """The first parts of the dotted names in a form."""
     for piece in form:
         if isinstance(piece, Ref):
             yield piece.parts[0] if piece.path else ""
@@ -150,7 +152,7 @@ def to_json(value: Any) -> Any:
 def from_json(data: Any) -> Any:
     """
     Raises:
-        KeyError, TypeError, ValueError, IndexError: it is none.
+        KeyError, TypeError, ValueError, IndexError: the data is no form.
     """
     if isinstance(data, list):
         items = map(from_json, data[1:])

@@ -1,12 +1,12 @@
-"""Which libraries a step function is certain to import, read without importing anything.
+"""Predicts which libraries a step function imports, without importing anything.
 
-The walk follows plain Python from the function's module: statements at the top of a module run when
-it is imported; those of a function's body run when it is called. What stands in a branch, in a loop
-or below a statement that leaves the function may not run, so it is passed over. An import in a
-``try`` is made in any case, whatever becomes of it. The walk goes into project modules and into
-project functions that are called on the way; into nothing else.
+The walk follows simple Python code from the function's module. Top-level statements run when the
+module is imported, statements of a function when it is called. Statements in a branch or loop, or
+after a statement that leaves the function, may not run, so the walk skips them. An import inside a
+``try`` always runs. The walk enters project modules, and project functions that are called on the
+way; it enters no other code.
 
-It is a guess for the sake of speed: what runs is decided by the code itself.
+It is a prediction that only serves speed: it has no influence on what runs.
 """
 
 import ast
@@ -19,14 +19,13 @@ from pipeline.errors import TemperError
 
 
 def certain_imports(function: str) -> tuple[str, ...]:
-    """What of libraries a step function imports whenever it is called, in that order.
+    """The library imports that a step function makes in every call, in order.
 
     Args:
-        function: ``module:name``, as :func:`pipeline.references.reference_to` says it.
+        function: ``module:name``, as :func:`pipeline.references.reference_to` writes it.
 
-    Returns:
-        ``module`` for ``import module``, and ``module:name`` for ``from module import name``;
-        nothing of the standard library. Empty where the code cannot be read.
+    Returns: ``module`` for ``import module``, and ``module:name`` for ``from module import name``,
+        without the standard library. Empty if the code cannot be read.
     """
     module, _, name = function.partition(":")
     walk = _Walk(module)
@@ -46,7 +45,7 @@ class _Walk:
         self.found: dict[str, None] = {}
 
     def import_module(self, name: str) -> None:
-        """As ``import name``."""
+        """Follow ``import name``."""
         parts = name.split(".")
         for count in range(1, len(parts) + 1):
             part = ".".join(parts[:count])
@@ -55,7 +54,7 @@ class _Walk:
                 self._run(part, tree.body)
 
     def call(self, module: str, name: str) -> None:
-        """As ``name()`` in a module: a function of it, or one that it imports from elsewhere."""
+        """Follow ``name()`` in a module, where ``name`` is a function of it or imported by it."""
         if (module, name) in self._done or (tree := self._tree(module)) is None:
             return
         self._done.add((module, name))
@@ -66,7 +65,7 @@ class _Walk:
                 self._run(module, node.body)
 
     def _tree(self, name: str) -> ast.Module | None:
-        """The syntax tree of a module of project code."""
+        """The syntax tree of a project module."""
         if is_core(name) or self._modules.get(name) is None:
             return None
         return next(map(_parsed, self._modules.sources_of([name]).values()), None)
@@ -91,7 +90,7 @@ class _Walk:
             self.import_module(name)
 
     def _import_from(self, base: str, names: list[ast.alias]) -> None:
-        if not base:  # it leaves the package, which fails
+        if not base:  # a relative import beyond the top-level package, which fails
             return
         self._import(base)
         for alias in names:
@@ -126,7 +125,7 @@ def _parsed(content: bytes) -> ast.Module | None:
 
 
 def _that_run(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
-    """The imports and calls among statements that are sure to run, in order."""
+    """The imports and calls among statements that always run, in order."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node

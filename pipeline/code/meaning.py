@@ -1,8 +1,8 @@
-"""What the names in project code stand for, across its modules.
+"""Resolves names in project code to their targets, across modules.
 
-A name stands for a *target*: a unit, all of a module, or something in a library. It is followed
-through imports and re-exports to where it is defined; one that several statements may bind stands
-for several targets, in the order of the statements; a builtin for none.
+A *target* is a unit, a whole module, or something in a library. Resolution follows imports and
+re-exports to the definition. A name that several statements may bind has several targets, in the
+order of the statements; a builtin has none.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,31 +14,31 @@ from pipeline.code.source import Module
 from pipeline.code.statement import Statement
 
 IMPORT = "(import)"
-"""The unit of what importing a module does."""
+"""The unit of the effects of importing a module."""
 
 BINARY = "(binary)"
-"""The unit of a module without source: the bytes of its file."""
+"""The unit of a module without source: its bytes."""
 
 ALL = "*"
-"""The unit of all that a module has a name for."""
+"""The unit of everything that a module has a name for."""
 
 Unit = tuple[str, str]
 """A module and a name in it."""
 
 _WHOLE_NAMESPACE = frozenset({"globals", "eval", "exec"})
-"""Builtins that get at any name of the module they are called in."""
+"""Builtins that can access any name of the calling module."""
 
 _LOOKS_UP = (*(f"builtins.{name}" for name in sorted(_WHOLE_NAMESPACE)), "sys.modules")
-"""Names in the standard library that do."""
+"""Names in the standard library that can access any name of a module."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a name stands for: a unit of a module, or with no name all of the module.
+    """The target of a name: a unit of a module, or, without a name, the whole module.
 
     Attributes:
-        rest: what is read of the unit: for ``Config.check``, ``("check",)``.
-        library: it is no project code; then ``rest`` is the name in the library.
+        rest: the attributes that are read of the unit: ``("check",)`` for ``Config.check``.
+        library: whether it is in a library; ``rest`` is then the name in the library.
     """
 
     module: str
@@ -57,11 +57,10 @@ class Target:
 
 
 class Project:
-    """Project code, asked by name.
+    """The project's code, which can be queried by name.
 
     Args:
-        modules: where a module is read from; see :meth:`Modules.get`, whose errors any question
-            here may raise.
+        modules: reads modules; every method may raise the errors of :meth:`Modules.get`.
     """
 
     def __init__(self, modules: Modules):
@@ -71,20 +70,20 @@ class Project:
         self._meanings: dict[tuple[str, str], tuple[Target, ...]] = {}
 
     def units(self, module: str) -> Mapping[str, tuple[Statement, ...]]:
-        """The units of a module of project code; of a library, none."""
+        """The units of a project module; empty for a library."""
         source = self.module(module)
         return source.units if source is not None else {}
 
     def statements(self, target: Target) -> tuple[Statement, ...]:
-        """The statements of a unit; none for a library."""
+        """The statements of a unit; empty for a library."""
         return self.units(target.module).get(str(target.name), ())
 
     def definition(self, module: str, name: str) -> Target:
-        """The unit of a class that exists; all of its module if it was made in some other way."""
+        """The unit of a class; the whole module if no statement binds the name."""
         return Target(module, name if name in self.units(module) else None)
 
     def meaning(self, reference: Ref) -> tuple[Target, ...]:
-        """What a reference stands for; nothing for a builtin."""
+        """The targets of a reference; empty for a builtin."""
         asked = reference.module, reference.path
         if asked not in self._meanings:
             self._meanings[asked] = self._meaning(reference.module, reference.parts)
@@ -99,7 +98,8 @@ class Project:
         return (*targets, *named, *looked_up)
 
     def resolve(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
-        """What a dotted name stands for in a module: several, if a block decides; or nothing."""
+        """The targets of a dotted name in a module: several if blocks bind it, none for a
+        builtin."""
         if (module, path) not in self._resolved:
             found = self._resolve(module, path, frozenset())
             self._resolved[module, path] = tuple(dict.fromkeys(found))
@@ -123,7 +123,7 @@ class Project:
     ) -> Iterator[Target]:
         name, rest = path[0], path[1:]
         found: list[Target] = []
-        if (source.name, name) not in seen:  # else `from . import x` in a package asks for itself
+        if (source.name, name) not in seen:  # `from . import x` in a package refers to itself
             found = self._bound(source, path, seen | {(source.name, name)})
         submodule = f"{source.name}.{name}"
         if (not found or self._is_shadowed(source, name)) and self.module(submodule) is not None:
@@ -136,7 +136,7 @@ class Project:
         yield from found
 
     def _bound(self, source: Module, path: tuple[str, ...], seen: frozenset[Unit]) -> list[Target]:
-        """What the statements of a module bind a name to, in their order."""
+        """The targets that the statements of a module bind a name to, in order."""
         name, rest = path[0], path[1:]
         found: list[tuple[int, Iterable[Target]]] = []
         if name in source.units:
@@ -154,10 +154,11 @@ class Project:
     def _from_star(
         self, star: str, path: tuple[str, ...], seen: frozenset[Unit], is_sure: bool
     ) -> list[Target]:
-        """What ``import *`` of a module may bind a name to, and where it computes its list, that.
+        """The targets to which ``import *`` of a module may bind a name. If the module computes its
+        ``__all__``, that computation is a target too.
 
         Args:
-            is_sure: the name is bound by something else too; so a library may bind it anew.
+            is_sure: something else binds the name too, so ``import *`` of a library may rebind it.
         """
         other = self.module(star)
         if other is None:
@@ -170,8 +171,8 @@ class Project:
         return found
 
     def _is_shadowed(self, source: Module, name: str) -> bool:
-        """Whether a submodule may take the place of what its package binds: it does when it is
-        imported after that."""
+        """Whether a submodule may replace a name that its package binds: it does if it is imported
+        after the name is bound."""
         submodule = f"{source.name}.{name}"
         loads = [
             statement.place
@@ -184,7 +185,8 @@ class Project:
         return bool(binders) and (not loads or max(loads) > max(binders))
 
     def is_dataclass(self, statement: Statement) -> bool:
-        """Whether it is a class under the standard library's decorator, however imported."""
+        """Whether it is a class with the standard library's dataclass decorator, however
+        imported."""
         return statement.is_class and any(
             str(target) == "dataclasses.dataclass"
             for decorator in statement.decorators
@@ -193,14 +195,14 @@ class Project:
         )
 
     def is_core(self, reference: Ref | None) -> bool:
-        """Whether it is something of the caching core, such as ``step``."""
+        """Whether it belongs to the caching core, such as ``step``."""
         return reference is not None and any(
             target.library and is_core(target.module) for target in self.meaning(reference)
         )
 
 
 def _may_be_builtin(targets: tuple[Target, ...]) -> bool:
-    """Whether nothing binds a name, except perhaps a library of which all names are imported."""
+    """Whether nothing binds the name, except perhaps ``import *`` of a library."""
     return all(map(_is_any, targets))
 
 

@@ -1,10 +1,10 @@
-"""The modules of project code, found without importing them and read when asked for.
+"""Finds the modules of project code without importing them, and reads them on demand.
 
-A module lies where the import system would find it, asked without importing its package.
-*Project code* is what does not lie in the interpreter's library folders, whatever package the step
-function itself is in, and the steps that ship with Temper: keys must not depend on whether they are
-installed or checked out. The caching core, the top-level package that this module is in, is not
-project code: what a step takes from it is like a library's.
+A module's file is the one that the import system would find, without importing its package.
+*Project code* is all code outside the interpreter's library folders, the package of the step
+function itself, and the steps that ship with Temper, since keys must not depend on whether these
+are installed or checked out. The caching core, which is the top-level package of this module, is
+not project code: it counts as a library.
 """
 
 import importlib.util
@@ -25,15 +25,15 @@ from pipeline.errors import TemperError
 
 _CORE = __name__.partition(".")[0]
 SHIPPED_STEPS = str(Path(__file__).parents[2] / "steps")
-"""The package of steps that are installed, or checked out, together with the core."""
+"""The package of the shipped steps, which is installed or checked out together with the core."""
 
 
 class Modules:
-    """Project code by the names of its modules.
+    """The modules of project code, by name.
 
     Args:
-        home: the module of the step function, whose package is project code wherever it lies.
-        script: the name and file of the module that runs as ``__main__``, where that is needed.
+        home: the module of the step function; its package is project code wherever it lies.
+        script: the name and file of the module that runs as ``__main__``, if it is needed.
     """
 
     def __init__(self, home: str, script: dict[str, str]):
@@ -43,7 +43,7 @@ class Modules:
         self._files: dict[str, _File | None] = {}
 
     def get(self, name: str) -> Module | None:
-        """A module of project code; ``None`` for a library or where there is none.
+        """A module of project code; ``None`` for a library, or if there is no such module.
 
         Raises:
             TemperError: its file cannot be read or is not Python.
@@ -54,11 +54,12 @@ class Modules:
         return self._modules[name]
 
     def prints(self) -> dict[str, str]:
-        """The fingerprint of every module that was asked for."""
+        """The fingerprint of every module that has been requested."""
         return {name: self.print_of(name) for name in self._files}
 
     def print_of(self, name: str) -> str:
-        """All that bears on what `get` answers: "" where it is None.
+        """A fingerprint of everything that the result of `get` depends on; empty if that is
+        ``None``.
 
         Raises:
             TemperError: its file cannot be read.
@@ -68,17 +69,17 @@ class Modules:
 
     @property
     def where(self) -> str:
-        """The place of the step function's module, so that two checkouts are told apart."""
+        """The location of the step function's module, which distinguishes two checkouts."""
         place = self._place(self.home)
         return str(place and (place.file or place.folders))
 
     def sources_of(self, names: Iterable[str]) -> dict[str, bytes]:
-        """The bytes of the files of modules that were read, by file."""
+        """The content of the files of modules that have been read, by path."""
         files = (self._files.get(name) for name in sorted(names))
         return {f.path: f.content for f in files if f is not None and f.path and f.is_source}
 
     def _file(self, name: str) -> "_File | None":
-        """The file of a module of project code, read once."""
+        """The file of a project module, read once."""
         if name not in self._files:
             place = self._place(name)
             mine = place is not None and self._is_project(name, place)
@@ -92,7 +93,7 @@ class Modules:
 
     def _is_project(self, name: str, place: "_Place") -> bool:
         if is_core(name):
-            return name == self.home  # a step of the core: itself alone
+            return name == self.home  # of a step in the core, only its own module counts
         at_home = name.partition(".")[0] == self.home.partition(".")[0]
         return at_home or place.file is None or not in_library(place.file)
 
@@ -104,7 +105,7 @@ def is_core(module: str) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a module lies: its file, and for a package the folders of its submodules."""
+    """The location of a module: its file, and for a package the folders of its submodules."""
 
     file: str | None
     folders: tuple[str, ...] | None = None
@@ -112,7 +113,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _File:
-    """The file of a module; a folder without ``__init__`` has none."""
+    """The file of a module; ``path`` is ``None`` for a package without ``__init__``."""
 
     path: str | None
     is_package: bool
@@ -149,7 +150,7 @@ def _read(name: str, place: _Place) -> _File:
 
 
 def _found(name: str, place_of: Callable[[str], _Place | None]) -> _Place | None:
-    """Where the import system would find a module, asked without importing its package."""
+    """The location where the import system would find a module, without importing its package."""
     imported = sys.modules.get(name)
     parent, _, _ = name.rpartition(".")
     try:
@@ -172,7 +173,7 @@ def _found(name: str, place_of: Callable[[str], _Place | None]) -> _Place | None
 
 
 def _spec_in(name: str, folders: Iterable[str]) -> ModuleSpec | None:
-    """As the path finder of ``importlib``, which wants the parents of a module imported first."""
+    """Like ``importlib``'s path finder, which would need the parent packages to be imported."""
     portions: list[str] = []
     for folder in folders:
         finder = pkgutil.get_importer(folder)
@@ -205,4 +206,4 @@ def _library_folders() -> tuple[str, ...]:
     return tuple(sysconfig.get_path(name) for name in names)
 
 
-_library_folders()  # now: under our import hook, sysconfig would import its own data half-made
+_library_folders()  # now: inside the import hook, sysconfig would import its data half-initialised

@@ -1,8 +1,8 @@
 """Reading a top-level statement: its form (:mod:`pipeline.code.form`) and its traits.
 
-One pass over the syntax tree writes the form. It keeps the scopes around where it is, by the rules
-of the language reference (section 4.2): whatever a function, class, lambda or comprehension binds
-is local to it, anything else is a global of the module, or a builtin.
+One pass over the syntax tree writes the form. The reader keeps track of the enclosing scopes by the
+rules of the language reference (section 4.2): names that a function, class, lambda or comprehension
+binds are local to it; all others are globals of the module, or builtins.
 """
 
 import ast
@@ -59,12 +59,13 @@ from pipeline.code.form import (
 
 TYPES, SUBCLASSES, ITSELF = "types", "subclasses", "itself"
 MODULES, NAMESPACES = "modules", "namespaces"
-"""Further traits: the code may come from a value to the declarations of its type; it asks a class
-for its subclasses; a class gets at itself; the names of modules show in what it makes; it may get
-at any global of any module."""
+"""Further traits. ``TYPES``: the code may get from a value to the declarations of its type.
+``SUBCLASSES``: it lists the subclasses of a class. ``ITSELF``: a class accesses itself.
+``MODULES``: names of modules appear in its results. ``NAMESPACES``: it may access any global of any
+module."""
 
 DETAIL = "execution_detail"
-"""The name of the decorator which says that a definition bears on no result."""
+"""The decorator that declares that a definition affects no result."""
 
 SPOKEN = {
     **dict.fromkeys(("__doc__", "getdoc"), (DOCS,)),
@@ -95,7 +96,7 @@ SPOKEN = {
         (TEXTS, NAMES, MODULES),
     ),
 }
-"""Names by which code comes to what else is left out: as attributes, names, or texts."""
+"""Names with which code reads what does not count otherwise: docstrings, names, texts and so on."""
 
 _NAMESPACES = frozenset({"__globals__", "f_globals", "f_locals", "__builtins__"})
 _PLACES = frozenset({"__name__", "__file__", "__package__", "__spec__", "__path__", "__loader__"})
@@ -105,7 +106,7 @@ _KEEPS = frozenset(
     | {"list", "tuple", "set", "frozenset", "dict", "zip", "enumerate", "reversed", "callable"}
     | {"partial", "reduce", "cmp_to_key", "field", "cast", "suppress", "super", "len", "iter"}
 )
-"""Functions that look at nothing of a function or class they are given but what it does."""
+"""Functions that use a function or class argument only for its effects, and read nothing of it."""
 _KEEPING_KEYWORDS = frozenset({"key", "default_factory"})
 _LOG_LEVELS = frozenset(
     {"debug", "info", "warning", "warn", "error", "exception", "critical", "log"}
@@ -117,12 +118,12 @@ _RISKY = frozenset(
     {"Exception", "BaseException", "TypeError", "NameError", "UnboundLocalError", "RuntimeError"}
     | {"AttributeError", "ImportError", "ModuleNotFoundError", "ExceptionGroup"}
 )
-"""Exceptions whose messages the interpreter writes with names of functions and modules."""
+"""Exceptions whose messages by the interpreter contain names of functions and modules."""
 _TEXTS = frozenset({"str", "repr", "format", "print", "ascii"})
 
 
 def is_idle(node: object) -> bool:
-    """``pass``, a docstring, ``...``: says nothing to the interpreter."""
+    """Whether it is ``pass``, a docstring or ``...``, which have no effect."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     return isinstance(node, ast.Pass)
@@ -149,13 +150,13 @@ def called(decorator: ast.expr) -> ast.expr:
 
 @dataclass
 class Scope:
-    """The names local to a function, class or comprehension, with what the imported ones are.
+    """The local names of a function, class or comprehension; for imported names, their sources.
 
     Attributes:
-        verbatim: names that are written as they are: parameters, which a caller may name, and
-            definitions, which know their names.
-        imported: names that one import binds and nothing else: they are what they stand for.
-        number: which scope of its statement it is, by the order in which they are entered.
+        verbatim: names that are written as they are: parameters, since callers may name them, and
+            definitions, since these know their names.
+        imported: names that only one import binds: references to its source replace them.
+        number: the position of the scope among the scopes of its statement, in order of entry.
     """
 
     names: dict[str, list[Imported]] = field(default_factory=dict)
@@ -194,9 +195,9 @@ class Home:
     """The module that a statement is in.
 
     Attributes:
-        package: what relative imports start from.
-        docstring: what ``__doc__`` stands for.
-        is_future: annotations are not evaluated (``from __future__ import annotations``).
+        package: the package that relative imports start from.
+        docstring: the value of ``__doc__``.
+        is_future: whether annotations are not evaluated (``from __future__ import annotations``).
     """
 
     module: str
@@ -213,7 +214,7 @@ def read(node: ast.stmt, home: Home) -> tuple[Form, frozenset[str]]:
 
 
 def _renames(node: ast.stmt) -> bool:
-    """Whether the names of local variables are of no account in a statement."""
+    """Whether the names of local variables have no effect in a statement."""
     return not any(
         getattr(inner, "id", getattr(inner, "attr", "")) in _LOOKS_UP_LOCALS | _NAMESPACES
         for inner in everything(node)
@@ -253,7 +254,7 @@ class _Reader:
 
     @contextmanager
     def part(self, make: Callable[[Form], Piece]) -> Iterator[None]:
-        """What is written meanwhile goes into one piece."""
+        """Collect what is written inside the block into one piece."""
         self._parts.append([])
         yield
         self.piece(make(_joined_texts(self._parts.pop())))
@@ -268,8 +269,8 @@ class _Reader:
         self.use = before
 
     def write(self, value: object) -> None:
-        """Nodes by name with the fields that are there, so that a field which a later Python adds
-        is not seen."""
+        """Write a node as its name and its non-empty fields, so that a field that a later Python
+        version adds does not change the form."""
         if isinstance(value, list):
             self.emit("[")
             for item in value:
@@ -287,8 +288,8 @@ class _Reader:
             self.emit("~" if value is None else ascii(value))
 
     def is_silent(self, node: object) -> bool:
-        """Whether a statement of a function says nothing that the names in others do not: an import
-        of names that nothing else binds, or the type of a variable."""
+        """Whether a statement of a function has no form of its own: an import of names that nothing
+        else binds, or the annotation of a variable."""
         scope = self.scopes[-1] if self.scopes else None
         if scope is None or scope.is_class:
             return False
@@ -331,7 +332,7 @@ class _Reader:
             self.bind(self.mangled(node.id))
 
     def mangled(self, name: str) -> str:
-        """A name as the interpreter has it: private ones carry that of their class."""
+        """The name as the interpreter stores it: the class name is prefixed to a private name."""
         if self.classes and name.startswith("__") and not name.endswith("__"):
             self.traits.add(CLASSES)
             return f"_{self.classes[-1].lstrip('_')}{name}"
@@ -347,7 +348,7 @@ class _Reader:
             return
         self.note(self.mangled(node.attr), node.value)
         if self.takes_values_away(node):
-            self.traits.add(TYPES)  # what an instance lacks, its class may have
+            self.traits.add(TYPES)  # an attribute that an instance lacks may be read from its class
         if node.attr in _NAMESPACES:
             self.refer(self.module, ())
         if not isinstance(node.ctx, ast.Load):
@@ -374,14 +375,14 @@ class _Reader:
         self.generic(node)
 
     def note(self, name: str, owner: ast.AST | None = None) -> None:
-        """What an attribute, a name or a text says about the code."""
+        """Note the traits that an attribute, a name or a text implies."""
         traits = SPOKEN.get(name, ())
         if name == "__class__" and self.is_own(owner):
             traits = (ITSELF,)
         self.traits.update(traits)
 
     def takes_values_away(self, node: ast.Attribute) -> bool:
-        """Whether it may take values from an instance, or set them anew: ``del x.a``,
+        """Whether it may delete or reset attributes of an instance: ``del x.a``,
         ``x.__dict__.clear()``, ``x.__init__()``."""
         owner = node.value
         if isinstance(node.ctx, ast.Del):
@@ -394,7 +395,7 @@ class _Reader:
         return is_held and node.attr in ("clear", "pop", "popitem")
 
     def is_own(self, node: ast.AST | None) -> bool:
-        """Whether it is the instance that a method of the class is called on."""
+        """Whether it is the instance on which a method of the class is called."""
         is_method = any(scope.is_class for scope in self.scopes)
         return is_method and isinstance(node, ast.Name) and node.id == "self"
 
@@ -437,14 +438,14 @@ class _Reader:
             self.emit(f"(Local {self.local(found[0], name)})")
 
     def local(self, scope: Scope, name: str) -> str:
-        """How a local name is written: by the order in which they turn up."""
+        """The text of a local name: a number, in order of first use."""
         if not self.renames or scope.is_class or name in scope.verbatim:
             return name
         number = self.locals.setdefault((scope.number, name), len(self.locals))
         return f"%{number}"
 
     def lookup(self, name: str) -> tuple[Scope, list[Imported]] | None:
-        """The scope of a local name and what the name was imported from, often nothing; ``None``
+        """The scope of a local name, with the sources from which it is imported, if any; ``None``
         for a global."""
         for depth, scope in enumerate(reversed(self.scopes)):
             if scope.is_class and depth:
@@ -456,7 +457,7 @@ class _Reader:
         return None
 
     def write_Global(self, node: ast.Global | ast.Nonlocal) -> None:
-        """Where its names lie, each place where they are used says."""
+        """Write nothing: each use of the names already tells their scope."""
 
     write_Nonlocal = write_Global
 
@@ -476,8 +477,8 @@ class _Reader:
         self.emit(")")
 
     def uses_of_error(self, handler: ast.ExceptHandler) -> Iterator[Ref | None]:
-        """What a handler does with the exception it has caught, but for raising it, or another one
-        from it: what it is given to, or ``None``."""
+        """The functions that a handler passes the caught exception to, and ``None`` for any other
+        use; raising it, or another exception from it, does not count."""
         spent = {id(n) for raised in _inside(handler, ast.Raise) for n in everything(raised)}
         for call in _inside(handler, ast.Call):
             owners = self.globals_of(call.func)
@@ -523,7 +524,7 @@ class _Reader:
             self.emit(" ")
             self.bind(self.mangled(local))
             if scope is not None and (scope.is_class or local in scope.globals | scope.nonlocals):
-                self.refer(module, tuple(name))  # bound where anyone may use it
+                self.refer(module, tuple(name))  # other code may read the name here
         self.emit(")")
 
     write_ImportFrom = write_Import
@@ -536,7 +537,7 @@ class _Reader:
         if name in _TEXTS and any(map(_is_type_of, arguments)):
             self.traits.add(MODULES)
         if name == "exception" and not arguments:
-            self.traits.add(TEXTS)  # of a future
+            self.traits.add(TEXTS)  # `exception()` of a future
         if name in ("vars", "locals") and not (node.args or self.scopes):
             self.refer(self.module, ())
         if name == "getLogger" and any(last_name(argument) == "__name__" for argument in arguments):
@@ -574,7 +575,7 @@ class _Reader:
         self.emit(")")
 
     def write_log(self, node: ast.Call) -> None:
-        """A call that may be one of a logger: then its texts are of no account."""
+        """A call that may be one of a logger, whose texts do not count."""
         owners = self.globals_of(node.func.value)  # type: ignore[attr-defined]
         if len(owners) == 1:
             self.write_telling(node, owners[0])
@@ -582,7 +583,7 @@ class _Reader:
             self.write_any_call(node)
 
     def write_Expr(self, node: ast.Expr) -> None:
-        """A call of a logger that works nothing out is of no account at all."""
+        """A call of a logger does not count at all if its arguments compute nothing."""
         call = node.value
         is_log = (
             isinstance(call, ast.Call)
@@ -599,7 +600,7 @@ class _Reader:
             self.generic(node)
 
     def is_bare(self, node: ast.expr) -> bool:
-        """Whether an expression is made of constants and local variables alone."""
+        """Whether an expression consists of constants and local variables."""
         kinds = ast.Constant | ast.Name | ast.JoinedStr | ast.FormattedValue
         return all(
             isinstance(inner, kinds | ast.Mod | ast.BinOp | ast.Tuple | ast.expr_context)
@@ -608,7 +609,7 @@ class _Reader:
         )
 
     def write_telling(self, node: ast.Call, said_by: Ref) -> None:
-        """A call whose texts count only if somebody reads what is said."""
+        """A call whose texts count only if some code reads such texts."""
         self.emit("(Call func=")
         with self.using(CALL):
             self.write(node.func)
@@ -640,21 +641,21 @@ class _Reader:
 
     @contextmanager
     def collected(self) -> Iterator[list[Ref]]:
-        """What is named by what is written meanwhile, instead of that."""
+        """Collect the references that are written inside the block, and discard the rest."""
         self._parts.append([])
         named: list[Ref] = []
         yield named
         named += [piece for piece in self._parts.pop() if isinstance(piece, Ref)]
 
     def name_only(self, node: ast.expr) -> None:
-        """An annotation that counts by what it names alone."""
+        """Write only the references of an annotation."""
         with self.using(HINT), self.collected() as named:
             self.write(node)
         for reference in named:
             self.piece(reference._replace(use=NAMED))
 
     def globals_of(self, node: ast.AST) -> list[Ref]:
-        """What a dotted name stands for, where that is no local variable."""
+        """The references that a dotted name stands for; empty for a local variable."""
         path = dotted(node)
         found = self.lookup(path[0]) if path else None
         if path is None:
@@ -664,7 +665,7 @@ class _Reader:
         return [Ref(m, ".".join((*name, *path[1:])), CALL) for m, *name in found[1]]
 
     def write_Raise(self, node: ast.Raise) -> None:
-        """The texts of an exception count only where somebody reads such texts."""
+        """The texts of an exception count only if some code reads such texts."""
         self.emit("(Raise")
         for name in ("exc", "cause"):
             value = getattr(node, name)
@@ -694,7 +695,7 @@ class _Reader:
         if isinstance(value, str):
             self.note(value)
             if self.use == HINT:
-                with suppress(SyntaxError, ValueError):  # a text that is no type
+                with suppress(SyntaxError, ValueError):  # a text that is no annotation
                     self.write(ast.parse(value, mode="eval"))
                     return
         self.emit(_literal(value))
@@ -713,7 +714,7 @@ class _Reader:
                 self.emit(")")
 
     def write_Compare(self, node: ast.Compare) -> None:
-        """Which type a value has may be asked without coming to what the type declares."""
+        """A comparison of a value's type does not read the declarations of the type."""
         if all(isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.NotEq) for op in node.ops):
             self.compared |= {id(side) for side in (node.left, *node.comparators)}
         self.generic(node)
@@ -787,7 +788,7 @@ class _Reader:
 
     @contextmanager
     def detail(self, node: Definition) -> Iterator[None]:
-        """A definition that may be declared an execution detail goes into a piece of its own."""
+        """Write a definition that may be an execution detail into a piece of its own."""
         names = [name for d in node.decorator_list for name in self.globals_of(called(d))]
         declaring = [name for name in names if name.path and name.parts[-1] == DETAIL]
         if len(declaring) != 1:
@@ -833,7 +834,7 @@ class _Reader:
                         self.write(decorator)
 
     def write_defaults(self, arguments: ast.arguments) -> None:
-        """The parameters, whose names a caller may use; then what they are by default."""
+        """Write the names of the parameters, which callers may use, and then their defaults."""
         for kind in ("posonlyargs", "args", "vararg", "kwonlyargs", "kwarg"):
             found = getattr(arguments, kind) or []
             names = [a.arg for a in (found if isinstance(found, list) else [found])]
@@ -854,7 +855,7 @@ class _Reader:
                 write()
 
     def write_hints(self, node: Function) -> None:
-        """Annotations: what they name is followed, what they say counts where it is read."""
+        """Annotations: references in them are followed; their text counts only if it is read."""
         hints = [argument.annotation for argument in parameters(node.args)] + [node.returns]
         for hint in hints:
             self.write_hint(hint)
@@ -932,8 +933,8 @@ class _Reader:
             self.write_field(node, owner)
 
     def write_field(self, node: ast.AnnAssign, owner: ast.ClassDef) -> None:
-        """An annotated name in a class: that it is annotated counts, and how if that is marked, or
-        if anybody but the standard library's dataclasses may read it."""
+        """A field of a class. Its annotation counts if it has a special marker, or if other code
+        than the standard library's dataclasses may read it."""
         self.emit("(AnnAssign target=")
         self.write(node.target)
         self.emit(" value=")
@@ -945,7 +946,7 @@ class _Reader:
         self.emit(f" marks={sorted(names.intersection(_TYPE_MARKS))}")
         with self.using(HINT), self.collected() as named:
             self.write(node.annotation)
-        for reference in named:  # which may be made by whoever makes the class
+        for reference in named:  # whoever constructs the class may construct these too
             self.piece(reference._replace(use=OWNED))
         if _only_a_dataclass(owner) and (self.is_future or not _calls(node.annotation)):
             with self.using(HINT), self.when(HINTS):
@@ -957,7 +958,7 @@ class _Reader:
         self.emit("),")
 
     def write_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """Outside of classes: an annotation of a variable is like a comment."""
+        """Outside of classes, the annotation of a variable has no effect."""
         if self.scopes and self.scopes[-1].is_class:
             self.generic(node)
             return
@@ -1004,8 +1005,8 @@ class _Reader:
         self.emit(")")
 
     def list_names(self, target: ast.expr, items: ast.expr, uses: Iterable[ast.AST]) -> None:
-        """Note a loop over something that is asked for the names of what it holds, and for nothing
-        else: over the fields of a dataclass, say, whose names are known of every argument."""
+        """Note a loop that only reads the names of the items, for example over the fields of a
+        dataclass: the names of an argument's fields are in the key already."""
         if not (isinstance(target, ast.Name) and isinstance(items, ast.Call)):
             return
         nodes = [node for use in uses for node in everything(use)]
@@ -1037,7 +1038,7 @@ def parameters(arguments: ast.arguments) -> list[ast.arg]:
 
 
 def is_field(node: ast.stmt) -> bool:
-    """Whether it declares a dataclass field that instances keep."""
+    """Whether it declares a dataclass field, which instances store."""
     if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
         return False
     names = {last_name(inner) for inner in everything(node.annotation)}
@@ -1046,14 +1047,14 @@ def is_field(node: ast.stmt) -> bool:
 
 
 def _only_a_dataclass(node: ast.ClassDef) -> bool:
-    """Whether nobody is told of a class but the standard library's dataclasses."""
+    """Whether only the standard library's dataclasses can read the class's annotations."""
     return not node.bases and all(
         last_name(called(decorator)) == "dataclass" for decorator in node.decorator_list
     )
 
 
 def _name_of_module(node: ast.expr) -> str:
-    """The text of an argument, if it may name a module."""
+    """The text of an argument, if it may be the name of a module."""
     text = node.value if isinstance(node, ast.Constant) else ""
     return text if isinstance(text, str) and _MODULE.fullmatch(text) else ""
 
@@ -1069,7 +1070,7 @@ def _is_type_of(node: ast.AST) -> bool:
 
 
 def _typed(node: ast.expr) -> ast.expr:
-    """What is asked for its type: ``x`` of ``type(x)`` and of ``x.__class__``."""
+    """The expression whose type is read: ``x`` in ``type(x)`` and ``x.__class__``."""
     if isinstance(node, ast.Call):
         return node.args[0] if node.args else node.func
     return node.value if isinstance(node, ast.Attribute) else node
@@ -1080,7 +1081,7 @@ def _inside(node: ast.AST, kind: type[_Node]) -> Iterator[_Node]:
 
 
 def _names_of_types(node: ast.expr | None) -> set[str]:
-    """The names of the exceptions that a handler catches; none if they cannot be told."""
+    """The names of the exceptions that a handler catches; empty if they are unknown."""
     items = node.elts if isinstance(node, ast.Tuple) else [node] if node is not None else []
     names = {last_name(item) for item in items}
     return set() if "" in names else names
@@ -1092,7 +1093,7 @@ def _uses_arguments(function: Function) -> bool:
 
 
 def _joined_texts(pieces: list[Piece]) -> Form:
-    """Pieces with neighbouring texts as one."""
+    """The pieces, with adjacent texts joined."""
     joined: list[Piece] = []
     texts: list[str] = []
     for piece in pieces:
@@ -1109,10 +1110,10 @@ def _joined_texts(pieces: list[Piece]) -> Form:
 
 
 def _literal(value: object) -> str:
-    """A constant such that no two of different type or value look alike.
+    """The text of a constant; constants of different type or value have different texts.
 
-    Not by ``repr``: which characters it shows depends on the Unicode tables of the Python, and
-    there is a limit to the digits of an int in decimal.
+    ``repr`` does not serve: the characters that it escapes depend on Python's Unicode tables, and
+    Python limits the number of decimal digits of an int.
     """
     return hex(value) if type(value) is int else ascii(value)
 
@@ -1123,7 +1124,8 @@ def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
 
 
 def _joined(items: list[ast.expr]) -> list[ast.expr]:
-    """The parts of an f-string with neighbouring texts as one: how it is cut varies by version."""
+    """The parts of an f-string with adjacent texts joined, since Python versions split them
+    differently."""
     joined: list[ast.expr] = []
     for item in items:
         last = joined[-1] if joined else None

@@ -1,8 +1,8 @@
-"""What reading a source file yields, kept on disk by the content of the file.
+"""Caches the analysis of source files on disk, by the content of the file.
 
-Reading the source of a large project takes a second, and it is read for every plan. The shelf is a
-cache of the machine's user, not of a store: whoever can write to it can run code anyway. An entry
-that is damaged, or was written by other code than this, is read anew.
+Analysing the source of a large project takes a second, and every plan needs it. The cache belongs
+to the user of the machine, not to a store: whoever can write to it can run code anyway. An entry
+that is damaged, or was written by another version of this room, is ignored.
 """
 
 import json
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 
 _SETS = ("traits", "made", "attributes")
 FOLDER = "TEMPER_CACHE"
-"""The environment variable that names another folder for it."""
+"""The environment variable that names another folder for the cache."""
 
 
 def find(name: str, is_package: bool, source: bytes) -> "Module | None":
-    """What was kept of a module with this source."""
+    """The cached analysis of a module with this source; ``None`` if there is none."""
     with suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return _restored(load(_path(name, is_package, source)))
     return None
 
 
 def keep(module: "Module", is_package: bool, source: bytes) -> None:
-    """Keep what was found out about a module; where that cannot be, it will be found out again."""
+    """Cache the analysis of a module, if the cache can be written."""
     statements = [[_portable(getattr(s, f.name)) for f in fields(s)] for s in module.statements]
     found = [module.name, statements, module.docstring, module.exports]
     save(_path(module.name, is_package, source), found)
 
 
 def load(path: Path) -> Any:
-    """What `save` wrote.
+    """Read a value that `save` wrote.
 
     Raises:
-        OSError: nothing is there.
-        ValueError: it is damaged.
+        OSError: there is no such file.
+        ValueError: the file is damaged.
     """
     digest, _, data = path.read_bytes().partition(b"\n")
     if digest != _checksum(data):
@@ -57,7 +57,7 @@ def load(path: Path) -> Any:
 
 
 def save(path: Path, value: Any) -> None:
-    """Write a JSON value and its digest in one go, or nothing where that cannot be."""
+    """Write a JSON value and its digest atomically; do nothing if that fails."""
     with suppress(OSError, RecursionError, UnicodeError):
         data = json.dumps(value, separators=(",", ":")).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def save(path: Path, value: Any) -> None:
 
 
 def place(kind: str, about: bytes) -> Path:
-    """Where to keep something of a kind, told by what it is about."""
+    """The path of a cache entry of a kind; `about` holds everything that it depends on."""
     digest = blake3.blake3(about).hexdigest()[:40]
     return _folder() / kind / digest[:2] / f"{digest[2:]}.json"
 
@@ -108,8 +108,8 @@ def _folder() -> Path:
 
 
 def version_of(names: Iterable[str]) -> str:
-    """A digest of modules of this room, so that what another version of them found is not used.
-    To be asked when they are imported: later, the files may be of another version."""
+    """A digest of modules of this room, so that results of another version of them are ignored.
+    Call it at import time: later, the files may have changed."""
     hasher = blake3.blake3()
     for name in names:
         with suppress(OSError):

@@ -1,12 +1,12 @@
-"""One source file as named units, read without importing it.
+"""Splits a source file into named units, without importing it.
 
 The model:
 
-- A :class:`Module` is what a file binds at its top level. A *unit* is one such name with every
-  statement that bears on it: its definition, and what later changes it (``TABLE["x"] = f``).
-  A block (``try``, ``if``, ``for``, ...) belongs whole to each name bound in it.
-- What is found out about a file depends on its bytes alone, so it is kept on disk under their
-  hash, for every project on the machine (:mod:`pipeline.code.shelf`).
+- A :class:`Module` holds what a file binds at its top level. A *unit* is one such name, with every
+  statement that affects it: its definition, and later changes (``TABLE["x"] = f``). A block
+  (``try``, ``if``, ``for``, ...) belongs as a whole to each name bound in it.
+- The analysis of a file depends only on its bytes. So it is cached on disk under their hash, for
+  every project on the machine (:mod:`pipeline.code.shelf`).
 """
 
 import ast
@@ -26,13 +26,13 @@ from pipeline.errors import TemperError
 
 @dataclass(frozen=True)
 class Module:
-    """What importing a file binds and does.
+    """The names that importing a file binds, and the statements that it runs.
 
     Attributes:
-        statements: those that run when it is imported, in order.
-        docstring: the module's own.
-        exports: ``__all__``, where it is a plain list.
-        binary: the digest of a file that is not source; then there is nothing else.
+        statements: the statements that run on import, in order.
+        docstring: the module's docstring.
+        exports: ``__all__``, if it is a literal list.
+        binary: the digest of a file that is no source; the other attributes are then empty.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Module:
 
     @cached_property
     def units(self) -> Mapping[str, tuple[Statement, ...]]:
-        """The statements of each name that is not merely imported."""
+        """The statements of each name that the module defines, as opposed to only importing it."""
         own = {name for statement in self.statements for name in statement.binds}
         units: dict[str, list[Statement]] = {}
         for statement in self.statements:
@@ -56,7 +56,7 @@ class Module:
 
     @cached_property
     def names(self) -> Mapping[str, tuple[tuple[int, Load], ...]]:
-        """Where each imported name comes from, with the place of the import."""
+        """The sources of each imported name, each with the position of the import."""
         found: dict[str, list[tuple[int, Load]]] = {}
         for statement in self.statements:
             for local, source in statement.names:
@@ -65,27 +65,27 @@ class Module:
 
     @cached_property
     def stars(self) -> tuple[tuple[int, str], ...]:
-        """Modules of which all names are imported, with the place of the import."""
+        """The modules of ``from module import *``, each with the position of the import."""
         return tuple((s.place, star) for s in self.statements for star in s.stars)
 
     def offers(self, name: str) -> bool:
-        """Whether ``from module import *`` may give this name, if the module has it."""
+        """Whether ``from module import *`` may bind this name, if the module has it."""
         if self.exports is not None:
             return name in self.exports
         return self.computes_exports or not name.startswith("_")
 
     @property
     def computes_exports(self) -> bool:
-        """Whether there is an ``__all__``, but not as a plain list."""
+        """Whether there is an ``__all__`` that is not a literal list."""
         return self.exports is None and ("__all__" in self.units or "__all__" in self.names)
 
 
 @lru_cache(maxsize=2048)
 def read_module(name: str, file: str, is_package: bool, source: bytes) -> Module:
-    """The module in ``source``. Kept by content, so that an edited file is read anew.
+    """The module with this source; an edited file has other source, so it is parsed again.
 
     Raises:
-        TemperError: it is not Python.
+        TemperError: the source is not valid Python.
     """
     kept = shelf.find(name, is_package, source)
     if kept is not None:
@@ -98,7 +98,7 @@ def read_module(name: str, file: str, is_package: bool, source: bytes) -> Module
 def _parse(name: str, file: str, is_package: bool, source: bytes) -> Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an invalid escape: said when the module is run
+            warnings.simplefilter("ignore")  # Python itself warns when the module is imported
             tree = ast.parse(source, file)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line, reason = getattr(error, "lineno", None), getattr(error, "msg", error)
@@ -121,7 +121,7 @@ def _is_future(node: ast.stmt) -> bool:
 
 
 def _exports(body: Sequence[ast.stmt]) -> tuple[str, ...] | None:
-    """``__all__`` where one assignment at the top level is all that is said of it."""
+    """``__all__``, if one top-level assignment of a literal is its only mention."""
     said = [
         node
         for statement in body
@@ -140,7 +140,7 @@ def _exports(body: Sequence[ast.stmt]) -> tuple[str, ...] | None:
 
 
 def _executed(body: list[ast.stmt], guards: set[tuple[str, ...]]) -> Iterator[ast.stmt]:
-    """The statements that run when a module is imported and that do anything."""
+    """The statements that run when the module is imported, without idle ones."""
     for node in body:
         if isinstance(node, ast.If) and (_is_main_guard(node.test) or dotted(node.test) in guards):
             yield from _executed(node.orelse, guards)
@@ -160,7 +160,7 @@ def _sides(test: ast.Compare) -> list[ast.expr]:
 
 
 def _type_guards(body: list[ast.stmt]) -> set[tuple[str, ...]]:
-    """The dotted names that stand for ``typing.TYPE_CHECKING`` in a module, and nothing else."""
+    """The dotted names in a module that stand for ``typing.TYPE_CHECKING`` and nothing else."""
     guards: set[tuple[str, ...]] = set()
     for node in body:
         if isinstance(node, ast.ImportFrom) and node.module == "typing" and not node.level:
@@ -173,7 +173,7 @@ def _type_guards(body: list[ast.stmt]) -> set[tuple[str, ...]]:
 
 
 def _times_bound(body: list[ast.stmt], name: str) -> int:
-    """How often any statement of a module binds a name, in whatever scope, or may."""
+    """How many statements of a module bind a name, or may bind it, in any scope."""
     count = 0
     for statement in body:
         for node in everything(statement):

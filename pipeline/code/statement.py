@@ -1,7 +1,7 @@
-"""One statement at the top level of a module, with what can be asked of it.
+"""One top-level statement of a module, with the results of its analysis.
 
-Everything here is worked out from the syntax tree once, is plain data, and is kept on disk by the
-content of the source (:mod:`pipeline.code.source`).
+All attributes are computed once from the syntax tree. They are plain data and are cached on disk by
+the content of the source (:mod:`pipeline.code.source`).
 """
 
 import ast
@@ -29,33 +29,34 @@ class Statement:
     """A top-level statement of a module.
 
     Attributes:
-        module: whose it is.
-        place: its number among the statements of the module.
+        module: the module that contains it.
+        place: its position among the statements of the module.
         kind: ``function``, ``class``, ``import`` or ``other``.
-        form: what it says.
-        traits: what it reads of code; see :mod:`pipeline.code.reader`.
+        form: its content; see :mod:`pipeline.code.form`.
+        traits: which properties of code it reads; see :mod:`pipeline.code.reader`.
         binds: the global names that it binds.
-        changes: global names for what it changes in place, or sets an item or attribute of.
-        names: the local name and source of whatever it imports.
-        stars: modules of which it imports all names.
-        loads: what is imported when it runs.
-        needs: what it needs in order to do nothing but bind; ``None`` if it acts in any case.
-        needs_of_call: what calling the function that it defines needs; ``None`` likewise.
-        needs_of_defaults: what the defaults of that function need; likewise.
-        needs_of_result: what calling that function needs in order to give plain data; likewise.
-        needs_of_making: what making an instance of the dataclass that it defines needs; likewise.
-        needs_of_data: what the value that it binds needs in order to be plain data; likewise.
-        makers: what is called for the value that it binds.
-        made: the names that it binds to something that has no other name.
-        attributes: what the class that it defines binds to plain values.
-        reads_early: it may read names when the module is imported, not only when it is called.
-        decorators: of what it defines, methods too; ``None`` for one that is no dotted name.
-        own_decorators: how many of these are not of methods.
-        bases: of the class that it defines; ``None`` likewise.
-        metaclass: of that class, where it names one.
-        methods: of that class, those for its instances.
-        special: of that class, all methods with names like ``__init__``.
-        fields: of that class, the names that are annotated as fields of a dataclass are.
+        changes: global names whose objects it changes in place, or whose items or attributes it
+            sets.
+        names: the local name and the source of each import.
+        stars: the modules of ``from module import *``.
+        loads: the imports that run with it.
+        needs: the conditions under which it only binds names; ``None`` if it acts in any case.
+        needs_of_call: the needs of calling the function that it defines; ``None`` if that acts.
+        needs_of_defaults: the needs of that function's defaults; ``None`` if they act.
+        needs_of_result: the needs under which that function returns plain data, or ``None``.
+        needs_of_making: the needs of constructing the dataclass that it defines, or ``None``.
+        needs_of_data: the needs under which the value that it binds is plain data, or ``None``.
+        makers: the functions that are called for the value that it binds.
+        made: the names that it binds to a new object, which has no other name.
+        attributes: the names that the class that it defines binds to plain values.
+        reads_early: whether it may read names on import, and not only when it is called.
+        decorators: the decorators in it, of methods too; ``None`` for one without a dotted name.
+        own_decorators: how many of these decorate the definition itself, not its methods.
+        bases: the bases of the class that it defines; ``None`` for one without a dotted name.
+        metaclass: the metaclass of that class, if it names one.
+        methods: the methods of that class without decorators.
+        special: the methods of that class with names like ``__init__``.
+        fields: the names in that class that are annotated like fields of a dataclass.
     """
 
     module: str
@@ -96,17 +97,17 @@ class Statement:
 
     @property
     def reaches_itself(self) -> bool:
-        """Whether it is a class whose methods get at the class, and so at its declarations."""
+        """Whether it is a class whose methods access the class itself, and so its declarations."""
         return self.is_class and ITSELF in self.traits
 
 
 def make_statement(node: ast.stmt, place: int, home: Home) -> Statement:
-    """What a syntax tree says."""
+    """Analyse the syntax tree of a statement."""
     module, package = home.module, home.package
     form, traits = read(node, home)
     names, stars, loads = _imports(node, package)
     binds, changes = _bindings(node)
-    if not isinstance(node, Import):  # which import of a block runs, the block says
+    if not isinstance(node, Import):  # the block decides which of its imports runs
         binds |= {local for local, _ in names}
     body = node.body if isinstance(node, ast.ClassDef) else []
     if any(isinstance(n, ast.Name) and n.id == "classmethod" for n in _decorators_in(body)):
@@ -170,7 +171,7 @@ def _reads_early(node: ast.stmt) -> bool:
 def _imports(
     node: ast.stmt, package: str
 ) -> tuple[tuple[tuple[str, Load], ...], tuple[str, ...], tuple[Load, ...]]:
-    """The names that are imported, the modules of which all are, and what is loaded for it."""
+    """The imported names, the modules of ``import *``, and the imports that run."""
     names: list[tuple[str, Load]] = []
     stars: list[str] = []
     loads: list[Load] = []
@@ -191,7 +192,7 @@ def _imports(
 
 
 def _bindings(node: ast.stmt) -> tuple[set[str], set[str]]:
-    """The global names that a statement binds, and those of what it changes."""
+    """The global names that a statement binds, and those whose objects it changes."""
     binds: set[str] = set()
     changes: set[str] = set()
     augmented: set[ast.AST] = set()

@@ -1,12 +1,13 @@
 """The walk from a step function to every unit of project code that it reaches.
 
-A unit is reached either whole or *by value*: as the type of what comes in through an argument, and
-in no other way. Units get numbers in the order in which they turn up, and the digest is over what
-they say, in that order, each name in it as the number of what it stands for. So it holds all that
-the code says, and nothing of where the code lies or what its modules and functions are called.
+A unit is reached either whole or *by value*: a unit that is reached by value serves only as the
+type of an argument. The walk numbers the units in the order in which it reaches them. The digest
+covers their contents in this order, with each name replaced by the number of its unit. So the
+digest covers all of the code, but neither its location nor the names of its modules and functions.
 
-What a unit says may depend on who else is among the code: docstrings count where something reads
-docstrings. Such a reader may turn up late; then the walk begins anew, knowing of it.
+Some content of a unit counts only if other code in the closure reads it: docstrings count if some
+code reads docstrings. The walk may find such a *reader* late; then it starts again with the reader
+known from the beginning.
 """
 
 import dataclasses
@@ -61,13 +62,13 @@ from pipeline.dag.canonical import describe_type
 from pipeline.references import interactive, reference_to
 
 MESSAGES = "messages"
-"""A reader of what the interpreter says of an error, which names functions and modules."""
+"""A reader of the interpreter's error messages, which name functions and modules."""
 EVERYTHING = frozenset({DOCS, HINTS, NAMES, TEXTS, TYPES, MODULES, NAMESPACES})
 _LOGGING = (
     *("getLogger", "Logger", "LoggerAdapter", "NullHandler", "DEBUG", "INFO", "WARNING", "ERROR"),
     *("CRITICAL", "debug", "info", "warning", "error", "critical", "exception", "log", "disable"),
 )
-"""What of logging gets at no text that is logged."""
+"""Functions and names of ``logging`` that give no access to logged texts."""
 _LIBRARY_READERS: Mapping[str, frozenset[str]] = {
     "inspect": EVERYTHING,
     **dict.fromkeys(
@@ -111,7 +112,7 @@ _LIBRARY_READERS: Mapping[str, frozenset[str]] = {
     "help": frozenset({DOCS}),
     **dict.fromkeys(("unittest", "asyncio.gather", "asyncio.wait"), frozenset({MESSAGES})),
 }
-"""What of the library reads code, by the beginning of its name, and what of it."""
+"""Library functions that read code, by a beginning of their name, and what they read of it."""
 _NAMELESS = ("abc.ABC", "typing.Generic", "typing.Protocol", "typing.final")
 _IMPLIED: Mapping[str, frozenset[str]] = {
     MESSAGES: frozenset({TEXTS, NAMES, CLASSES, MODULES}),
@@ -119,7 +120,7 @@ _IMPLIED: Mapping[str, frozenset[str]] = {
     NAMES: frozenset({CLASSES}),
     NAMESPACES: frozenset({NAMES, CLASSES}),
 }
-"""Who reads one thing and so may read another: messages of errors name functions and modules."""
+"""Readers that imply other readers: messages of errors name functions and modules, for example."""
 _IMPORTERS = (
     *("importlib.import_module", "importlib.__import__", "runpy", "pkgutil.resolve_name"),
     *("pkgutil.get_loader", "pkgutil.find_loader", "importlib.util", "builtins.__import__"),
@@ -129,8 +130,7 @@ _QUIET = (
     *("torch.no_grad", "torch.inference_mode", "torch.nn", "torch.autograd", "builtins", "types"),
     *("collections", "torch.utils.data", "json", "threading"),
 )
-"""Libraries that read nothing of the definitions which they are given, decorate, or are the bases
-of, but what these do."""
+"""Libraries whose decorators, bases and functions read nothing of a definition but its effects."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,12 @@ class Closure:
     """The code that a step function reaches.
 
     Attributes:
-        digest: of all of it: what bears on the key. It is the same wherever the code lies.
-        units: ``module:name`` and 16 hexadecimal digits for each unit, sorted: to say what changed.
-        sources: the bytes of the files that were read for it, by path.
-        details: the units that are reached by way of execution details alone.
+        digest: the digest of all the code, which is part of the key. It does not depend on where
+            the code lies.
+        units: ``module:name`` of each unit with 16 hexadecimal digits, sorted; used to explain
+            changes.
+        sources: the content of the files that were read, by path.
+        details: the units that are reached only through execution details.
     """
 
     digest: str
@@ -151,7 +153,7 @@ class Closure:
 
 
 NO_CODE = Closure("", {}, {}, frozenset())
-"""That of a function whose source is not to be had."""
+"""The closure of a function whose source is not available."""
 
 
 def closure(function: Callable[..., Any], types: Iterable[type] = ()) -> Closure:
@@ -159,7 +161,7 @@ def closure(function: Callable[..., Any], types: Iterable[type] = ()) -> Closure
 
     Args:
         function: a step function, without its :func:`pipeline.step` decorator.
-        types: classes of the values it is called with; those of libraries are ignored.
+        types: classes of its arguments; classes of libraries are ignored.
 
     Raises:
         TemperError: the source of the function cannot be read, or some file is not Python.
@@ -189,13 +191,13 @@ def closure(function: Callable[..., Any], types: Iterable[type] = ()) -> Closure
 
 
 def forget() -> None:
-    """Forget what was read: the next closure is that of the source as it is then."""
+    """Forget all modules, so that the next closure reads their present source."""
     _effects.cache_clear()
 
 
 @lru_cache(maxsize=16)
 def _effects(module: str, script: tuple[tuple[str, str], ...]) -> Effects:
-    """The project around a module, which the closures of all its steps look at."""
+    """The project around a module, shared by the closures of all its steps."""
     top = module.partition(".")[0]
     if not is_core(module) and top != module:
         return _effects(top, script)
@@ -203,11 +205,11 @@ def _effects(module: str, script: tuple[tuple[str, str], ...]) -> Effects:
 
 
 def digests_of(names: Iterable[str], home: str) -> dict[str, str | None]:
-    """The present digest of each ``module:name``, ``module:(import)`` or ``module:*``, with all
-    that it reaches; ``None`` where there is none now.
+    """The present digest of each ``module:name``, ``module:(import)`` or ``module:*`` with all code
+    that it reaches; ``None`` if it does not exist now.
 
     Args:
-        home: the module of the step function, whose package is project code wherever it lies.
+        home: the module of the step function; its package is project code wherever it lies.
     """
     effects = Effects(Project(Modules(home, {})))
     project = effects.project
@@ -223,7 +225,7 @@ def digests_of(names: Iterable[str], home: str) -> dict[str, str | None]:
 
 
 def _fields_of(types: Iterable[type]) -> dict[Unit, frozenset[str]]:
-    """The fields of dataclasses, and of those that they inherit from."""
+    """The fields of dataclasses and of their base dataclasses, by class."""
     return {
         _place_of(definition): frozenset(f.name for f in dataclasses.fields(definition))
         for given in types
@@ -233,7 +235,7 @@ def _fields_of(types: Iterable[type]) -> dict[Unit, frozenset[str]]:
 
 
 def _place_of(definition: Any) -> Unit:
-    """The module and the top-level name by which a worker reaches a function or class."""
+    """The module and top-level name by which a worker imports a function or class."""
     module = definition.__module__
     if module != "__main__" and getattr(sys.modules.get(module), "__file__", None) is None:
         raise interactive(definition.__name__)
@@ -242,7 +244,7 @@ def _place_of(definition: Any) -> Unit:
 
 
 def _script(*definitions: Any) -> dict[str, str]:
-    """The file of ``__main__``, if one is defined there, by the name that a worker gives it."""
+    """If a definition is in ``__main__``: that file, by the module name that a worker gives it."""
     mine = [definition for definition in definitions if definition.__module__ == "__main__"]
     if not mine:
         return {}
@@ -256,7 +258,7 @@ def _walk(
     start: Unit | None = None,
     classes: Mapping[Unit, frozenset[str]] = MappingProxyType({}),
 ) -> "_Walk":
-    """Walk until no reader turns up that was not known of."""
+    """Repeat the walk until it finds no new reader."""
     roots = list(roots)
     readers: frozenset[str] = frozenset()
     calls_itself = False
@@ -274,13 +276,14 @@ class _Walk:
     """Follows references from unit to unit until nothing new turns up.
 
     Attributes:
-        readers: who reads more of code than what it does, as known when the walk began.
-        found: those that turned up.
-        by_value: of each unit reached, in order, whether only by value.
-        shown: units that are handed to somebody who may look at more than what they do.
+        readers: the readers that were known when the walk began.
+        found: the readers that the walk found.
+        by_value: the units reached, in order, and whether each is reached only by value.
+        shown: units that are passed to code that may look at more than their effects.
         start: the step function's unit.
         classes: the fields of the dataclasses that arguments are made of.
-        calls_itself: the step is named by what it reaches, so its own defaults are used.
+        calls_itself: whether the code that the step reaches names the step, so that its defaults
+            are used.
     """
 
     def __init__(
@@ -306,14 +309,14 @@ class _Walk:
     # --- going -------------------------------------------------------------------------------
 
     def start_at(self, roots: Iterable[tuple[Target, bool]]) -> None:
-        """Walk from these targets, each whole or by value."""
+        """Walk from these targets; each is reached whole or by value."""
         self._roots = list(roots)
         for target, by_value in self._roots:
             self.add(target, by_value)
         self._run()
 
     def with_details(self) -> "_Walk":
-        """The same walk, which follows execution details like anything else."""
+        """Repeat the walk, and also follow execution details."""
         self.effects.subclasses_matter = SUBCLASSES in self.readers
         walk = _Walk(self.effects, self.readers, self.start, self.calls_itself, self.classes)
         walk._follows_details = True
@@ -335,7 +338,7 @@ class _Walk:
                 self._add_unit((unit[0], ALL), by_value=False)
 
     def add(self, target: Target, by_value: bool = False) -> None:
-        """A target, and with it what importing its module does."""
+        """Add a target, and the effects of importing its module."""
         if target.library:
             self._note_library(target)
             return
@@ -345,7 +348,7 @@ class _Walk:
         self._add_unit(target.unit, by_value)
 
     def add_import(self, load: Load) -> None:
-        """What an import does, as far as that matters."""
+        """Add the effects of an import."""
         for name in self.effects.modules_of(load):
             if self.effects.matters(name):
                 self._add_unit((name, IMPORT), by_value=False)
@@ -383,7 +386,8 @@ class _Walk:
                     self.add(Target(module))
 
     def _show(self, unit: Unit, is_text: bool) -> None:
-        """Somebody is given a function or class; or its text, which tells its module."""
+        """Note that other code receives a function or class, or its text, which names its
+        module."""
         if is_text and any(s.is_function or s.is_class for s in self.statements(unit)):
             self.found |= {NAMES, MODULES}
         if unit not in self.shown:
@@ -400,7 +404,7 @@ class _Walk:
                 return
 
     def _imported(self, call: Dynamic) -> Iterator[str]:
-        """The modules that a call imports by the texts it is given."""
+        """The project modules that a call imports by the texts of its arguments."""
         targets = self.project.meaning(call.called)
         is_builtin = not targets and call.called.path == "__import__"
         if not (is_builtin or any(str(t).startswith(_IMPORTERS) for t in targets)):
@@ -425,7 +429,7 @@ class _Walk:
         return self.project.units(module).get(name, ())
 
     def pieces(self, unit: Unit) -> Iterator[Piece]:
-        """What a unit says to the readers that there are."""
+        """The pieces of a unit that count for the known readers."""
         module, name = unit
         source = self.project.module(module)
         if source is None:
@@ -497,8 +501,8 @@ class _Walk:
         )
 
     def _counted_fields(self, unit: Unit, statement: Statement) -> Iterable[str]:
-        """The fields of a class that count as code. Where the class of an argument is known, what
-        only looks like a field of it counts."""
+        """The fields of a class that count as code. If the class of an argument is known, names
+        that are annotated like fields but are not fields count."""
         if not self._loses_fields(unit, statement):
             return statement.fields
         if unit not in self.classes:
@@ -506,7 +510,7 @@ class _Walk:
         return set(statement.fields) - self.classes[unit]
 
     def _is_quiet(self, statement: Statement) -> bool:
-        """Whether nobody who made or decorated it can look at more than what it does."""
+        """Whether no decorator or base of the definition reads more of it than its effects."""
         return all(
             name is not None and self._is_quiet_name(name)
             for name in (*statement.decorators, *statement.bases, *statement.metaclass)
@@ -519,8 +523,8 @@ class _Walk:
         )
 
     def _is_nameless(self, statement: Statement) -> bool:
-        """Whether the name of a class shows nowhere unless somebody asks for it: that of a
-        dataclass or of an enum stands in the text of a value."""
+        """Whether the name of a class appears only where code asks for it. The name of a dataclass
+        or enum appears in the text of its values."""
         if statement.metaclass or None in statement.bases:
             return False
         names = (*statement.decorators[: statement.own_decorators], *statement.bases)
@@ -536,7 +540,7 @@ class _Walk:
         )
 
     def _only_tells(self, called: Ref) -> bool:
-        """Whether it is a logger, or an exception that keeps its text and does nothing with it."""
+        """Whether it is a logger, or an exception that only stores its text."""
         targets = self.project.meaning(called)
         return all(map(self._is_teller, targets))
 
@@ -549,11 +553,12 @@ class _Walk:
         )
 
     def _is_set(self, target: Target, use: str) -> bool:
-        """Whether it is set, or something of it is worked with that may be changed in place."""
+        """Whether it is assigned to, or its filters or handlers are used and may be changed in
+        place."""
         return use == STORED or target.rest[-2:-1] in (("filters",), ("handlers",))
 
     def _shows_place(self, target: Target) -> bool:
-        """Whether the text of what it makes names its class and module."""
+        """Whether the text of its instances names its class and module."""
         parts = self.project.statements(target)
         return not target.rest and any(
             part.is_class
@@ -563,7 +568,7 @@ class _Walk:
         )
 
     def _tells(self, target: Target) -> bool:
-        """Whether setting it, or an attribute of it, may change what becomes of what is logged."""
+        """Whether setting it or one of its attributes may change what happens to logged texts."""
         if target.library:
             return str(target).startswith(("logging", "warnings", "sys.stderr"))
         return any(self._is_logger(part) for part in self.project.statements(target))
@@ -580,14 +585,14 @@ class _Walk:
     # --- what a name is ----------------------------------------------------------------------
 
     def _is_type(self, unit: Unit, reference: Ref) -> bool:
-        """Whether what a unit that counts by value refers to counts by value, too: the bases of a
-        dataclass, and what a name for a type stands for."""
+        """Whether a reference of a unit that is reached by value is itself reached by value: the
+        bases of a dataclass, and the type that an alias stands for."""
         if reference.use == BASE:
             return any(self._loses_fields(unit, s) for s in self.statements(unit))
         return not any(s.is_class or s.is_function for s in self.statements(unit))
 
     def _is_for_details(self, called: Ref | None) -> bool:
-        """Whether it is a function that was declared an execution detail."""
+        """Whether it is a function that is declared an execution detail."""
         if called is None:
             return False
         parts = [p for t in self.project.meaning(called) for p in self.project.statements(t)]
@@ -598,7 +603,7 @@ class _Walk:
         )
 
     def _is_method(self, target: Target) -> bool:
-        """Whether only a method is read of a class, to be called with an instance of it."""
+        """Whether it is only a method of a class, which is called on an instance."""
         parts = self.project.statements(target)
         return bool(target.rest) and any(target.rest[0] in part.methods for part in parts)
 
@@ -613,18 +618,18 @@ class _Walk:
     # --- digests -----------------------------------------------------------------------------
 
     def found_out(self, described: Iterable[str]) -> Walked:
-        """All that the walk has found.
+        """The result of the walk.
 
         Args:
-            described: what is known of the classes of arguments, as they are at run time.
+            described: descriptions of the classes of arguments at run time.
         """
         units, digest, modules = self.units(), self.digest(described), sorted(self.modules())
         details = sorted(self.with_details().units().keys() - units.keys())
         return Walked(digest, units, modules, details)
 
     def modules(self) -> set[str]:
-        """The modules that were looked at: those of the units, and all that is imported with these
-        or by these."""
+        """The modules that the walk looked at: those of the units, and all modules that these
+        import, directly or indirectly."""
         seen: dict[str, None] = {}
         for unit in self.by_value:
             loads = [piece for piece in self._all_pieces(unit) if isinstance(piece, Load)]
@@ -636,10 +641,10 @@ class _Walk:
         return {*seen, *parents}
 
     def digest(self, described: Iterable[str]) -> str:
-        """Of all that was reached, told by numbers.
+        """The digest of all units, with names replaced by numbers.
 
         Args:
-            described: what is known of the classes of arguments, as they are at run time.
+            described: descriptions of the classes of arguments at run time.
         """
         numbers = {unit: str(number) for number, unit in enumerate(self.by_value)}
         hasher = blake3.blake3("\n".join([*sorted(self.readers), *described]).encode())
@@ -648,7 +653,7 @@ class _Walk:
         return hasher.hexdigest()[:32]
 
     def units(self) -> dict[str, str]:
-        """The digest of each unit by itself, with names as they are."""
+        """The digest of each unit by itself, with names kept."""
         digests: dict[str, str] = {}
         for unit in sorted(self.by_value):
             if unit[1] == ALL or (unit[1] != BINARY and not self.statements(unit)):
@@ -672,13 +677,14 @@ class _Walk:
         return "".join(parts)
 
     def _all_pieces(self, unit: Unit) -> tuple[Piece, ...]:
-        """What a unit says, once the walk is over."""
+        """The pieces of a unit, once the walk is over."""
         if unit not in self._pieces:
             self._pieces[unit] = tuple(self.pieces(unit))
         return self._pieces[unit]
 
     def _module_of(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> str:
-        """What importing its module does; and where it lies, if that shows."""
+        """The effects of importing the unit's module; and its location, if some code reads
+        locations."""
         place = f"{unit[0]}:{unit[1]} " if MODULES in self.readers else ""
         if numbers is None:
             return place
@@ -707,8 +713,9 @@ class _Walk:
                     yield f"<import {self._number((name, IMPORT), numbers)}>"
 
     def _order(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> Iterator[str]:
-        """Where a statement that reads early stands: for every other unit of its module, and for
-        the imports that matter, how many come before it, if not all do."""
+        """The position of statements that read names on import, relative to the other units of the
+        module and to the imports that act: how many of these come before the statement, unless all
+        do."""
         loads = self.effects.places(unit[0])
         is_tangled = self.effects.is_tangled(unit[0])
         for number, statement in enumerate(self.statements(unit)):
@@ -726,8 +733,8 @@ class _Walk:
     def _before(
         self, module: str, acting: Statement, numbers: Mapping[Unit, str] | None
     ) -> Iterator[str]:
-        """The units of other modules that were bound before a statement acts: what these have read
-        by then, it does not change."""
+        """The units of other modules that are bound before a statement acts: the statement does not
+        affect the values that they have read."""
         source = self.project.module(module)
         assert source is not None
         loaded: set[str] = set()
@@ -743,7 +750,7 @@ class _Walk:
                 yield f"<bound {self._number(unit, numbers)}>"
 
     def _places(self, module: str) -> list[tuple[str, list[int]]]:
-        """The units of a module of more than one statement, with where these are."""
+        """The units of a module that have several statements, with the positions of these."""
         return self._placed.get(module, [])
 
     @cached_property

@@ -1,10 +1,10 @@
-"""Closures that were walked before, kept on disk with every module that the walk asked for.
+"""Caches closures on disk, with the fingerprint of every module that the walk requested.
 
-A walk is a function of its roots and of what the modules that it asks for are: which of them is
-project code, and what its file says. So while all of these are what they were, the closure is what
-it was. A project's steps share most of their code, and each of its files is read once.
+The result of a walk depends on its roots and on the modules that it requests: which of them are
+project code, and the content of their files. While none of these change, the cached closure is
+valid. The steps of a project share most of their code, and each file is read once.
 
-Like the shelf, this is a cache of the machine's user, not of a store.
+Like the shelf, this cache belongs to the user of the machine, not to a store.
 """
 
 import json
@@ -20,13 +20,13 @@ from pipeline.code.modules import Modules
 
 @dataclass(frozen=True)
 class Walked:
-    """What a walk found.
+    """The result of a walk.
 
     Attributes:
-        digest: of all the code.
-        units: the digest of each unit, by its name.
-        modules: those that were looked at.
-        details: the units that are reached by way of execution details alone.
+        digest: the digest of all the code.
+        units: the digest of each unit, by name.
+        modules: the modules that the walk looked at.
+        details: the units that are reached only through execution details.
     """
 
     digest: str
@@ -36,10 +36,10 @@ class Walked:
 
 
 def find(roots: str, modules: Modules) -> Walked | None:
-    """What was found from these roots, while all that was asked for then is the same.
+    """The cached result of a walk from these roots, if all requested modules are unchanged.
 
     Args:
-        roots: all that a walk begins with, as text.
+        roots: the starting points of the walk, as text.
     """
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = shelf.load(_path(roots, modules))
@@ -50,7 +50,7 @@ def find(roots: str, modules: Modules) -> Walked | None:
 
 
 def keep(roots: str, modules: Modules, found: Walked) -> None:
-    """Keep what has just been found in these modules."""
+    """Cache the result of a walk over these modules."""
     prints = modules.prints()
     kept = {
         "found": asdict(found),
