@@ -1,8 +1,9 @@
-"""What a step was seen to use while it ran, where no key says so.
+"""Observes what a step uses while it runs and no key contains.
 
-``observation`` is the audit hook of a worker; begin there. ``marks`` says which functions ran,
-``snapshot`` serves project modules from the bytes that were hashed. ``discovery`` turns what was
-seen into the discovered dependencies of an artifact, and tells a plan what these are now.
+``observation`` is the audit hook of a worker; begin there. ``marks`` records which functions ran,
+``snapshot`` serves project modules from the bytes that were hashed. ``discovery`` derives the
+discovered dependencies of an artifact from the observation, and tells a plan whether they have
+changed since.
 
 Uses ``store`` and what lies below it.
 """

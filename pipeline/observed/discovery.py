@@ -1,16 +1,16 @@
-"""Discovered dependencies: what a step turned out to depend on, and what these are now.
+"""Discovered dependencies: what a step turned out to depend on, and whether it has changed since.
 
-A key says what a step was *going* to depend on. What it did depend on is known once it has run: the
-functions that ran, the modules that were loaded, the files that were read and the folders that were
-listed. Whatever of that is in no key becomes a *discovered dependency*, as in the depfiles of a
-compiler: it is recorded with its digest, and the artifact is a hit only while all digests are as
-they were (Mokhov et al., 2018, call this verifying traces).
+A key holds what a step is expected to depend on. What it really depends on is known only after it
+has run: the functions that ran, the modules that it loaded, the files that it read and the folders
+that it listed. Each of these that is in no key becomes a *discovered dependency*, like in the
+depfiles of a compiler. It is recorded with its digest, and the artifact is a hit only while all
+digests are unchanged (Mokhov et al., 2018, call this verifying traces).
 
-- :func:`discover` is the worker's side: from an observation, once the step is done.
-- :class:`Present` is the side of whoever plans: what differs now. It looks at each file once.
+- :func:`discover` runs in the worker: it evaluates an observation after the step.
+- :class:`Present` serves a planner: it finds what has changed, and reads each file once.
 
-Files of the project are named relative to the folder that the step's module is imported from, so
-that a copy of the project elsewhere has the same names; others by absolute path.
+The name of a file in the project is relative to the folder from which the step's module is
+imported, so a copy of the project elsewhere has the same names. Other files have absolute paths.
 """
 
 import inspect
@@ -33,7 +33,7 @@ from pipeline.store.accepted import equal_states
 from pipeline.store.manifest import Discovered
 
 UNSTEADY = "changed while the step ran"
-"""In place of a digest, and equal to none: nobody knows which content the step saw."""
+"""Stands for the digest of a file that changed during the step; it is equal to no digest."""
 _UNREADABLE = "unreadable"
 _UNKNOWN = "a file that could not be noted"
 
@@ -42,7 +42,8 @@ Pairs = Sequence[tuple[Json, Json]]
 
 @dataclass(frozen=True)
 class Home:
-    """Where a step's code lies: its module, and the folder from which that is imported."""
+    """The location of a step's code: its module, and the folder from which the module is
+    imported."""
 
     module: str
     folder: str
@@ -51,7 +52,7 @@ class Home:
     def of(cls, module: str, file: str) -> "Home":
         """
         Args:
-            file: of the module, which may run as a script.
+            file: the file of the module, which may run as a script.
         """
         path = Path(os.path.abspath(file))
         if path.stem == "__init__":
@@ -59,7 +60,8 @@ class Home:
         return cls(module, str(path.parents[module.count(".")]))
 
     def name(self, path: str, roots: tuple[str, ...]) -> str:
-        """What a file is called: by its place in the project, if it lies in it."""
+        """The name of a file: its path within the project if it is inside, else its absolute
+        path."""
         for folder in (self.folder, os.path.realpath(self.folder)):
             if path == folder or path.startswith(f"{folder}/"):
                 return os.path.relpath(path, folder)
@@ -68,12 +70,12 @@ class Home:
         return path
 
     def path(self, name: str) -> str:
-        """The file that is called so."""
+        """The file with this name."""
         return os.path.normpath(os.path.join(self.folder, name))
 
 
 def home_of(function: Any) -> Home:
-    """Where the code of a step function lies."""
+    """The location of a step function's code."""
     inner = inspect.unwrap(function.function)
     return Home.of(function.reference.partition(":")[0], cells.project_file(inner))
 
@@ -82,7 +84,7 @@ def home_of(function: Any) -> Home:
 
 
 def discover(observation: Observation, home: Home, closure: Closure) -> Discovered:
-    """What was observed and is in no key."""
+    """The observed dependencies that are in no key."""
     modules = _modules(observation)
     reads, folders = _events(observation)
     code, sources = _code(modules, home, closure, observation.rules)
@@ -98,17 +100,17 @@ def discover(observation: Observation, home: Home, closure: Closure) -> Discover
 
 
 def started_python(observation: Observation) -> bool:
-    """Whether the step has started a Python that imports the code again, from its files."""
+    """Whether the step has started another Python, which imports project code from its files."""
     return any(kind == "python" for kind, *_ in _records(observation.events))
 
 
 @dataclass
 class _Module:
-    """A module of project code, as all processes together loaded it.
+    """A module of project code, as loaded by all processes together.
 
     Attributes:
-        digest: of its bytes.
-        ran: its units that ran; ``None`` where all of it may have.
+        digest: the digest of its bytes.
+        ran: its units that ran; ``None`` if any of them may have run.
     """
 
     name: str
@@ -117,7 +119,7 @@ class _Module:
 
 
 def _modules(observation: Observation) -> dict[str, _Module]:
-    """What was loaded, by path."""
+    """The modules that were loaded, by path."""
     found: dict[str, _Module] = {}
     start = 0
     for line in Path(observation.modules).read_bytes().splitlines(keepends=True):
@@ -137,7 +139,8 @@ def _modules(observation: Observation) -> dict[str, _Module]:
 def _code(
     modules: Mapping[str, _Module], home: Home, closure: Closure, rules: Rules
 ) -> tuple[dict[str, str], list[str]]:
-    """Digests of the units that are not in the closure, and files of modules without a name."""
+    """Digests of units that are not in the closure, and files of modules that cannot be imported by
+    name."""
     known = closure.units.keys() | closure.details
     analysed = set(map(os.path.abspath, closure.sources))
     of_details = {unit.partition(":")[0] for unit in closure.details}
@@ -165,7 +168,7 @@ def _code(
 
 
 def _file_of(module: str) -> str | None:
-    """The file that a module's name stands for, found without importing anything."""
+    """The file of a module, found without importing anything."""
     folders = None
     spec = None
     parts = module.split(".")
@@ -178,8 +181,8 @@ def _file_of(module: str) -> str | None:
 
 
 def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str]]:
-    """The state, or the digest, of each file that was read before the step wrote it; and digests of
-    folders that were listed and are not the step's own."""
+    """For each file that the step read before it wrote it: its state or its digest. For each folder
+    that the step listed and did not make: its digest."""
     reads: dict[str, Any] = {}
     folders: dict[str, str] = {}
     own: set[str] = set()
@@ -213,7 +216,7 @@ def _read_digest(path: str, seen: Any) -> str:
     """The digest of a file that was read.
 
     Args:
-        seen: its digest, if that is known; or its state when it was read.
+        seen: its digest, if that is known; else its state when it was read.
     """
     if isinstance(seen, str):
         return seen
@@ -226,8 +229,8 @@ def _read_digest(path: str, seen: Any) -> str:
 
 
 class Present:
-    """What discovered dependencies are now. Everything is looked at once: a plan sees one version
-    of the code and the files."""
+    """The present state of discovered dependencies. It reads everything once, so that a plan sees
+    one version of code and files."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], str] = {}
@@ -235,11 +238,12 @@ class Present:
     def changes(
         self, home: Home, discovered: Discovered, accepted: Callable[[], Pairs] = tuple
     ) -> list[str]:
-        """A phrase for each dependency that is not what it was.
+        """A phrase for each dependency that has changed; empty if the change was accepted as
+        equivalent.
 
         Args:
-            accepted: asks which states somebody has said are equal, as :func:`state_of_discovered`
-                says them; then there is none.
+            accepted: returns the pairs of states that were accepted as equivalent, each in the form
+                of :func:`state_of_discovered`.
         """
         now = self.state(home, discovered) if discovered else discovered
         if now == discovered:
@@ -258,7 +262,7 @@ class Present:
         return phrases
 
     def state(self, home: Home, discovered: Discovered) -> Discovered:
-        """The same dependencies with the digests that they have now."""
+        """The same dependencies with their present digests."""
         unseen = [
             n for n in discovered.code if (f"{home.folder} {home.module}", n) not in self._seen
         ]
@@ -281,7 +285,7 @@ class Present:
 
 
 def discovered_lines(discovered: Discovered) -> list[str]:
-    """What was discovered, a phrase for each dependency."""
+    """A phrase for each discovered dependency."""
     return [
         *(
             f"{_unit(name)} {'was imported' if _is_whole(name) else 'ran'}"
@@ -296,7 +300,7 @@ def discovered_lines(discovered: Discovered) -> list[str]:
 
 
 def state_of_discovered(discovered: Discovered) -> Json:
-    """What stands for the dependencies where somebody says that two states are equal."""
+    """The entry that represents the dependencies when two states are accepted as equivalent."""
     digest = hash_json([{**discovered.code}, {**discovered.files}, {**discovered.folders}])
     return {"discovered": digest}
 
@@ -304,17 +308,17 @@ def state_of_discovered(discovered: Discovered) -> Json:
 def _present_code(names: list[str], home: Home) -> Mapping[str, str | None]:
     try:
         return digests_of(names, home.module)
-    except TemperError:  # some file is not Python now
+    except TemperError:  # a file is not valid Python now
         return dict.fromkeys(names, _UNREADABLE)
 
 
 def _elsewhere(gone: Mapping[str, str], home: Home) -> set[str]:
-    """Which of the units that are gone have moved: the project has the same code in another module.
+    """The missing units that have moved: another module of the project has the same code.
 
-    What is searched is the top-level package of the step, or the modules beside it; once for all.
+    The search covers the top-level package of the step, or the modules beside it, in one pass.
 
     Args:
-        gone: the digests that the units had.
+        gone: the former digests of the missing units.
     """
     folder, package = Path(home.folder), home.module.partition(".")[0]
     files = (folder / package).rglob("*.py") if "." in home.module else folder.glob("*.py")
@@ -345,12 +349,12 @@ def _of_code(name: str) -> str:
 
 
 def _unit(name: str) -> str:
-    """A unit, or the module of which all is meant."""
+    """The name of a unit; for a whole module, the name of the module."""
     return name.removesuffix(":*")
 
 
 def _shown(name: str) -> str:
-    """A file's name need not be text."""
+    """A file's name as text; its bytes need not be valid text."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 

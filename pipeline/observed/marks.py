@@ -1,14 +1,14 @@
-"""Marks in compiled project code: which functions ran.
+"""Marks in compiled project code, which record which functions ran.
 
-The first statement of every top-level function, and of every method of a top-level class, is a call
-with a number. It is put into the syntax tree, after the docstring and on the line of
-the statement before which it stands, so that tracebacks, ``inspect`` and all that reads source see
-what the author wrote. The numbers are indices of bytes in a memory map that every process of a step
-shares: forked ones by inheritance, others by the file behind it. So a process may end in any way,
-and what it ran is known.
+The first statement of every top-level function, and of every method of a top-level class, becomes a
+call with a number. The call is inserted into the syntax tree, after the docstring, with the line
+number of the next statement. So tracebacks, ``inspect`` and other readers of source see the
+author's code. The numbers are indices of bytes in a memory map that every process of a step shares:
+forked processes inherit it, others open the file behind it. So the record survives, however a
+process ends.
 
-Why a call, and not a plain store: ``torch.compile`` reads byte code, and takes a function that is
-declared constant for what it is: it calls it once, while it traces, and compiles nothing for it.
+A mark is a call and not a plain store because of ``torch.compile``. It analyses byte code; a
+function that is declared constant is called once, during tracing, and nothing is compiled for it.
 """
 
 import ast
@@ -17,14 +17,14 @@ import mmap
 from collections.abc import Iterator, Sequence
 
 _COMPILERS = frozenset({"numba"})
-"""Libraries that compile byte code and cannot make anything of a mark."""
+"""Libraries that compile byte code and cannot compile a mark."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def install(name: str, marks: mmap.mmap) -> None:
-    """Let code of this process, and of those forked from it, that is marked with ``name`` write
-    into ``marks``. It is a builtin, so that no module shows it."""
+    """Make code with the mark ``name``, in this process and in its forks, write into ``marks``. The
+    mark is a builtin, so it is not visible in any module."""
 
     def ran(number: int, marks: mmap.mmap = marks) -> None:
         marks[number] = 1
@@ -34,17 +34,17 @@ def install(name: str, marks: mmap.mmap) -> None:
 
 
 def uninstall(name: str) -> None:
-    """Let code that is marked with ``name`` run on without leaving a mark."""
+    """Make code with the mark ``name`` run without recording anything."""
     setattr(builtins, name, lambda number: None)
 
 
 def functions(tree: ast.Module) -> list[tuple[str, _Function]]:
-    """Every function to be marked, with the unit that it belongs to."""
+    """Every function that gets a mark, with the name of its unit."""
     return list(_in_body(tree.body, None))
 
 
 def is_for_a_compiler(tree: ast.Module, content: bytes) -> bool:
-    """Whether a module hands its functions to a compiler of byte code, and must not be marked."""
+    """Whether a module uses a compiler of byte code, so that it must not be marked."""
     if not any(name.encode() in content for name in _COMPILERS):
         return False
     for node in ast.walk(tree):
@@ -59,7 +59,7 @@ def is_for_a_compiler(tree: ast.Module, content: bytes) -> bool:
 
 
 def mark(functions: Sequence[tuple[str, _Function]], name: str, numbers: Sequence[int]) -> None:
-    """Put a mark into each function."""
+    """Insert a mark into each function."""
     for (_, function), number in zip(functions, numbers, strict=True):
         has_docstring = ast.get_docstring(function, clean=False) is not None
         place = min(int(has_docstring), len(function.body) - 1)

@@ -1,21 +1,23 @@
-"""What a running step opens, lists and starts, seen by an audit hook in each of its processes.
+"""Observes what a running step opens, lists and starts, with an audit hook in each of its
+processes.
 
 The model:
 
-- The worker makes an *observation*: a temporary folder that all processes of the step write to. The
-  variable ``TEMPER_OBSERVED`` names it, so that ranks and spawned processes join; forked ones go on
-  with what they inherited. Everything is appended, one line at a time, so that a process may be
-  killed at any moment.
-- A file or folder *counts* unless it lies in a place that is known otherwise: libraries, the store,
-  inputs, temporary folders, caches. Of two such statements about a path the longer prefix holds:
-  code in ``/tmp/project`` counts although ``/tmp`` does not, and the store within it does not.
-- Of a file, its state (size, times, inode) is noted at the first read, and its content is hashed
-  once the step is done: see :mod:`pipeline.observed.discovery`. What a step itself wrote first is
-  its own.
+- The worker makes an *observation*: a temporary folder to which all processes of the step write.
+  The environment variable ``TEMPER_OBSERVED`` names it, so that ranks and spawned processes join;
+  forked processes inherit it. Every record is one appended line, so a process may be killed at any
+  moment.
+- A file or folder *counts* unless it lies in a place that is no dependency or is in the key
+  already: libraries, the store, inputs, temporary folders, caches. If several rules match a path,
+  the longest prefix wins: code in ``/tmp/project`` counts although ``/tmp`` does not, and a store
+  inside the project does not count.
+- At the first read of a file, its state (size, times, inode) is recorded. Its content is hashed
+  after the step: see :mod:`pipeline.observed.discovery`. A file that the step wrote before it read
+  it is no dependency.
 
-The hook is called for very many events that it has no use for, and in hot loops. So it returns at
-once from all others, and for a path that it has seen. It never raises, and what goes wrong in it
-goes unnoticed: a step must not fail because it is watched.
+Python calls the hook for very many irrelevant events, and in hot loops. So the hook returns at once
+for irrelevant events and for paths that it has seen. It never raises and reports no error of its
+own: a step must not fail because it is observed.
 """
 
 import contextlib
@@ -42,17 +44,17 @@ import blake3
 from pipeline.observed import marks
 
 ENVIRONMENT = "TEMPER_OBSERVED"
-"""Set for the processes of a step: the folder of its observation."""
+"""Set in the processes of a step: the folder of its observation."""
 
 MOST_MARKS = 2**20
-"""How many bytes of names all modules may have, in all processes together; see
-:meth:`Observation.add_module`."""
+"""The most marks that all modules may have in all processes together. A mark's number is a byte
+offset in the file of module records; see :meth:`Observation.add_module`."""
 
 _SOMETHING_LOST = MOST_MARKS
-"""The mark that says that something could not be noted."""
+"""The mark that says that a record is missing."""
 
 ABSENT = "absent"
-"""In place of the digest of a file or folder that was looked for in vain."""
+"""Stands for the digest of a file or folder that the step looked for and that did not exist."""
 
 _BLOCK_BYTES = 4 * 2**20
 _SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
@@ -64,12 +66,12 @@ _KINDS_OF_OPEN = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
 
 @dataclass(frozen=True)
 class Rules:
-    """Which paths count; see the module docstring. All are absolute.
+    """Which paths count; see the module docstring. All are absolute paths.
 
     Attributes:
-        roots: folders of project code: what lies below them counts.
-        others: what does not count.
-        package: the step's, which is code of the project wherever it lies.
+        roots: folders of project code; everything below them counts.
+        others: folders that do not count.
+        package: the step's package, which is project code wherever it lies.
     """
 
     roots: tuple[str, ...]
@@ -80,25 +82,25 @@ class Rules:
     def of(cls, package: str, roots: Iterable[str], known: Iterable[str]) -> "Rules":
         """
         Args:
-            known: the store, inputs and whatever else is the step's for another reason.
+            known: the store, inputs, and other paths that are no discovered dependencies.
         """
         others = (*_variants((*known, *_elsewhere())), os.path.expanduser("~/."))
         return cls(tuple(_variants(roots)), others, package)
 
     def counts(self, path: str) -> bool:
-        """Whether a file or folder is one to depend on."""
+        """Whether a file or folder counts as a dependency."""
         below = f"{path}/"
         if "/__pycache__/" in below:
             return False
         longest = 0
-        if below.startswith(self.others):  # at once for very many paths
+        if below.startswith(self.others):  # a fast check, which decides most paths
             longest = max(len(other) for other in self.others if below.startswith(other))
         for name in ("/site-packages/", "/dist-packages/"):
             longest = max(longest, below.rfind(name) + len(name) if name in below else 0)
         return longest == 0 or self._root(below) > longest
 
     def is_project(self, path: str) -> bool:
-        """Whether it lies with the project's code."""
+        """Whether a path lies in a folder of project code."""
         return self._root(f"{path}/") > 0 and self.counts(path)
 
     def _root(self, below: str) -> int:
@@ -106,7 +108,7 @@ class Rules:
 
 
 def _variants(folders: Iterable[str]) -> Iterator[str]:
-    """Folders with a slash, as named and without symbolic links."""
+    """Folders with a trailing slash, both as given and with symbolic links resolved."""
     found = {f"{way(folder).rstrip('/')}/" for folder in folders for way in _WAYS}
     yield from sorted(found - {"/"})
 
@@ -115,10 +117,10 @@ _WAYS: tuple[Callable[[str], str], ...] = (os.path.abspath, os.path.realpath)
 
 
 def _elsewhere() -> Iterator[str]:
-    """Folders of the machine, the interpreter and the user that no step's result depends on."""
+    """Folders of the machine, the interpreter and the user on which no result depends."""
     yield from (*_SYSTEM, *_TEMPORARY, tempfile.gettempdir())
     for name in ("stdlib", "platstdlib", "purelib", "platlib"):
-        with contextlib.suppress(Exception):  # Python 3.13.0 cannot say this in every case
+        with contextlib.suppress(Exception):  # Python 3.13.0 raises in some cases
             yield sysconfig.get_path(name)
     yield from (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
     for name, value in os.environ.items():
@@ -133,7 +135,7 @@ _PREFIX = "temper-observed-"
 
 
 def _locked(path: str, mode: str) -> IO[str] | None:
-    """A file that nobody else has locked, locked; ``None`` otherwise."""
+    """Lock a file; ``None`` if another process holds the lock."""
     try:
         file = open(path, mode)  # noqa: SIM115
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,7 +145,7 @@ def _locked(path: str, mode: str) -> IO[str] | None:
 
 
 def _remove_left_over(parent: str) -> None:
-    """Remove the folders of workers that were killed: nobody holds their locks."""
+    """Remove the folders of workers that were killed: their locks are free."""
     with contextlib.suppress(OSError):
         for name in os.listdir(parent):
             folder = f"{parent}/{name}"
@@ -153,29 +155,29 @@ def _remove_left_over(parent: str) -> None:
 
 
 class Observation:
-    """The folder that all processes of a step write to; see the module docstring."""
+    """The folder to which all processes of a step write; see the module docstring."""
 
     def __init__(self, folder: str, rules: Rules):
         self.folder, self.rules = folder, rules
         self.events, self.modules = f"{folder}/events", f"{folder}/modules"
         self.mark = f"__temper_ran_{''.join(filter(str.isalnum, folder))}__"
-        self._lock: IO[str] | None = None  # held while this process, or a fork of it, lives
+        self._lock: IO[str] | None = None  # held while this process or one of its forks lives
 
     @classmethod
     def begin(cls, rules: Rules) -> "Observation":
-        """Begin to observe this process and those that it starts."""
+        """Start to observe this process and the processes that it starts."""
         _remove_left_over(tempfile.gettempdir())
         begun = tempfile.mkdtemp(prefix="temper-begun-")
         lock = _locked(f"{begun}/lock", "w")
         folder = f"{os.path.dirname(begun)}/{_PREFIX}{begun.rpartition('-')[2]}"
-        os.rename(begun, folder)  # under this name, who has no lock is dead
+        os.rename(begun, folder)  # under this name, a free lock means a dead worker
         made = cls(folder, rules)
         made._lock = lock
         Path(folder, "rules").write_text(json.dumps([rules.roots, rules.others, rules.package]))
         with open(f"{folder}/marks", "wb") as file:
             os.posix_fallocate(
                 file.fileno(), 0, MOST_MARKS + 1
-            )  # room that a full disk cannot take
+            )  # reserve the space, in case the disk becomes full
         for path in (made.events, made.modules):
             Path(path).touch()
         os.environ[ENVIRONMENT] = folder
@@ -184,7 +186,7 @@ class Observation:
 
     @classmethod
     def join(cls) -> "Observation | None":
-        """Observe this process too, which a step's process has started; ``None`` if none has."""
+        """Observe this process too, if a step's process started it; else return ``None``."""
         folder = os.environ.get(ENVIRONMENT, "")
         if not os.path.isdir(folder):
             return None
@@ -200,32 +202,32 @@ class Observation:
         _hook.watch(self)
 
     def end(self) -> None:
-        """Take no more notice of anything, in this process."""
+        """Stop observing in this process."""
         _hook.watch(None)
         os.environ.pop(ENVIRONMENT, None)
 
     def forget(self) -> None:
-        """Delete what was noted."""
+        """Stop observing, and delete the records."""
         self.end()
-        marks.uninstall(self.mark)  # and so nothing holds the map open that can let go of it
+        marks.uninstall(self.mark)  # so that no function keeps the memory map open
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
-            with contextlib.suppress(OSError):  # the step may have closed it
+            with contextlib.suppress(OSError):  # the step may have closed the descriptor
                 self._lock.close()
 
     def share_sources(self, sources: Mapping[str, bytes]) -> None:
-        """Give processes that join from now on the bytes that project files have."""
+        """Share the bytes of project files with processes that join from now on."""
         path = Path(self.folder, "sources")
         path.with_suffix(".new").write_bytes(marshal.dumps(dict(sources)))
         path.with_suffix(".new").replace(path)
 
     def shared_sources(self) -> dict[str, bytes]:
-        """What :meth:`share_sources` was given."""
+        """The bytes that :meth:`share_sources` shared."""
         path = Path(self.folder, "sources")
         return marshal.loads(path.read_bytes()) if path.exists() else {}
 
     def add_event(self, kind: str, path: str, *said: Any) -> None:
-        """Note what happened to a file or folder."""
+        """Record an event of a file or folder."""
         try:
             _append(self.events, [kind, path, *said])
         except OSError:
@@ -233,26 +235,28 @@ class Observation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything could be noted: a disk may be full."""
+        """Whether no record is missing; records are lost if the disk is full."""
         return not self.marks[_SOMETHING_LOST]
 
     def add_module(self, name: str, path: str, content: bytes, units: list[str] | None) -> int:
-        """Note that a module of project code is loaded.
+        """Record that a module of project code is loaded.
 
         Args:
-            units: what its marks stand for; ``None`` if it has none, and all of it may have run.
+            units: the unit of each of its marks; ``None`` if it has no marks, so that any unit may
+                run.
 
         Returns:
-            The number of the first mark. It is where the note begins in the file of all notes,
-            which is longer than the number of its marks: no two processes get the same numbers.
+            The number of the first mark: the offset of this record in the file of records. A record
+                is
+            longer than its number of marks, so no two processes get the same numbers.
         """
         digest = blake3.blake3(content).hexdigest()
         return _append(self.modules, [name, path, digest, units])
 
 
 def _append(path: str, record: Any) -> int:
-    """Append a line, whole; where it begins. The file is opened each time: a step may close any
-    descriptor, and open a file of its own under its number."""
+    """Append a line in one write, and return its offset. The file is opened each time, because a
+    step may close any descriptor and reuse its number for a file of its own."""
     line = json.dumps(record).encode("ascii") + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
@@ -263,7 +267,7 @@ def _append(path: str, record: Any) -> int:
 
 
 class _Hook:
-    """The audit hook: one for a process, as Python lets nobody take one back."""
+    """The audit hook. There is one in a process, since Python cannot remove an audit hook."""
 
     def __init__(self) -> None:
         self._observation: Observation | _Witness | None = None
@@ -314,7 +318,7 @@ class _Hook:
             busy.add(me)
             try:
                 handler(arguments)
-            except Exception:  # never the reason that a step fails
+            except Exception:  # the hook must not make a step fail
                 pass
             finally:
                 busy.discard(me)
@@ -349,15 +353,16 @@ class _Hook:
         elif kind & os.O_RDWR:
             self._read_before_change(path)
         elif state or (mode is not None and self._may_be_missed(path, state)):
-            self._note_read(path, state)  # without a mode, a name may be below a descriptor
+            self._note_read(path, state)  # without a mode, the name may be relative to a descriptor
 
     def _may_be_missed(self, path: str, state: list[int] | None) -> bool:
-        """Whether a file is not there that might be: ``<string>`` is where source came from."""
+        """Whether a missing project file counts; a name like ``<string>`` is not the name of a
+        file."""
         is_made_up = os.path.basename(path).startswith("<")
         return state is None and not is_made_up and self._is_project(path)
 
     def note_source(self, path: str) -> None:
-        """A file's text was read, by way of what ``linecache`` keeps."""
+        """Record a read of a source file that ``linecache`` served."""
         if self._observation is not None and self._counts(path):
             self._note_read(path, state_of(path))
 
@@ -367,7 +372,7 @@ class _Hook:
             self._observation.add_event("read", path, state)
 
     def _read_before_change(self, path: str) -> None:
-        """What is read and may then be changed in place is what it was before."""
+        """Record a file's content now, since the step may change the file in place."""
         if path not in self._read:
             self._read.add(path)
             self._note_before(path)
@@ -401,7 +406,7 @@ class _Hook:
     def _link(self, arguments: tuple[Any, ...]) -> None:
         path = self._path(arguments[0])
         if path is not None and self._counts(path) and ("written", path) not in self._seen:
-            self._read_before_change(path)  # by its other name
+            self._read_before_change(path)  # it may be read or changed under its other name
         self._make_link(arguments)
 
     def _make_link(self, arguments: tuple[Any, ...]) -> None:
@@ -432,12 +437,13 @@ class _Hook:
 
     def _start(self, arguments: tuple[Any, ...]) -> None:
         program, words = arguments[0], arguments[1]
-        folder = arguments[2] if len(arguments) == 4 else None  # Popen says where it runs
+        folder = arguments[2] if len(arguments) == 4 else None  # the working folder, from Popen
         words = [words] if isinstance(words, str | bytes | os.PathLike) else list(words)
         self._started([os.fsdecode(word) for word in (program, *words) if word], folder)
 
     def _started(self, words: list[str], folder: Any) -> None:
-        """Project files that a command names, and whether it starts a Python with the project."""
+        """Record the project files that a command names, and whether it starts a Python that
+        imports project code."""
         if (observation := self._observation) is None:
             return
         where = os.path.abspath(os.fsdecode(folder) if folder else ".")
@@ -454,7 +460,7 @@ class _Hook:
     # --- paths ---------------------------------------------------------------------------------
 
     def _path(self, name: Any) -> str | None:
-        """As an absolute path; ``None`` for a descriptor, or where nothing counts."""
+        """The absolute path; ``None`` for a descriptor, or for a path that cannot count."""
         if isinstance(name, int):
             return None
         name = os.fsdecode(name)
@@ -471,12 +477,12 @@ class _Hook:
 
 _hook = _Hook()
 unobserved = _hook.unobserved
-"""What this thread does within is not the step's doing."""
+"""A context in which this thread's events are not recorded: they are not the step's."""
 
 
 @dataclass(frozen=True)
 class _Witness:
-    """What an observation is to the hook, where only whether anything happened is of interest."""
+    """Stands for an observation if only the paths that are used matter."""
 
     rules: Rules
     seen: list[str] = field(default_factory=list)
@@ -487,7 +493,8 @@ class _Witness:
 
 @contextlib.contextmanager
 def witnessed(rules: Rules) -> Iterator[list[str]]:
-    """Which paths that count are used within the block, in a process that runs no step."""
+    """Collect the paths that count and are used inside the block, in a process that runs no
+    step."""
     witness = _Witness(rules)
     _hook.watch(witness)
     try:
@@ -497,8 +504,8 @@ def witnessed(rules: Rules) -> Iterator[list[str]]:
 
 
 def state_of(path: str) -> list[int] | None:
-    """What tells one content of a file from another; ``None`` where there is nothing, and empty for
-    what is no regular file."""
+    """Numbers that change when a file's content changes; ``None`` if there is no file, empty if it
+    is not a regular file."""
     try:
         now = os.stat(path)
     except OSError:
@@ -517,7 +524,8 @@ def _file_digest(path: str) -> str:
 
 
 def folder_digest(folder: str) -> str:
-    """Of the names in a folder, whatever is in them; :data:`ABSENT` where there is none."""
+    """The digest of the names in a folder, not of their content; :data:`ABSENT` if there is
+    none."""
     try:
         names = sorted(name for name in os.listdir(folder) if name != "__pycache__")
     except OSError:
@@ -526,7 +534,7 @@ def folder_digest(folder: str) -> str:
 
 
 def _pieces(word: str) -> list[str]:
-    """A word of a command, and the words in it if it is a command or an option itself."""
+    """A word of a command, and the words inside it if it is itself a command or an option."""
     found = [word]
     if any(character.isspace() for character in word):
         with contextlib.suppress(ValueError):
@@ -535,7 +543,7 @@ def _pieces(word: str) -> list[str]:
 
 
 def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
-    """Files that the words of a command name: as they are, or as modules after ``-m``."""
+    """The files that the words of a command name, as paths or, after ``-m``, as modules."""
     for before, piece in zip(("", *pieces), pieces, strict=False):
         inner = piece.replace(".", "/")
         names = [f"{inner}.py", f"{inner}/__main__.py"] if before == "-m" else [piece]
@@ -547,7 +555,7 @@ def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
 
 
 def _callers() -> Iterator[str]:
-    """The files of the frames below the hook, the nearest first."""
+    """The files of the calling frames outside this module, the nearest first."""
     frame = sys._getframe(1)
     for _ in range(24):
         if frame is None:
@@ -558,7 +566,7 @@ def _callers() -> Iterator[str]:
 
 
 def _is_for_a_traceback(path: str) -> bool:
-    """Whether ``linecache`` reads a source, for nobody who would look at it as ``inspect`` does."""
+    """Whether ``linecache`` reads a source for a traceback, and not for ``inspect``."""
     if not path.endswith(".py"):
         return False
     callers = [os.path.basename(name) for name in _callers()]
@@ -566,14 +574,14 @@ def _is_for_a_traceback(path: str) -> bool:
 
 
 def _is_for_an_import() -> bool:
-    """Whether the import system looks for a module, or for what is installed."""
+    """Whether the import system looks for a module, or for an installed package."""
     caller = next(_callers(), "")
     return caller.startswith("<frozen importlib") or "/importlib/metadata/" in caller
 
 
 def _notice_source_readers() -> None:
-    """Take note of what ``inspect.getsource`` and the like read: the lines are there already, as
-    :mod:`pipeline.observed.snapshot` has put them where a traceback finds them too."""
+    """Record which sources ``inspect.getsource`` and similar functions read. They open no file,
+    since :mod:`pipeline.observed.snapshot` has put the lines into ``linecache``."""
     find = inspect.findsource
 
     def findsource(object: Any) -> Any:

@@ -1,14 +1,13 @@
-"""Project code as it was when its bytes were hashed, whatever is edited meanwhile.
+"""Serves project code as it was when it was hashed, whatever is edited meanwhile.
 
-The import system of a worker, and of every process that joins its observation, compiles project
-code from the bytes that the closure of the step was read from, at the moment the step imports it:
-nothing is imported that the step does not import, and all in the order in which it does. A file
-that the closure does not know is read once. What is compiled is marked
-(:mod:`pipeline.observed.marks`), and what reads source later (``inspect``, tracebacks) is given the
-same bytes.
+In a worker, and in every process that joins its observation, the import system compiles project
+code from the bytes from which the closure of the step was computed. A module is compiled when the
+step imports it, so the order of imports does not change. A file that is not in the closure is read
+once. The compiled code carries marks (:mod:`pipeline.observed.marks`), and later readers of source
+(``inspect``, tracebacks) get the same bytes.
 
-A compiled file in ``__pycache__`` is not looked at: Python takes it for current by size and time in
-whole seconds, which an edit may leave as they were.
+Compiled files in ``__pycache__`` are not used: Python considers one as current if size and time in
+whole seconds match, which may be so even after an edit.
 """
 
 import ast
@@ -38,13 +37,13 @@ class Snapshot:
         self._loaded: dict[str, bytes] = {}
 
     def install(self) -> None:
-        """Let this process import project code from here."""
+        """Make this process import project code from here."""
         kept = _PLAIN
-        in_library(__file__)  # imports what it asks: to be done before imports ask it
+        in_library(__file__)  # it may import modules itself, so call it once before the hook does
 
         def get_code(loader: SourceFileLoader, fullname: str) -> Any:
             path = loader.get_filename(fullname)
-            if is_core(fullname):  # developed beside projects, but no part of any
+            if is_core(fullname):  # the core is never part of a project
                 return kept(loader, fullname)
             if in_library(path) and fullname.partition(".")[0] != self._home:
                 return kept(loader, fullname)
@@ -54,14 +53,14 @@ class Snapshot:
 
     @staticmethod
     def uninstall() -> None:
-        """Let this process import as it did before."""
+        """Make this process import as before."""
         SourceFileLoader.get_code = _PLAIN  # type: ignore[method-assign]
 
     def adopt(self, sources: Mapping[str, bytes]) -> None:
-        """Take the bytes that a closure was read from.
+        """Use the bytes from which a closure was computed.
 
         Raises:
-            TemperError: a file was loaded before, with other bytes.
+            TemperError: a file has already been loaded with other bytes.
         """
         sources = {os.path.abspath(path): content for path, content in sources.items()}
         for path, content in self._loaded.items():
@@ -73,13 +72,13 @@ class Snapshot:
         self._observation.share_sources(self._known)
 
     def _compile(self, module: str, path: str, loader: SourceFileLoader) -> CodeType:
-        """The code of a module, with marks in it."""
+        """The compiled code of a module, with marks."""
         with unobserved():
             content = self._read(path)
             _show(path, content)
             try:
                 return self._marked(module, path, content, loader)
-            except Exception:  # no Python, too deep for a tree, a loader that wants text, no room
+            except Exception:  # invalid Python, a very deep tree, a loader for text, a full disk
                 self._observation.add_module(module, path, content, None)
                 return loader.source_to_code(content, path)
 
@@ -104,7 +103,7 @@ class Snapshot:
 
 
 def _show(path: str, content: bytes) -> None:
-    """Put lines where ``inspect`` and tracebacks look for them, to stay whatever is edited."""
+    """Give ``inspect`` and tracebacks these lines, which stay the same after an edit."""
     try:
         lines = io.StringIO(importlib.util.decode_source(content)).readlines()
     except (SyntaxError, UnicodeDecodeError):

@@ -1,11 +1,12 @@
-"""What runs where a launcher starts it: one attempt of one step.
+"""The code that a launcher starts: it runs one attempt of one step.
 
-``attempt`` is the entry, ``python -m pipeline.worker.attempt SPEC``; begin there. ``calling`` calls
-the step function, ``content`` checks the files that it reads and describes those that it wrote,
-``stopping`` tells it to leave, ``telling`` shows how far it is and what it does, ``spending`` what
-it took, ``failure`` what went wrong. A step on several devices is ``torchrun`` on each node and
-``rank`` in each process. ``warm`` is the parent that forks workers of steps that import the same
-libraries, ``hidden`` keeps these libraries out of a worker's sight until its step imports them.
+``attempt`` is the entry point, ``python -m pipeline.worker.attempt SPEC``; begin there. ``calling``
+calls the step function, ``content`` checks the files of its inputs and describes the files that it
+wrote. ``stopping`` handles requests to stop, ``telling`` writes progress, ``spending`` measures
+resources, ``failure`` describes exceptions. A step on several devices runs ``torchrun`` on each
+node and ``rank`` in each process. ``warm`` is the parent process that forks workers for steps that
+import the same libraries; ``hidden`` hides these libraries from a worker until its step imports
+them.
 
 Uses ``price``, ``plan``, ``wire``, ``observed``, ``store`` and what lies below them; never
 ``launchers``.

@@ -1,13 +1,13 @@
 """Runs one attempt of one step: ``python -m pipeline.worker.attempt SPEC``.
 
-The worker reads the spec from the store, runs the step function, and writes its files and a
-report into the attempt's folder. It never commits: the driver does, once it has the report. So a
-worker may run on any machine that sees the store and has the code, and may die at any moment.
+The worker reads the spec from the store, runs the step function, and writes the files and a report
+into the attempt's folder. It never commits: the driver commits after it has read the report. So a
+worker can run on any machine that reaches the store and has the code, and may die at any moment.
 
-There is one worker on each node of a step. It stages and checks inputs and scratch once for all
-ranks of the node, starts them where there are several, and passes on the request to leave. The
-first node's worker reports; the others report only what made them fail. ``docs/workers.md`` is the
-contract for whoever writes another.
+A step has one worker on each node. The worker stages and checks inputs and scratch once for all
+ranks of its node, starts the ranks if there are several, and forwards a request to stop. The first
+node's worker writes the report; the others report only their own failure. ``docs/workers.md``
+describes the protocol for writing another worker.
 """
 
 import contextlib
@@ -43,13 +43,14 @@ from pipeline.worker.telling import Teller
 from pipeline.worker.torchrun import ALONE, Node, RankResult, run_ranks, this_node
 
 PEERS_SECONDS = 5.0
-"""In which all nodes of a step learn that they are to leave."""
+"""Within this time all nodes of a step receive a request to stop."""
 
 
 def main(spec_url: str, stopping: Stopping | None = None) -> int:
-    """Run the attempt that a spec describes; 0 if it can be committed.
+    """Run the attempt that a spec describes; return the exit status.
 
-    Other statuses: 1 after an error, 75 when told to leave, 76 if the attempt is not this one's.
+    The status is 0 if the attempt can be committed, 1 after an error, 75 after a request to stop,
+    and 76 if another process owns the attempt.
     """
     exit_with_driver()
     fs, path = fsspec.url_to_fs(spec_url)
@@ -79,7 +80,7 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
 
 
 def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = ALONE) -> Report:
-    """Run the step function on its inputs and describe what it wrote."""
+    """Run the step function on its inputs, and describe the files that it wrote."""
     teller = Teller(store, spec)
     with contextlib.ExitStack() as stack:
         with teller.watching() if _is_one_process(spec) else contextlib.nullcontext():
@@ -104,7 +105,7 @@ def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = A
 
 
 def _help(spec: StepSpec, store: Store, stopping: Stopping, node: Node) -> int:
-    """Run the ranks of a node other than the first, which reports unless this one fails."""
+    """Run the ranks of a node other than the first. It writes a report only if it fails."""
     try:
         with contextlib.ExitStack() as stack:
             code = stack.enter_context(Code(spec))
@@ -121,7 +122,7 @@ def _help(spec: StepSpec, store: Store, stopping: Stopping, node: Node) -> int:
 
 
 def _failed(spec: StepSpec, store: Store, stopping: Stopping, error: Exception) -> Report:
-    """The report of an exception, which the log has whole, unless it is how a step leaves."""
+    """Make the report of an exception, and print the traceback unless the step ended on request."""
     told = _is_told_to_leave(spec, stopping)
     places = [store.root] if store.is_local else []
     failure = failure_of(error, spec.function.partition(":")[0], places)
@@ -140,13 +141,14 @@ def _failed(spec: StepSpec, store: Store, stopping: Stopping, error: Exception) 
 
 
 def _is_told_to_leave(spec: StepSpec, stopping: Stopping) -> bool:
-    """Whether that is why a step has failed. On several nodes, the others may have been told a
-    moment ago, and have left this one alone."""
+    """Whether a step failed because of a request to stop. If it has several nodes, others may have
+    received the request first and stopped, which made this node fail."""
     return stopping.is_asked_within(PEERS_SECONDS if spec.nodes > 1 else 0.0)
 
 
 def _report_leaving(store: Store, spec: StepSpec, node: Node) -> None:
-    """Leave word, beside an exit status that any step can end with, that this process was told."""
+    """Report that the process was asked to stop, since any step can end with the same exit
+    status."""
     report = Report("the worker was told to leave", preempted=True)
     with contextlib.suppress(OSError):
         name = f"report-{node.index}.json" if node.index else "report.json"
@@ -155,7 +157,7 @@ def _report_leaving(store: Store, spec: StepSpec, node: Node) -> None:
 
 @dataclass(frozen=True)
 class _Ran:
-    """What a node has to say of a step that it ran, and whether it went on from scratch."""
+    """The result of a step on this node, and whether the step resumed from scratch."""
 
     result: RankResult
     staging: Staging | None
@@ -196,7 +198,7 @@ def _run(
             result = RankResult(metrics, packages_in_use(), of_devices())
         else:
             result = run_ranks(spec, node, content, scratch, inputs, stopping)
-    stopping.heeded = True  # what is left to do fits into the grace
+    stopping.heeded = True  # the remaining work fits into the grace period
     return _Ran(result, staging, resumed)
 
 
@@ -205,7 +207,7 @@ def _content_folder(store: Store, spec: StepSpec) -> Iterator[Path]:
     if store.is_local:
         folder = Path(spec.attempt) / "content"
         if spec.nodes == 1 and folder.exists():
-            shutil.rmtree(folder)  # of a warm worker that has begun again in a fresh interpreter
+            shutil.rmtree(folder)  # left by a warm worker that started again as a fresh interpreter
         folder.mkdir(parents=True, exist_ok=spec.nodes > 1)
         yield folder
     else:
@@ -229,7 +231,7 @@ def _local_input(store: Store, position: int, entry: InputSpec) -> Iterator[Arti
 
 
 def _check_sources(spec: StepSpec) -> None:
-    """Refuse a result made from a file that is no longer what the key says it was."""
+    """Refuse a result if a source file has changed since its identity went into the key."""
     forget_sources()
     for url, identity in spec.files.items():
         if source_identity(url) != identity:
@@ -251,6 +253,6 @@ if __name__ == "__main__":
     status = main(sys.argv[1], listening)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # a thread that the step left behind keeps nobody waiting, and writes no more
+    os._exit(status)  # do not wait for threads that the step left behind
 elif __name__ == "__mp_main__":  # a process that a step has spawned
     join_step()

@@ -1,6 +1,6 @@
-"""Calling a step function, in a worker or in each of its ranks: its code, arguments and output.
+"""Calls a step function, in a worker or in each of its ranks: its code, arguments and output.
 
-What happens here is the same for a step of one process and for every rank of one with many.
+A step with one process and the ranks of a step with many processes share this code.
 """
 
 import contextlib
@@ -35,14 +35,15 @@ RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow
 
 
 class Code:
-    """The code of a step in its worker: what the key says it is, and what of it ran.
+    """The code of a step in its worker: the code that its key contains, and the code that ran.
 
-    The worker observes itself from here on. It, and whatever it starts that joins the observation,
-    imports project code from the bytes that the closure was read from, so that the source may be
-    edited for the next experiment while this one goes on with what it was started with.
+    From here on the worker observes itself. The worker, and each process that it starts and that
+    joins the observation, imports project code from the bytes from which the closure was computed.
+    So users may edit the source for the next experiment while this one continues with its own
+    version.
 
     Raises:
-        TemperError: it was edited since the experiment began.
+        TemperError: the code was edited since the experiment began.
     """
 
     def __init__(self, spec: StepSpec):
@@ -73,10 +74,11 @@ class Code:
         self.observation.forget()
 
     def discovered(self) -> Discovered:
-        """What the step turned out to depend on besides its key, once it has run.
+        """The dependencies of the step that are not in its key; call it after the step has run.
 
         Raises:
-            TemperError: the code was edited, and the step has started a process that read it anew.
+            TemperError: the code was edited, and the step started a process that read the edited
+                code.
         """
         self.observation.end()
         if started_python(self.observation):
@@ -85,8 +87,8 @@ class Code:
 
 
 def join_step() -> None:
-    """Let this process, which a step has started, import the step's code as its worker does, and
-    be observed; nothing, if no step has."""
+    """If a step started this process: import the step's code as its worker does, and be
+    observed."""
     if (observation := Observation.join()) is not None:
         Snapshot(observation).install()
 
@@ -94,22 +96,22 @@ def join_step() -> None:
 def call(
     function: StepFunction, spec: StepSpec, output: "WorkerOutput", inputs: Sequence[Artifact]
 ) -> Metrics:
-    """Call the step function; its metrics.
+    """Call the step function, and return its metrics.
 
     Raises:
-        TemperError: the metrics cannot be kept.
+        TemperError: the metrics cannot be stored.
     """
     arguments = {name: restore(value, inputs.__getitem__) for name, value in spec.arguments.items()}
     output.origins = dict(zip(inputs, spec.inputs, strict=True))
     started_in = os.getcwd()
     metrics = function.function(output, **arguments) or {}
-    os.chdir(started_in)  # what is checked after this may be named relative to it
+    os.chdir(started_in)  # later checks may use relative paths
     _check_metrics(spec.step, metrics)
     return metrics
 
 
 def packages_in_use() -> dict[str, str]:
-    """The versions of the libraries that are recorded with a result, as far as it imported them."""
+    """The versions of the recorded libraries that the step imported."""
     used = (name for name in RECORDED_PACKAGES if name in sys.modules)
     return {name: metadata.version(name) for name in used}
 
@@ -152,7 +154,7 @@ class WorkerOutput:
 
 
 def _rules(spec: StepSpec, module: str) -> Rules:
-    """What counts of all that a step may open."""
+    """The rules that decide which files count as dependencies of the step."""
     store = Store(spec.store)
     scratch = store.scratch_path(spec.step, spec.key, spec.epoch)
     inputs = [entry.content for entry in spec.inputs] if store.is_local else []
@@ -164,10 +166,10 @@ def _rules(spec: StepSpec, module: str) -> Rules:
 
 
 def project_roots(package: str) -> list[str]:
-    """Folders of project code for a step of that package: whatever Python looks through that is no
-    library, and the package, wherever it lies."""
+    """The folders of project code for a step of this package: all folders in ``sys.path`` that are
+    no libraries, and the package itself, wherever it lies."""
     folders = [entry for entry in sys.path if os.path.isdir(entry)]
-    with contextlib.suppress(OSError):  # somebody has deleted it
+    with contextlib.suppress(OSError):  # the working folder may have been deleted
         folders.append(os.getcwd())
     roots = [folder for folder in folders if not in_library(f"{folder}/any.py")]
     if (spec_of := PathFinder.find_spec(package)) and in_library(spec_of.origin or ""):
@@ -176,7 +178,7 @@ def project_roots(package: str) -> list[str]:
 
 
 def _check_code(spec: StepSpec, function: StepFunction) -> Closure:
-    """The source that runs; refuses one that is no longer what the key says it was."""
+    """The closure that runs; it is refused if it is not the one in the key."""
     look_again()
     types = frozenset(map(resolve_reference, spec.types))
     with unobserved():
@@ -191,7 +193,7 @@ def _check_code(spec: StepSpec, function: StepFunction) -> Closure:
 
 
 def _check_metrics(step: str, metrics: Any) -> None:
-    """Refuse what could not be stored or shown; it would spoil every later run."""
+    """Refuse metrics that cannot be stored or shown: they would break every later run."""
     try:
         if not isinstance(metrics, dict) or not all(isinstance(name, str) for name in metrics):
             raise TypeError("not a dict with names")

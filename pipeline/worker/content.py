@@ -1,8 +1,9 @@
-"""The files of an artifact: what a step wrote, and whether what the next one reads is just that.
+"""Checks the files of inputs, and describes the files that a step wrote.
 
-A committed artifact is exactly the files that its manifest names. One file more, hidden or not, an
-empty folder or a link is damage like a changed byte: a step that looks around (``rglob``) would see
-it, and its result would stand under a key that knows nothing of it.
+A committed artifact consists of exactly the files that its manifest names. An additional file,
+hidden or not, an empty folder or a link is damage, just like a changed byte: a step that searches
+the folder (``rglob``) would find it, and its result would depend on something that its key does not
+contain.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from pipeline.wire.spec import InputSpec
 
 
 class DamagedInput(TemperError):
-    """An input's bytes are not those that were committed."""
+    """The bytes of an input are not the committed ones."""
 
     def __init__(self, position: int, message: str):
         super().__init__(message)
@@ -27,10 +28,10 @@ class DamagedInput(TemperError):
 
 
 def fetch_input(store: Store, position: int, entry: InputSpec, folder: Path) -> None:
-    """Download the files that an input must hold, if it holds no others.
+    """Download the files of an input, if it has exactly the expected files.
 
     Raises:
-        DamagedInput: it holds others, or lacks one.
+        DamagedInput: the input has other files, or lacks one.
         OSError: the store cannot be read.
     """
     _require_no_others(position, entry, store.objects.strangers(entry.content, entry.files))
@@ -41,10 +42,10 @@ def fetch_input(store: Store, position: int, entry: InputSpec, folder: Path) -> 
 
 
 def check_input(position: int, entry: InputSpec, folder: Path) -> None:
-    """Refuse an input whose files are not those that were committed, and no others.
+    """Refuse an input that does not have exactly the committed files.
 
     Raises:
-        DamagedInput: as it says.
+        DamagedInput: a file is damaged, missing or additional.
     """
     _require_no_others(position, entry, strangers(str(folder), entry.files))
     for name, expected in entry.files.items():
@@ -59,10 +60,11 @@ def _require_no_others(position: int, entry: InputSpec, others: list[str]) -> No
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
-    """What a step has written; finished, and flushed to disk before a manifest says it is there.
+    """Describe the files that a step wrote, after it has made them read-only and flushed them to
+    disk.
 
     Raises:
-        TemperError: it wrote something that is no regular file, or under a name none can have.
+        TemperError: the step wrote something that is no regular file, or that has a forbidden name.
     """
     files = {}
     if folder.is_symlink() or not folder.is_dir():
@@ -77,10 +79,10 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
             raise TemperError(f"the step wrote {name}, which is no regular file; write a copy")
         if not is_file(name):
             raise TemperError(f"the step wrote {name!r}; give it a name without '..'")
-        if path.stat().st_nlink > 1:  # a file of somebody else's, who may write to it
+        if path.stat().st_nlink > 1:  # a hard link: its other name may still be written to
             shutil.copyfile(path, copy := path.with_name(f".{path.name}.copy"))
             os.replace(copy, path)
-        path.chmod(0o444 & ~mask)  # finished: to be read by whoever may read the store
+        path.chmod(0o444 & ~mask)  # readable by everybody who can read the store
         with open(path, "rb") as file:
             os.fsync(file.fileno())
         files[name] = describe(path)
@@ -88,7 +90,7 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
 
 
 def _remove_empty_folders(folder: Path) -> None:
-    """They are no part of an artifact: object stores have none."""
+    """Empty folders are no part of an artifact: object stores do not have them."""
     for path, _, _ in os.walk(folder, topdown=False):
         if path != str(folder):
             with contextlib.suppress(OSError):  # it is not empty

@@ -1,8 +1,8 @@
-"""What a worker reports of a step's exception: one sentence, and where a bug lies.
+"""Describes a step's exception for the report: one sentence, and the location of a bug.
 
-The log has the whole traceback. The person at the terminal reads the report: a message
-(:mod:`pipeline.foreseen`) stands alone; of any other exception the report shows the frames of
-project code that led to it, without those of the core and of libraries.
+The log has the whole traceback. The user at the terminal sees the report: an error message for
+users (:mod:`pipeline.foreseen`) stands alone; for any other exception, the report adds the frames
+of project code that led to it, without frames of the core and of libraries.
 """
 
 import linecache
@@ -16,7 +16,7 @@ from pipeline.foreseen import ROOT, SHIPPED, frames_of, is_shipped, message_of, 
 from pipeline.text import cut
 
 _CORE = f"{ROOT / SHIPPED[0]}{os.sep}"
-"""Also of the module that runs as ``__main__``, which has no name of its own."""
+"""Identifies frames of the core that run as ``__main__``, whose module name does not."""
 MOST_FRAMES = 4
 LONGEST_SOURCE = 120
 
@@ -26,7 +26,7 @@ class Failure:
     """An exception as it is reported.
 
     Attributes:
-        excerpt: lines that show where a bug lies; none for a message.
+        excerpt: lines that show where a bug is; empty for an error message for users.
     """
 
     message: str
@@ -34,7 +34,7 @@ class Failure:
 
 
 class FailedElsewhere(Exception):
-    """Another process has met a failure, and has said what there is to say of it."""
+    """Another process has failed and reported its failure."""
 
     def __init__(self, failure: Failure):
         super().__init__(failure.message)
@@ -42,10 +42,10 @@ class FailedElsewhere(Exception):
 
 
 def failure_of(error: Exception, home: str, places: Sequence[str] = ()) -> Failure:
-    """What to report of an exception.
+    """The description of an exception.
 
     Args:
-        home: the module of the step function, whose package is project code wherever it lies.
+        home: the module of the step function; its package is project code wherever it lies.
         places: folders that the step writes to.
     """
     if isinstance(error, FailedElsewhere):
@@ -61,15 +61,15 @@ def failure_of(error: Exception, home: str, places: Sequence[str] = ()) -> Failu
 
 
 def _named(error: Exception) -> str:
-    """An exception that was not written for people, with its type."""
+    """The text of an exception that is no message for users, with its type."""
     text, name = sentence(error), type(error).__name__
     return text if text.startswith(name) else f"{name}: {text}"
 
 
 def _excerpt(error: Exception, home: str) -> Iterator[str]:
-    """The last frames of project code, as a traceback would show them."""
+    """The last frames of project code, in the form of a traceback."""
     frames = {
-        (frame.f_code.co_filename, line): frame  # a comprehension has its own, on the same line
+        (frame.f_code.co_filename, line): frame  # a comprehension has a frame on the same line
         for frame, line in reversed([*frames_of(error)])
         if _is_project(frame, home)
     }
@@ -88,6 +88,6 @@ def _is_project(frame: FrameType, home: str) -> bool:
 
 
 def _short(file: str) -> str:
-    """A path as seen from here, where it lies below."""
+    """A path, relative to the working folder if it lies below."""
     relative = os.path.relpath(file)
     return file if relative.startswith("..") else relative

@@ -1,11 +1,11 @@
-"""Packages that a worker's parent has imported, out of the worker's sight until its step imports
-them.
+"""Hides the packages that a worker's parent imported, until the worker's step imports them.
 
-A warm worker is to be as one that was started afresh. So what its parent imported is taken out of
-``sys.modules``, and a finder stands before all others. When the step imports one of these packages,
-the finder shows it, with those that it imported in turn, if all that an import may depend on is as
-it was when the parent imported it: the environment, the folder, where and how Python looks for
-modules. If the step's code has changed any of that before, the worker is started afresh after all.
+A warm worker must behave like a fresh one. So the packages that its parent imported are removed
+from ``sys.modules``, and a finder is put before all others. When the step imports one of these
+packages, the finder restores it, together with the packages that it imported. This requires that
+nothing on which an import may depend has changed since the parent imported it: the environment, the
+working folder, and where and how Python looks for modules. If the step's code has changed any of
+these, the worker starts again as a fresh interpreter.
 """
 
 import builtins
@@ -24,18 +24,18 @@ from typing import Any
 from pipeline.code.modules import in_library
 
 _OURS = "TEMPER_"
-"""How variables begin that pass between driver and worker: no library reads them."""
+"""The prefix of variables that driver and worker exchange; no library reads them."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What importing libraries has left in a process.
+    """The effects of importing libraries in a process.
 
     Attributes:
-        modules: those that were loaded, by name, in order.
-        needs: for a package, the packages that its modules imported.
-        environment: for a package, variables that its import has set, and (``None``) deleted.
-        in_vain: packages that were looked for, and that there are not.
+        modules: the loaded modules by name, in order.
+        needs: for each package, the packages that its modules imported.
+        environment: for each package, variables that its import set, or deleted (``None``).
+        in_vain: packages that an import looked for and did not find.
     """
 
     modules: dict[str, ModuleType] = field(default_factory=dict)
@@ -44,10 +44,11 @@ class Imported:
     in_vain: set[str] = field(default_factory=set)
 
     def hide(self, start_afresh: Callable[[str], Any]) -> None:
-        """Take the modules out of sight, and what imports did to the environment back.
+        """Hide the modules, and undo the changes of imports to the environment.
 
         Args:
-            start_afresh: called with the reason, and does not return, if they cannot be shown.
+            start_afresh: called with the reason if the modules cannot be restored; it does not
+                return.
         """
         for name in self.modules:
             sys.modules.pop(name, None)
@@ -56,7 +57,7 @@ class Imported:
         _Finder(self, start_afresh).stand_first()
 
     def with_needs(self, package: str) -> set[str]:
-        """A package and those that it imported, directly or through others."""
+        """A package and all packages that it imported, directly or through others."""
         found, pending = {package}, [package]
         while pending:
             new = self.needs.get(pending.pop(), set()) - found
@@ -66,12 +67,12 @@ class Imported:
 
 
 STARTED_WITH = dict(os.environ)
-"""The environment of this process as it was started."""
+"""The environment with which this process was started."""
 
 
 @contextmanager
 def noting(imported: Imported, package: str) -> Iterator[None]:
-    """Note what the import of a package, within the block, leaves behind."""
+    """Record the effects of importing a package inside the block."""
     modules, environment = set(sys.modules), dict(os.environ)
     plain, asked = builtins.__import__, _Asked()
 
@@ -99,15 +100,16 @@ def noting(imported: Imported, package: str) -> Iterator[None]:
 
 
 def _is_hidden(name: str, module: ModuleType) -> bool:
-    """Whether a module is a library's. Those of the standard library stay in sight, and so do those
-    that compiled modules of several libraries make up and share, such as ``cython_runtime``."""
+    """Whether a module belongs to a library and can be hidden. Modules of the standard library
+    stay, and so do modules that compiled modules of several libraries create and share, like
+    ``cython_runtime``."""
     if _top(name) in sys.stdlib_module_names or name == "__mp_main__":
         return False
     return "." in name or getattr(module, "__spec__", None) is not None
 
 
 class _Asked:
-    """A finder that finds nothing, and knows for which packages it was asked."""
+    """A finder that finds nothing, and records the packages that it was asked for."""
 
     def __init__(self) -> None:
         self.packages: set[str] = set()
@@ -125,7 +127,7 @@ def _is_there(package: str) -> bool:
 
 @dataclass(frozen=True)
 class _Circumstances:
-    """What an import may depend on, besides the library."""
+    """Everything besides the library that the result of an import may depend on."""
 
     environment: dict[str, str]
     folder: str
@@ -143,7 +145,7 @@ class _Circumstances:
         return cls(variables, folder, path, finders, hooks, builtins.__import__)
 
     def change(self) -> str | None:
-        """What is different now, if anything is."""
+        """What has changed, in words; ``None`` if nothing has."""
         now = _Circumstances.now()
         if differing := now.environment.items() ^ self.environment.items():
             return f"the environment variable {min(name for name, _ in differing)}"
@@ -155,13 +157,13 @@ class _Circumstances:
 
 
 def _is_of_library(finder: Any) -> bool:
-    """Whether a library has put a finder there, for modules of its own."""
+    """Whether a library installed a finder for its own modules."""
     module = sys.modules.get(getattr(finder, "__module__", None) or "")
     return in_library(getattr(module, "__file__", None) or "")
 
 
 class _Finder:
-    """Stands first in ``sys.meta_path``."""
+    """The first finder in ``sys.meta_path``: it restores hidden packages."""
 
     def __init__(self, imported: Imported, start_afresh: Callable[[str], Any]):
         self._imported, self._start_afresh = imported, start_afresh
@@ -169,13 +171,13 @@ class _Finder:
         self._lock = threading.RLock()
 
     def stand_first(self) -> None:
-        """From here on, until all is shown."""
+        """Install the finder; it stays until all packages are restored."""
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
         self._known = set(sys.modules)
         self._expected = _Circumstances.now()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """To look for a module is not to import it: nothing is shown yet."""
+        """Find a hidden module. Finding is not importing, so the module stays hidden."""
         module = self._left.get(name)
         if module is None or module.__spec__ is None:
             return None
@@ -184,9 +186,9 @@ class _Finder:
         return spec
 
     def show(self, name: str) -> None:
-        """Show the package of a module.
+        """Restore the package of a module, with the packages that it needs.
 
-        Does not return if what an import depends on has changed.
+        It does not return if something on which an import depends has changed.
         """
         with self._lock:
             if name not in self._left:
@@ -204,7 +206,7 @@ class _Finder:
                 sys.meta_path.remove(self)  # type: ignore[arg-type]
 
     def _made_up(self) -> str | None:
-        """A module that the step's code has put in the place of one that is to be imported."""
+        """A module that the step's code has put in the place of a hidden or missing one."""
         for name in list(sys.modules):
             is_new = name not in self._known
             if name in self._left or (is_new and name in self._imported.in_vain):
@@ -213,7 +215,7 @@ class _Finder:
 
 
 class _Shown:
-    """The loader of a module that is there already; for the rest, the module's own."""
+    """The loader of a hidden module; it delegates everything else to the module's own loader."""
 
     def __init__(self, module: ModuleType, finder: _Finder):
         self._module, self._finder = module, finder
@@ -224,7 +226,7 @@ class _Shown:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # not the one by which it was found now
+        module.__spec__ = self._spec  # restore its own spec instead of the finder's copy
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._spec.loader if self._spec else None, name)

@@ -29,7 +29,7 @@ ALIVE_SECONDS = 0.5
 
 
 def main(path: str) -> int:
-    """Call the step function; 0 if that went well."""
+    """Call the step function, and return the exit status."""
     stopping = Stopping()
     stopping.listen()
     join_step()
@@ -60,7 +60,7 @@ def main(path: str) -> int:
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
-    """Whole or not at all: a rank may be killed at any moment."""
+    """Write a file atomically, since a rank may be killed at any moment."""
     (temporary := path.with_suffix(".new")).write_text(json.dumps(value))
     os.replace(temporary, path)
 
@@ -80,8 +80,8 @@ def _call(told: RankCall, spec: StepSpec, stopping: Stopping, is_first: bool) ->
 
 
 def _end_with(worker: int) -> None:
-    """End this process with its worker, or with ``torchrun``, which starts ranks in sessions of
-    their own, where a kill of the worker's group does not reach them."""
+    """End this process when its worker or ``torchrun`` ends. ``torchrun`` starts each rank in a
+    session of its own, so killing the worker's process group does not reach the ranks."""
     torchrun = os.getppid()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""What an attempt takes of its machine, for the provenance of what it makes."""
+"""Measures the resources that an attempt uses, for the provenance of its artifact."""
 
 import contextlib
 import resource
@@ -11,15 +11,15 @@ from pipeline.price.machine import cores_here, memory_here, processor, threads_t
 
 
 def spent(devices: Mapping[str, Any], processes: int, resumed: bool) -> dict[str, Any]:
-    """What this process and those that it started have taken so far.
+    """The resources that this process and its child processes have used so far.
 
-    Memory is that of the largest process, in bytes: what it had resident, and what it had allocated
-    on its accelerator. ``cpu_seconds`` are of all processes.
+    ``memory`` is the largest resident memory of one process, ``device_memory`` the most that it has
+    allocated on its accelerator, both in bytes. ``cpu_seconds`` covers all processes.
 
     Args:
-        devices: what :func:`of_devices` says in a process that has run the step.
-        processes: ranks of the step, on all nodes.
-        resumed: whether it went on from what an earlier attempt left.
+        devices: the result of :func:`of_devices` in a process that ran the step.
+        processes: the number of ranks of the step, on all nodes.
+        resumed: whether the attempt resumed from the scratch of an earlier one.
     """
     mine, others = (
         resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -39,8 +39,8 @@ def spent(devices: Mapping[str, Any], processes: int, resumed: bool) -> dict[str
 
 
 def _most_resident() -> int | None:
-    """The most bytes that this process had resident, as Linux says. What ``getrusage`` says of a
-    program begins with what the process that has started it had: a large notebook, perhaps."""
+    """The most resident bytes of this process, from Linux's ``/proc``. ``getrusage`` would start
+    from the memory of the process that started this one, for example a large notebook."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -49,9 +49,9 @@ def _most_resident() -> int | None:
 
 
 def of_devices() -> dict[str, Any]:
-    """The model of the GPU that this process has used, and the most bytes it had allocated there;
-    empty if it has used none."""
-    torch = sys.modules.get("torch")  # a step that has not imported it has used no GPU
+    """The model of the GPU that this process used, and the most bytes that it allocated there;
+    empty if it used none."""
+    torch = sys.modules.get("torch")  # a step without torch has used no GPU
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return {}
     return {"model": torch.cuda.get_device_name(), "memory": torch.cuda.max_memory_allocated()}

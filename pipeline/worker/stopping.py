@@ -1,15 +1,15 @@
-"""How a worker is told to leave: SIGTERM, from a launcher, an engine or whoever takes the machine.
+"""Asks a worker to stop: on SIGTERM from a launcher, an engine, or whoever reclaims the machine.
 
-A step that asks ``out.stopping`` as it goes is trusted to save what it has in scratch and to end by
-any exception; it has the grace that the spec says. Any other step is ended at once, as a kill
-would, since its scratch is made to survive one. Either way the worker's report says "preempted",
-and the step goes on from its scratch in another attempt.
+A step that polls ``out.stopping`` is expected to save its state in scratch and to end with any
+exception, within the grace period of the spec. Any other step is stopped at once, like by a kill,
+since its scratch folder must survive a kill anyway. In both cases the worker's report says
+"preempted", and the next attempt resumes from the scratch folder.
 
-A signal that the step has sent itself, or a process that it started, is no request: it does what it
-would do in any program, which is to end it. So the signals are blocked, and a thread waits for
-them, whom the kernel tells who has sent each; that works also while the main thread is in a long
-call of a library. Processes that the step starts have them unblocked. A signal that arrives in the
-instant in which the step starts a process counts as a request, whoever sends it.
+A signal from the step itself, or from a process that it started, is no request: it has its usual
+effect, which is to end the process. To find out who sent a signal, the worker blocks these signals,
+and a thread waits for them: the kernel tells it the sender. This also works while the main thread
+is in a long call of a library. In processes that the step starts, the signals are not blocked. A
+signal that arrives just while the step starts a process counts as a request, whoever sent it.
 """
 
 import _posixsubprocess
@@ -25,20 +25,20 @@ from typing import Any
 from pipeline.wire.launcher import PREEMPTED
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""``torchrun`` passes on the second; see :mod:`pipeline.worker.torchrun`."""
+"""``torchrun`` forwards the second one; see :mod:`pipeline.worker.torchrun`."""
 _MOST_ANCESTORS = 64
 
 
 class Stopping:
-    """Whether this worker was told to leave.
+    """Whether this worker has been asked to stop.
 
     Attributes:
-        grace: seconds after which it ends then, whatever the step does.
-        heeded: the step has asked, so it will see to its own end.
-        paused: it has come as far as it is to go for now. Nobody waits for the machine, so it has
-            all the time it needs.
-        leave: called before the process ends without the step's doing.
-        report: called before that: leaves word that the process was told to.
+        grace: seconds after the request in which a step that polls must end.
+        heeded: whether the step has polled, so it will end itself.
+        paused: whether the step has reached the point at which it is to pause. Then there is no
+            time limit, since nobody else waits for the machine.
+        leave: called before the process is ended from outside the step.
+        report: called before ``leave``; it reports that the process was asked to stop.
     """
 
     def __init__(self) -> None:
@@ -55,41 +55,41 @@ class Stopping:
         return self._asked.is_set()
 
     def is_asked_within(self, seconds: float) -> bool:
-        """Whether it is told to leave at the latest so many seconds from now."""
+        """Whether a request to stop arrives within so many seconds."""
         return self._asked.wait(seconds)
 
     def asked(self) -> bool:
-        """For the step: true once it is to leave."""
+        """For the step: true once it is to stop."""
         self.heeded = True
         self._was_told = self.paused or self._asked.is_set()
         return self._was_told
 
     def is_pause(self, error: Exception) -> bool:
-        """Whether an exception is how a step leaves that has come as far as it was to go: it was
-        told so, and the machine has what it needs."""
+        """Whether an exception ends a step that was asked to pause. An error of the disk or the
+        memory is a failure all the same."""
         return self.paused and self._was_told and not isinstance(error, OSError | MemoryError)
 
     def ask(self) -> None:
-        """Tell the step, or end the process for it."""
+        """Request the step to stop; if it does not poll, end the process."""
         if self._asked.is_set():
             return
         self._asked.set()
         threading.Thread(target=self._end, daemon=True).start()
 
     def ask_after(self, seconds: float) -> None:
-        """:meth:`ask` when the time of this attempt is over."""
+        """Call :meth:`ask` after so many seconds, when the attempt's time is over."""
         timer = threading.Timer(seconds, self.ask)
         timer.daemon = True
         timer.start()
 
     def listen(self) -> None:
-        """Take the signals of this process as the request. They belong to the main thread."""
+        """Handle the signals of this process as requests; only possible in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # of every thread from here on
-        for number in SIGNALS:  # where one comes through at a moment when they are not
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # also in every thread from here on
+        for number in SIGNALS:  # a signal may arrive while it is not blocked
             signal.signal(number, self._asked_by_anybody)
-        os.register_at_fork(after_in_child=_default_signals)  # a child is not the worker
+        os.register_at_fork(after_in_child=_default_signals)  # a forked child is no worker
         _unblock_in_programs()
         _raise_in_process()
         threading.Thread(target=self._listen, name="stopping", daemon=True).start()
@@ -106,14 +106,14 @@ class Stopping:
         self.ask()
 
     def _act_on(self, number: int) -> None:
-        """Do what a signal does in a program that has nobody to ask it to leave."""
+        """Give a signal its usual effect."""
         handler = signal.getsignal(number)
         if handler in (self._asked_by_anybody, signal.SIG_DFL):
             print(f"the step has ended this process by signal {number}", flush=True)
             os._exit(128 + number)
-        if callable(handler):  # the step's own
+        if callable(handler):  # the step's own handler
             _thread.interrupt_main(signal.Signals(number))
-        elif handler is None:  # a library's own
+        elif handler is None:  # a library's handler, in C
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             signal.pthread_kill(threading.get_ident(), number)
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -127,16 +127,16 @@ class Stopping:
 
 
 def _next_signal() -> tuple[int, int | None]:
-    """The next signal, and the process that has sent it; ``None`` where that is not known."""
+    """The next signal, and the process that sent it; ``None`` if the sender is unknown."""
     if not hasattr(signal, "sigwaitinfo"):  # macOS
         return signal.sigwait(SIGNALS), None
     found = signal.sigwaitinfo(SIGNALS)
-    # 0: from outside the container
+    # pid 0: the sender is outside the container
     return found.si_signo, found.si_pid or None
 
 
 def _is_ours(sender: int) -> bool:
-    """Whether a process is this one or was started by it. One that has ended may be anybody's."""
+    """Whether a process is this one or its descendant; false for a process that has ended."""
     for _ in range(_MOST_ANCESTORS):
         if sender == os.getpid():
             return True
@@ -157,7 +157,7 @@ def _default_signals() -> None:
 
 
 def _raise_in_process() -> None:
-    """Let who raises a signal send it to the process: a thread that blocks it would keep it."""
+    """Make ``signal.raise_signal`` send signals to the process: this thread blocks them."""
     in_thread = signal.raise_signal
 
     def raise_signal(number: int, /) -> None:
@@ -170,7 +170,7 @@ def _raise_in_process() -> None:
 
 
 def _unblock_in_programs() -> None:
-    """Let programs that this process starts take the signals: they inherit what is blocked."""
+    """Unblock the signals in programs that this process starts, since these inherit the mask."""
     start = _posixsubprocess.fork_exec
 
     def fork_exec(*arguments: Any) -> int:

@@ -1,9 +1,9 @@
-"""Tells whoever watches how far a step is, and as long as it does not say so itself, what it does.
+"""Writes the progress of a step, and while the step reports none, its current activity.
 
-A step says how far it is through ``out.progress``. Before its first word, and whenever it has been
-silent for a while, a thread looks at what the main thread is in and names that: the library that it
-imports, or the innermost function of the project. It is one small file in scratch, for display
-alone: nothing that goes wrong with it is a reason to fail.
+A step reports progress through ``out.progress``. Before its first report, and when it has been
+silent for a while, a thread looks at the stack of the main thread and names what it does: importing
+a library, or the innermost function of the project. Progress is one small file in scratch, only for
+display: an error in writing it does not fail the step.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from pipeline.wire.spec import StepSpec
 
 PROGRESS_SECONDS, REMOTE_PROGRESS_SECONDS = 0.3, 5.0
 SILENCE_SECONDS = 2.0
-"""After so long without a word of the step its place in the code is told."""
+"""After so long without progress, the step's place in the code is written."""
 _CORE = __name__.partition(".")[0]
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
 class Teller:
-    """Writes the progress of one step of a key.
+    """Writes the progress of a step with a given key.
 
     Args:
-        is_heard: false for a rank that tells nobody.
+        is_heard: false for a rank that writes nothing.
     """
 
     def __init__(self, store: Store, spec: StepSpec, is_heard: bool = True):
@@ -45,7 +45,7 @@ class Teller:
         self._lock = threading.Lock()
 
     def progress(self, done: float, total: float | None, metrics: Metrics | None = None) -> None:
-        """Tell how far the step is; cheap enough for every batch."""
+        """Write the progress; cheap enough to call for every batch."""
         now = time.monotonic()
         if not self._is_heard or (now - self._last < self._interval and done != total):
             return
@@ -57,13 +57,13 @@ class Teller:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Tell what this thread does while the block runs and the step says nothing."""
+        """Inside the block, write what this thread does while the step reports no progress."""
         if not self._is_heard:
             yield
             return
         over = threading.Event()
         watched = threading.get_ident()
-        with contextlib.suppress(OSError, ValueError, TypeError):  # an earlier attempt's
+        with contextlib.suppress(OSError, ValueError, TypeError):  # progress of an earlier attempt
             earlier = json.loads(self._store.read(self._path) or b"{}")
             self._told |= {name: earlier[name] for name in self._told if name in earlier}
 
@@ -94,8 +94,8 @@ class Teller:
 
 
 def place_of(frame: FrameType | None) -> str:
-    """What a thread does, in words: ``importing torch``, ``in load_model``; empty if it is nowhere
-    in the project."""
+    """The activity of a thread in words: ``importing torch``, ``in load_model``; empty if no
+    project code is on its stack."""
     library = ""
     while frame is not None:
         code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
@@ -110,7 +110,7 @@ def place_of(frame: FrameType | None) -> str:
 
 
 def _package(file: str) -> str:
-    """The installed package that a file is of; empty for one of the standard library."""
+    """The installed package that a file belongs to; empty for the standard library."""
     parts = file.replace("\\", "/").split("/")
     after = [parts[i + 1] for i, part in enumerate(parts[:-1]) if part in _LIBRARIES]
     return after[-1].removesuffix(".py") if after else ""

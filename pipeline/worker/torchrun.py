@@ -1,14 +1,14 @@
-"""A step on several devices: one process for each, started by ``torchrun`` on every node.
+"""Runs a step on several devices: one process for each, started by ``torchrun`` on every node.
 
-Every rank calls the step function, in a process group that the function itself sets up from the
-environment that ``torchrun`` gives it (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``,
-``MASTER_PORT``). Ranks share the output folder and scratch of their node; what they do there they
-must agree on, and what the ranks of other nodes write into the output is not part of the artifact
-(unless the store is a folder that all nodes share). Metrics and progress are those of rank 0.
+Every rank calls the step function. The function sets up the process group from the environment of
+``torchrun`` (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``). The ranks
+of a node share its output folder and scratch, and must coordinate their use. The artifact consists
+of the files of the first node; other nodes' files are not part of it, unless the store is a folder
+that all nodes share. Metrics and progress are those of rank 0.
 
-Ranks take no lease, write no report and commit nothing: they are a detail of one worker, and end
-with it. ``torchrun`` is told to ignore SIGTERM, which an engine may send to every process of a job
-or to one of them; the worker passes it on as SIGUSR1, once.
+Ranks take no lease, write no report and commit nothing: they belong to one worker, and end with it.
+``torchrun`` ignores SIGTERM, which an engine may send to every process of a job or to only one; the
+worker forwards the request as SIGUSR1, once.
 """
 
 import contextlib
@@ -35,12 +35,12 @@ from pipeline.worker.stopping import Stopping
 
 POLL_SECONDS = 0.2
 PAUSED = "paused"
-"""The file by which a rank says that the step has come as far as it is to go for now."""
+"""The file with which a rank reports that the step has reached the point of its pause."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of those a step runs on."""
+    """One of the machines on which a step runs."""
 
     index: int
     master: str
@@ -56,7 +56,8 @@ def this_node() -> Node:
 
 @dataclass(frozen=True)
 class RankCall:
-    """What the ranks of a node are told: where the worker has put what they need."""
+    """The arguments of the ranks of a node: the spec, and the paths that the worker has
+    prepared."""
 
     spec: str
     content: str
@@ -68,7 +69,7 @@ class RankCall:
 
 @dataclass(frozen=True)
 class RankResult:
-    """What rank 0 has to say once all is done; on a node without it, nothing."""
+    """The result of rank 0; empty on a node without rank 0."""
 
     metrics: Metrics = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -86,11 +87,11 @@ def run_ranks(
     """Call the step function in every rank of this node.
 
     Raises:
-        FailedElsewhere: saying which rank failed first, and why.
+        FailedElsewhere: a rank failed; the error names the first one and its reason.
     """
     with tempfile.TemporaryDirectory(prefix="temper-ranks-") as folder:
         call = RankCall(
-            spec=spec.to_json().decode(),  # whole, secrets too: the folder is ours alone
+            spec=spec.to_json().decode(),  # with secrets: only this user can read the folder
             content=str(content.resolve()),
             scratch=str(scratch.resolve()),
             inputs=tuple(_portable(artifact) for artifact in inputs),
@@ -122,18 +123,18 @@ def _torchrun(spec: StepSpec, node: Node, call: Path, stopping: Stopping) -> int
     command = ["sh", "-c", 'trap "" TERM; exec "$@"', "sh", *command]
     environment = {
         **os.environ,
-        "PYTHONSAFEPATH": "1",  # as the worker: the folder we are in is not looked at first
-        # what it passes on, and how long it waits then; by newer versions read as options
+        "PYTHONSAFEPATH": "1",  # as in the worker: do not put the working folder into sys.path
+        # the signals that it forwards, and how long it waits then, for older and newer versions
         **dict.fromkeys(("TORCHELASTIC_SIGNALS_TO_HANDLE", "PET_SIGNALS_TO_HANDLE"), "SIGUSR1"),
         **dict.fromkeys(("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "PET_SHUTDOWN_TIMEOUT"), grace),
     }
-    with unobserved():  # the ranks say themselves what they do
+    with unobserved():  # the ranks observe themselves
         process = subprocess.Popen(
             [*command, "-m", "pipeline.worker.rank", str(call)],
             env=environment,
             pass_fds=_devices(),
         )
-    stopping.heeded = True  # the ranks know whether to wait; they leave at once if not
+    stopping.heeded = True  # the ranks poll; ranks that do not poll end at once
     over = threading.Event()
 
     def pass_on() -> None:
@@ -152,7 +153,7 @@ def _torchrun(spec: StepSpec, node: Node, call: Path, stopping: Stopping) -> int
 
 
 def _devices() -> tuple[int, ...]:
-    """Open files that mark devices as taken: held until the last rank has ended."""
+    """The open files that mark devices as taken; they stay open until the last rank has ended."""
     kept = []
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         with contextlib.suppress(OSError):
@@ -171,7 +172,7 @@ def _portable(artifact: Artifact) -> dict[str, str]:
 
 
 def _first_failure(answers: Path, ranks: Iterable[int], status: int) -> Failure:
-    """What the rank said that failed first; the others usually fail because of it."""
+    """The failure of the rank that failed first, since the others usually fail because of it."""
     said = [path.name for path in answers.iterdir()]
     silent = [r for r in ranks if not {f"error-{r}.json", f"left-{r}", f"done-{r}"} & {*said}]
     if silent:

@@ -1,19 +1,19 @@
 """The parent of warm workers: ``python -m pipeline.worker.warm``, started by the local launcher.
 
-Most of what a short step costs is importing its libraries. So a parent imports those that several
-steps of a run are certain to import, and forks a worker whenever a launcher asks for one. The
-worker then runs :mod:`pipeline.worker.attempt` as a fresh interpreter does; it finds no library in
-``sys.modules`` until its step imports it (:mod:`pipeline.worker.hidden`).
+A short step spends most of its time importing libraries. So a parent process imports the libraries
+that several steps of a run are certain to import, and forks a worker whenever a launcher requests
+one. The worker then runs :mod:`pipeline.worker.attempt` like a fresh interpreter; a library appears
+in ``sys.modules`` only when its step imports it (:mod:`pipeline.worker.hidden`).
 
-Forking is safe because the parent only imports, and because that is checked: a library whose import
-leaves a thread, an open file or a signal handler behind, that seeds a generator of random numbers,
-that loads project code or reads a file that counts for results, is left out, and the parent starts
-anew without it. (OpenBLAS starts threads as it is imported and ends them at a fork. So the parent
-forks once before it looks.)
-Workers are forked for steps alone that are certain to import all that the parent has imported.
-Every other step, and every step of which anything is in doubt, gets a fresh interpreter.
+Forking is safe because the parent only imports, and because it checks the effects of each import.
+It leaves out a library whose import leaves a thread, an open file or a signal handler behind, seeds
+a random generator, loads project code, or reads a file that counts as a dependency; then it starts
+again without that library. (OpenBLAS starts threads on import and ends them at a fork, so the
+parent forks once before it checks.) It forks workers only for steps that are certain to import
+everything that it has imported. All other steps get a fresh interpreter, and so does every step in
+case of doubt.
 
-The parent ends with its driver. If the parent dies, its workers go on.
+The parent ends with its driver. If the parent dies, its workers continue.
 """
 
 import contextlib
@@ -51,23 +51,24 @@ from pipeline.worker.hidden import STARTED_WITH, Imported, noting
 WORKER = "pipeline.worker.attempt"
 _SIGNALS = sorted(signal.valid_signals())
 _INTERPRETER = 100
-"""How much a new interpreter takes, beside that of a library with so many files."""
+"""The cost of starting an interpreter, in the unit of :func:`_size`: number of source files."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a parent imports, and for which step functions it forks workers."""
+    """The imports of a parent, and the step functions for which it forks workers."""
 
     imports: tuple[str, ...] = ()
     functions: frozenset[str] = frozenset()
 
 
 def choose(functions: Sequence[str], without: Sequence[str] = ()) -> Choice:
-    """What saves most: what all steps import that import one certain package.
+    """Choose the imports that save the most time: the common imports of all steps that import a
+    certain package, for the best such package.
 
     Args:
-        functions: of the steps that are to run, as often as they are.
-        without: packages that cannot be imported here.
+        functions: the functions of the steps that will run, once for each step.
+        without: packages that must not be imported here.
     """
     counts = Counter(functions)
     lists = {
@@ -81,7 +82,7 @@ def choose(functions: Sequence[str], without: Sequence[str] = ()) -> Choice:
         size = _INTERPRETER + sum(map(_size, {_package(item) for item in shared}))
         saved = (sum(counts[function] for function in served) - 1) * size
         if saved > most:
-            shared.sort(key=_size_and_package)  # the small ones are soon tried
+            shared.sort(key=_size_and_package)  # small packages first, to find unfit ones early
             best, most = Choice(tuple(shared), frozenset(served)), saved
     return best
 
@@ -89,11 +90,11 @@ def choose(functions: Sequence[str], without: Sequence[str] = ()) -> Choice:
 def import_all(
     imports: Sequence[str], rules: Rules, packages: Collection[str] = ()
 ) -> tuple[Imported, str | None]:
-    """Import libraries; and the first package, if any, whose import must not be forked.
+    """Import libraries. Also return the first package whose import makes forking unsafe, if any.
 
     Args:
-        rules: say which files count for results.
-        packages: of the step functions.
+        rules: decide which files count as dependencies.
+        packages: the packages of the step functions.
     """
     imported = Imported()
     for package, items in groupby(imports, _package):
@@ -108,7 +109,7 @@ def import_all(
 
 
 def main(wanted: Mapping[str, Any]) -> NoReturn:
-    """Import, then fork workers until the driver is gone."""
+    """Import the libraries, then fork workers until the driver ends."""
     functions, without = wanted["functions"], wanted["without"]
     lifeline = int(os.environ[ENVIRONMENT])
     be_ended_with_driver(lifeline)
@@ -123,14 +124,14 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
         program = [sys.executable, "-P", "-m", "pipeline.worker.warm", anew]
         os.execve(sys.executable, program, STARTED_WITH)
     gc.collect()
-    gc.freeze()  # a collection in a worker would copy all of it
+    gc.freeze()  # otherwise a collection in a worker would copy all memory pages
     parent = _Parent(socket.socket(fileno=wanted["control"]), choice, imported)
     parent.serve(lifeline)
 
 
 @dataclass(frozen=True)
 class _Traces:
-    """What would be shared with workers, or lost by them."""
+    """The state of the process that a fork would share with workers, or lose."""
 
     threads: int
     files: tuple[str, ...]
@@ -156,11 +157,11 @@ class _Traces:
         )
 
     def restore(self) -> None:
-        """Undo what outlasts an ``exec``."""
+        """Undo the changes that survive an ``exec``."""
         os.chdir(self.folder)
         os.umask(self.mask)
         if threading.current_thread() is not threading.main_thread():
-            return  # which alone may do the rest
+            return  # only the main thread can set handlers
         for number, handler in zip(_SIGNALS, self.handlers, strict=True):
             if signal.getsignal(number) != handler:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -172,12 +173,12 @@ class _Parent:
     choice: Choice
     imported: Imported
     workers: dict[int, tuple[int, socket.socket]] = field(default_factory=dict)
-    """By descriptor: process and where to say how it ended."""
+    """The process of each worker, and the socket that waits for its status, by descriptor."""
 
     def serve(self, lifeline: int) -> NoReturn:
         files = self._files()
         poll = select.poll()
-        poll.register(lifeline, 0)  # it is only ever closed
+        poll.register(lifeline, 0)  # its only event is that it is closed
         poll.register(self.control, select.POLLIN)
         while True:
             for descriptor, _ in poll.poll():
@@ -199,7 +200,7 @@ class _Parent:
                 os.close(log)
 
     def _files(self) -> dict[str, Any]:
-        """The state of every file that was imported: a package may be replaced meanwhile."""
+        """The state of every imported file: a package may be replaced meanwhile."""
         paths = map(_file_of, self.imported.modules.values())
         return {path: state_of(path) for path in paths if path}
 
@@ -217,7 +218,7 @@ class _Parent:
         return descriptor
 
     def _reap(self, descriptor: int) -> None:
-        """Say how a worker ended, once nothing is left of what it started."""
+        """Kill the remaining processes of a worker that has ended, and send its status."""
         pid, answers = self.workers.pop(descriptor)
         os.close(descriptor)
         with contextlib.suppress(ProcessLookupError):
@@ -227,7 +228,7 @@ class _Parent:
             forking.send_status(answers, status)
 
     def _become(self, order: forking.Order, answers: socket.socket, log: int) -> NoReturn:
-        """Become the worker."""
+        """Turn the forked process into a worker."""
         os.setsid()
         self.control.close()
         for descriptor, (_, other) in self.workers.items():
@@ -240,12 +241,12 @@ class _Parent:
         with answers:
             if not forking.begin(answers):
                 os._exit(0)
-        if said:  # what imports had to say
+        if said:  # the output of imports
             os.write(sys.stdout.fileno(), said)
         if (numbers := sys.modules.get("numpy.random")) is not None:
-            numbers.seed()  # as in a new process; Python's own generator sees to that itself
-        importlib.invalidate_caches()  # a folder may have changed since the parent looked
-        sys.modules.pop("__mp_main__", None)  # another main module is about to run
+            numbers.seed()  # as in a new process; Python reseeds its own generator after a fork
+        importlib.invalidate_caches()  # folders may have changed since the parent read them
+        sys.modules.pop("__mp_main__", None)  # another main module will run
         self.imported.hide(_start_afresh(order))
         os.environ.update(order.environment)
         sys.argv[:] = [sys.argv[0], order.spec_url]
@@ -254,7 +255,7 @@ class _Parent:
 
 
 def _start_afresh(order: forking.Order) -> Callable[[str], NoReturn]:
-    """What makes a fresh interpreter of this process, which goes on as any other worker."""
+    """A function that replaces this process by a fresh interpreter, which runs the same attempt."""
     clean, blocked = _Traces.now(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     environment = {**STARTED_WITH, **order.environment}
 
@@ -268,7 +269,7 @@ def _start_afresh(order: forking.Order) -> Callable[[str], NoReturn]:
 
 
 def _import(item: str) -> None:
-    """Import as a statement does that may fail."""
+    """Import a module or a name in it, and ignore errors."""
     module, _, name = item.partition(":")
     with contextlib.suppress(Exception):
         found = importlib.import_module(module)
@@ -277,7 +278,7 @@ def _import(item: str) -> None:
 
 
 def _has_project_code(imported: Imported, packages: Collection[str]) -> bool:
-    """Whether a module was imported that a worker must load itself."""
+    """Whether an import loaded project code, which a worker must load itself."""
     for name, module in imported.modules.items():
         file = _file_of(module)
         is_project = file is not None and not in_library(file) and not is_core(name)
@@ -287,7 +288,8 @@ def _has_project_code(imported: Imported, packages: Collection[str]) -> bool:
 
 
 def _file_of(module: ModuleType) -> str | None:
-    """The file of a module, if it has one: some that are made up name one that is nowhere."""
+    """The file of a module, if it has one; synthetic modules may name a file that does not
+    exist."""
     file = getattr(module, "__file__", None)
     return file if isinstance(file, str) and os.path.isabs(file) else None
 
@@ -297,7 +299,7 @@ def _is_alone() -> bool:
 
 
 def _numbers_seeded() -> str | None:
-    """The state of numpy's generator, if it was seeded: a worker's would begin by itself."""
+    """The state of numpy's generator if it was seeded; a worker would have an unseeded one."""
     numbers = sys.modules.get("numpy.random")
     if numbers is None or numbers.get_bit_generator().seed_seq is not None:
         return None
@@ -305,7 +307,7 @@ def _numbers_seeded() -> str | None:
 
 
 def _fork_once() -> None:
-    """Let libraries end their threads that end them before a fork."""
+    """Fork once, since some libraries end their threads at a fork."""
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)
@@ -325,7 +327,7 @@ def _size_and_package(item: str) -> tuple[int, str]:
 
 @cache
 def _size(package: str) -> int:
-    """About how long a package takes to import: how many source files it has."""
+    """An estimate of the time to import a package: its number of source files."""
     spec = PathFinder.find_spec(package)
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     files = (name for folder in folders for _, _, names in os.walk(folder) for name in names)
