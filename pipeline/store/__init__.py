@@ -1,12 +1,12 @@
-"""What is kept: everything under the root URL of a store, on a local disk or in a bucket.
+"""The store: everything that Temper keeps, under one root URL on a local disk or in a bucket.
 
-``layout`` is the map of a store and the commit of an artifact; begin there. ``manifest`` is the
-JSON object whose creation is the commit, ``catalog`` finds manifests, ``lease`` says who makes an
-artifact now and when somebody else may. ``staging`` copies scratch, ``accepted``, ``runs``,
-``activity`` and ``logs`` read what drivers and people left, ``kinds`` names the kind of an
-artifact, ``latest`` finds results by their names. ``objects`` is the little that a store asks of a
-file system. ``stored`` checks every value that comes out of a store: nothing read from a store is
-believed.
+``layout`` is the map of a store and commits artifacts; begin there. ``manifest`` is the JSON object
+whose creation is the commit, ``catalog`` finds manifests. ``lease`` records who makes an artifact
+now, and decides when another driver may take over. ``staging`` copies scratch folders.
+``accepted``, ``runs``, ``activity`` and ``logs`` read what drivers and users have written.
+``kinds`` finds the kind of an artifact, ``latest`` finds results by name. ``objects`` holds the few
+operations that a store needs of a file system. ``stored`` checks every value that is read from a
+store: nothing in a store is trusted.
 
 Uses ``dag``.
 """

@@ -1,8 +1,8 @@
-"""Which states of a step's code count as equal: what people accepted, and what follows from that.
+"""States of a step's code that are equivalent: those that users accepted, and what follows.
 
-A *state* is what stands for the code in a recipe, ``made_by``. Each acceptance names two of them
-(:meth:`pipeline.store.layout.Store.accept`) and holds in both directions and by way of others:
-where a equals b and b equals c, a equals c.
+A *state* is the entry for the code in a recipe, ``made_by``. Each acceptance names two states
+(:meth:`pipeline.store.layout.Store.accept`). Equivalence is symmetric and transitive: if a equals b
+and b equals c, then a equals c.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from pipeline.store.layout import Store
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A record that two states are equal; ``note`` is what was kept with it for people."""
+    """A record that two states are equivalent; ``note`` is additional information for people."""
 
     path: str
     note: Mapping[str, Any]
 
 
 def acceptances(store: Store, step: str) -> list[Acceptance]:
-    """What was accepted of a step, in no order; damaged records too, which accept nothing.
+    """The acceptances for a step, in no order. Damaged records are included; they accept nothing.
 
     Raises:
         TemperError: the store cannot be read.
@@ -40,14 +40,14 @@ def acceptances(store: Store, step: str) -> list[Acceptance]:
 
 
 def withdraw(store: Store, acceptance: Acceptance) -> None:
-    """Forget an acceptance: what is valid by it alone will be made again."""
+    """Delete an acceptance: artifacts that are valid only because of it become invalid."""
     store.objects.remove(acceptance.path)
 
 
 def equal_states(made_by: Json, pairs: Sequence[tuple[Json, Json]]) -> list[Json]:
-    """A state, then every state that is accepted as equal to it, the most direct ones first."""
+    """A state, followed by all equivalent states, the most direct ones first."""
     equal = [made_by]
-    for known in equal:  # which grows meanwhile
+    for known in equal:  # the list grows during the loop
         for one, other in pairs:
             linked = other if one == known else one if other == known else None
             if linked is not None and linked not in equal:

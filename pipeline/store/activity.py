@@ -1,6 +1,6 @@
-"""What goes on in a store: leases that are held, and every try at making an artifact.
+"""Activity in a store: leases that are held, and all attempts.
 
-Each is found by one listing of the whole store, and one request for each lease that is held.
+Each function lists the whole store once; finding leases also costs one request for each held lease.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pipeline.store.stored import is_attempt, is_key, is_step
 
 @dataclass(frozen=True)
 class Lease:
-    """The lease of one key. ``holder`` is ``None`` when it was released."""
+    """The lease of one key. ``holder`` is ``None`` if it was released."""
 
     step: str
     key: str
@@ -25,13 +25,13 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """False only if it is known that nobody holds it: of a process on another machine, only
-        who waits for it finds out that it is gone."""
+        """False only if certainly nobody holds it. That a process on another machine has died is
+        found out only by a process that waits for the lease."""
         return self.holder is not None and not self.holder.is_gone()
 
     @property
     def who(self) -> str:
-        """Its holder, in words."""
+        """The holder, in words."""
         if self.holder is None:
             return "nobody"
         return f"{self.holder.host} (pid {self.holder.pid}, run {self.holder.run})"
@@ -39,11 +39,11 @@ class Lease:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at making an artifact.
+    """One attempt at making an artifact.
 
     Attributes:
-        size: bytes of all that it left.
-        content: bytes of that which are the artifact's files.
+        size: bytes of all its files.
+        content: bytes of the artifact's files among them.
     """
 
     step: str
@@ -67,13 +67,13 @@ def leases(store: Store) -> list[Lease]:
     found = []
     for path, chain in chains(store.objects, f"{store.root}/leases").items():
         step, _, key = path.partition("/")
-        if is_step(step) and is_key(key):  # else it is somebody else's
+        if is_step(step) and is_key(key):  # other files were not made by Temper
             found.append(Lease(step, key, None if chain is None else chain.look().holder))
     return sorted(found, key=lambda lease: (lease.step, lease.key))
 
 
 def holding_runs(found: Iterable[Lease]) -> frozenset[str]:
-    """The names of the runs that hold any of these leases."""
+    """The names of the runs that hold one of these leases."""
     return frozenset(lease.holder.run for lease in found if lease.holder and lease.is_held)
 
 
@@ -98,13 +98,13 @@ def _is_place(step: str, key: str, attempt: str) -> bool:
 
 @contextlib.contextmanager
 def alone_with(store: Store, step: str, key: str, purpose: str) -> Iterator[bool]:
-    """Hold the lease of a key, so that no driver begins with it meanwhile.
+    """Hold the lease of a key, so that no driver begins with the key meanwhile.
 
     Args:
-        purpose: what drivers that wait are told.
+        purpose: shown to drivers that wait.
 
     Yields:
-        False if another process holds it: then hands off.
+        False if another process holds the lease; then nothing must be changed.
 
     Raises:
         TemperError: the store cannot be written.
@@ -112,15 +112,15 @@ def alone_with(store: Store, step: str, key: str, purpose: str) -> Iterator[bool
     ours = Leases(store.objects, store.root, run=purpose)
     with ours.held(step, key, done=lambda: True) as lease:
         if lease is None:
-            _require_writable(store)  # who waits for a lease takes a failure for one that passes
+            _require_writable(store)  # otherwise a wait for the lease would hide this error
         yield lease is not None
 
 
 def forget_released(store: Store, step: str, key: str) -> bool:
-    """Remove what a released lease left behind. False if it is not released, and stays.
+    """Remove the objects of a released lease. Return false, and keep them, if it is not released.
 
-    Only the objects that were listed with the release are removed: a process that takes the lease
-    at the same moment goes on after them, as it would have removed them itself.
+    Only the objects that were listed with the release are removed. A process that takes the lease
+    at the same moment adds an object after them, and would have removed them itself.
     """
     folder = f"{store.root}/leases/{step}/{key}"
     entries = [e for e in store.objects.list(folder) if number_of(e.name) is not None]
@@ -133,7 +133,7 @@ def forget_released(store: Store, step: str, key: str) -> bool:
 
 
 def remove_if_empty(store: Store, folder: str) -> None:
-    """An object store has no empty folders; a disk does."""
+    """Remove an empty folder from a disk; object stores have none."""
     if store.is_local:
         with contextlib.suppress(OSError):
             os.rmdir(folder)

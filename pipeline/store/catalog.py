@@ -1,11 +1,11 @@
-"""What a store holds, step name by step name, in a number of requests that grows with names only.
+"""Reads the manifests of a store, with a number of requests that grows only with step names.
 
-The manifests of a step are listed once, and read from one *index* beside them: copies of manifests,
-each with the version that the listing gave its manifest. A copy whose version is not that of the
-listing is not used; the manifest itself is read. So the index can be stale, lost or half as long
-as it should be, and costs time, never correctness; anyone may write it, and the last one wins.
+The manifests of a step are listed once, and read from one *index* beside them. The index holds
+copies of manifests, each with the version that the listing gave its manifest. A copy with another
+version than the listing is not used; then the manifest itself is read. So an index that is stale,
+lost or truncated costs time, never correctness. Anyone may write it, and the last writer wins.
 
-Manifests with very many files are left out and read one by one.
+Manifests with very many files are not in the index; they are read one by one.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ Place = tuple[str, int]
 
 @dataclass
 class _Shelf:
-    """One step's manifests, as they were when listed; the index has them by their names."""
+    """The manifests of one step at the time of listing, and the index of their copies."""
 
     versions: dict[Place, str] = field(default_factory=dict)
     indexed: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -47,7 +47,8 @@ class Catalog:
         self._shelves: dict[str, _Shelf] = {}
 
     def latest(self, step: str, key: str) -> Manifest | None:
-        """The latest generation of a key, when its step was listed or as added since."""
+        """The latest generation of a key, as of the listing of its step and later calls of
+        `add`."""
         shelf = self._shelf(step)
         if key not in shelf.generations:
             return None
@@ -60,16 +61,16 @@ class Catalog:
                 yield found
 
     def look(self, step: str, key: str) -> Manifest | None:
-        """The latest generation of a key in the store now."""
+        """The latest generation of a key, looked up in the store again."""
         known = self._shelf(step).generations.get(key, -1)
         if (newer := self.store.latest(step, key, after=known)) is not None:
             self.add(newer)
         return self.latest(step, key)
 
     def history(self, step: str) -> list[Manifest]:
-        """Every artifact a step made, oldest first, those whose data is gone included.
+        """Every artifact that a step made, oldest first, including those whose data is gone.
 
-        A damaged manifest is left out: whoever needs that artifact is told when it is looked up.
+        Damaged manifests are left out; looking up such an artifact raises an error.
         """
         shelf = self._shelf(step)
         self._read_missing(step, shelf)
@@ -81,7 +82,7 @@ class Catalog:
         return sorted(made, key=lambda manifest: manifest.attempt)
 
     def unreadable(self, steps: Iterable[str] = ()) -> list[str]:
-        """URLs of damaged manifests, of the named steps or by default of all."""
+        """URLs of damaged manifests, of the named steps or, by default, of all."""
         found = []
         for step in list(steps) or self.store.steps():
             shelf = self._shelf(step)
@@ -92,7 +93,7 @@ class Catalog:
         return found
 
     def with_all_above(self, made: Iterable[Manifest]) -> list[Manifest]:
-        """Artifacts and all they were made from, as far as this knows it; inputs come first."""
+        """Artifacts and all of their ancestors that are known here, inputs first."""
         found: dict[str, Manifest] = {}
         pending, seen = [*made][::-1], set[str]()
         while pending:
@@ -106,11 +107,11 @@ class Catalog:
         return list(found.values())
 
     def loss(self, manifest: Manifest) -> DataLoss | None:
-        """Whether an artifact is marked as having lost its data."""
+        """The mark of an artifact whose data is gone; ``None`` if it has no mark."""
         return self._shelf(manifest.step).losses.get(_place(manifest))
 
     def add(self, manifest: Manifest) -> None:
-        """Take note of an artifact that was committed after its step was listed."""
+        """Add an artifact that was committed after its step was listed."""
         shelf = self._shelf(manifest.step)
         shelf.manifests[_place(manifest)] = manifest
         known = shelf.generations.get(manifest.key, 0)
@@ -118,14 +119,14 @@ class Catalog:
         shelf.unindexed = True
 
     def save(self) -> None:
-        """Bring the index up to date where it lacked something. Never fails: it is for speed."""
+        """Update incomplete indexes. It never fails, since the index only saves time."""
         with contextlib.suppress(OSError, TemperError):
             for step in [step for step, shelf in self._shelves.items() if shelf.unindexed]:
                 self.rewrite(step)
 
     def rewrite(self, step: str) -> None:
-        """Write the index of a step anew, without the manifests that are not there any more."""
-        shelf = self._list(step)  # afresh: a copy must be read after its version was listed
+        """Write the index of a step again, without manifests that no longer exist."""
+        shelf = self._list(step)  # list again: a copy must be read after its version was listed
         self._read_missing(step, shelf)
         index = {}
         for place, manifest in shelf.manifests.items():
@@ -172,10 +173,10 @@ class Catalog:
         if place not in shelf.manifests and (found := self._from_index(step, shelf, place)):
             shelf.manifests[place] = found
         if place not in shelf.manifests:
-            self._read_missing(step, shelf)  # all that the index lacks, side by side
+            self._read_missing(step, shelf)  # read all that the index lacks, in parallel
         if place not in shelf.manifests and (found := self.store.manifest(step, *place)):
             shelf.manifests[place] = found
-        return shelf.manifests.get(place)  # none: deleted since it was listed
+        return shelf.manifests.get(place)  # `None` if it was deleted since the listing
 
     def _in_index(self, shelf: _Shelf, place: Place) -> bool:
         copy = shelf.indexed.get(object_name(*place))
@@ -191,7 +192,7 @@ class Catalog:
         return None
 
     def _read_missing(self, step: str, shelf: _Shelf) -> None:
-        """Read every manifest of a shelf, those that the index lacks side by side."""
+        """Read every manifest of a step; those that are not in the index in parallel."""
 
         def read(place: Place) -> Manifest | None:
             with contextlib.suppress(TemperError):

@@ -1,9 +1,9 @@
-"""The kind of an artifact, by what its manifest says, when no driver has said it.
+"""Finds the kind of an artifact from its manifest, if no driver knows it.
 
-A store never chooses what is imported. A manifest names the kind of its artifact, and whoever wrote
-the manifest may have named anything: so a kind is taken from modules that this process has imported
-anyway and from the step library that ships with Temper, and only if it is a kind. The command line,
-which has no experiment, may look further; see :mod:`pipeline.cli.present`.
+A store never chooses what is imported. A manifest names the kind of its artifact, but a manifest
+may be forged. So a kind is taken only from modules that this process has imported anyway and from
+the shipped step library, and only if it really is a kind. The command line, which has no
+experiment, may search further; see :mod:`pipeline.cli.present`.
 """
 
 import importlib.util
@@ -20,14 +20,14 @@ from pipeline.store.manifest import Manifest
 from pipeline.store.stored import is_reference
 
 _PLAIN = (None, "pipeline.dag.artifact:Artifact")
-"""What a manifest says of an artifact without a kind of its own; the name is from before 0.3."""
+"""The kind in the manifest of an artifact without a kind of its own; the name dates from 0.2."""
 
 
 def known_kind(manifest: Manifest) -> Kind:
-    """The kind of an artifact, as far as this process knows it: plain `Artifact` without one.
+    """The kind of an artifact, if this process knows it; plain `Artifact` if it has none.
 
     Raises:
-        TemperError: it is not known here, or is no kind.
+        TemperError: the kind is unknown here, or is no kind.
     """
     if manifest.kind in _PLAIN:
         return Artifact
@@ -37,13 +37,14 @@ def known_kind(manifest: Manifest) -> Kind:
 
 
 def is_known(reference: str) -> bool:
-    """Whether ``module:name`` is in a module that is imported, or that ships with Temper."""
+    """Whether ``module:name`` is in a module that is imported already, or that ships with
+    Temper."""
     module = reference.partition(":")[0]
     return is_reference(reference) and (module in sys.modules or is_shipped(module))
 
 
 def is_shipped(module: str) -> bool:
-    """Whether a module is part of Temper or of its step library, and not another of that name."""
+    """Whether a module is part of Temper or of its step library, and not another with that name."""
     top, *below = module.split(".")
     if top not in SHIPPED:
         return False
@@ -56,10 +57,10 @@ def is_shipped(module: str) -> bool:
 
 
 def as_kind(reference: str, load: Callable[[str], Any]) -> Kind:
-    """What a reference names, if that is a kind.
+    """Load a reference, and require that it is a kind.
 
     Raises:
-        TemperError: it is none.
+        TemperError: it is no kind.
     """
     try:
         found = load(reference)

@@ -1,15 +1,14 @@
-"""Results by name: ``EXPERIMENT/RESULT`` is what the newest run of an experiment came to.
+"""Finds results by name: ``EXPERIMENT/RESULT`` is a result of the newest run of an experiment.
 
-The records of runs say which artifact that is. So a name is found in the same way on every store,
-and one whose data is gone is said to be gone.
+The run records contain which artifact that is. So names work alike on every store, and an artifact
+whose data is gone is reported as such.
 
-People and other programs get links besides, on a local store:
+On a local store, there are also links for people and other programs:
 
     latest/dpo_ultrafeedback/export -> ../../attempts/export_hf/<key>/<attempt>/content
 
-A run makes them at its end. Temper itself follows none: a link keeps nothing from being collected,
-and whoever could write one could lead a reader out of the store. Object stores have no links, and
-get none.
+A run makes them at its end. Temper itself follows no link: a link does not protect an artifact from
+being deleted, and a forged link could lead out of the store. Object stores have no links.
 """
 
 import contextlib
@@ -30,10 +29,10 @@ _NO_FILE_NAME = re.compile(r"[%/\x00-\x1f\x7f]|^\.")
 
 
 def find_result(catalog: Catalog, name: str) -> Manifest:
-    """The artifact that is called ``EXPERIMENT/RESULT``.
+    """The artifact with the name ``EXPERIMENT/RESULT``.
 
     Raises:
-        TemperError: no run on record made it; says which results there are.
+        TemperError: no recorded run made it; the message lists the known results.
     """
     experiment, _, result = name.partition("/")
     results: dict[str, None] = {}
@@ -56,7 +55,7 @@ def find_result(catalog: Catalog, name: str) -> Manifest:
 
 
 def _made(run: Run, result: str) -> tuple[str, str] | None:
-    """The step and key that a run made or used as a result of this name."""
+    """The step and key of the result of this name in a run."""
     if (fingerprint := run.roots.get(result)) is None:
         return None
     for entry in run.steps:
@@ -67,7 +66,8 @@ def _made(run: Run, result: str) -> tuple[str, str] | None:
 
 
 def link_results(store: Store, experiment: str, results: Mapping[str, Manifest]) -> None:
-    """Link every result under ``latest/``, each in one move. Never fails: records say the same."""
+    """Link every result under ``latest/``, each atomically. It never fails: run records hold the
+    same."""
     if not isinstance(store.objects, LocalObjects):
         return
     folder = f"{store.root}/latest/{_file_name(experiment)}"
@@ -87,7 +87,7 @@ def link_results(store: Store, experiment: str, results: Mapping[str, Manifest])
 
 
 def forget_broken_links(store: Store) -> None:
-    """Remove links to data that was let go. Never fails: a broken link misleads nobody."""
+    """Remove links to deleted data. It never fails, since a broken link does no harm."""
     if not isinstance(store.objects, LocalObjects):
         return
     for link in Path(store.root, "latest").glob("*/*"):
@@ -98,5 +98,5 @@ def forget_broken_links(store: Store) -> None:
 
 
 def _file_name(name: str) -> str:
-    """A name as one component of a path; two names never share one."""
+    """A name as one component of a path; different names give different components."""
     return _NO_FILE_NAME.sub(lambda found: f"%{ord(found[0]):02X}", name)

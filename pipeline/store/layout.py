@@ -1,27 +1,27 @@
-"""The store: the root URL under which everything that steps make lies.
+"""The layout of a store: the root URL below which everything that steps make lies.
 
     temper.json                               layout version, written first
     manifests/<step>/<key>.json               the commit of an artifact; created, never replaced
                     /<key>.1.json             the same key made again: the latest one counts
-                    /<key>.evicted            mark: the data of that generation was let go
-                    /<key>.1.damaged          mark: its data is lost or not what was committed
+                    /<key>.evicted            mark: the data of that generation was deleted
+                    /<key>.1.damaged          mark: its data is lost or not as committed
     attempts/<step>/<key>/<attempt>/content/  an attempt's files: the artifact's, once committed
                                     spec.json, report.json, log.txt
     scratch/<step>/<key>/                     checkpoints and finished shards; outlives attempts
-    jobs/<step>/<key>.json                    the job of an engine that makes it now
-    progress/<step>/<key>.json                how far a running step is
+    jobs/<step>/<key>.json                    the engine's job that makes it now
+    progress/<step>/<key>.json                the progress of a running step
     leases/<step>/<key>/                      who is making it now; see lease.py
-    accepted/<step>/<a>-<b>.json              two states of the code that give equal results
+    accepted/<step>/<a>-<b>.json              two equivalent states of the code
     index/<step>.json                         copies of manifests, for speed; see catalog.py
-    runs/<run>.json                           one record per invocation
-    runs/<run>/<fingerprint>.json             how a step went, until the record says it
+    runs/<run>.json                           one record for each invocation
+    runs/<run>/<fingerprint>.json             the outcome of a step, until it is in the record
     latest/<experiment>/<result>              link to a result's content; see latest.py
 
-A commit is the creation of the manifest, which only one writer can win; the manifest names the
-attempt and every file in it. An attempt that was killed, or that lost the race, is never named by
-a manifest and so can never be taken for a result. Nothing is renamed across folders: object
-stores cannot. Scratch lies on local disk; for a remote store that is a folder of this machine,
-of which the store keeps copies.
+A commit is the creation of the manifest, which only one writer can win. The manifest names the
+attempt and every file in it. An attempt that was killed, or that lost the race, is never named by a
+manifest, so it can never be taken for a result. Nothing is renamed across folders, since object
+stores cannot rename. Scratch lies on local disk; for a remote store, that is a folder of this
+machine, and the store holds copies of it.
 """
 
 import contextlib
@@ -47,13 +47,14 @@ from pipeline.store.objects import Entry, LocalObjects, open_objects
 from pipeline.store.stored import is_step, parse_json
 
 LAYOUT_VERSION = 2
-"""2 added generations, marks, leases, accepted code and the index; what 1 held is still read."""
+"""Version 2 added generations, marks, leases, accepted code and the index; version 1 is
+readable."""
 READABLE_LAYOUTS = (1, 2)
 _READERS = 16
 
 
 class DataLoss(enum.Enum):
-    """Why an artifact's data is not there, while its manifest still says what it was."""
+    """The reasons why an artifact's data is gone while its manifest remains."""
 
     EVICTED = "evicted"
     DAMAGED = "damaged"
@@ -69,7 +70,7 @@ class Store:
     """Artifacts, attempts, scratch and run records under one local path or fsspec URL.
 
     Raises:
-        TemperError: the URL is not understood, not writable, or holds another layout.
+        TemperError: the URL is invalid, not writable, or holds another layout.
     """
 
     def __init__(self, url: str):
@@ -78,11 +79,11 @@ class Store:
         self.url = self.url_of(self.root)
 
     def url_of(self, path: str) -> str:
-        """A path within the store as a person or another process can open it."""
+        """The address of a path in the store, which a person or another process can open."""
         return self.objects.url_of(path)
 
     def prepare(self) -> None:
-        """Make the store ready to write to, and check that what is there has a known layout."""
+        """Make the store ready for writing, and check that its layout is known."""
         path, layout = f"{self.root}/temper.json", {"layout": LAYOUT_VERSION}
         try:
             self.objects.create(path, json.dumps(layout).encode())
@@ -92,7 +93,7 @@ class Store:
             raise self._unwritable(error) from error
 
     def check_layout(self) -> int:
-        """The layout of what is there (the present one if nothing is).
+        """The layout version of the store; the present version if the store is empty.
 
         Raises:
             TemperError: another version of Temper wrote it, or it is no store.
@@ -116,7 +117,7 @@ class Store:
         return found
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of a file, or ``None`` if there is none."""
+        """The bytes of a file; ``None`` if there is none."""
         with self.reading(path):
             return self.objects.read(path)
 
@@ -127,7 +128,7 @@ class Store:
 
     @contextlib.contextmanager
     def reading(self, path: str) -> Iterator[None]:
-        """Requests about a file or folder, each of whose failures is a :class:`TemperError`."""
+        """Convert errors of requests for a file or folder to :class:`TemperError`."""
         try:
             yield
         except OSError as error:
@@ -140,11 +141,11 @@ class Store:
     def manifest_path(
         self, step: str, key: str, generation: int = 0, loss: DataLoss | None = None
     ) -> str:
-        """Where a manifest lies; with a loss, the mark beside it."""
+        """The path of a manifest; with a loss, of the mark beside it."""
         return f"{self.root}/manifests/{step}/{object_name(key, generation, loss)}"
 
     def manifest(self, step: str, key: str, generation: int = 0) -> Manifest | None:
-        """The artifact that was committed at ``key``, or ``None``."""
+        """The artifact that was committed under ``key``; ``None`` if there is none."""
         path = self.manifest_path(step, key, generation)
         data = self.read(path)
         if data is None:
@@ -157,14 +158,15 @@ class Store:
         return found
 
     def latest(self, step: str, key: str, after: int = -1) -> Manifest | None:
-        """The latest generation of a key that is later than ``after``, or ``None``."""
+        """The latest generation of a key after generation ``after``; ``None`` if there is none."""
         found = None
         while newer := self.manifest(step, key, after + 1):
             found, after = newer, after + 1
         return found
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Commit an attempt; the winner's manifest, if another committed this generation first."""
+        """Commit an attempt. Return the committed manifest: another one's, if that was committed
+        first."""
         path = self.manifest_path(manifest.step, manifest.key, manifest.generation)
         data = manifest.to_json()
         try:
@@ -181,7 +183,7 @@ class Store:
         return committed
 
     def steps(self) -> list[str]:
-        """Names of all steps that have an artifact here."""
+        """The names of all steps that have an artifact in the store."""
         folder = f"{self.root}/manifests"
         with self.reading(folder):
             return sorted(filter(is_step, self.objects.folders(folder)))
@@ -189,11 +191,13 @@ class Store:
     # --- data that is let go, lost or damaged ------------------------------------------------
 
     def lost_files(self, manifest: Manifest) -> list[str]:
-        """Names of content files that are gone or have another size than was committed."""
+        """The names of content files that are missing or have another size than the committed
+        one."""
         return self.lost_among([manifest]).get(manifest.attempt, [])
 
     def lost_among(self, manifests: Iterable[Manifest]) -> dict[str, list[str]]:
-        """:meth:`lost_files` of many artifacts, by attempt; those that lost none are left out."""
+        """The result of :meth:`lost_files` for many artifacts, by attempt, without intact
+        artifacts."""
         manifests = list(manifests)
         sizes = self.content_sizes(manifests)
         lost = {
@@ -203,14 +207,15 @@ class Store:
         return {attempt: names for attempt, names in lost.items() if names}
 
     def content_sizes(self, manifests: Iterable[Manifest]) -> dict[str, dict[str, int]]:
-        """Present sizes of those content files of artifacts that are there, by attempt and name.
-        Costs one listing for each step name."""
+        """The sizes of the existing content files of artifacts, by attempt and name. It costs one
+        listing for each step name."""
         return {attempt: sizes for attempt, (sizes, _) in self.contents(manifests, False).items()}
 
     def contents(
         self, manifests: Iterable[Manifest], with_others: bool = True
     ) -> dict[str, tuple[dict[str, int], Sequence[str]]]:
-        """:meth:`content_sizes`, and the names of what lies in an artifact besides its files."""
+        """The result of :meth:`content_sizes`, with the names of additional files in an
+        artifact."""
         by_step: dict[str, list[Manifest]] = {}
         for manifest in manifests:
             by_step.setdefault(manifest.step, []).append(manifest)
@@ -229,7 +234,7 @@ class Store:
         return found
 
     def mark(self, manifest: Manifest, loss: DataLoss) -> None:
-        """Note that an artifact's data is not there any more; its manifest stays."""
+        """Mark that an artifact's data is gone; its manifest stays."""
         path = self.manifest_path(manifest.step, manifest.key, manifest.generation, loss)
         note = {"attempt": manifest.attempt, "time": time.strftime("%FT%TZ", time.gmtime())}
         try:
@@ -238,14 +243,14 @@ class Store:
             raise self._unwritable(error) from error
 
     def evict(self, manifest: Manifest) -> None:
-        """Delete an artifact's data, and keep what it was."""
-        self.mark(manifest, DataLoss.EVICTED)  # first: a reader must not find half of it
+        """Delete an artifact's data and keep its manifest."""
+        self.mark(manifest, DataLoss.EVICTED)  # first, so that no reader uses half of the data
         self.objects.remove_tree(self.content_path(manifest))
 
     # --- accepted code -----------------------------------------------------------------------
 
     def accept(self, step: str, one: Json, other: Json, note: dict[str, Any]) -> None:
-        """Record that two states of a step's code (``made_by`` of a recipe) give equal results."""
+        """Record that two states of a step's code (``made_by`` of a recipe) are equivalent."""
         record = {"made_by": [one, other], **note}
         path = f"{self.root}/accepted/{step}/{_accepted_name(one, other)}"
         try:
@@ -254,22 +259,22 @@ class Store:
             raise self._unwritable(error) from error
 
     def accepted(self, step: str) -> list[tuple[Any, Any]]:
-        """Every recorded pair of equivalent states of a step's code."""
+        """All recorded pairs of equivalent states of a step's code."""
         pairs = []
         folder = f"{self.root}/accepted/{step}"
         for entry in self.listing(folder):
             data = self.read(f"{folder}/{entry.name}")
-            # a damaged one accepts nothing
+            # a damaged record accepts nothing
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 one, other = parse_json(data or b"")["made_by"]
-                if entry.name == _accepted_name(one, other):  # what it says is what it is
+                if entry.name == _accepted_name(one, other):  # the name must match the content
                     pairs.append(({**one}, {**other}))
         return pairs
 
     # --- where things lie --------------------------------------------------------------------
 
     def new_attempt(self, step: str, key: str) -> str:
-        """Path of a fresh attempt folder; its name sorts by time."""
+        """The path of a new attempt folder; names sort by time."""
         return f"{self.root}/attempts/{step}/{key}/{name_by_time(time.time())}"
 
     def attempt_path(self, manifest: Manifest) -> str:
@@ -282,17 +287,17 @@ class Store:
         return f"{self.root}/progress/{step}/{key}.json"
 
     def scratch_root(self) -> Path:
-        """The local folder under which scratch lies, also for a remote store."""
+        """The local folder that contains scratch folders, also for a remote store."""
         if self.is_local:
             return Path(self.root) / "scratch"
         name = hashlib.sha256(self.url.encode()).hexdigest()[:12]
         return Path(tempfile.gettempdir()) / f"temper-scratch-{os.getuid()}" / name
 
     def scratch_path(self, step: str, key: str, epoch: int = 0) -> Path:
-        """A local folder that outlives attempts of one key.
+        """A local folder that outlives the attempts at a key.
 
-        Each ``epoch`` (see :mod:`pipeline.store.lease`) has its own, begun as a copy of the one
-        before: a holder that lost its lease may still be writing there.
+        Each ``epoch`` (see :mod:`pipeline.store.lease`) has its own folder, which starts as a copy
+        of the previous one: a holder that lost its lease may still be writing to its folder.
         """
         folder = self.scratch_root() / step
         path = folder / (f"{key}-{epoch}" if epoch else key)
@@ -309,27 +314,28 @@ class Store:
     def _require_no_link(self, scratch: Path) -> None:
         """
         Raises:
-            TemperError: it would lead a step to write elsewhere.
+            TemperError: the path contains a link, which would lead the step to write elsewhere.
         """
         if isinstance(self.objects, LocalObjects):
             with self.reading(str(scratch)):
                 self.objects.require_own(str(scratch))
             return
-        for place in (scratch, *scratch.parents[:3]):  # up to the one in the temporary folder
+        for place in (scratch, *scratch.parents[:3]):  # up to the folder in the temporary folder
             with contextlib.suppress(FileNotFoundError):
                 found = place.lstat()
                 if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
                     raise TemperError(f"{place} is no folder of yours; delete it, or set TMPDIR")
 
     def staged_scratch(self, step: str, key: str) -> str:
-        """Where a remote store keeps copies of scratch; see :mod:`pipeline.store.staging`."""
+        """Where a remote store holds copies of scratch; see :mod:`pipeline.store.staging`."""
         return f"{self.root}/scratch/{step}/{key}"
 
     def forget_scratch(self, step: str, key: str, staged: bool = False) -> None:
-        """Delete what only an unfinished step needed. Never fails: leftovers cost only space.
+        """Delete everything that only an unfinished step needs. It never fails: leftovers only cost
+        space.
 
         Args:
-            staged: a remote store has copies of it.
+            staged: whether a remote store has copies of the scratch folder.
         """
         folder = self.scratch_root() / step
         with contextlib.suppress(TemperError):
@@ -345,11 +351,12 @@ class Store:
                 self.objects.remove_tree(self.staged_scratch(step, key))
 
     def job_path(self, step: str, key: str) -> str:
-        """Which job of an engine makes a key; see :mod:`pipeline.launchers.jobs`."""
+        """The path of the record of the job that makes a key; see
+        :mod:`pipeline.launchers.jobs`."""
         return f"{self.root}/jobs/{step}/{key}.json"
 
     def record_run(self, record: dict[str, Any]) -> str:
-        """Write the record of one invocation; its path."""
+        """Write the record of one invocation, and return its path."""
         path = f"{self.root}/runs/{record['run']}.json"
         try:
             self.objects.replace(path, json.dumps(record, indent=1).encode())
@@ -358,14 +365,14 @@ class Store:
         return path
 
     def record_step(self, run: str, fingerprint: str, went: dict[str, Any]) -> None:
-        """Write down how a step of a run that is at work went. Never fails: the record of the run
-        will say it too."""
+        """Record the outcome of a step of a running run. It never fails: the record of the run will
+        contain the outcome too."""
         with contextlib.suppress(OSError):
             path = f"{self.root}/runs/{run}/{fingerprint}.json"
             self.objects.replace(path, json.dumps(went).encode())
 
     def steps_of_run(self, run: str) -> dict[str, Any]:
-        """How the steps went that have ended, by fingerprint, of a run without a final record."""
+        """The outcomes of finished steps, by fingerprint, of a run without a final record."""
         folder = f"{self.root}/runs/{run}"
         names = [entry.name for entry in self.listing(folder)]
         found = {}
@@ -378,7 +385,8 @@ class Store:
         return found
 
     def forget_steps_of_run(self, run: str) -> None:
-        """Remove what :meth:`record_step` wrote. Never fails: leftovers only cost space."""
+        """Remove the objects that :meth:`record_step` wrote. It never fails: leftovers only cost
+        space."""
         with contextlib.suppress(OSError):
             self.objects.remove_tree(f"{self.root}/runs/{run}")
 
@@ -409,7 +417,7 @@ def _accepted_name(one: Json, other: Json) -> str:
 
 
 def _scratch_before(folder: Path, key: str, epoch: int) -> Path | None:
-    """The folder of the latest epoch before one."""
+    """The folder of the latest earlier epoch; ``None`` if there is none."""
     epochs: dict[int, Path] = {}
     for path in folder.glob(f"{key}*"):
         number = path.name.removeprefix(key).removeprefix("-") or "0"
@@ -420,14 +428,14 @@ def _scratch_before(folder: Path, key: str, epoch: int) -> Path | None:
 
 
 def object_name(key: str, generation: int, loss: DataLoss | None = None) -> str:
-    """The name of a manifest in the folder of its step; with a loss, of the mark beside it."""
+    """The file name of a manifest in its step's folder; with a loss, of the mark beside it."""
     number = f".{generation}" if generation else ""
     return f"{key}{number}.{loss.value if loss else 'json'}"
 
 
 def parse_object_name(name: str) -> tuple[str, int, DataLoss | None] | None:
-    """Key, generation and loss, from which :func:`object_name` made a name; ``None`` for a name
-    that it did not make: beside manifests may lie what is none."""
+    """Key, generation and loss from a name that :func:`object_name` made; ``None`` for any other
+    name: the folder may contain other files."""
     found = _OBJECT_NAME.fullmatch(name)
     if found is None:
         return None
@@ -435,7 +443,7 @@ def parse_object_name(name: str) -> tuple[str, int, DataLoss | None] | None:
 
 
 def name_by_time(now: float) -> str:
-    """A fresh name for a run or an attempt; names sort by time, to the millisecond."""
+    """A new name for a run or an attempt; names sort by time, to the millisecond."""
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
     return f"{stamp}-{int(now % 1 * 1000):03d}{secrets.token_hex(3)}"
 

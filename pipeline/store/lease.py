@@ -1,20 +1,21 @@
-"""Leases: which driver makes an artifact now, so that others wait for it instead of making it too.
+"""Leases record which driver makes an artifact now, so that other drivers wait for it.
 
     leases/<step>/<key>/<number>.json         the highest number is the state of the lease
 
-A lease is a chain of numbered objects and needs one thing of a store: create-if-absent. Who has
-seen number n last and wants to change the state creates n + 1, which exactly one contender wins;
-the winner removes the lower numbers. A holder does so every ``BEAT``. Whoever has watched a chain
-not move for ``TTL``, by its own clock, may go on in it; clocks of two machines are never compared.
-A holder that got no beat through for ``TTL``, counted from before it asked, knows that its lease
-is lost before anyone can have taken it. That a number can be created again after its removal, by a
-process which slept meanwhile, is why a writer looks afterwards whether its number is the highest.
+A lease is a chain of numbered objects. It needs only one operation of a store: create-if-absent. A
+process that has seen number n as the last and wants to change the state creates n + 1. Exactly one
+contender succeeds, and removes the lower numbers. A holder does so every ``BEAT`` to renew its
+lease. A process that has seen no change of a chain for ``TTL``, by its own clock, may take the
+lease; clocks of two machines are never compared. A holder whose last successful renewal, counted
+from before its request, is ``TTL`` ago knows that its lease is lost, before any other process can
+have taken it. A number can be created again after its removal, by a process that slept meanwhile.
+Therefore a writer checks after its write whether its number is the highest.
 
-Nothing depends on a lease for correctness: two drivers that both believe to hold one cost double
-work, and the first commit wins. Where that can happen, because a lease was taken from a holder
-that may only be slow, its ``epoch`` has grown, and the new holder works in a scratch folder of its
-own. (Leases with a time to live: Gray and Cheriton, *Leases: An Efficient Fault-Tolerant Mechanism
-for Distributed File Cache Consistency*, 1989.)
+Correctness does not depend on leases: if two drivers both believe that they hold a lease, they do
+the work twice, and the first commit wins. If a lease is taken from a holder that may only be slow,
+its ``epoch`` grows, and the new holder works in a new scratch folder. (Leases with a time to live:
+Gray and Cheriton, *Leases: An Efficient Fault-Tolerant Mechanism for Distributed File Cache
+Consistency*, 1989.)
 """
 
 import contextlib
@@ -36,13 +37,13 @@ from pipeline.store.objects import Objects
 from pipeline.store.stored import is_count, parse_json
 
 TTL = 10.0
-"""Seconds without a beat after which a lease is lost to its holder and free for others."""
+"""Seconds without a renewal after which the holder has lost its lease and others may take it."""
 BEAT = 2.5
-"""Seconds between beats."""
+"""Seconds between renewals."""
 LOCAL_POLL = 0.2
 REMOTE_POLL = 1.0
 RELEASED_BYTES = 20
-"""A released lease is its epoch in digits, so that a listing tells it by its size."""
+"""A released lease contains only the digits of its epoch, so a listing shows it by its size."""
 MOST_EPOCHS = 999_999_999
 MOST_PROCESSES = 2**31 - 1
 _NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,14})\.json")
@@ -52,15 +53,15 @@ TRIES = 5
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease: the content of the last object of its chain.
+    """The holder of a lease: the content of the last object of its chain.
 
     Args:
-        owner: drawn anew for every acquisition; tells one's own record from another's.
-        machine: boot and process namespace, within which a ``pid`` has a meaning; may be empty.
-        process_start: with ``pid``, names a process that no later one can be taken for.
+        owner: random for every acquisition; identifies one's own record.
+        machine: boot and process namespace in which ``pid`` is valid; may be empty.
+        process_start: identifies the process, together with ``pid``, even if the pid is reused.
         beat: the object's number.
         epoch: how often the lease was taken from a holder that may have been alive.
-        since: when it was acquired, by the holder's clock; for people.
+        since: when it was acquired, by the holder's clock; only for display.
     """
 
     run: str
@@ -77,7 +78,8 @@ class Holder:
         return json.dumps(asdict(self)).encode()
 
     def is_gone(self) -> bool:
-        """True if it was a process of this machine and has ended; False if that is not known."""
+        """True if the holder was a process of this machine and has ended; False if that is
+        unknown."""
         if not self.machine or self.machine != _machine():
             return False
         try:
@@ -85,14 +87,14 @@ class Holder:
         except ProcessLookupError:
             return True
         except PermissionError:
-            pass  # it is another user's
+            pass  # a process of another user
         start = _process_start(self.pid)
         return start is not None and start != self.process_start
 
 
 @dataclass(frozen=True)
 class State:
-    """A chain at one moment. Number 0 means that there is none."""
+    """The state of a chain at one moment; number 0 means that there is no chain."""
 
     number: int = 0
     epoch: int = 0
@@ -100,12 +102,12 @@ class State:
 
 
 class Leases:
-    """The leases of a store, as one run sees and takes them.
+    """Takes the leases of a store for one run.
 
     Args:
         root: the store's root path within ``objects``.
-        run: named in the record, for those who wait.
-        ttl, beat: seconds; the same for all who share a store.
+        run: the run's name, which waiting processes see.
+        ttl, beat: seconds; they must be the same for all processes that share a store.
     """
 
     def __init__(self, objects: Objects, root: str, run: str, ttl: float = TTL, beat: float = BEAT):
@@ -123,17 +125,18 @@ class Leases:
         done: Callable[[], bool],
         waiting: Callable[[Holder], None] = lambda holder: None,
     ) -> "Lease | None":
-        """Take the lease of an artifact, as soon as nobody holds it.
+        """Take the lease of an artifact as soon as nobody holds it.
 
         Args:
-            done: asked while waiting; when true, there is no need of the lease any more.
-            waiting: told of every holder that is waited for, once.
+            done: called while waiting; if it returns true, the lease is no longer needed.
+            waiting: called once for every holder that is waited for.
 
         Returns:
-            The lease, or ``None`` because of ``done``.
+            The lease, or ``None`` if ``done`` returned true.
 
         Raises:
-            OSError: the store cannot be read or written; for a time to live, if it could before.
+            OSError: the store cannot be read or written; errors after a success are tolerated for
+                ``ttl``.
             TemperError: the lease's record is damaged.
         """
         wait = _Wait(self._chain(step, key), self._ttl)
@@ -143,7 +146,7 @@ class Leases:
             epoch = None
             with wait.failures_tolerated():
                 epoch = wait.look_for_epoch(mine.owner)
-            if wait.looks > 1 and done():  # asked after the look, which may have found a release
+            if wait.looks > 1 and done():  # call it after the look, which may have seen a release
                 return None
             if epoch is not None:
                 with wait.failures_tolerated():
@@ -164,7 +167,7 @@ class Leases:
         done: Callable[[], bool],
         waiting: Callable[[Holder], None] = lambda holder: None,
     ) -> "Iterator[Lease | None]":
-        """:meth:`acquire` for a ``with`` statement, which releases the lease in the end."""
+        """Like :meth:`acquire`, as a context manager that releases the lease at its end."""
         lease = self.acquire(step, key, done, waiting)
         try:
             yield lease
@@ -173,10 +176,10 @@ class Leases:
                 lease.release()
 
     def holders(self, step: str) -> dict[str, Holder]:
-        """The holder of every lease of a step that is held, by key.
+        """The holders of all held leases of a step, by key.
 
-        A holder that died on another machine is still named: only a waiting process finds out.
-        Costs one listing and two requests for every lease that is held.
+        A holder that died on another machine is included, since only a waiting process finds that
+        out. It costs one listing, and two requests for each held lease.
         """
         found = {}
         for key, chain in chains(self._objects, f"{self._folder}/{step}").items():
@@ -185,7 +188,8 @@ class Leases:
         return {key: holder for key, holder in found.items() if holder and not holder.is_gone()}
 
     def holder(self, step: str, key: str) -> Holder | None:
-        """The holder of one lease; ``None`` if nobody holds it. Costs a listing and two requests.
+        """The holder of one lease; ``None`` if nobody holds it. It costs a listing and two
+        requests.
 
         Raises:
             TemperError: the record of the lease is damaged.
@@ -218,11 +222,11 @@ class Leases:
 
 
 class Lease:
-    """A lease that this process holds, and keeps by beating from a thread of its own.
+    """A lease that this process holds and renews in a thread of its own.
 
     Args:
-        chain: where ``holder`` has just been put as the last object.
-        asked: the clocks from before that was asked for.
+        chain: the chain, whose last object is now ``holder``.
+        asked: the clocks before the request that created that object.
 
     Attributes:
         epoch: grows whenever the lease is taken from a holder that may be alive.
@@ -245,7 +249,7 @@ class Lease:
             threading.Thread(target=work, name=f"lease {chain.folder}", daemon=True).start()
 
     def confirm(self) -> bool:
-        """Renew now. False if the lease is lost, or was released."""
+        """Renew the lease now. False if it is lost or was released."""
         while not self._over.is_set():
             if self._renew():
                 break
@@ -253,7 +257,7 @@ class Lease:
         return not self._over.is_set()
 
     def release(self) -> None:
-        """Let others have the lease. A lost one is left alone, and so is a store that fails."""
+        """Release the lease. A lost lease is left alone, and errors of the store are ignored."""
         if self._over.is_set():
             return
         self._over.set()
@@ -267,22 +271,22 @@ class Lease:
             pause = self._beat if self._renew() else self._beat / 5
 
     def _watch(self) -> None:
-        """Beside :meth:`_keep`, which may hang in a request."""
+        """Detect that the lease is lost, even while :meth:`_keep` hangs in a request."""
         while (left := self._left()) > 0:
             if self._over.wait(min(left, self._beat)):
                 return
         self._lose()
 
     def _renew(self) -> bool:
-        """Beat once. False after a failure that may pass."""
+        """Renew once. False after an error that may be temporary."""
         with self._turn() as in_time:
             if self._over.is_set():
                 return True
             asked = _clocks()
             following = replace(self._holder, beat=self._holder.beat + 1)
             try:
-                # Woken after more than its time, a holder asks nobody: the chain may have been
-                # taken, done with and removed meanwhile, and would let itself be begun anew.
+                # A holder that wakes up too late must not extend the chain: another process may
+                # have taken the lease, released and removed it, so the extension would succeed.
                 won = in_time and self._chain.extend(self._holder.beat, following.to_json())
             except OSError:
                 return False
@@ -297,13 +301,13 @@ class Lease:
         self._over.set()
 
     def _left(self) -> float:
-        """Seconds until the lease is lost if no beat gets through."""
+        """Seconds until the lease is lost if no renewal succeeds."""
         passed = max(now - then for now, then in zip(_clocks(), self._renewed, strict=True))
         return self._ttl - passed
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[bool]:
-        """Alone with the chain; ``False`` if the lease ran out before."""
+        """Lock the chain within this process; yields ``False`` if the lease ran out before."""
         alone = self._lock.acquire(timeout=max(self._left(), 0))
         try:
             yield alone and self._left() > 0
@@ -320,7 +324,7 @@ class Chain:
     folder: str
 
     def look(self, known: State | None = None) -> State:
-        """The present state; one listing, if it is what is known already.
+        """The present state; it costs only one listing if the state is `known`.
 
         Raises:
             TemperError: the record is damaged.
@@ -332,22 +336,22 @@ class Chain:
             if number == 0:
                 return State()
             data = self.objects.read(self._path(number))
-            if data is not None:  # else it has been removed since, by who created the next one
+            if data is not None:  # otherwise the creator of the next object has removed it
                 return self._parse(number, data)
         raise OSError(f"the lease {self.objects.url_of(self.folder)} does not hold still")
 
     def extend(self, number: int, data: bytes) -> bool:
-        """Go on after ``number``. False if another process has."""
+        """Add an object after ``number``. False if another process has done so."""
         path = self._path(number + 1)
         if not self.objects.create(path, data):
             found = self.objects.read(path)
             if found is None:
                 self._require_no_folder(path)
             if found != data:
-                return False  # else it was a create whose answer was lost, sent again
+                return False  # equal data means that a lost answer made the client send twice
         others = [other for other in self._numbers() if other != number + 1]
         won = max(others, default=0) <= number
-        with contextlib.suppress(OSError):  # what is left over, a later beat removes
+        with contextlib.suppress(OSError):  # a later renewal removes leftovers
             for other in others if won else [number + 1]:
                 self.objects.remove(self._path(other))
         return won
@@ -359,7 +363,7 @@ class Chain:
     def _require_no_folder(self, path: str) -> None:
         """
         Raises:
-            TemperError: what was there already is not gone since: it is no object.
+            TemperError: the obstacle is a folder, not an object.
         """
         if path.rpartition("/")[2] in self.objects.folders(self.folder):
             url = self.objects.url_of(path)
@@ -390,7 +394,8 @@ class Chain:
 
 @dataclass
 class _Wait:
-    """One process waiting for one lease: what it saw of the chain, and since when."""
+    """A process that waits for a lease: the chain's last seen state, and since when it is
+    unchanged."""
 
     chain: Chain
     ttl: float
@@ -400,7 +405,7 @@ class _Wait:
     looks: int = 0
 
     def look_for_epoch(self, owner: str) -> int | None:
-        """Look again; the epoch in which ``owner`` may take the lease, if it may."""
+        """Look again; return the epoch in which ``owner`` may take the lease, or ``None``."""
         state = self.chain.look(self.state)
         self.looked, self.looks = time.monotonic(), self.looks + 1
         if state is not self.state:
@@ -412,7 +417,7 @@ class _Wait:
 
     @contextlib.contextmanager
     def failures_tolerated(self) -> Iterator[None]:
-        """Let failures pass for a time to live after the last look that succeeded."""
+        """Ignore errors of the store for ``ttl`` after the last look that succeeded."""
         try:
             yield
         except OSError:
@@ -421,8 +426,8 @@ class _Wait:
 
 
 def chains(objects: Objects, folder: str) -> dict[str, Chain | None]:
-    """The chain of every lease below a folder, by its path from there; ``None`` where the lease is
-    released. One listing."""
+    """The chain of every lease below a folder, by its relative path; ``None`` for a released lease.
+    It costs one listing."""
     last: dict[str, tuple[int, int]] = {}
     for path, size in objects.sizes(folder).items():
         place, _, name = path.rpartition("/")
@@ -435,13 +440,14 @@ def chains(objects: Objects, folder: str) -> dict[str, Chain | None]:
 
 
 def number_of(name: str) -> int | None:
-    """The number of an object of a chain; ``None`` for what is none."""
+    """The number of an object of a chain; ``None`` for any other name."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def _clocks() -> tuple[float, float]:
-    """Seconds; the first clock stands still while the machine is suspended, the second does not."""
+    """Two clocks in seconds: the first stops while the machine is suspended, the second does
+    not."""
     monotonic = time.monotonic()
     if hasattr(time, "CLOCK_BOOTTIME"):
         return monotonic, time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -449,7 +455,8 @@ def _clocks() -> tuple[float, float]:
 
 
 def _machine() -> str:
-    """Within what a process id names a process: this boot and this namespace; Linux only."""
+    """Identifies the scope in which process ids are unique: this boot and namespace; only on
+    Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -458,7 +465,7 @@ def _machine() -> str:
 
 
 def _process_start(pid: int) -> str | None:
-    """When a process started, in ticks since boot: "" if it has ended, ``None`` if unknown."""
+    """The start of a process in ticks since boot; "" if it has ended, ``None`` if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

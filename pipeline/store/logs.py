@@ -1,7 +1,7 @@
-"""Logs of attempts: the end of one, and one as it grows.
+"""Reads logs of attempts: the end of a log, or a log as it grows.
 
-A worker on this machine, or on one that shares the store's file system, writes its log into the
-attempt; the log of one that runs elsewhere is in the store once the attempt is over.
+A worker on this machine, or on one that shares the store's file system, writes its log directly
+into the attempt. The log of another worker reaches the store when its attempt is over.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from pipeline.store.layout import Store
 
 TAIL_LINES = 20
 TAIL_BYTES = 64 * 2**10
-"""Of a log, only so much of its end is read."""
+"""At most so many bytes are read from the end of a log."""
 POLL_SECONDS = 0.3
 
 
@@ -22,7 +22,7 @@ def tail(store: Store, path: str, lines: int = TAIL_LINES) -> list[str]:
 
 
 class GrowingLog:
-    """A log that somebody is writing."""
+    """A log that a worker is still writing."""
 
     def __init__(self, store: Store, path: str):
         self.store, self.path = store, path
@@ -30,12 +30,12 @@ class GrowingLog:
         self._partial = b""
 
     def new_lines(self) -> list[str]:
-        """The whole lines written since the last call."""
+        """The complete lines that were written since the last call."""
         *lines, self._partial = (self._partial + self._new_bytes()).split(b"\n")
         return [line.decode(errors="replace") for line in lines]
 
     def rest(self) -> list[str]:
-        """What is left at the end: new lines, and a last one without an end."""
+        """The remaining lines of a log that has ended, including an incomplete last line."""
         lines = self.new_lines()
         last, self._partial = self._partial, b""
         return [*lines, last.decode(errors="replace")] if last else lines
@@ -53,7 +53,7 @@ class GrowingLog:
 
 
 def follow(log: GrowingLog, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Every line of a log, from its beginning until ``is_over``."""
+    """Yield every line of a log, from its beginning until ``is_over`` returns true."""
     while not is_over():
         yield from log.new_lines()
         time.sleep(POLL_SECONDS)
@@ -61,10 +61,10 @@ def follow(log: GrowingLog, is_over: Callable[[], bool]) -> Iterator[str]:
 
 
 def newest_log(store: Store, step: str, key: str, since: str = "") -> str | None:
-    """Path of the log of the newest attempt at a key, if there is one.
+    """The path of the log of the newest attempt at a key, if there is one.
 
     Args:
-        since: pass over an attempt that began before this stamp and has ended.
+        since: ignore an attempt that began before this stamp and has ended.
     """
     folder = f"{store.root}/attempts/{step}/{key}"
     with contextlib.suppress(OSError):
@@ -76,8 +76,8 @@ def newest_log(store: Store, step: str, key: str, since: str = "") -> str | None
 
 
 def _end(store: Store, path: str) -> bytes:
-    """The last bytes of a file, where its file system can begin there; otherwise all of it."""
+    """The last bytes of a file, or all of it if its file system cannot read ranges."""
     try:
         return store.objects.fs.cat_file(path, start=-TAIL_BYTES)
-    except Exception:  # such as a server that knows no ranges, each with errors of its own
+    except Exception:  # a server without ranges; each file system has its own errors
         return store.read(path) or b""

@@ -1,8 +1,8 @@
-"""The manifest: the one small JSON object whose creation is the commit of an artifact.
+"""The manifest: the small JSON object whose creation is the commit of an artifact.
 
-A key is usually made once. It is made again when its data was evicted or damaged, or when somebody
-forced it; each time is a *generation* with a manifest of its own, and the latest is what the key
-stands for. None replaces another.
+A key is usually made once. It is made again if its data was evicted or damaged, or if a user forced
+it. Each time is a *generation* with a manifest of its own; none replaces another, and the latest
+one is the artifact of the key.
 """
 
 import json
@@ -32,7 +32,7 @@ _PLAIN_ASCII = re.compile(r"[\x20-\x7e]*")
 
 @dataclass(frozen=True)
 class InputEntry:
-    """Which artifact an input was, and the digest (of it or of one part) that the key is over."""
+    """The artifact behind an input, and the digest (of it or of a part) that is in the key."""
 
     step: str
     key: str
@@ -42,17 +42,16 @@ class InputEntry:
 
 @dataclass(frozen=True)
 class Discovered:
-    """What a step turned out to depend on besides its key: digests by name.
+    """The dependencies of a step that are not in its key: digests by name.
 
-    An artifact is what its step would make only while these are what they were; see
-    :mod:`pipeline.observed.discovery`.
+    An artifact is valid only while these are unchanged; see :mod:`pipeline.observed.discovery`.
 
     Attributes:
-        code: ``module:name`` of a function or class that ran, ``module:*`` of a module that was
-            imported.
-        files: of files that it read, below the project relative to it; ``absent`` for one that it
-            looked for in vain.
-        folders: of the names in folders that it listed.
+        code: digests of code: ``module:name`` of a function or class that ran, ``module:*`` of a
+            module that was imported.
+        files: digests of files that it read, by path, relative for files of the project; ``absent``
+            for a file that it looked for and did not find.
+        folders: digests of the lists of names in folders that it listed.
     """
 
     code: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +65,7 @@ class Discovered:
     def from_dict(cls, data: Mapping[str, Any]) -> "Discovered":
         """
         Raises:
-            TypeError: it holds something else.
+            TypeError: the data has another form.
         """
         found = cls(**data)
         for named in (found.code, found.files, found.folders):
@@ -77,16 +76,17 @@ class Discovered:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an artifact is (``files``, ``digest``), what made it (``recipe``, ``inputs``), and how
-    it went (``metrics``, ``seconds``, ``provenance``). Only ``files`` bears on the digest.
+    """The record of an artifact: its content (``files``, ``digest``), its origin (``recipe``,
+    ``inputs``) and how it was made (``metrics``, ``seconds``, ``provenance``). The digest covers
+    only ``files``.
 
     Attributes:
-        code: digests of the source that made it, by name; see :mod:`pipeline.code`. It says which
-            function changed; what bears on the key is in the recipe.
-        discovered: what it depends on besides.
+        code: digests of the source that made it, by name; see :mod:`pipeline.code`. They show which
+            function changed; the digest that counts in the key is in the recipe.
+        discovered: its dependencies that are not in the key.
         kind: ``module:name`` of the kind of artifact.
-        function: ``module:name`` of the step function; where it lies is no part of the recipe.
-        types: the same of every class whose code came in with the arguments.
+        function: ``module:name`` of the step function; its location is no part of the recipe.
+        types: ``module:name`` of every class of the arguments whose code is part of the key.
         generation: how often the key had been made before.
     """
 
@@ -109,25 +109,26 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The size of all files in bytes."""
         return sum(entry.size for entry in self.files.values())
 
     @property
     def name(self) -> str:
-        """For people: ``STEP@KEY``, the key cut short."""
+        """The display name ``STEP@KEY``, with a shortened key."""
         return f"{self.step}@{self.key[:8]}"
 
     @property
     def made_by(self) -> dict[str, Json]:
-        """What stands for the code in the recipe; as :attr:`pipeline.dag.step.Step.made_by`."""
+        """The recipe's entry for the code, like :attr:`pipeline.dag.step.Step.made_by`."""
         recipe: Any = self.recipe
         return {name: recipe[name] for name in ("version", "code") if name in recipe}
 
     def digest_of(self, part: str | None) -> str:
         """The digest of the artifact, or of its files under the folder ``part``.
 
-        A part's digest is over names within the part, so equal parts are equal wherever they lie;
-        it never equals that of a whole artifact, whose files a step would find elsewhere.
+        A part's digest covers names relative to the part, so equal parts have equal digests
+        wherever they lie. It differs from the digest of a whole artifact, whose files have other
+        paths.
         """
         if part is None:
             return self.digest
@@ -160,7 +161,7 @@ class Manifest:
     def from_json(cls, data: bytes, url: str) -> "Manifest":
         """
         Raises:
-            TemperError: it is not one; says what to do.
+            TemperError: the data is no manifest; the message says what to do.
         """
         try:
             return cls.from_dict(parse_json(data))
@@ -173,8 +174,8 @@ class Manifest:
     def from_dict(cls, data: Mapping[str, Any]) -> "Manifest":
         """
         Raises:
-            ValueError, TypeError, KeyError, AttributeError, RecursionError: it is no manifest, or
-                says of its key or content what is not so, or names what no store holds.
+            ValueError, TypeError, KeyError, AttributeError, RecursionError: the data is no
+                manifest, its key or digest does not match its content, or a name in it is invalid.
         """
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         known["inputs"] = tuple(_input_entry(entry) for entry in data["inputs"])
@@ -193,7 +194,7 @@ class Manifest:
     def _require_forms(self) -> None:
         """
         Raises:
-            ValueError: a name leads elsewhere, or a value is of another type or size.
+            ValueError: a name is invalid, or a value has another type or size.
         """
         problems = (
             ("step", not is_step(self.step)),
@@ -218,22 +219,22 @@ class Manifest:
     def require_place(self, step: str, key: str, generation: int) -> None:
         """
         Raises:
-            ValueError: this is the manifest of something else.
+            ValueError: this is the manifest of another artifact.
         """
         if (self.step, self.key, self.generation) != (step, key, generation):
             raise ValueError(f"it is the manifest of {self.name}, generation {self.generation}")
 
 
 def files_digest(files: Mapping[str, FileEntry]) -> str:
-    """The digest of a set of content files: what an artifact *is*, however it was made."""
+    """The digest of a set of content files: the identity of an artifact, however it was made."""
     return hash_json({name: [entry.size, entry.blake3] for name, entry in files.items()})
 
 
 def file_entries(data: Any) -> dict[str, FileEntry]:
-    """Files as JSON describes them.
+    """Parse the description of files in JSON.
 
     Raises:
-        ValueError, TypeError, AttributeError: a name, size or digest is none.
+        ValueError, TypeError, AttributeError: a name, size or digest is invalid.
     """
     found = {}
     for name, entry in data.items():
@@ -278,6 +279,6 @@ def _is_code(code: Any) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, as one line that no store has a say in."""
+    """The error as one line, without text from the store."""
     text = " ".join(str(error).split())
     return text if _PLAIN_ASCII.fullmatch(text) else ascii(text)[1:-1]

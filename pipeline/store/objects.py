@@ -1,18 +1,18 @@
-"""The few things a store asks of a file system, the same on local disk and on object stores.
+"""The few operations that a store needs of a file system, for local disks and object stores.
 
-An object has a path within its file system and is seen whole or not at all. Two writers meet only
-in :meth:`Objects.create`, which exactly one of them wins: a hard link on local disk, the
-generation precondition of GCS, ``If-None-Match`` of S3. Every listing is one request (paged) and
-never from a cache. "There is none" and "there is one already" are answers; everything else that
-goes wrong, whatever library it comes from, is raised as :class:`OSError` with the original as its
-cause, so that a caller has one thing to catch.
+An object has a path within its file system, and readers see it whole or not at all. Writers compete
+only in :meth:`Objects.create`, which exactly one of them wins. It uses a hard link on local disk,
+the generation precondition of GCS, and ``If-None-Match`` of S3. Every listing is one (paged)
+request and never comes from a cache. "Not found" and "exists already" are results. Every other
+error, of whatever library, is raised as :class:`OSError` with the original as its cause, so callers
+catch only one type.
 
-Nothing outside the root is touched, whatever lies in it: an object whose name would lead elsewhere
-(``a/../../b``) is in no listing and is never downloaded, and of a local folder no link below its
-top level is followed.
+Nothing outside the root is touched, whatever the root contains. An object whose name would lead
+elsewhere (``a/../../b``) is in no listing and is never downloaded. In a local folder, links below
+the top level are not followed.
 
-A client may send a request again whose answer got lost. A ``create`` repeated so finds the object
-of its first try and answers ``False``: where that matters, the content names its writer.
+A client may repeat a request whose answer was lost. A repeated ``create`` finds the object of its
+first attempt and returns ``False``. Where that matters, the content identifies its writer.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Entry:
 
     Args:
         size: in bytes.
-        version: differs after any replacement of the object.
+        version: changes whenever the object is replaced.
     """
 
     name: str
@@ -51,10 +51,10 @@ class Entry:
 
 @dataclass
 class Listing:
-    """What lies below a folder: objects by their path relative to it, and its sub-folders.
+    """The content of a folder: objects by their path relative to it, and its subfolders.
 
     Attributes:
-        strange: paths that no file below the folder could have; not among the others.
+        strange: paths that are no valid file names; they are in no other attribute.
     """
 
     objects: dict[str, Entry] = field(default_factory=dict)
@@ -62,8 +62,8 @@ class Listing:
     strange: list[str] = field(default_factory=list)
 
     def within(self, prefix: str) -> dict[str, int]:
-        """The size of every object below a folder of it (``""`` or with a final slash), by path
-        from there; strange ones too, as -1."""
+        """The size of every object below a subfolder (``""`` or with a final slash), by relative
+        path; strange paths have size -1."""
         found = {path: entry.size for path, entry in self.objects.items()}
         found |= dict.fromkeys(self.strange, -1)
         return {p.removeprefix(prefix): size for p, size in found.items() if p.startswith(prefix)}
@@ -76,10 +76,11 @@ class Listing:
 
 
 def open_objects(url: str) -> tuple["Objects", str]:
-    """The file system of a path or fsspec URL, and the path within it, without a final slash.
+    """Open the file system of a path or fsspec URL; also return the path within it, without a final
+    slash.
 
     Raises:
-        TemperError: the URL is not understood, or its file system is not installed.
+        TemperError: the URL is invalid, or its file system is not installed.
     """
     if not url:
         raise TemperError("the store has no name; set store=PATH_OR_URL (or TEMPER_STORE)")
@@ -96,10 +97,10 @@ def open_objects(url: str) -> tuple["Objects", str]:
 
 
 class Objects:
-    """Objects of any fsspec file system whose ``pipe_file`` knows ``mode="create"``.
+    """The objects of any fsspec file system whose ``pipe_file`` supports ``mode="create"``.
 
     Args:
-        root: of the store, whose objects alone are asked for.
+        root: the root of the store; only objects below it are requested.
     """
 
     is_local = False
@@ -112,19 +113,20 @@ class Objects:
 
     @property
     def fs(self) -> Any:
-        """The file system, opened anew in a forked process: connections do not survive a fork."""
+        """The file system. A forked process opens it again, since connections do not survive a
+        fork."""
         if self._process != os.getpid():
-            self._inherited.append(self._fs)  # collected here, it would shut what its parent uses
+            self._inherited.append(self._fs)  # if collected here, it would close the parent's
             self._fs = type(self._fs)(*self._fs.storage_args, **self._fs.storage_options)
             self._process = os.getpid()
         return self._fs
 
     def url_of(self, path: str) -> str:
-        """A path as a person or another process can open it."""
+        """The address of a path, which a person or another process can open."""
         return self.fs.unstrip_protocol(path)
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of an object, or ``None`` if there is none."""
+        """The bytes of an object; ``None`` if there is none."""
         with self._failures_of("read", path):
             try:
                 return self.fs.cat_file(path)
@@ -132,7 +134,7 @@ class Objects:
                 return None
 
     def create(self, path: str, data: bytes) -> bool:
-        """Create an object, or leave the one that is there. True if this call created it."""
+        """Create an object unless it exists. Return whether this call created it."""
         with self._failures_of("create", path):
             try:
                 self.fs.pipe_file(path, data, mode="create")
@@ -141,53 +143,54 @@ class Objects:
             return True
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write an object over whatever was there; readers see the old or the new one."""
+        """Write an object, and replace an existing one; readers see either the old or the new
+        one."""
         with self._failures_of("write", path):
             self.fs.pipe_file(path, data)
 
     def remove(self, path: str) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object if it exists."""
         with self._failures_of("remove", path), contextlib.suppress(FileNotFoundError):
             self.fs.rm_file(path)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a folder with all that lies below it, if it is there."""
+        """Remove a folder with all its content if it exists."""
         with self._failures_of("remove", path), contextlib.suppress(FileNotFoundError):
             self.fs.rm(path, recursive=True)
 
     def folders(self, folder: str) -> list[str]:
-        """The names of the folders directly in a folder; those with a dot in front are left out."""
+        """The names of the folders directly in a folder, without those that start with a dot."""
         found = self._listing_of(folder, recursive=False).folders
         return sorted(name for name in found if not name.startswith("."))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """The size of every object below a folder, by its path relative to it."""
+        """The size of every object below a folder, by relative path."""
         found = self._listing_of(folder, recursive=True).objects
         return {path: entry.size for path, entry in sorted(found.items())}
 
     def below(self, folder: str) -> Listing:
-        """All that lies below a folder."""
+        """The whole content of a folder."""
         return self._listing_of(folder, recursive=True)
 
     def strangers(self, folder: str, known: Collection[str]) -> list[str]:
-        """What lies below a folder besides the known files."""
+        """The content of a folder besides the known files."""
         return self.others(folder, known, self.below(folder).within(""))
 
     def others(self, folder: str, known: Collection[str], listed: Collection[str]) -> list[str]:
-        """:meth:`strangers`, by what has been listed of the folder."""
+        """Like :meth:`strangers`, for a folder that has been listed already."""
         return sorted({*listed} - {*known})
 
     def list(self, folder: str) -> list[Entry]:
-        """The objects directly in a folder, by name; those with a dot in front are left out."""
+        """The objects directly in a folder, sorted by name, without those that start with a dot."""
         entries = self._listing_of(folder, recursive=False).objects.values()
         visible = (entry for entry in entries if not entry.name.startswith("."))
         return sorted(visible, key=lambda entry: entry.name)
 
     def download(self, folder: str, local: Path) -> None:
-        """Copy a folder to local disk; an empty one, if there is none.
+        """Copy a folder to local disk; if there is none, make an empty folder.
 
         Raises:
-            OSError: also if a file came short.
+            OSError: the copy failed or is incomplete.
         """
         found = self._listing_of(folder, recursive=True)
         if found.strange:
@@ -201,21 +204,21 @@ class Objects:
         """Copy a folder from local disk.
 
         Raises:
-            OSError: also if a file came short.
+            OSError: the copy failed or is incomplete.
         """
         sizes = _local_sizes(local)
         self.put({f"{folder}/{path}": local / path for path in sizes})
         _require_same(sizes, self.sizes(folder), self.url_of(folder))
 
     def get(self, files: Mapping[str, Path]) -> None:
-        """Copy objects to local files, many at a time."""
+        """Copy objects to local files, in parallel."""
         with self._failures_of("copy", next(iter(files), "nothing")):
             for parent in {target.parent for target in files.values()}:
                 parent.mkdir(parents=True, exist_ok=True)
             self.fs.get(list(files), [str(target) for target in files.values()])
 
     def put(self, files: Mapping[str, Path]) -> None:
-        """Copy local files to objects, many at a time."""
+        """Copy local files to objects, in parallel."""
         with self._failures_of("copy to", next(iter(files), "nothing")):
             self.fs.put([str(source) for source in files.values()], list(files))
 
@@ -255,7 +258,7 @@ class Objects:
 
 
 class LocalObjects(Objects):
-    """Files of this machine, or of a network file system it has mounted."""
+    """Files of this machine, or of a network file system that it has mounted."""
 
     is_local = True
 
@@ -270,7 +273,7 @@ class LocalObjects(Objects):
             return None
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write beside, flush to disk, then link: the link is what either happens or fails."""
+        """Write a temporary file, flush it to disk, then link it: creating a link is atomic."""
         self.require_own(path)
         if os.path.lexists(path):
             return False
@@ -282,12 +285,12 @@ class LocalObjects(Objects):
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                # A network file system may have lost the answer to a link that it did make.
+                # A network file system may have lost the answer to a link that succeeded.
                 return temporary.stat().st_nlink == 2
         return True
 
     def replace(self, path: str, data: bytes) -> None:
-        self.require_own(os.path.dirname(path))  # a link in its place is replaced
+        self.require_own(os.path.dirname(path))  # if the path itself is a link, it is replaced
         with _temporary_beside(Path(path)) as temporary:
             temporary.write_bytes(data)
             os.replace(temporary, path)
@@ -298,7 +301,7 @@ class LocalObjects(Objects):
 
     def remove_tree(self, path: str) -> None:
         self.require_own(os.path.dirname(path))
-        while os.path.lexists(path):  # again, where another process was removing it too
+        while os.path.lexists(path):  # repeat if another process removes it at the same time
             with contextlib.suppress(FileNotFoundError):
                 if not os.path.isdir(path) or os.path.islink(path):
                     os.unlink(path)
@@ -310,7 +313,7 @@ class LocalObjects(Objects):
                     shutil.rmtree(path)
 
     def others(self, folder: str, known: Collection[str], listed: Collection[str]) -> list[str]:
-        """With what a listing leaves out: links, pipes, empty folders."""
+        """Also finds what a listing leaves out: links, pipes, empty folders."""
         self.require_own(folder)
         return strangers(folder, known)
 
@@ -330,12 +333,12 @@ class LocalObjects(Objects):
     def require_own(self, path: str) -> None:
         """
         Raises:
-            OSError: a link would lead out of the store.
+            OSError: a link in the path would lead out of the store.
         """
         below = path.removeprefix(f"{self._root}/")
         if not self._root or below == path:
             return
-        top, _, rest = below.partition("/")  # whoever has several disks may link that
+        top, _, rest = below.partition("/")  # users with several disks may link top-level folders
         place = f"{self._root}/{top}"
         if not is_file(below):
             raise OSError(f"{path} is no name within the store")
@@ -352,7 +355,7 @@ class LocalObjects(Objects):
                 listing.folders.append(path)
                 continue
             if item.is_symlink():
-                continue  # nobody's
+                continue  # links are no objects
             with contextlib.suppress(FileNotFoundError):  # removed since, or a broken link
                 stat = item.stat()
                 version = f"{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ino}"
@@ -361,8 +364,8 @@ class LocalObjects(Objects):
 
 
 class GcsObjects(Objects):
-    """Google Cloud Storage, through gcsfs; its own ``ls`` asks again about a folder it finds
-    empty."""
+    """Google Cloud Storage, through gcsfs, with one request for a listing: gcsfs's ``ls`` sends
+    another one if a folder is empty."""
 
     def _listing(self, folder: str, recursive: bool) -> Listing:
         bucket, _, prefix = f"{folder}/".partition("/")
@@ -385,8 +388,8 @@ class GcsObjects(Objects):
 
 
 class S3Objects(Objects):
-    """Amazon S3 and stores that speak its protocol, through s3fs; its own ``ls`` lists the parent
-    of a folder that it finds empty."""
+    """Amazon S3 and compatible stores, through s3fs, with one request for a listing: s3fs's ``ls``
+    also lists the parent of an empty folder."""
 
     def create(self, path: str, data: bytes) -> bool:
         with self._failures_of("create", path):
@@ -398,11 +401,11 @@ class S3Objects(Objects):
                     return False
                 except OSError as error:
                     code = _s3_code(error)
-                    if code in ("PreconditionFailed", "412"):  # not AWS: names no condition
+                    if code in ("PreconditionFailed", "412"):  # some compatible stores send this
                         return False
                     if code != "ConditionalRequestConflict":
                         raise
-                # Another writer was at it: AWS wants to be asked again, to know who came first.
+                # Another writer is active: AWS requires a retry to decide which was first.
                 time.sleep(S3_CONFLICT_SECONDS)
         raise OSError(f"cannot create {self.url_of(path)}: others keep trying to write it")
 
@@ -435,7 +438,7 @@ def _entry(path: str, size: int, info: dict[str, Any]) -> Entry:
 
 
 def _add(listing: Listing, prefix: str, page: list[dict[str, Any]], name: str, size: str) -> None:
-    """One page of an object store's listing; an object named like a folder only marks it."""
+    """Add a page of an object store's listing, without placeholder objects for folders."""
     for info in page:
         path = info[name][len(prefix) :]
         if path and not path.endswith("/"):
@@ -452,7 +455,7 @@ def _links(folder: str, names: list[str]) -> list[str]:
 
 
 def strangers(folder: str, known: Collection[str]) -> list[str]:
-    """What lies below a local folder besides the known files: files, links, empty folders."""
+    """The content of a local folder besides the known files: files, links, empty folders."""
     if os.path.islink(folder):
         return ["."]
     if not os.path.isdir(folder):
@@ -468,7 +471,7 @@ def strangers(folder: str, known: Collection[str]) -> list[str]:
 
 
 def _scan(folder: str, below: str, recursive: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Everything in a folder by its path relative to it; links to folders are not followed."""
+    """Everything in a folder, by relative path; links to folders are not followed."""
     with os.scandir(folder) as items:
         for item in items:
             yield below + item.name, item
@@ -491,7 +494,7 @@ def _require_same(sent: dict[str, int], arrived: dict[str, int], place: str) -> 
 
 def _make_folders_writable(path: str) -> None:
     os.chmod(path, 0o700)
-    for folder, names, _ in os.walk(path):  # top down: a folder is opened before it is looked into
+    for folder, names, _ in os.walk(path):  # top down: open a folder before looking into it
         for name in names:
             below = os.path.join(folder, name)
             if not os.path.islink(below):

@@ -1,6 +1,6 @@
-"""Records of runs as they are read back: what was asked for, what each step came to.
+"""Reads records of runs: what was requested, and the outcome of each step.
 
-Records written by the first layout name no keys and no command; see :attr:`Run.names_keys`.
+Records of the first layout contain no keys and no command; see :attr:`Run.names_keys`.
 """
 
 import calendar
@@ -29,15 +29,15 @@ FINISHED_STATES = ("done", "cached")
 
 @dataclass(frozen=True)
 class Run:
-    """One invocation, by its record.
+    """The record of one invocation.
 
     Attributes:
         started: seconds since the epoch, by the clock of its machine.
-        steps: name, state, key, attempt… of each; a key is ``None`` where it was not known yet.
+        steps: name, state, key, attempt… of each step; a key is ``None`` if it was not known yet.
         command: the interpreter, the script and its arguments; empty if not recorded.
-        dirty: a digest of what differed from the commit; empty if nothing did.
+        dirty: a digest of the changes since the commit; empty if there were none.
         roots: the fingerprint of each result, by its name.
-        experiment: what was run, by the name of its script.
+        experiment: the name of the script.
     """
 
     name: str
@@ -60,10 +60,10 @@ class Run:
     ) -> "Run":
         """
         Args:
-            went: asked how steps went since the record was written, by fingerprint.
+            went: returns the outcomes of steps since the record was written, by fingerprint.
 
         Raises:
-            TemperError: it is no record of a run.
+            TemperError: the data is no record of a run.
         """
         try:
             record = parse_json(data)
@@ -95,19 +95,19 @@ class Run:
 
     @property
     def names_keys(self) -> bool:
-        """Whether the record says which artifacts it used; older ones do not."""
+        """Whether the record contains the keys of the artifacts it used; old records do not."""
         return all("key" in step for step in self.steps)
 
     @property
     def last_stamp(self) -> str:
-        """When it was last heard of, as attempts are stamped."""
+        """The time of its last known activity, in the format of attempts' names."""
         return time.strftime("%Y%m%dT%H%M%S", time.gmtime(self.started + self.seconds + 1))
 
     def has_key(self, step: str, key: str) -> bool:
         return any(entry["step"] == step and entry.get("key") == key for entry in self.steps)
 
     def may_go_on_with(self, step: str, key: str) -> bool:
-        """Whether it left a step unfinished that may have had this key."""
+        """Whether it left a step unfinished that has this key, or may have it."""
         return any(
             entry["step"] == step
             and entry.get("state") not in FINISHED_STATES
@@ -119,7 +119,7 @@ class Run:
         return sum(entry.get("state") in states for entry in self.steps)
 
     def is_at_work(self, holders: Container[str] = ()) -> bool:
-        """Whether its driver is known to be at work.
+        """Whether its driver is certainly running.
 
         Args:
             holders: names of the runs that hold a lease.
@@ -128,23 +128,23 @@ class Run:
         return self.outcome == "running" and (here or self.name in holders)
 
     def is_in_progress(self, holders: Container[str] = ()) -> bool:
-        """Whether its driver may be at work; one on another machine may have died unseen."""
+        """Whether its driver may be running; one on another machine may have died unnoticed."""
         elsewhere = self.outcome == "running" and self.host != platform.node()
         return elsewhere or self.is_at_work(holders)
 
     def shown_outcome(self) -> str:
-        """The outcome for a person: a driver that was killed could not write down its end."""
+        """The outcome for display: ``killed`` if the driver died before it wrote an outcome."""
         return self.outcome if self.outcome != "running" or self.is_in_progress() else "killed"
 
 
 def experiment_of(command: Sequence[str]) -> str:
-    """What a command line runs: its script's name."""
+    """The experiment of a command line: the name of its script."""
     scripts = [argument for argument in command if argument.endswith(".py")]
     return Path(scripts[0]).stem if scripts else "interactive"
 
 
 def read_runs(store: Store) -> list[Run]:
-    """Every run on record, oldest first.
+    """All recorded runs, oldest first.
 
     Raises:
         TemperError: a record cannot be read, or is damaged.
@@ -155,24 +155,24 @@ def read_runs(store: Store) -> list[Run]:
 
 
 def newest_runs(store: Store) -> Iterator[Run]:
-    """Runs, newest first, each read when it is asked for; damaged records are passed over."""
+    """Runs, newest first; each is read on demand, and damaged records are skipped."""
     for name in reversed(names_of_runs(store)):
         if (run := _unless_damaged(store, name)) is not None:
             yield run
 
 
 def names_of_runs(store: Store) -> list[str]:
-    """The names of all runs on record, oldest first; one request."""
+    """The names of all recorded runs, oldest first; it costs one request."""
     entries = store.objects.list(f"{store.root}/runs")
     names = (e.name.removesuffix(".json") for e in entries if e.name.endswith(".json"))
     return sorted(filter(is_attempt, names))
 
 
 def one_run(names: Sequence[str], prefix: str) -> str:
-    """The name of a run, of which ``prefix`` is the beginning.
+    """The name of the run that starts with ``prefix``.
 
     Raises:
-        TemperError: there is none, or several are called so.
+        TemperError: there is none, or the prefix is ambiguous.
     """
     found = [name for name in names if name.startswith(prefix)]
     if prefix in names:
@@ -185,10 +185,11 @@ def one_run(names: Sequence[str], prefix: str) -> str:
 
 
 def forget_run(store: Store, name: str) -> None:
-    """Delete the record of a run, which keeps what it used from being collected.
+    """Delete the record of a run; the record protects the artifacts that it used from ``temper
+    gc``.
 
     Raises:
-        TemperError: it is in progress.
+        TemperError: the run is in progress.
     """
     run = _unless_damaged(store, name)
     if run is not None and run.is_at_work(holding_runs(leases(store))):
@@ -211,7 +212,7 @@ def read_run(store: Store, name: str) -> Run:
 
 
 def stamp_seconds(name: str) -> float | None:
-    """Seconds since the epoch of the time with which a run's or attempt's name begins."""
+    """The time at the start of a run's or attempt's name, in seconds since the epoch."""
     try:
         return float(calendar.timegm(time.strptime(name[:15], "%Y%m%dT%H%M%S")))
     except ValueError:
@@ -224,7 +225,7 @@ def _entry(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bring_up_to_date(record: dict[str, Any], went: Mapping[str, Any]) -> None:
-    """A record as it was written when the run began, with what has happened since."""
+    """Add the outcomes since the run began to a record that was written at its beginning."""
     for step in record["steps"]:
         step |= went.get(step.get("fingerprint"), {})
     after = [_seconds(step.get("after")) for step in went.values()]
@@ -271,5 +272,5 @@ def _exists(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True  # another user's
+        return True  # a process of another user
     return pid > 0

@@ -1,19 +1,20 @@
-"""Scratch that survives its machine: copies of a scratch folder in a remote store.
+"""Copies scratch folders to a remote store, so that they survive their machine.
 
     scratch/<step>/<key>/<epoch>/<node>/<number>.json   a snapshot: {path: {"size", "blake3"}}
                                         <blake3>        the bytes of its files
 
-A step writes scratch on local disk, as always. Beside it a thread looks every few seconds whether
-the folder has changed and holds still, and if so keeps it: files that the last snapshot has are
-not sent again, and the snapshot is written last, so that there is the old one or the new one and
-never a mixture. A worker elsewhere begins with the latest snapshot, checked byte by byte. What is
-lost with a machine is what was written since: at most one interval, if the step writes a file
-under another name and renames it, as steps must do anyway because they can be killed.
+A step writes scratch on local disk, as always. A thread checks every few seconds whether the folder
+has changed and is stable, and then takes a snapshot. It does not send files again that the last
+snapshot has. It writes the snapshot last, so the store has either the old or the new one, never a
+mixture. A worker on another machine starts from the latest snapshot, which it checks byte by byte.
+If a machine is lost, so is what was written since the last snapshot: at most one interval, if the
+step writes files under a temporary name and renames them, which steps must do anyway because they
+can be killed.
 
-On several nodes each keeps its own files, and who restores them gets the union. The last snapshot
-but one is kept as well: in its place, should the last be damaged; and on several nodes beside it,
-because one node may have lost its machine before it kept its part of the last checkpoint. (A
-checkpoint of several parts must know by itself whether it is whole.)
+If a step has several nodes, each keeps its own files, and a restore takes the union. The previous
+snapshot is kept as well: it replaces the last one if that is damaged. With several nodes it is also
+needed because one node may have lost its machine before it kept its part of the last checkpoint. (A
+checkpoint of several parts must record itself whether it is complete.)
 """
 
 import contextlib
@@ -36,25 +37,25 @@ from pipeline.store.stored import parse_json
 EVERY_SECONDS = 10.0
 KEPT = 2
 COPIED_BYTES = 2**20
-"""Smaller files are copied before they are sent; of larger ones, which nobody appends to, the
-step's own copy is linked."""
+"""Smaller files are copied before they are sent. Larger files are linked instead, assuming that
+nobody appends to them."""
 FREEZE_TRIES = 20
 FREEZE_SECONDS = 0.05
 
 _SNAPSHOT = re.compile(r"(([0-9]{1,9})/[0-9]{1,9})/([0-9]{8,9})\.json")
 
 State = Mapping[str, tuple[int, int, int]]
-"""Size, time of change and inode of each file of a folder."""
+"""Size, modification time and inode of each file of a folder."""
 
 
 class Damaged(OSError):
-    """A copy is not what was kept."""
+    """A copy differs from what was kept."""
 
 
 _NOT_AS_KEPT = (
     Damaged,
     FileNotFoundError,
-    FileExistsError,  # a file where another name wants a folder
+    FileExistsError,  # a file has the name of a folder
     IsADirectoryError,
     NotADirectoryError,
 )
@@ -77,16 +78,16 @@ class Snapshot:
 
 
 class Staging:
-    """One node's scratch folder and its copies.
+    """The scratch folder of one node, and its copies.
 
     Args:
         local: the folder on local disk.
         remote: ``scratch/<step>/<key>`` within the store.
-        epoch: of the lease; see :meth:`pipeline.store.layout.Store.scratch_path`.
-        nodes: how many machines the step runs on.
+        epoch: the lease's epoch; see :meth:`pipeline.store.layout.Store.scratch_path`.
+        nodes: the number of machines of the step.
 
     Attributes:
-        is_used: there are copies in the store.
+        is_used: whether the store has copies.
     """
 
     def __init__(
@@ -108,14 +109,15 @@ class Staging:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Restore the folder, keep it while the block runs, and once more if the block fails."""
+        """Restore the folder, keep copying it inside the block, and once more if the block
+        fails."""
         self.restore()
         thread = threading.Thread(target=self._keep, name="staging", daemon=True)
         thread.start()
         try:
             yield
         except BaseException:
-            self.keep_at_last()  # what made the step fail is what is to be told
+            self.keep_at_last()  # its errors must not hide the error of the step
             raise
         finally:
             self._over.set()
@@ -123,9 +125,9 @@ class Staging:
     # --- down -----------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Make the folder what it was when it was last kept, on whichever machine that was.
+        """Restore the folder from its last snapshot, from whichever machine that came.
 
-        A folder of this machine from which the last snapshot was made may be newer; it stays.
+        If this machine's folder is the source of the last snapshot, it may be newer, so it stays.
 
         Raises:
             OSError: the store cannot be read.
@@ -148,7 +150,7 @@ class Staging:
             return
 
     def _snapshots(self) -> list[Snapshot]:
-        """The kept snapshots of the latest epoch that has any, in their order."""
+        """The snapshots of the latest epoch that has any, in order."""
         numbers: dict[int, list[tuple[int, str]]] = {}
         for path in self._objects.sizes(self._remote):
             if (found := _SNAPSHOT.fullmatch(path)) and int(found[2]) <= self._epoch:
@@ -158,7 +160,7 @@ class Staging:
         return [snapshot for snapshot in snapshots if snapshot is not None]
 
     def _read(self, place: str, number: int) -> Snapshot | None:
-        """A snapshot; ``None`` if it was removed meanwhile, or is damaged."""
+        """A snapshot; ``None`` if it is damaged or was removed meanwhile."""
         data = self._objects.read(f"{self._remote}/{place}/{number:08d}.json")
         try:
             return Snapshot(place, number, file_entries(parse_json(data or b"")))
@@ -166,7 +168,7 @@ class Staging:
             return None
 
     def _fetch(self, snapshots: Sequence[Snapshot]) -> None:
-        """Put what these snapshots hold where the folder is; of two with one file, the later."""
+        """Replace the folder by the files of these snapshots; later snapshots win."""
         wanted = {
             name: (f"{self._remote}/{snapshot.place}/{entry.blake3}", entry)
             for snapshot in snapshots
@@ -202,7 +204,7 @@ class Staging:
     # --- up -------------------------------------------------------------------------------------
 
     def keep(self) -> bool:
-        """Put the folder's present state into the store. False if it does not hold still.
+        """Copy the folder's present state into the store. False if the folder keeps changing.
 
         Raises:
             OSError: the store cannot be written.
@@ -217,13 +219,13 @@ class Staging:
                 files = {name: self._describe(frozen, name, state[name]) for name in state}
                 self._send(frozen, files)
                 if any(_changed(frozen / name, state[name]) for name in state):
-                    return False  # somebody appends to a large file
+                    return False  # something appends to a large file
                 self._publish(files)
                 self._kept = state
         return True
 
     def keep_at_last(self) -> None:
-        """:meth:`keep`, where nothing can be done about a failure."""
+        """Like :meth:`keep`, but ignore errors, since nothing can be done about them."""
         self._over.set()
         with contextlib.suppress(OSError):
             self.keep()
@@ -232,11 +234,11 @@ class Staging:
         while not self._over.wait(EVERY_SECONDS):
             try:
                 self.keep()
-            except OSError as error:  # it may pass; the step goes on meanwhile
+            except OSError as error:  # perhaps temporary; the step continues meanwhile
                 print(f"scratch could not be kept: {error}", flush=True)
 
     def _freeze(self, frozen: Path) -> State | None:
-        """A copy of the folder as it was at one moment; ``None`` if there was no such moment."""
+        """Copy the folder as it is at one moment; return ``None`` if it keeps changing."""
         for _ in range(FREEZE_TRIES):
             state = _look(self._local)
             with contextlib.suppress(FileNotFoundError):
@@ -301,21 +303,21 @@ def _look(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 def _copy_or_link(source: Path, target: Path, size: int) -> None:
     if size > COPIED_BYTES:
-        with contextlib.suppress(OSError):  # no links here
+        with contextlib.suppress(OSError):  # the file system has no links
             os.link(source, target)
             return
     shutil.copyfile(source, target)
 
 
 def _changed(frozen: Path, state: tuple[int, int, int]) -> bool:
-    """Whether a file that was linked is not what it was."""
+    """Whether a linked file has changed."""
     stat = frozen.stat()
     return stat.st_ino == state[2] and (stat.st_size, stat.st_mtime_ns) != state[:2]
 
 
 @contextlib.contextmanager
 def _beside(folder: Path, purpose: str) -> Iterator[Path]:
-    """An empty folder on the same disk as another, removed in the end unless it was moved."""
+    """An empty folder on the same disk, removed at the end unless it was moved."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{purpose}-") as temporary:
         (made := Path(temporary) / "scratch").mkdir()
