@@ -1,4 +1,4 @@
-"""The config group ``launcher``: which engines there are, and what steps ask for by default."""
+"""The config group ``launcher``: the engines, and the resources that steps request by default."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -14,9 +14,9 @@ class LocalConfig:
 
     Args:
         gpus: how many of its CUDA devices steps may use; by default all.
-        grace_seconds: how long a step that is told to stop has for its checkpoint.
-        warm: import the libraries that steps of a run share once, and fork workers from there.
-            Results are the same; a step of which that is in doubt gets a fresh interpreter.
+        grace_seconds: how long a step has for its checkpoint after it was asked to stop.
+        warm: import libraries that several steps need only once, and fork workers from there.
+            Results are the same; in case of doubt a step gets a fresh interpreter.
     """
 
     gpus: int | None = None
@@ -29,14 +29,14 @@ class SlurmConfig:
     """A Slurm cluster whose commands work on this machine.
 
     Args:
-        partition: where jobs go; by default where Slurm's own default is.
-        folder: for job scripts and output; on a file system that all nodes share.
+        partition: the partition for jobs; by default Slurm's own default.
+        folder: for job scripts and output; it must be on a file system that all nodes share.
         python: the interpreter on the nodes; by default the path of this one.
         setup: lines of shell that run on the first node before the workers, ``module load …``.
-        options: more options of ``sbatch``, as ``{qos: high, reservation: temper}``.
-        poll_seconds: how often a waiting step asks Slurm for its job.
-        account: what jobs are charged to; by default Slurm's own.
-        grace_seconds: how long a job that is told to stop has for its checkpoint.
+        options: further options of ``sbatch``, such as ``{qos: high, reservation: temper}``.
+        poll_seconds: how often a waiting step asks Slurm for the state of its job.
+        account: the account that jobs are charged to; by default Slurm's own default.
+        grace_seconds: how long a job has for its checkpoint after it was asked to stop.
     """
 
     partition: str | None = None
@@ -54,14 +54,15 @@ class RayConfig:
     """A Ray cluster.
 
     Args:
-        address: of its dashboard, which takes jobs.
-        working_dir: a folder of code that Ray copies to the nodes; by default they have the code
-            at the same path as this machine.
+        address: the address of its dashboard, which accepts jobs.
+        working_dir: a folder of code that Ray copies to the nodes; by default the nodes have the
+            code at the same path as this machine.
         python: the interpreter on the nodes; by default the path of this one.
         env: environment variables for the workers.
-        autoscales: machines are added on demand, so what is there now is not all that is offered.
-        grace_seconds: how long a job that is told to stop has for its checkpoint.
-        poll_seconds: how often a waiting step asks Ray for its job.
+        autoscales: whether the cluster adds machines on demand, so that steps may request more than
+            there is now.
+        grace_seconds: how long a job has for its checkpoint after it was asked to stop.
+        poll_seconds: how often a waiting step asks Ray for the state of its job.
     """
 
     address: str = "http://127.0.0.1:8265"
@@ -78,9 +79,9 @@ class LauncherConfig:
     """Where steps run.
 
     Args:
-        use: engines in order of preference: a step goes to the first that has what it asks for.
-        steps: what steps ask for, by step name, each a mapping with the fields of
-            :class:`pipeline.dag.resources.Resources`; ``step(...).on(...)`` comes before it.
+        use: engines in order of preference: a step runs on the first that has what it requests.
+        steps: the resources that steps request, by step name; each is a mapping with fields of
+            :class:`pipeline.dag.resources.Resources`. ``step(...).on(...)`` takes precedence.
     """
 
     use: list[str] = field(default_factory=lambda: ["local"])
@@ -90,10 +91,10 @@ class LauncherConfig:
     ray: RayConfig = field(default_factory=RayConfig)
 
     def requests(self) -> dict[str, Resources]:
-        """``steps``, read.
+        """The requests in ``steps``, parsed.
 
         Raises:
-            TemperError: a field is not known, or a value not understood.
+            TemperError: a field is unknown, or a value is invalid.
         """
         return {name: _read(name, asked) for name, asked in self.steps.items()}
 

@@ -1,10 +1,9 @@
-"""The CUDA devices of this machine, handed out so that no two steps ever share one.
+"""Assigns the CUDA devices of this machine to steps, so that no two steps ever share one.
 
-A device is taken by an exclusive lock on a file of its own. The worker inherits the open file, so
-the lock lasts as long as anything of the worker lives, whatever becomes of the driver, and the
-kernel lets go of it then. All drivers of a machine share the same files, which are named by the
-devices' identifiers: an index means one device to one driver and another to the next, if each has
-some of them only.
+An exclusive lock on a file reserves a device. The worker inherits the open file, so the lock lasts
+as long as any process of the worker lives, even if the driver dies; then the kernel releases it.
+All drivers of a machine share the same files. These are named by the devices' identifiers, since an
+index means different devices to two drivers that can see only some of them.
 """
 
 import contextlib
@@ -18,15 +17,15 @@ from pathlib import Path
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 BY_BUS = "PCI_BUS_ID"
-"""The order in which ``nvidia-smi`` counts, and workers are told to."""
+"""The order in which ``nvidia-smi`` numbers devices; workers use it too."""
 FOLDER = Path("/tmp/temper-devices")
-"""Of the locks. Not where ``TMPDIR`` says, which is another place for another driver."""
+"""The folder of the locks. It does not depend on ``TMPDIR``, which may differ between drivers."""
 POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices that a worker has.
+    """The devices of a worker.
 
     Attributes:
         names: as ``CUDA_VISIBLE_DEVICES`` lists them.
@@ -38,11 +37,11 @@ class Devices:
 
 
 def present(kind: str | None = None) -> tuple[str, ...]:
-    """The devices that this process may use, by index or, where that is how
-    ``CUDA_VISIBLE_DEVICES`` names them, by identifier.
+    """The devices that this process may use, by index, or by identifier if ``CUDA_VISIBLE_DEVICES``
+    contains identifiers.
 
     Args:
-        kind: those alone whose model has this in its name.
+        kind: only devices whose model name contains this text.
     """
     if VISIBLE in os.environ:
         names = [name.strip() for name in os.environ[VISIBLE].split(",")]
@@ -56,27 +55,27 @@ def present(kind: str | None = None) -> tuple[str, ...]:
 
 
 def models() -> str:
-    """What kinds of device there are, as the driver names them; empty if it cannot be asked."""
+    """The models of the devices, as the driver names them; empty if the driver does not answer."""
     return ", ".join(sorted({model for _, _, model in _described()}))
 
 
 @cache
 def cards() -> tuple[tuple[str, int], ...]:
-    """Model and bytes of memory of each device; nothing if the driver cannot be asked."""
+    """Model and bytes of memory of each device; empty if the driver does not answer."""
     rows = _asked("name,memory.total")
     return tuple((model, int(size) * 2**20) for model, size in rows if size.isdecimal())
 
 
 @cache
 def _described() -> tuple[tuple[str, str, str], ...]:
-    """Index, identifier and model of each device; nothing if the driver cannot be asked."""
+    """Index, identifier and model of each device; empty if the driver does not answer."""
     return tuple(
         (index, identifier, model) for index, identifier, model in _asked("index,uuid,name")
     )
 
 
 def _asked(fields: str) -> list[list[str]]:
-    """What the driver says of each device; nothing if it cannot be asked."""
+    """The driver's values of fields for each device; empty if it does not answer."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -87,8 +86,8 @@ def _asked(fields: str) -> list[list[str]]:
 
 
 def _description(name: str) -> tuple[str, str]:
-    """Identifier and model of a device that is named by its index, or by how its identifier
-    begins."""
+    """Identifier and model of a device, which is named by its index or by a beginning of its
+    identifier."""
     for index, identifier, model in _described():
         if name == index or (not name.isdecimal() and identifier.startswith(name)):
             return identifier, model
@@ -99,18 +98,18 @@ def _description(name: str) -> tuple[str, str]:
 def taken(
     count: int, wait: Callable[[float], bool], kind: str | None = None
 ) -> Iterator[Devices | None]:
-    """Take so many devices, as soon as they are free; all at once, so that two who wait for several
-    never wait for each other.
+    """Reserve so many devices as soon as they are free. They are taken all at once, so that two
+    processes that wait for several devices never wait for each other.
 
     Args:
-        wait: waits so many seconds; true to give up, which yields ``None``.
+        wait: waits so many seconds; if it returns true, the wait ends and the result is ``None``.
         kind: as in :func:`present`.
     """
     if not count:
         yield Devices()
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(PermissionError):  # another user's, who has done it
+    with contextlib.suppress(PermissionError):  # another user owns the folder and has done this
         FOLDER.chmod(0o1777)
     while True:
         with contextlib.ExitStack() as locks:
@@ -128,10 +127,10 @@ def taken(
 
 
 def _lock(name: str) -> int | None:
-    """An open file with a device's lock, or ``None`` if another has it."""
+    """An open file with a device's lock; ``None`` if another process holds the lock."""
     path = FOLDER / "".join(c if c.isalnum() else "_" for c in _description(name)[0])
     try:
-        file = os.open(path, os.O_RDWR)  # without O_CREAT, which Linux refuses on another user's
+        file = os.open(path, os.O_RDWR)  # without O_CREAT: Linux refuses it on another user's file
     except FileNotFoundError:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         os.fchmod(file, 0o666)

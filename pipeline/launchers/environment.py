@@ -1,4 +1,4 @@
-"""What the worker of every engine finds in its environment."""
+"""The environment of the workers of every engine."""
 
 import os
 import sys
@@ -8,11 +8,11 @@ from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 
 def import_path() -> str:
-    """A ``PYTHONPATH`` by which a worker imports what the driver imports, from the same places in
-    the same order.
+    """A ``PYTHONPATH`` with which a worker imports the same modules as the driver, from the same
+    places in the same order.
 
     Raises:
-        TemperError: a file of the user's has the name of our package, and comes first.
+        TemperError: a file of the user has the name of our package and comes first on the path.
     """
     folders = [os.path.abspath(entry) for entry in sys.path]
     require_ours(folders)
@@ -20,7 +20,7 @@ def import_path() -> str:
 
 
 def job_environment() -> dict[str, str]:
-    """Of a worker that an engine starts, which hands on nothing of the driver's environment."""
+    """The environment of a worker whose engine does not pass on the driver's environment."""
     return {
         "PYTHONPATH": import_path(),
         "PYTHONUNBUFFERED": "1",

@@ -1,17 +1,17 @@
-"""Jobs of an engine, which outlive the driver that submitted them.
+"""Launches steps as jobs of an engine; jobs outlive the driver that submitted them.
 
-A job carries the name of its attempt, chosen before it is submitted, so there is no moment at which
-it runs and cannot be found. Which attempt that is, and of which engine, is written into the store
-first:
+A job has the name of its attempt, which is chosen before it is submitted. So there is no moment at
+which the job runs and cannot be found. First the driver records the attempt and the engine in the
+store:
 
     jobs/<step>/<key>.json    {"launcher", "attempt", "run", "withdrawn"}
 
-A driver that takes the lease of the key later looks there, and waits for the job instead of
-starting another. If the engine knows nothing of it, the driver gives the attempt up for good, so
-that a job that was on its way to the engine does not begin; or, if a worker has begun, waits until
-it ends or falls silent (:mod:`pipeline.wire.presence`).
+A driver that takes the lease of the key later reads this record, and waits for the job instead of
+starting another one. If the engine does not know the job, the driver gives the attempt up for good,
+so that a job that is still on its way to the engine cannot begin. If a worker has begun, the driver
+waits until the worker ends or falls silent (:mod:`pipeline.wire.presence`).
 
-A driver that loses its lease leaves the job alone: it belongs to who holds the lease.
+A driver that loses its lease leaves the job alone: it belongs to the new holder of the lease.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ from pipeline.wire.presence import Watch, give_up
 from pipeline.wire.spec import Report
 
 REPORT_SECONDS, REMOTE_REPORT_SECONDS = 0.5, 2.0
-"""How often a waiting driver looks for the report, which comes before the engine knows the end."""
+"""How often a waiting driver looks for the report, which exists before the engine shows the end."""
 ENGINE_SECONDS = 120.0
-"""For so long an engine may fail to answer before the step fails."""
+"""If an engine does not answer for so long, the step fails."""
 OUTPUT_SHARE = 0.05
-"""Of the time, at most, goes into fetching what workers print: engines send all of it each time."""
+"""The largest share of time for fetching output, since engines send all of it each time."""
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """Which job makes a key. ``withdrawn`` is one that its own driver has told to leave."""
+    """The job that makes a key. ``withdrawn`` means that its own driver has asked it to stop."""
 
     launcher: str
     attempt: str
@@ -53,7 +53,7 @@ class JobRecord:
 
     @classmethod
     def read(cls, store: Store, step: str, key: str) -> "JobRecord | None":
-        """The record of a key, if it has one that can be read."""
+        """The record of a key; ``None`` if there is none or it is damaged."""
         try:
             found = cls(**parse_json(store.read(store.job_path(step, key)) or b""))
         except (ValueError, TypeError):
@@ -64,13 +64,13 @@ class JobRecord:
 
 
 class EngineError(Exception):
-    """The engine did not answer, or not as expected. It may later."""
+    """The engine did not answer, or not as expected; it may answer later."""
 
 
 class Engine(Protocol):
-    """A client of an engine: the few things that differ between them.
+    """A client of an engine: the few operations that differ between engines.
 
-    Every method may raise :class:`EngineError`, and ``submit`` :class:`TemperError` where the
+    Every method may raise :class:`EngineError`. ``submit`` raises :class:`TemperError` if the
     engine refuses the job.
     """
 
@@ -82,34 +82,34 @@ class Engine(Protocol):
     def grace_seconds(self) -> float: ...
 
     def shortage(self, resources: Resources) -> str | None:
-        """As :meth:`pipeline.wire.launcher.Launcher.shortage`."""
+        """Like :meth:`pipeline.wire.launcher.Launcher.shortage`."""
         ...
 
     def submit(self, task: Task) -> str:
-        """Submit a job under the task's name; the engine's own name of it."""
+        """Submit a job under the task's name; return the engine's own name of the job."""
         ...
 
     def find(self, name: str) -> str | None:
-        """The engine's own name of the job that was submitted under a name, whatever became of
-        it."""
+        """The engine's own name of the job that was submitted under a name, in whatever state it
+        is; ``None`` if the engine does not know it."""
         ...
 
     def state(self, job: str) -> Ended | str:
-        """How a job ended; in the engine's words what it does, while it waits or runs."""
+        """How a job ended; while it waits or runs, its state in the engine's words."""
         ...
 
     def output(self, name: str, job: str, start: int) -> bytes:
-        """What the workers have printed, from a position on."""
+        """The output of the workers, from a position on."""
         ...
 
     def cancel(self, job: str) -> None:
-        """Tell a job to end, whatever state it is in."""
+        """Cancel a job, whatever state it is in."""
         ...
 
 
 @dataclass(frozen=True)
 class JobLauncher:
-    """A launcher over an engine."""
+    """A launcher for an engine with jobs."""
 
     engine: Engine
     store: Store
@@ -140,8 +140,8 @@ class JobLauncher:
         return contextlib.nullcontext()
 
     def run(self, task: Task, log: IO[bytes], stop: Event) -> Ended:
-        """Submit the task's job, or find the one an earlier driver submitted, and wait for its
-        end. When ``stop`` is set the job is left to who holds the lease now."""
+        """Submit the task's job, or find the job of an earlier driver, and wait for its end. If
+        ``stop`` is set, the job is left to the new holder of the lease."""
         record = None if task.is_new else JobRecord.read(self.store, task.step, task.key)
         try:
             job = self._submit(task) if task.is_new else self._find(task)
@@ -153,17 +153,17 @@ class JobLauncher:
         return ended
 
     def _find(self, task: Task) -> str | None:
-        """The job of an earlier driver. If it is not to be found, what its worker shows of itself
-        must do."""
+        """The job of an earlier driver; ``None`` if the engine does not know it, so that only its
+        worker's signs of life count."""
         with contextlib.suppress(EngineError):
             return self.engine.find(task.name)
 
     def _submit(self, task: Task) -> str | None:
-        """Submit a job, once; ``None`` if it did not arrive."""
+        """Submit a job once; ``None`` if it did not reach the engine."""
         self._note(task)
         try:
             return self.engine.submit(task)
-        except EngineError:  # which says nothing of whether it arrived
+        except EngineError:  # the job may have arrived nevertheless
             return _patiently(self.engine.find, task.name)
 
     def _note(self, task: Task, withdrawn: bool = False) -> None:
@@ -191,7 +191,7 @@ class JobLauncher:
                     return ended
                 asked = time.monotonic()
             return Ended(None, f"{self.kind} job {job} goes on for another driver")
-        except Stopped:  # this machine goes down; the job need not
+        except Stopped:  # this machine shuts down, but the job can continue
             raise
         except KeyboardInterrupt:
             with uninterrupted():
@@ -203,20 +203,20 @@ class JobLauncher:
             output.copy(at_last=True)
 
     def _has_result(self, task: Task) -> bool:
-        """Whether the attempt has ended well. If not, the engine may know why."""
+        """Whether the attempt has succeeded. The engine may know why one failed."""
         try:
             data = self.store.objects.read(f"{task.folder}/report.json")
-        except OSError:  # while the store fails, the lease says how long
+        except OSError:  # the lease decides how long the store may fail
             return False
         return data is not None and Report.from_json(data).error is None
 
 
 class _Following:
-    """What is known of a job, from the engine and from its worker.
+    """The state of a job, from the engine and from its worker.
 
-    Two workers must not share scratch. So where the engine has lost sight of a job, which it also
-    says of a machine that it cannot reach, the worker's silence decides; and where nothing is heard
-    of the worker, the engine ends the job before another takes its place.
+    Two workers must not share scratch. An engine also reports a job as lost if it cannot reach the
+    job's machine; then the worker must have been silent for long. If the worker is silent but the
+    engine still knows the job, the engine cancels it before another takes its place.
     """
 
     def __init__(self, launcher: JobLauncher, task: Task, job: str | None, log: IO[bytes]):
@@ -231,7 +231,7 @@ class _Following:
             self._last = Ended(None, reason, preempted=True, confirmed=False)
 
     def ended(self) -> Ended | None:
-        """How the job has ended; ``None`` while it waits or runs, or may."""
+        """How the job has ended; ``None`` while it waits or runs, or may be running."""
         if self._last is None and self._job is not None:
             self._last = self._look(self._job)
         self._is_silent = self._is_silent or self._watch.is_silent()
@@ -254,7 +254,7 @@ class _Following:
         if isinstance(state, Ended):
             if state.status != REFUSED:
                 return state
-            # the engine had started the job before, and that worker may live
+            # the engine has started the job twice, and the first worker may be alive
             return replace(state, status=None, preempted=True, confirmed=False)
         if state != self._state:
             self._log.write(f"[{self._engine.kind} job {job}: {state}]\n".encode())
@@ -264,12 +264,12 @@ class _Following:
 
 
 def _lost(ended: Ended) -> Ended:
-    """How a job ended that was cancelled because nothing was heard of it."""
+    """The end of a job that was cancelled because its worker was silent."""
     return Ended(ended.status, f"{ended.reason}, after no sign of life", preempted=True)
 
 
 def _patiently(ask: Any, *arguments: Any) -> Any:
-    """Ask an engine, again for some time if it does not answer."""
+    """Call an engine, and retry for some time if it does not answer."""
     retrying = Retrying(
         retry=retry_if_exception_type(EngineError),
         stop=stop_after_delay(ENGINE_SECONDS),
@@ -281,7 +281,7 @@ def _patiently(ask: Any, *arguments: Any) -> Any:
 
 @dataclass
 class _Output:
-    """Copies what the workers print into the step's log."""
+    """Copies the workers' output into the step's log."""
 
     engine: Engine
     name: str
@@ -294,7 +294,7 @@ class _Output:
         began = time.monotonic()
         if self.job is None or (began < self.not_before and not at_last):
             return
-        with contextlib.suppress(EngineError, OSError):  # for people; never a reason to fail
+        with contextlib.suppress(EngineError, OSError):  # output is only for display
             new = self.engine.output(self.name, self.job, self.position)
             self.log.write(new)
             self.log.flush()

@@ -1,9 +1,9 @@
-"""Runs workers as processes of this machine: fresh interpreters, or forked from a warm parent.
+"""Runs workers as processes of this machine: fresh interpreters, or forks of a warm parent.
 
-The driver itself is never forked for a worker. A parent that has only imported libraries is, where
-several steps of a run import the same ones (:mod:`pipeline.launchers.warm_parent`). A worker gets
-its own session, so that Ctrl-C reaches the driver alone, which then stops the worker in order; if
-the driver is killed outright, the lifeline ends the worker.
+The driver itself is never forked for a worker. If several steps of a run import the same libraries,
+a parent process that only imports these is forked (:mod:`pipeline.launchers.warm_parent`). A worker
+gets its own session, so Ctrl-C reaches only the driver, which then stops the worker in order. If
+the driver is killed, the lifeline ends the worker.
 """
 
 import contextlib
@@ -33,29 +33,29 @@ from pipeline.wire.spec import SECRETS
 
 POLL_SECONDS = 0.5
 LOG_SECONDS = 5.0
-"""For the last lines of a worker that has ended."""
+"""How long to wait for the last output of a worker that has ended."""
 GIB = 2**30
 
 
 class Process(Protocol):
-    """A worker, however it was started."""
+    """A worker process, however it was started."""
 
     @property
     def status(self) -> int | None:
-        """Once it has ended, its exit status, or minus the number of the signal; ``None`` if
-        nobody knows."""
+        """After its end: the exit status, or minus the number of the signal; ``None`` if
+        unknown."""
         ...
 
     def ended(self, seconds: float | None) -> bool:
-        """Wait until it has ended, at most so long; true if it has."""
+        """Wait for its end, at most so long; return whether it has ended."""
         ...
 
     def stop(self, grace: float) -> None:
-        """Tell it to leave; kill it if it has not left by then."""
+        """Ask it to stop; kill it if it has not ended after the grace period."""
         ...
 
     def clear(self) -> None:
-        """End what the step started and left behind."""
+        """Kill the processes that the step left behind."""
         ...
 
 
@@ -64,8 +64,8 @@ class LocalLauncher:
     """Starts ``python -m pipeline.worker.attempt`` and waits for it.
 
     Args:
-        jobs: how many workers may run at once; each gets its share of the processors, because
-            threads beyond the free processors make every worker several times slower.
+        jobs: how many workers may run at once. Each gets its share of the processors, since more
+            threads than free processors make every worker several times slower.
     """
 
     lifeline: Lifeline
@@ -80,7 +80,7 @@ class LocalLauncher:
         return self.config.grace_seconds
 
     def shortage(self, resources: Resources) -> str | None:
-        """What this machine has, where that is not enough."""
+        """The resources of this machine, in words, if they are not enough for a request."""
         if resources.num_nodes > 1:
             return "one node"
         if resources.tpu is not None:
@@ -112,7 +112,7 @@ class LocalLauncher:
 
     @contextlib.contextmanager
     def ready(self, asked: Sequence[tuple[str, Resources]]) -> Iterator[None]:
-        """Have a parent of warm workers within the block, if there is anything for it to save."""
+        """Start a parent of warm workers for the block, if at least two steps can use it."""
         usual = self._environment(NOTHING, devices.Devices())
         functions = [
             function
@@ -132,7 +132,7 @@ class LocalLauncher:
     def run(self, task: Task, log: IO[bytes], stop: Event) -> Ended:
         """Run one worker to its end, or until ``stop`` is set.
 
-        What it prints goes to ``log``.
+        Its output goes to ``log``.
         """
         asked = task.resources
         with devices.taken(asked.num_gpus, stop.wait, asked.accelerator) as mine:
@@ -155,7 +155,7 @@ class LocalLauncher:
             while not worker.ended(POLL_SECONDS):
                 if stop.is_set():
                     worker.stop(self.grace_seconds)
-        except BaseException:  # stopped by a signal: take the worker along
+        except BaseException:  # this process was interrupted: stop the worker too
             with uninterrupted():
                 worker.stop(self.grace_seconds)
             raise
@@ -193,7 +193,7 @@ class _Fresh:
 
     def __init__(self, task: Task, environment: Mapping[str, str], log: int, kept: Sequence[int]):
         self._process = subprocess.Popen(
-            # -P: the folder we are in is not where Python looks first
+            # -P: do not put the working folder into sys.path
             [sys.executable, "-P", "-m", "pipeline.worker.attempt", task.spec_url],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -208,7 +208,7 @@ class _Fresh:
         return self._process.returncode
 
     def ended(self, seconds: float | None) -> bool:
-        if hasattr(os, "pidfd_open"):  # the kernel says so at once; `wait` with a timeout polls
+        if hasattr(os, "pidfd_open"):  # the kernel reports the end at once; `wait` would poll
             if self._process.returncode is None:
                 descriptor = os.pidfd_open(self._process.pid)
                 try:
@@ -234,7 +234,8 @@ class _Fresh:
 
 @contextlib.contextmanager
 def _printed(log: IO[bytes], is_secret: bool) -> Iterator[int]:
-    """Where a worker prints. What it prints that was handed a secret reaches the log without it."""
+    """The descriptor for a worker's output. If the worker has secrets, they are redacted in the
+    log."""
     if not is_secret:
         yield log.fileno()
         return
@@ -243,7 +244,7 @@ def _printed(log: IO[bytes], is_secret: bool) -> Iterator[int]:
     def copy() -> None:
         with open(ours, "rb") as output:
             for line in output:
-                with contextlib.suppress(OSError, ValueError):  # for people
+                with contextlib.suppress(OSError, ValueError):  # the log is only for display
                     log.write(
                         shown(line.decode(errors="surrogateescape")).encode(
                             errors="surrogateescape"
@@ -261,5 +262,5 @@ def _printed(log: IO[bytes], is_secret: bool) -> Iterator[int]:
 
 
 def _is_plain(resources: Resources) -> bool:
-    """Whether a step wants one process without devices."""
+    """Whether a step needs only one process and no devices."""
     return not resources.num_gpus and resources.num_nodes * resources.num_processes == 1

@@ -1,4 +1,4 @@
-"""Ending in order what a driver has started, while the driver itself is told to end."""
+"""Ends the processes of a driver in order, while the driver itself is asked to end."""
 
 import contextlib
 import multiprocessing
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Finish the block: Luigi ends its processes with a SIGTERM after the Ctrl-C they all got."""
+    """Finish the block although Luigi sends its processes a SIGTERM after the Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -24,7 +24,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def await_children(seconds: float) -> None:
-    """Let Luigi's processes end, which end their workers in order; at most so long."""
+    """Wait, at most so long, for Luigi's processes, which end their workers in order."""
     deadline = time.monotonic() + seconds
     for child in multiprocessing.active_children():
         child.join(max(0.0, deadline - time.monotonic()))

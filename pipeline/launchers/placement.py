@@ -1,4 +1,4 @@
-"""Which launcher runs which step, settled and checked before anything runs."""
+"""Assigns each step to a launcher, and checks the assignment before anything runs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a step runs, and what it has there."""
+    """The launcher of a step, and the resources that it has there."""
 
     launcher: "Launcher"
     resources: Resources
@@ -26,8 +26,8 @@ class Placement:
 
     Args:
         launchers: in order of preference.
-        requests: what each step asks for, by fingerprint; see :func:`requests`.
-        open_launcher: opens others by their kind, for jobs that an earlier driver left.
+        requests: the resources that each step requests, by fingerprint; see :func:`requests`.
+        open_launcher: opens other launchers by kind, for jobs of an earlier driver.
     """
 
     def __init__(
@@ -42,10 +42,11 @@ class Placement:
         self._places: dict[str, Place] = {}
 
     def place(self, step: Step) -> Place:
-        """Where a step runs: the same place for the whole run, whatever becomes of its machines.
+        """The place of a step. It stays the same for the whole run, even if machines appear or
+        vanish.
 
         Raises:
-            TemperError: no launcher has what it asks for.
+            TemperError: no launcher has the resources that the step requests.
         """
         if (known := self._places.get(step.fingerprint)) is not None:
             return known
@@ -62,10 +63,11 @@ class Placement:
         )
 
     def told(self, step: Step) -> str:
-        """The same in few words: ``slurm, gpus=8``; empty if no launcher could run it."""
+        """The place of a step in a few words: ``slurm, gpus=8``; empty if no launcher can run
+        it."""
         try:
             place = self.place(step)
-        except TemperError:  # it is cached, or it will be said when it is to run
+        except TemperError:  # if the step is not cached, `require` raises this error
             return ""
         asked = place.resources
         return place.launcher.kind if asked == NOTHING else f"{place.launcher.kind}, {asked}"
@@ -74,14 +76,14 @@ class Placement:
         """Refuse steps that no launcher can run.
 
         Raises:
-            TemperError: naming the first of them, what it asks for and what there is.
+            TemperError: no launcher can run one of them; the message says what it requests.
         """
         for step in steps:
             self.place(step)
 
     @contextmanager
     def ready(self, steps: Iterable[Step]) -> Iterator[None]:
-        """Let launchers prepare, within the block, for the steps that are going to run."""
+        """Let launchers prepare for the steps that will run inside the block."""
         asked: dict[int, list[tuple[str, Resources]]] = {}
         for step in steps:
             place = self.place(step)
@@ -93,24 +95,24 @@ class Placement:
             yield
 
     def capacity(self) -> dict[str, int]:
-        """What steps that run at once share, by name."""
+        """The resources that running steps share, by name."""
         return {name: n for launcher in self.launchers for name, n in launcher.capacity().items()}
 
     def claims(self, step: Step) -> Mapping[str, int]:
-        """What a step takes of :meth:`capacity`; nothing, if no launcher could run it."""
+        """The part of :meth:`capacity` that a step uses; empty if no launcher can run it."""
         try:
             place = self.place(step)
-        except TemperError:  # it will be said when it is to run; perhaps it is cached
+        except TemperError:  # if the step is not cached, `require` raises this error
             return {}
         return place.launcher.claims(place.resources)
 
     @property
     def grace_seconds(self) -> float:
-        """The longest that a worker may take to leave."""
+        """The longest time that a worker has to stop."""
         return max((launcher.grace_seconds for launcher in self.launchers), default=0.0)
 
     def launcher(self, kind: str) -> "Launcher":
-        """A launcher by its kind, also one that no step of this run goes to.
+        """The launcher of this kind, even if no step of this run uses it.
 
         Raises:
             TemperError: there is none.
@@ -124,13 +126,13 @@ class Placement:
 
 
 def requests(roots: Iterable[Step], defaults: Mapping[str, Resources]) -> dict[str, Resources]:
-    """What every step that the roots need asks for, by fingerprint.
+    """The resources that every step of the DAG requests, by fingerprint.
 
     Args:
-        defaults: by step name.
+        defaults: default requests, by step name.
 
     Raises:
-        TemperError: one step, called twice with equal arguments, asks for different things.
+        TemperError: two calls of a step with equal arguments request different resources.
     """
     asked: dict[str, tuple[str, Resources]] = {}
     pending, seen = [*reversed(list(roots))], set[int]()

@@ -1,8 +1,8 @@
-"""Ray, through its job submission: a step is a job, whose entrypoint is the worker.
+"""Ray, through its job submission: a step is a job whose entrypoint is the worker.
 
-A job is submitted under the attempt's name, so that any driver finds it, and Ray never starts it a
-second time. With several nodes the entrypoint is :mod:`pipeline.launchers.ray_nodes`, which starts
-a worker on each. Ray knows a TPU pod slice by a resource of its first host, ``TPU-v5p-8-head``.
+A job is submitted under the attempt's name, so any driver finds it, and Ray never starts it twice.
+For several nodes the entrypoint is :mod:`pipeline.launchers.ray_nodes`, which starts a worker on
+each. In Ray, the first host of a TPU pod slice has a resource like ``TPU-v5p-8-head``.
 """
 
 import os
@@ -24,16 +24,16 @@ from pipeline.launchers.jobs import EngineError
 from pipeline.wire.launcher import Ended, Task
 
 LOST = 77
-"""Exit status of a job on several nodes that lost one of them."""
+"""Exit status of a job with several nodes that lost one of them."""
 START_SECONDS = 120.0
-"""For which a cluster that is starting is waited for."""
+"""How long to wait for a cluster that is starting."""
 ANY_AMOUNT = 0.001
-"""Of a resource that only says where a job may run."""
+"""The requested amount of a resource that only determines where a job may run."""
 
 
 @dataclass(frozen=True)
 class Ray:
-    """A cluster, as it is configured; see :class:`pipeline.launchers.jobs.Engine`."""
+    """A configured cluster; see :class:`pipeline.launchers.jobs.Engine`."""
 
     config: RayConfig
     kind: str = "ray"
@@ -111,7 +111,7 @@ class Ray:
         reason = f"ray job {job}: {status}"
         if status == "STOPPED":
             return Ended(None, reason, cancelled=True)
-        if code is None:  # it was not the entrypoint that ended: its node did, or Ray
+        if code is None:  # not the entrypoint ended, but its node or Ray itself
             reason += f", {_line(info.message)}"
             return Ended(None, reason, preempted=True, confirmed=False)
         if code == LOST:
@@ -163,12 +163,12 @@ class Ray:
         with _answering():
             from ray.util.state import list_nodes  # pyright: ignore[reportMissingImports]
 
-            # a node that has just died is missing in parts, which is no reason to fail
+            # the entry of a node that has just died may be incomplete, which is no error
             found: list[Any] = list_nodes(self.config.address, raise_on_missing_output=False)
             return [node.resources_total for node in found if node.state == "ALIVE"]
 
     def _client(self) -> Any:
-        """A client of this process; a connection does not survive a fork."""
+        """This process's client, since a connection does not survive a fork."""
         key = (os.getpid(), self.config.address)
         if key not in _clients:
             try:
@@ -183,7 +183,7 @@ _clients: dict[tuple[int, str], Any] = {}
 
 
 def _once_it_has_started(submit: Callable[..., str], **job: Any) -> None:
-    """Submit a job to a cluster that may be starting: what takes jobs starts last."""
+    """Submit a job to a cluster that may be starting: the agent that accepts jobs starts last."""
     for attempt in Retrying(
         retry=retry_if_exception(lambda error: "No available agent" in str(error)),
         stop=stop_after_delay(START_SECONDS),
@@ -195,7 +195,7 @@ def _once_it_has_started(submit: Callable[..., str], **job: Any) -> None:
 
 
 def needs(resources: Resources) -> dict[str, float]:
-    """What a step asks of a node, under Ray's names."""
+    """The resources that a step requests of a node, under Ray's names."""
     asked: dict[str, float] = {"CPU": float(resources.cpus or 1)}
     if resources.num_gpus:
         asked["GPU"] = float(resources.num_gpus)
@@ -221,7 +221,7 @@ def _in_words(node: Mapping[str, float]) -> str:
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Whatever goes wrong in the client as :class:`EngineError`."""
+    """Convert every error of the client to :class:`EngineError`."""
     try:
         yield
     except (TemperError, EngineError):

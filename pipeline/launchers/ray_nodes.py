@@ -1,8 +1,8 @@
-"""The entrypoint of a Ray job on several nodes: a worker on each of them.
+"""The entrypoint of a Ray job on several nodes: it starts a worker on each node.
 
-``python -m pipeline.launchers.ray_nodes SPEC NODES TPU NAME=AMOUNT…``. Each worker runs under a Ray
-task of a placement group with one bundle a node. Of a TPU slice the first host is found by its
-resource, and the others by the slice's name.
+``python -m pipeline.launchers.ray_nodes SPEC NODES TPU NAME=AMOUNT…``. Each worker runs in a Ray
+actor; a placement group has one bundle for each node. The first host of a TPU slice is found by its
+own resource, the others by the slice's name.
 """
 
 import os
@@ -26,16 +26,16 @@ POLL_SECONDS = 0.5
 
 
 def main(spec: str, nodes: int, tpu: str, asked: dict[str, float]) -> int:
-    """Run the workers; the first status that is not 0, or 0."""
+    """Run the workers; return the first status that is not 0, or 0."""
     ray.init(address="auto", log_to_driver=True)
     told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())  # after Ray's own handler, in its place
+    signal.signal(signal.SIGTERM, lambda *_: told.set())  # replaces Ray's own handler
     bundles = _bundles(nodes, tpu, asked)
     group = placement_group(bundles, strategy="STRICT_SPREAD")
     ready = group.ready()
     while not ray.wait([ready], timeout=POLL_SECONDS)[0]:
         if told.is_set():
-            return LOST  # no worker is there that could report
+            return LOST  # there is no worker yet that could write a report
     hosts = [_on(group, bundles, i, _Host) for i in range(nodes)]
     try:
         return _run(hosts, spec, told)
@@ -47,7 +47,7 @@ def main(spec: str, nodes: int, tpu: str, asked: dict[str, float]) -> int:
 def _run(hosts: list[Any], spec: str, told: threading.Event) -> int:
     """
     Raises:
-        RayActorError: a host was lost; the workers of the others end with this process.
+        RayActorError: a host was lost; the other workers end with this process.
     """
     master = ray.get(hosts[0].address.remote())
     running = [host.run.remote(spec, i, master) for i, host in enumerate(hosts)]
@@ -55,7 +55,7 @@ def _run(hosts: list[Any], spec: str, told: threading.Event) -> int:
     while left:
         done, left = ray.wait(left, timeout=POLL_SECONDS)
         for answer in done:
-            if (status := ray.get(answer)) != 0:  # the others would wait for it
+            if (status := ray.get(answer)) != 0:  # stop the others, which would wait for it
                 _stop(hosts, running)
                 return status
         if told.is_set():
@@ -64,13 +64,13 @@ def _run(hosts: list[Any], spec: str, told: threading.Event) -> int:
 
 
 def _stop(hosts: list[Any], running: list[Any]) -> list[int]:
-    """Tell all workers to leave, which know how long they may take; their statuses."""
+    """Ask all workers to stop, within their own grace period; return their statuses."""
     ray.get([host.stop.remote() for host in hosts])
     return ray.get(running)
 
 
 class _Host:
-    """One node's worker, started in an actor there; it ends with the actor, however that ends."""
+    """One node's worker, started in an actor; it ends with the actor, however that ends."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,7 +81,7 @@ class _Host:
             return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
 
     def run(self, spec: str, node: int, master: str) -> int:
-        """The worker's status, as a shell says it."""
+        """Run the worker; return its status in the convention of a shell."""
         command = [sys.executable, "-P", "-m", "pipeline.worker.attempt", spec]
         lifeline = self._lifeline.read_end
         environment = {**os.environ, NODE: str(node), MASTER: master, ENVIRONMENT: str(lifeline)}
@@ -92,7 +92,7 @@ class _Host:
         return status if status >= 0 else 128 - status
 
     def stop(self) -> None:
-        """Tell the worker to leave."""
+        """Ask the worker to stop."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
@@ -108,7 +108,7 @@ def _bundles(nodes: int, tpu: str, asked: dict[str, float]) -> list[dict[str, fl
 
 
 def _is_slice(name: str, head: str) -> bool:
-    """Whether a resource of the first host is the name of its slice, which all hosts have."""
+    """Whether a resource of the first host is the name of its slice, which all its hosts have."""
     known = ("node:", "accelerator_type:", "memory", "object_store", "CPU", "GPU", "TPU")
     return name != head and not name.startswith(known)
 
@@ -122,7 +122,7 @@ def _on(group: Any, bundles: list[dict[str, float]], index: int, kind: type) -> 
         "memory": others.pop("memory", None),
         "resources": others or None,
         "scheduling_strategy": strategy,
-        "max_concurrency": 3,  # to be told to leave while it runs
+        "max_concurrency": 3,  # so that `stop` can be called while `run` is running
         "max_restarts": 0,
     }
     return ray.remote(kind).options(**options).remote()

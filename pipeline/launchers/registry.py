@@ -1,4 +1,4 @@
-"""The launchers that a configuration names, each imported only then."""
+"""Creates the launchers that a configuration names; imports only their modules."""
 
 from collections.abc import Callable
 

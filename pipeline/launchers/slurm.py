@@ -1,9 +1,9 @@
 """Slurm, through its own commands: ``sbatch``, ``squeue``, ``scontrol``, ``scancel``, ``sinfo``.
 
-The job is a shell script of a few lines that starts the workers with ``srun``. (``submitit`` would
-put a pickled function there, know its jobs only by number, and ask ``sacct``, which many clusters
-do not have.) The job's name is the attempt's, so that any driver finds it, and it is never requeued
-by Slurm itself: a driver sees that it was preempted, and submits another attempt.
+A job is a short shell script that starts the workers with ``srun``. (``submitit`` would use a
+pickled function, know its jobs only by number, and call ``sacct``, which many clusters do not
+have.) The job has the name of the attempt, so any driver finds it. Slurm never requeues it: a
+driver notices a preemption and submits another attempt.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ UNDER_WAY = {
     "RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SIGNALING",
 }  # fmt: skip
 TAKEN_AWAY = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "REVOKED"}
-"""States in which a job ends through no fault of the step."""
+"""Final states of jobs that are no fault of the step."""
 NO_ANSWER = re.compile("timed out|unable to contact|communication|standby|zero bytes", re.I)
-"""Said by ``sbatch`` when the controller is away or too busy, and not of the job."""
+"""Messages of ``sbatch`` about an unavailable or busy controller, rather than about the job."""
 FIRST_PORT, PORTS = 20000, 20000
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """A cluster, as it is configured; see :class:`pipeline.launchers.jobs.Engine`."""
+    """A configured cluster; see :class:`pipeline.launchers.jobs.Engine`."""
 
     config: SlurmConfig
     kind: str = "slurm"
@@ -97,7 +97,7 @@ class Slurm:
         if state in TAKEN_AWAY or not status:
             seen = state not in ("NODE_FAIL", "BOOT_FAIL", "forgotten")
             return Ended(None, reason, preempted=True, confirmed=seen)
-        if state == "OUT_OF_MEMORY":  # Slurm makes a signal of it that there is not
+        if state == "OUT_OF_MEMORY":  # Slurm reports a signal that does not exist
             return Ended(-signal.SIGKILL, reason)
         code = -int(number) if number not in ("", "0") else int(status)
         return Ended(code, reason)
@@ -108,7 +108,7 @@ class Slurm:
             return file.read()
 
     def cancel(self, job: str) -> None:
-        _ask(["scancel", job])  # tells the workers, and ends them after the cluster's KillWait
+        _ask(["scancel", job])  # signals the workers, and kills them after the cluster's KillWait
 
     @cached_property
     def _folder(self) -> Path:
@@ -125,12 +125,13 @@ class Slurm:
         return [nodes for nodes in found if self.config.partition or nodes.is_default]
 
     def _spelled(self, kind: str | None) -> str | None:
-        """A kind of GPU as the cluster writes it."""
+        """A kind of GPU in the cluster's spelling."""
         known = {name.lower(): name for nodes in self._partitions for name in nodes.gpus}
         return known.get(kind.lower(), kind) if kind else None
 
     def _script(self, task: Task) -> str:
-        """The job: what it asks for, and how it starts a worker on each node."""
+        """The script of a job: the resources that it requests, and the start of a worker on each
+        node."""
         options = {
             "job-name": task.name,
             "comment": f"temper:{task.step}",
@@ -139,7 +140,7 @@ class Slurm:
             "no-requeue": None,
             "partition": self.config.partition,
             "account": self.config.account,
-            # to the workers, while there is time left for a checkpoint
+            # Slurm signals the workers while there is time left for a checkpoint
             "signal": f"TERM@{int(self.config.grace_seconds) + 5}",
             **_asked(task.resources, self._spelled(task.resources.accelerator)),
             **self.config.options,
@@ -210,7 +211,7 @@ class _Nodes:
         )
 
     def has(self, resources: Resources) -> bool:
-        """Whether each of these nodes would do."""
+        """Whether each of these nodes fulfils a request."""
         kind = (resources.accelerator or "").lower()
         gpus = sum(n for name, n in self.gpus.items() if not kind or name.lower() == kind)
         return (
@@ -252,7 +253,7 @@ def _seconds(text: str) -> int:
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """
     Raises:
-        EngineError: it cannot be run, or takes too long.
+        EngineError: the command cannot be run, or takes too long.
     """
     try:
         return subprocess.run(
@@ -275,7 +276,7 @@ def _ask(command: Sequence[str]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Without what a job that this driver runs in would hand on: options of its own."""
+    """The environment without the variables of a Slurm job in which this driver may run itself."""
     kept = ("SLURM_CONF", "SLURM_CLUSTERS")
     return {
         name: value

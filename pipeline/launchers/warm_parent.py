@@ -1,8 +1,8 @@
-"""The launcher's side of warm workers: the parent that forks them, and each of them.
+"""The launcher's side of warm workers: the parent process that forks them, and each worker.
 
-What the parent does, and why a worker of it is as good as one started afresh, is said in
-``pipeline.worker.warm``. The parent is started once for a run, with the environment in which a
-worker of this launcher is started; a worker that is to have another environment is not forked.
+``pipeline.worker.warm`` describes the parent, and why its workers are equivalent to fresh ones. The
+parent is started once for a run, with the environment of this launcher's workers. A worker that
+needs another environment is not forked.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from pipeline.wire.launcher import Task
 
 
 class Forked:
-    """A worker that the parent of warm workers forks."""
+    """A worker that is forked by the parent of warm workers."""
 
     def __init__(self, answers: socket):
         self._answers, self._descriptor = answers, -1
@@ -32,11 +32,11 @@ class Forked:
 
     @property
     def has_begun(self) -> bool:
-        """False if the parent has not forked it: it wants a fresh interpreter."""
+        """False if the parent has not forked it; then the step needs a fresh interpreter."""
         return self._pid is not None
 
     def ended(self, seconds: float | None) -> bool:
-        """Wait until it has ended, at most so long; true if it has."""
+        """Wait for its end, at most so long; return whether it has ended."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._is_over:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -47,7 +47,7 @@ class Forked:
         return self._is_over
 
     def _listen(self) -> None:
-        if self._descriptor >= 0:  # its parent is gone: how it ended, nobody knows
+        if self._descriptor >= 0:  # its parent is gone, so its exit status is unknown
             self._is_over = True
             return
         match forking.receive_answer(self._answers):
@@ -60,10 +60,10 @@ class Forked:
                 self._descriptor = self._alive if self.has_begun else -1
 
     def stop(self, grace: float) -> None:
-        """Tell it to leave; kill it if it has not left by then."""
+        """Ask it to stop; kill it if it has not ended after the grace period."""
         for number, seconds in ((signal.SIGTERM, grace + 1), (signal.SIGKILL, None)):
             if self._pid is None:
-                self._answers.close()  # it will not begin: nobody waits for it
+                self._answers.close()  # it ends, since nobody can confirm it
                 self._is_over = True
                 return
             with contextlib.suppress(ProcessLookupError):
@@ -72,7 +72,7 @@ class Forked:
                 return
 
     def clear(self) -> None:
-        """End what the step started and left behind: its parent's business, if that lives."""
+        """Kill the processes that the step left behind, unless its parent does so."""
         if self._descriptor >= 0 and self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
@@ -85,8 +85,8 @@ class WarmParent:
     """The parent of a run's warm workers.
 
     Args:
-        functions: of the steps that are to run, as often as they are.
-        environment: of the parent, and so of its workers.
+        functions: the functions of the steps that will run, once for each step.
+        environment: the environment of the parent, and so of its workers.
         lifeline: the descriptor that ends them with the driver.
     """
 
@@ -106,11 +106,11 @@ class WarmParent:
             )
 
     def order(self, task: Task, environment: Mapping[str, str], log: int) -> Forked | None:
-        """A worker, if the parent may fork it; whether it does, :attr:`Forked.has_begun` says.
+        """Order a worker, if the parent may fork it; :attr:`Forked.has_begun` tells whether it did.
 
         Args:
-            environment: in which it is to run, what ``task`` adds aside.
-            log: the descriptor to which it prints.
+            environment: the worker's environment, without the variables that ``task`` adds.
+            log: the descriptor for its output.
         """
         if environment != self._environment or _folder() != self._folder:
             return None
@@ -125,14 +125,14 @@ class WarmParent:
         return Forked(answers)
 
     def close(self) -> None:
-        """End the parent. Its workers, if it has any, go on."""
+        """End the parent. Its workers continue."""
         self._control.close()
         self._process.kill()
         self._process.wait()
 
 
 def _folder() -> str | None:
-    """The working folder; ``None`` if somebody has deleted it."""
+    """The working folder; ``None`` if it has been deleted."""
     with contextlib.suppress(OSError):
         return os.getcwd()
     return None

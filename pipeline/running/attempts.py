@@ -1,4 +1,4 @@
-"""Running one step: look in the store, hold its lease, start an attempt, commit what it made."""
+"""Runs one step: looks in the store, holds the lease, starts attempts, commits the artifact."""
 
 import contextlib
 import os
@@ -34,12 +34,12 @@ from pipeline.wire.presence import begun
 from pipeline.wire.spec import InputSpec, Pause, Report, StepSpec, handed_over
 
 LOG_SECONDS = 10.0
-"""How often a growing log is copied into a remote store."""
+"""How often the log of a running step is copied into a remote store."""
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
 
 
 class StepFailed(TemperError):
-    """A step's attempt ended without a result. ``log`` is where its whole output lies."""
+    """A step's attempt ended without a result. ``log`` is the path of its output."""
 
     def __init__(self, step: str, message: str, log: str):
         super().__init__(message)
@@ -48,24 +48,26 @@ class StepFailed(TemperError):
 
 
 class Preempted(StepFailed):
-    """The worker was told to leave, or its machine was lost; the step goes on from scratch."""
+    """The worker was asked to stop, or its machine was lost; the next attempt resumes from
+    scratch."""
 
 
 class Paused(TemperError):
-    """The step has come as far as it was to go for now; another attempt goes on from scratch."""
+    """The step has reached the point of its pause; another attempt resumes from scratch."""
 
 
 class InputLost(TemperError):
-    """An input's data is not what was committed. It is marked, so that it will be made again."""
+    """An input's data is not as committed. It is marked, so that it will be made again."""
 
 
 class LeaseLost(Exception):
-    """Another driver took over while this one could not renew; it makes the artifact now."""
+    """Another driver took the lease while this one could not renew it; it makes the artifact
+    now."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What an attempt is about: a key, of what it is made, under which lease and where."""
+    """The subject of an attempt: key, recipe, inputs, lease and place."""
 
     step: Step
     key: str
@@ -80,8 +82,8 @@ class Executor:
     """Runs steps where they are placed, and commits their artifacts.
 
     Args:
-        provenance: recorded in every manifest beside what the worker says of itself.
-        pauses: how far steps are to go for now, by fingerprint; others go to their end.
+        provenance: recorded in every manifest, in addition to the worker's own provenance.
+        pauses: the points at which steps pause, by fingerprint; other steps run to their end.
     """
 
     resolver: Resolver
@@ -91,20 +93,20 @@ class Executor:
     pauses: Mapping[str, Pause] = field(default_factory=dict)
 
     def execute(self, step: Step) -> Manifest:
-        """The artifact of a step whose inputs exist, made now if the store does not have it.
+        """Return the artifact of a step whose inputs exist; make it if the store does not have it.
 
         While another driver makes it, this one waits.
 
         Raises:
             StepFailed: the attempt failed; its log and folder are kept.
-            Paused: it has come as far as it was to go for now.
+            Paused: the step has reached the point of its pause.
             InputLost: an input's data is lost or damaged.
         """
         place = self.placement.place(step)
         while True:
             inputs = self.resolver.inputs(step)
             resolved = self.resolver.key_and_recipe(step)
-            assert resolved is not None  # every input was found just now
+            assert resolved is not None  # `inputs` has just found every input
             key, recipe = resolved
 
             def is_made() -> bool:
@@ -113,13 +115,13 @@ class Executor:
             with self.leases.held(step.name, key, is_made) as lease:
                 found = self.resolver.artifact(step)
                 if found is not None:
-                    return found  # as it was before, or another driver was faster
+                    return found  # it existed, or another driver has made it meanwhile
                 with contextlib.suppress(LeaseLost):
                     if lease is not None:
                         return self._make(_Work(step, key, recipe, inputs, lease, place))
 
     def _make(self, work: _Work) -> Manifest:
-        """One attempt, and as many more as the step declares when it fails or is preempted."""
+        """Run one attempt, and as many more as the step allows after failures and preemptions."""
         self._require_data(work.inputs)
         left = self._left(work)
         asked = work.place.resources
@@ -138,13 +140,13 @@ class Executor:
             with attempt:
                 if left is not None:
                     task, left = left, None
-                    with contextlib.suppress(Preempted, Paused):  # another driver's count
+                    with contextlib.suppress(Preempted, Paused):  # they do not count here
                         return self._attempt(work, task)
                 return self._attempt(work, self._begin(work))
         raise AssertionError("the last failure is raised")
 
     def _left(self, work: _Work) -> Task | None:
-        """The attempt of an earlier driver whose job may run, or has ended well; see
+        """The attempt of an earlier driver whose job may still run, or has succeeded; see
         :mod:`pipeline.launchers.jobs`."""
         store, step = self.resolver.store, work.step.name
         record = JobRecord.read(store, step, work.key)
@@ -156,7 +158,7 @@ class Executor:
         return task if report is None or report.error is None else None
 
     def _begin(self, work: _Work) -> Task:
-        """A new attempt, with the spec that its worker reads."""
+        """Create a new attempt, with the spec that its worker reads."""
         store = self.resolver.store
         task = self._task(work, store.new_attempt(work.step.name, work.key), is_new=True)
         spec, secrets = self._spec(work, task).without_secrets()
@@ -185,8 +187,8 @@ class Executor:
 
     def _attempt(self, work: _Work, task: Task) -> Manifest:
         store = self.resolver.store
-        # Asked before there is anything to commit: whoever takes over while this driver sleeps
-        # commits this same generation, and the first of the two wins.
+        # Look before there is anything to commit: a driver that takes over while this one sleeps
+        # commits the same generation, and the first of the two wins.
         earlier = self.resolver.catalog.look(task.step, task.key)
         launcher = work.place.launcher if task.is_new else self._launcher_of(work)
         started = time.time()
@@ -194,7 +196,7 @@ class Executor:
         if not work.lease.confirm():
             raise LeaseLost
         if began := begun(store, task.folder) if launcher.detached else None:
-            started = min(began["time"], time.time())  # it may have waited long for its machine
+            started = min(began["time"], time.time())  # without the time that the job was queued
         committed = self._commit(
             work.step,
             Manifest(
@@ -228,14 +230,15 @@ class Executor:
         return committed
 
     def _foreseen(self, work: _Work, report: Report) -> dict[str, Any]:
-        """What could be foreseen of an attempt on the hardware that it had, to learn from."""
+        """The estimate of an attempt on the hardware that it had, recorded to improve estimates."""
         spent = report.provenance.get("spent")
         hardware = hardware_in(spent if isinstance(spent, dict) else {})
         return Pricer(self.resolver.catalog).recorded(work.step, dict(work.inputs), hardware)
 
     def _commit(self, step: Step, made: Manifest) -> Manifest:
-        """Commit an attempt; what counts then. If another driver was faster, that is its artifact,
-        unless it depends on something that is not so here: then ours is the next generation."""
+        """Commit an attempt, and return the artifact that counts. If another driver was faster,
+        that is its artifact, unless its discovered dependencies differ here: then this attempt
+        becomes the next generation."""
         while True:
             committed = self.resolver.store.commit(made)
             self.resolver.catalog.add(committed)
@@ -284,7 +287,7 @@ class Executor:
         )
 
     def _launch(self, work: _Work, task: Task, launcher: Launcher) -> Report:
-        """Run an attempt's workers; their report."""
+        """Run an attempt's workers, and return their report."""
         store, lost = self.resolver.store, work.lease.lost
         ended = Ended(None)
         if task.is_new or self._report(task) is None:
@@ -292,8 +295,8 @@ class Executor:
                 ended = launcher.run(task, file, lost)
         report = None if lost.is_set() else self._report(task)
         is_good = report is not None and report.error is None and ended.status in (0, None)
-        # An attempt also fails because who took over has removed its scratch. So a failure is told
-        # only by a driver that still holds the lease; one that just woke up may not know yet.
+        # An attempt also fails if a new holder of the lease has removed its scratch. So a failure
+        # counts only if this driver still holds the lease; after a sleep it may not know yet.
         if lost.is_set() or not (is_good or work.lease.confirm()):
             if not launcher.detached:
                 self._discard_content(task)
@@ -306,10 +309,10 @@ class Executor:
         return report
 
     def _launcher_of(self, work: _Work) -> Launcher:
-        """Where an earlier driver runs a step.
+        """The launcher with which an earlier driver runs a step.
 
         Raises:
-            TemperError: it cannot be used here.
+            TemperError: that launcher cannot be used here.
         """
         store, step = self.resolver.store, work.step.name
         record = JobRecord.read(store, step, work.key)
@@ -343,7 +346,8 @@ class Executor:
 
     @contextlib.contextmanager
     def _log(self, task: Task) -> Iterator[IO[bytes]]:
-        """Where a step's output goes; into a remote store now and then, and in the end."""
+        """The file for a step's output; its content is copied into a remote store at intervals and
+        at the end."""
         store, path = self.resolver.store, f"{task.folder}/log.txt"
         if store.is_local:
             with open(path, "ab" if task.is_new else "wb") as file:
@@ -354,7 +358,7 @@ class Executor:
         def send() -> None:
             sent = 0
             while not over.wait(LOG_SECONDS):
-                with contextlib.suppress(OSError):  # for people; the next time may do
+                with contextlib.suppress(OSError):  # only for display; the next copy may succeed
                     if (size := os.stat(name).st_size) != sent:
                         store.objects.replace(path, Path(name).read_bytes())
                         sent = size
@@ -372,7 +376,7 @@ class Executor:
                 store.objects.replace(path, Path(name).read_bytes())
 
     def _discard_content(self, task: Task) -> None:
-        """A failed attempt keeps its spec, report and log; half-written files only cost space."""
+        """Delete half-written files, which only cost space; spec, report and log are kept."""
         if self.resolver.store.is_local:
             shutil.rmtree(Path(task.folder) / "content", ignore_errors=True)
 
@@ -382,7 +386,7 @@ def _references(types: Iterable[type]) -> tuple[str, ...]:
 
 
 class _Budget:
-    """How often another attempt may follow: counted apart for failures and for preemptions."""
+    """Decides whether another attempt may follow; it counts failures and preemptions separately."""
 
     def __init__(self, retries: int, preemptions: int):
         self._allowed = {False: retries, True: preemptions}
@@ -396,7 +400,8 @@ class _Budget:
         return self._used[kind] > self._allowed[kind]
 
     def pause(self, state: RetryCallState) -> float:
-        """Longer with every attempt that ended in the same way."""
+        """The pause before the next attempt: it doubles with every attempt that ended in the same
+        way."""
         doubled = FIRST_RETRY_SECONDS * 2.0 ** (self._used[_was_preempted(state)] - 1)
         return min(LONGEST_RETRY_SECONDS, doubled)
 
@@ -406,7 +411,7 @@ def _was_preempted(state: RetryCallState) -> bool:
 
 
 def _sleep_unless(lost: Event) -> Callable[[float], None]:
-    """A pause that ends at once, with the attempt, when the lease is lost."""
+    """A sleep that raises :class:`LeaseLost` as soon as the lease is lost."""
 
     def sleep(seconds: float) -> None:
         if lost.wait(seconds):
@@ -416,12 +421,13 @@ def _sleep_unless(lost: Event) -> Callable[[float], None]:
 
 
 def _verdict(ended: Ended, reports: Sequence[Report | None]) -> tuple[type[StepFailed], str]:
-    """Whether an attempt failed, or only lost its machine; and what is to be said.
+    """Decide whether an attempt failed or only lost its machine, and compose the message.
 
-    When one of several nodes fails, the engine tells the others to leave: so an error counts for
-    more than having left. When machines are taken away, ranks that are still there fail for want of
-    the others: so it counts for more than an error that the engine took them. Of a worker that was
-    told to leave, the report says so; its exit status does not, with which any step can end.
+    If one of several nodes fails, the engine asks the others to stop: so an error takes precedence
+    over such a stop. If machines are taken away, the remaining ranks fail because the others are
+    missing: so a preemption that the engine reports takes precedence over an error. Whether a
+    worker was asked to stop is known from its report, not from its exit status, since any step can
+    end with any status.
     """
     several = len(reports) > 1
     there = [(node, report) for node, report in enumerate(reports) if report is not None]
@@ -457,7 +463,7 @@ def _death(ended: Ended) -> str:
 
 
 def _signal(status: int) -> int | None:
-    """The signal that ended a process; of one below a shell, the shell's status says it."""
+    """The signal that ended a process; below a shell it is encoded in the shell's status."""
     if status < 0:
         return -status
     return status - 128 if 128 < status < 128 + signal.NSIG else None

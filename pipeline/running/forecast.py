@@ -1,4 +1,4 @@
-"""What a plan will cost where a configuration has its steps run."""
+"""Estimates the cost of a plan with the launchers of a configuration."""
 
 from pipeline.launchers import devices
 from pipeline.launchers.config import LauncherConfig
@@ -11,10 +11,10 @@ from pipeline.store.catalog import Catalog
 def prices_of(
     plan: Plan, catalog: Catalog, launcher: LauncherConfig | None = None, jobs: int = 1
 ) -> Prices:
-    """The price of every step of a plan that is to run.
+    """The estimated cost of every step of a plan that will run.
 
     Raises:
-        TemperError: what steps ask for cannot be read, or contradicts itself.
+        TemperError: the resources that steps request are invalid or contradictory.
     """
     if plan.is_complete:
         return Prices({})

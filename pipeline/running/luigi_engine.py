@@ -1,9 +1,9 @@
-"""Luigi as the scheduler: which step runs when, how many at once, what a failure stops.
+"""Luigi as the scheduler: the order of steps, their parallelism, and the effect of failures.
 
-One Luigi task per step; it is complete when its key resolves and has a manifest, so Luigi needs no
-state of its own. With ``jobs`` above 1 Luigi forks one process per running step, which only waits
-for an exec'd worker. Task states are told to an observer by the scheduler, or by the client of a
-``luigid`` that several drivers share.
+There is one Luigi task for each step. It is complete if the step's key can be computed and has a
+manifest, so Luigi needs no state of its own. With ``jobs`` above 1, Luigi forks one process for
+each running step, which only waits for an exec'd worker. The scheduler, or the client of a
+``luigid`` that several drivers share, reports states of tasks to an observer.
 """
 
 import json
@@ -28,19 +28,19 @@ from pipeline.running.attempts import Executor, Paused, StepFailed
 from pipeline.wire.lifeline import Lifeline
 
 Observer = Callable[[str, str, str], None]
-"""Called with a step's fingerprint, ``running | done | paused | failed`` and a message."""
+"""Called with a step's fingerprint, ``running | done | paused | failed``, and a message."""
 _PAUSED = "the step has come as far as it was to go for now"
 
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 10.0
 RETRY_SECONDS, RETRIES = 5, 24
-"""How a ``luigid`` is asked again that does not answer: it may have been started anew."""
+"""Retries if a ``luigid`` does not answer, since it may be restarting."""
 ORDERLY_SECONDS = 5.0
-"""Besides the grace of a worker, to end it in order."""
+"""Additional time, after the worker's grace period, for an orderly end."""
 
 
 class _Session:
-    """What the tasks of this process look up: Luigi's tasks carry strings only."""
+    """Data that the tasks of this process look up, since Luigi's tasks carry only strings."""
 
     steps: dict[str, Step]
     executor: Executor
@@ -49,7 +49,7 @@ class _Session:
 
 
 class StepTask(luigi.Task):
-    """A step as a Luigi task, named by its fingerprint and the store it is to be in."""
+    """A step as a Luigi task, identified by its fingerprint and its store."""
 
     fingerprint: luigi.Parameter[str] = luigi.Parameter()
     store: luigi.Parameter[str] = luigi.Parameter()
@@ -63,7 +63,7 @@ class StepTask(luigi.Task):
 
     @property
     def resources(self) -> dict[str, int]:  # type: ignore[override]
-        """What it takes of what steps that run at once must share."""
+        """The amounts of shared resources that the step uses."""
         claims = _Session.executor.placement.claims(self.step)
         return {name: amount for name, amount in claims.items() if name in _Session.shared}
 
@@ -75,7 +75,7 @@ class StepTask(luigi.Task):
         try:
             _Session.executor.execute(self.step)
         except KeyboardInterrupt:
-            if in_child:  # Luigi's forked process: the driver says that the run was stopped
+            if in_child:  # in Luigi's forked process; the driver reports that the run was stopped
                 os._exit(130)
             raise
 
@@ -92,7 +92,7 @@ def _task(step: Step, store: str) -> StepTask:
 
 @cache
 def _kind(step: str) -> type[StepTask]:
-    """A class for each step name, under which the page of a ``luigid`` shows its tasks."""
+    """A class for each step name, which is the name on the web page of a ``luigid``."""
     return type(step, (StepTask,), {"__module__": __name__})
 
 
@@ -104,12 +104,13 @@ def schedule(
     observer: Observer,
     scheduler: str | None = None,
 ) -> None:
-    """Run every step the roots need that is not in the store. Failures are told to ``observer``;
-    steps that do not need a failed one run all the same.
+    """Run every step that the roots need and that is not in the store.
+
+    Failures are reported to ``observer``; steps that do not need a failed step still run.
 
     Args:
         lifeline: ends the workers with this process.
-        scheduler: URL of a ``luigid`` to share the work through; by default one of our own.
+        scheduler: URL of a ``luigid`` that shares the work; by default this process has its own.
 
     Raises:
         TemperError: the ``luigid`` cannot be reached.
@@ -136,26 +137,26 @@ def schedule(
                 worker_scheduler_factory=_Factory(note, capacity, keep_alive=scheduler is not None),
                 local_scheduler=scheduler is None,
                 scheduler_url=scheduler or "",
-                log_level="CRITICAL",  # the board tells of failures
+                log_level="CRITICAL",  # the board reports failures
             )
             if scheduler is None or failed or all(map(executor.resolver.artifact, steps.values())):
                 return
-            time.sleep(POLL_SECONDS)  # what is left, others are running: luigid sends us home
+            time.sleep(POLL_SECONDS)  # other drivers run the rest, so luigid has no work for us
     except luigi.RPCError as error:
         raise TemperError(
             f"the scheduler at {scheduler} does not answer any more; what is done is kept: start "
             f"luigid again, or leave out scheduler=, and run again ({error})"
         ) from error
-    except KeyboardInterrupt:  # Luigi has told its processes, and does not wait for them
+    except KeyboardInterrupt:  # Luigi has signalled its processes, but does not wait for them
         with uninterrupted():
             await_children(executor.placement.grace_seconds + ORDERLY_SECONDS)
         raise
 
 
 def _limits(scheduler: str) -> dict[str, int]:
-    """What a ``luigid`` has limits for, in the section ``[resources]`` of its configuration.
+    """The limits of a ``luigid``, from the section ``[resources]`` of its configuration.
 
-    Asked also to say at once that there is none; its client would go on trying for minutes.
+    This request also fails at once if there is no ``luigid``; its client would retry for minutes.
     """
     try:
         url = f"{scheduler.rstrip('/')}/api/resource_list"  # cheap, and only luigid has it
@@ -169,7 +170,7 @@ def _limits(scheduler: str) -> dict[str, int]:
 
 
 def _require_within(limits: Mapping[str, int], steps: Iterable[Step], executor: Executor) -> None:
-    """Refuse what the scheduler would wait for until the end of days."""
+    """Refuse requests that exceed the scheduler's limits: the scheduler would wait forever."""
     for step in steps:
         for name, amount in executor.placement.claims(step).items():
             if amount > limits.get(name, amount):
@@ -180,7 +181,7 @@ def _require_within(limits: Mapping[str, int], steps: Iterable[Step], executor: 
 
 
 class _Factory:
-    """What ``luigi.build`` asks for its scheduler and worker."""
+    """Creates the scheduler and worker for ``luigi.build``."""
 
     def __init__(self, observer: Observer, capacity: Mapping[str, int], keep_alive: bool):
         self.observer = observer
@@ -188,7 +189,7 @@ class _Factory:
         self.keep_alive = keep_alive
 
     def create_local_scheduler(self) -> Scheduler:
-        # a step that failed is not tried again by Luigi: retries are the step's own
+        # Luigi never retries a failed step: the executor does
         scheduler = _ObservedScheduler(
             resources=dict(self.capacity), retry_count=1, prune_on_get_work=False
         )
@@ -197,7 +198,7 @@ class _Factory:
 
     def create_remote_scheduler(self, url: str) -> RemoteScheduler:
         scheduler = _ObservedRemoteScheduler(url)
-        # in Luigi's configuration they would count for every run of this process
+        # set here, since Luigi's configuration would apply to every run of this process
         scheduler._rpc_retry_wait, scheduler._rpc_retry_attempts = RETRY_SECONDS, RETRIES
         scheduler.observer = self.observer
         return scheduler
@@ -217,7 +218,7 @@ class _Factory:
 
 
 class _Observed:
-    """Passes on every change of a task's state; goes before a scheduler or a client of one."""
+    """Mixin for a scheduler or its client: reports every change of a task's state."""
 
     observer: Observer
 

@@ -1,9 +1,9 @@
-"""The record of a run: what was asked for, what was planned, how each step went.
+"""The record of a run: what was requested and planned, and the outcome of each step.
 
-One JSON object per invocation under ``runs/``, also when everything was cached: it is what keeps
-artifacts from being collected, and what a later comparison of runs reads. While the run is at work,
-each step that ends has a small object of its own under ``runs/<run>/``, so that a run which is
-killed shows what it did; the record itself is written in the beginning and in the end.
+Each invocation writes one JSON object under ``runs/``, even if everything was cached. The record
+protects artifacts from ``temper gc``, and comparisons of runs read it. It is written at the
+beginning and at the end of a run. In between, each step that ends writes a small object under
+``runs/<run>/``, so that even a killed run shows what it did.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from pipeline.store.runs import experiment_of
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What is known of a run when it begins."""
+    """What is known of a run at its beginning."""
 
     name: str
     started: float
@@ -42,12 +42,12 @@ class RunRecord:
 
     @property
     def experiment(self) -> str:
-        """What to call what is run: the script's name."""
+        """The name of the experiment: the script's name."""
         return experiment_of([*sys.orig_argv, *sys.argv[:1]])
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What goes into the manifest of every artifact that the run makes."""
+        """The provenance in the manifest of every artifact that the run makes."""
         return {"run": self.name, "experiment": self.experiment, **self.git}
 
     def to_dict(
@@ -57,7 +57,7 @@ class RunRecord:
 
         Args:
             outcome: ``running | done | failed | stopped``.
-            steps: how each step went, by fingerprint; of others the plan is all there is.
+            steps: the outcome of each step, by fingerprint; for other steps the plan is recorded.
         """
         return {
             "run": self.name,
@@ -65,7 +65,7 @@ class RunRecord:
             "started": time.strftime("%FT%TZ", time.gmtime(self.started)),
             "seconds": round(time.time() - self.started, 3),
             "outcome": outcome,
-            "argv": without_secrets(sys.orig_argv),  # as typed: Hydra gets a longer one
+            "argv": without_secrets(sys.orig_argv),  # as typed, not as Hydra extends it
             "cwd": os.getcwd(),
             "host": platform.node(),
             "pid": os.getpid(),
@@ -96,13 +96,13 @@ def _entry(planned: PlannedStep, label: str, went: Mapping[str, Any]) -> dict[st
 
 
 def redacted(went: dict[str, Any]) -> dict[str, Any]:
-    """How a step went, without secrets in what it said."""
+    """A step's outcome, without secrets in its message."""
     return went | ({"message": shown(went["message"])} if "message" in went else {})
 
 
 def git_state() -> dict[str, Any]:
-    """The commit of the working directory and a digest of what differs from it (``None`` if
-    nothing does); empty outside git."""
+    """The commit of the working directory and a digest of the changes since (``None`` if there are
+    none); empty outside git."""
 
     def git(*arguments: str) -> bytes:
         command = ["git", *arguments]

@@ -1,4 +1,4 @@
-"""``run``: plan a DAG, run what is missing, say how it went."""
+"""``run``: plans a DAG, runs the missing steps, shows the results."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ from pipeline.uncaught import shorten_in_notebooks
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 from pipeline.wire.spec import Pause
 
-if TYPE_CHECKING:  # workers import this module too, and show nothing
+if TYPE_CHECKING:  # imported late: workers import this module too, and need none of these
     from rich.console import Console
 
     from pipeline.launchers.config import LauncherConfig
@@ -40,15 +40,15 @@ if TYPE_CHECKING:  # workers import this module too, and show nothing
     from pipeline.wire.lifeline import Lifeline
 
 PLAN_ONLY = "TEMPER_PLAN_ONLY"
-"""Set by ``temper plan``: a script that calls :func:`run` ends where it would begin to work."""
+"""Set by ``temper plan``: a script that calls :func:`run` ends after it has shown the plan."""
 _RUNNING = threading.Lock()
-"""Luigi's tasks, and the signals that stop a run, belong to a whole process."""
+"""Held during a run: a process has only one set of Luigi tasks and of signal handlers."""
 MOST_ROUNDS = 5
-"""How often a run plans anew because data that it needs turned out to be lost."""
+"""The most times that a run plans again because data that it needs turned out to be lost."""
 
 
 class RunFailed(TemperError):
-    """Some steps failed; everything that does not need them is done and in the store."""
+    """Some steps failed; all steps that do not need them are done and in the store."""
 
 
 def run(
@@ -64,27 +64,28 @@ def run(
     again: Callable[[str], str] | None = None,
     sinks: Collection[str] = (),
 ) -> dict[str, Made]:
-    """Make every root and what it needs; the artifact of each root under its name.
+    """Make every root and all steps that it needs; return the artifact of each root by name.
 
-    What the store has is not run again. When a step fails, steps that do not need it run all the
-    same, and all failures are told at the end. Ctrl-C, SIGTERM and SIGKILL leave a store from
-    which the next run goes on.
+    Steps that the store has are not run again. If a step fails, steps that do not need it still
+    run, and all failures are reported at the end. After Ctrl-C, SIGTERM or SIGKILL, the next run
+    continues from the store.
 
     Args:
-        roots: what is wanted, under the names to show, or a list, shown under the steps' names.
+        roots: the wanted steps by the names to show, or a list, shown under the steps' own names.
         store: local path or fsspec URL.
         jobs: how many steps may run at once.
-        force: names of steps to run again although they are cached. The artifacts they had stay.
+        force: names of steps to run again although they are cached. Their old artifacts stay.
         scheduler: URL of a ``luigid`` that several drivers share.
         launcher: where steps run; by default on this machine.
-        only: make these steps and what they need, and not the roots: ``STEP`` or ``STEP@KEY``.
-        verbosity: -1 for failures and places of results alone, 1 for what workers print too.
-        again: the command that runs only the step which is called so; shown where one fails.
-        sinks: where else to show metrics: ``wandb``, ``tensorboard``.
+        only: make only these steps (``STEP`` or ``STEP@KEY``) and what they need, not the roots.
+        verbosity: -1 for only failures and places of results, 1 to also show the output of workers.
+        again: returns the command that runs only the step with this name; shown after a failure.
+        sinks: further displays of metrics: ``wandb``, ``tensorboard``.
 
     Raises:
         RunFailed: a step failed.
-        TemperError: the store cannot be used, or no launcher has what a step asks for.
+        TemperError: the store cannot be used, or no launcher has the resources that a step
+            requests.
     """
     from pipeline.show.terminal import (
         make_console,
@@ -128,7 +129,7 @@ def run(
             shorten_in_notebooks(error)
             raise
         finally:
-            look_again()  # what is built after this is to see the files as they are
+            look_again()  # steps that are built later must see the files as they are then
     made = {name: _finished(found, step) for name, step in roots.items()}
     if not only:
         link_results(store, session.record.experiment, made)
@@ -151,13 +152,13 @@ def advance(
     console: "Console | None" = None,
     launcher: "LauncherConfig | None" = None,
 ) -> dict[str, Made]:
-    """:func:`run`, as far as it goes while some steps pause and others fail, which is shown.
+    """Like :func:`run`, for steps that may pause or fail; failures are shown and not raised.
 
     Args:
-        pauses: how far steps are to go for now, by fingerprint.
+        pauses: the points at which steps pause, by fingerprint.
 
     Returns:
-        The roots that there are.
+        The artifacts of the roots that exist afterwards.
     """
     from pipeline.show.terminal import make_console
 
@@ -179,26 +180,26 @@ def advance(
 
 
 def require_packages(plan: Plan, launcher: "LauncherConfig | None" = None) -> None:
-    """Refuse steps that are to run on this machine, and need what is not installed on it.
+    """Refuse steps that will run on this machine and need packages that are not installed.
 
     Raises:
-        TemperError: naming the first of them, and how to install that.
+        TemperError: a package is missing; the message names it and how to install it.
     """
     if launcher is not None and set(launcher.use) != {"local"}:
-        return  # jobs have machines of their own
+        return  # jobs run on machines with their own packages
     for planned in plan.in_state(State.RUN, State.BLOCKED):
         require_installed(planned.step.needs_packages, planned.step.name)
 
 
 def _named(roots: Mapping[str, Step] | Iterable[Step]) -> Mapping[str, Step]:
-    """Roots under their names; of a list, under the steps' names, with what tells them apart."""
+    """Roots by name; for a list, by the steps' names and labels."""
     if isinstance(roots, Step) or not isinstance(roots, Iterable):
         raise TemperError(f"run({roots}): give the steps that are wanted as a list or a dict")
     if isinstance(roots, Mapping):
         return {str(name): root for name, root in roots.items()}
     steps: list[Step] = list(roots)
     if not all(isinstance(step, Step) for step in steps):
-        return {repr(step): step for step in steps}  # refused below
+        return {repr(step): step for step in steps}  # `_check_request` refuses these
     called = labels(topological(steps), {})
     alone = Counter(step.name for step in steps)
     given = Counter(step.label for step in steps)
@@ -213,17 +214,17 @@ def _named(roots: Mapping[str, Step] | Iterable[Step]) -> Mapping[str, Step]:
 
 
 def _result_name(step: Step, label: str, alone: Mapping[str, int], given: Mapping[str, int]) -> str:
-    """A result that its author did not put under a name: by that of the step, or its own."""
+    """The name of a result without a name: the step's label or name."""
     if step.label and given[step.label] == 1:
         return step.label
     return step.name if alone[step.name] == 1 else f"{step.name} {label}".strip()
 
 
 def chosen(plan: Plan, names: Collection[str]) -> Mapping[str, Step]:
-    """The steps of a plan that are called so, by what tells them apart.
+    """The steps of a plan with these names, by display name.
 
     Raises:
-        TemperError: there is none of a name.
+        TemperError: no step has one of the names.
     """
     from pipeline.plan.planning import display_names
 
@@ -264,7 +265,7 @@ def _finished(found: Mapping[str, Manifest], step: Step) -> Manifest:
 
 
 class _Session:
-    """One invocation: its plan (made again when data turns out to be lost) and its record."""
+    """One invocation: its plan (made again if data turns out to be lost) and its record."""
 
     def __init__(
         self,
@@ -277,7 +278,7 @@ class _Session:
         self.force = force
         self.record = RunRecord.begin(roots, store)
         self.catalog = Catalog(store)
-        self._present = Present()  # a run sees one version of what it depends on
+        self._present = Present()  # a run sees one version of discovered dependencies
         self.current: Plan
         self._outcomes: dict[str, dict[str, Any]] = {}
 
@@ -294,11 +295,11 @@ class _Session:
         return self.current
 
     def missing(self) -> list[Step]:
-        """The steps that are going to run, as far as is known."""
+        """The steps that will run, or may run."""
         return [planned.step for planned in self.current.steps if planned.state is not State.CACHED]
 
     def prices(self, launcher: "LauncherConfig | None", jobs: int) -> "Prices | None":
-        """What the plan will cost; ``None`` where everything is cached."""
+        """The estimated cost of the plan; ``None`` if everything is cached."""
         if self.current.is_complete:
             return None
         from pipeline.running.forecast import prices_of
@@ -316,19 +317,19 @@ class _Session:
         )
 
     def plan_again(self) -> bool:
-        """Plan anew after failures; true if artifacts were lost, or collected, meanwhile."""
+        """Plan again after failures. True if artifacts were lost or deleted meanwhile."""
         before = self.current
         self.catalog = Catalog(self.store)
         try:
             after = self.plan()
-        except TemperError:  # as of a part that turned out not to be there: its step has failed
+        except TemperError:  # for example a missing part of an input: its step has failed
             return False
         lost = after.unusable.keys() - before.unusable.keys()
         return bool(lost or before.manifests().keys() - after.manifests().keys())
 
     def lacks_results(self) -> bool:
-        """Whether the data of a result is gone that turned out to be an earlier one: its key was
-        not known when the run was planned, so nobody looked. If so, plan anew."""
+        """Whether a result is an earlier artifact whose data is gone. If its key was unknown during
+        planning, nobody has checked its data yet. In that case this method plans again."""
         resolver = self.resolver()
         made = filter(None, map(resolver.artifact, self.roots.values()))
         if all(manifest.provenance.get("run") == self.record.name for manifest in made):
@@ -337,11 +338,11 @@ class _Session:
         return not self.plan().is_complete
 
     def made(self, found: Mapping[str, Manifest]) -> list[Manifest]:
-        """Those of all artifacts that this run made."""
+        """The artifacts among `found` that this run made."""
         return [m for m in found.values() if m.provenance.get("run") == self.record.name]
 
     def begin(self) -> None:
-        """Write the record of a run that has begun.
+        """Write the record of the run at its beginning.
 
         Raises:
             TemperError: the store cannot be written.
@@ -349,17 +350,17 @@ class _Session:
         self.store.record_run(self.record.to_dict("running", self.current, self._outcomes))
 
     def keep(self, outcome: str, board: "Board | None" = None) -> None:
-        """Write the record of the run so far, and an index for the next one."""
+        """Write the record of the run so far, and the index for the next run."""
         for fingerprint, went in (board.outcomes() if board else {}).items():
             if went["state"] != "cached" or fingerprint not in self._outcomes:
                 self._outcomes[fingerprint] = went
-        with contextlib.suppress(TemperError):  # a full disk has been reported by the step
+        with contextlib.suppress(TemperError):  # the failed step has reported a full disk
             self.store.record_run(self.record.to_dict(outcome, self.current, self._outcomes))
             self.store.forget_steps_of_run(self.record.name)
         self.catalog.save()
 
     def note(self, fingerprint: str, board: "Board") -> None:
-        """Write down at once how a step went: this process may be killed at any moment."""
+        """Record the outcome of a step at once, since this process may be killed at any moment."""
         after = {"after": round(time.time() - self.record.started, 3)}
         went = redacted(board.outcome(fingerprint)) | after
         self.store.record_step(self.record.name, fingerprint, went)
@@ -441,10 +442,10 @@ def _run_missing(
 def _placement(
     session: _Session, jobs: int, config: "LauncherConfig | None", lifeline: "Lifeline"
 ) -> "Placement":
-    """Where every step goes that may run.
+    """The placement of every step that may run.
 
     Raises:
-        TemperError: no launcher has what a step asks for.
+        TemperError: no launcher has the resources that a step requests.
     """
     from pipeline.launchers.config import LauncherConfig
     from pipeline.launchers.placement import Placement, requests
@@ -459,7 +460,7 @@ def _placement(
 
 
 def _observer(session: _Session, board: "Board", mirror: "MirrorProcess | None") -> "Observer":
-    """What the scheduler tells: the board, the record, and the sinks' process if there is one."""
+    """Reports states of tasks to the board, the record, and the sinks' process if there is one."""
 
     def observe(fingerprint: str, state: str, message: str) -> None:
         row = board.rows[fingerprint]
@@ -475,7 +476,7 @@ def _observer(session: _Session, board: "Board", mirror: "MirrorProcess | None")
 
 @contextlib.contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM stop workers in order, as Ctrl-C does; signals belong to the main thread."""
+    """Make SIGTERM stop workers in order, like Ctrl-C; only the main thread can set handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,12 +1,12 @@
-"""What a launcher and the parent of its warm workers say to each other.
+"""The protocol between a launcher and the parent of its warm workers.
 
-A launcher starts the parent with one end of a socket. Each order goes over it with two open files:
-another socket, for what is to be said about this worker alone, and the worker's log. So any process
-of a driver can ask, and the kernel tells either side when the other is gone. Answers are:
+A launcher starts the parent with one end of a socket. It sends each order over this socket with two
+open files: another socket, for answers about this worker only, and the worker's log. So any process
+of a driver can send orders, and the kernel tells each side when the other is gone. Answers are:
 
-- none, and the socket closed: there will be no worker of this parent;
-- ``Started``, from the worker itself, once it leads its own session, with a descriptor of it. It
-  then waits for a word, and ends if the socket is closed instead: nobody wants it any more;
+- none, and the socket is closed: this parent does not start the worker;
+- ``Started``, from the worker itself, once it leads its own session, with a descriptor of its
+  process. It then waits for a confirmation, and ends if the socket is closed instead;
 - ``Status``, from the parent, once the worker has ended.
 """
 
@@ -24,11 +24,11 @@ Pair = tuple[socket.socket, socket.socket]
 
 @dataclass(frozen=True)
 class Order:
-    """One worker that is wanted.
+    """A request for one worker.
 
     Attributes:
         function: ``module:name`` of the step function.
-        environment: what it is to find in its environment beside the parent's.
+        environment: variables that are added to the parent's environment.
     """
 
     function: str
@@ -38,7 +38,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Started:
-    """A worker runs. ``descriptor`` stands for it whatever becomes of its parent."""
+    """A worker runs. ``descriptor`` refers to its process, even after its parent has ended."""
 
     pid: int
     descriptor: int
@@ -46,13 +46,13 @@ class Started:
 
 @dataclass(frozen=True)
 class Status:
-    """A worker has ended: its exit status, or minus the number of the signal."""
+    """A worker has ended, with this exit status, or minus the number of the signal."""
 
     status: int
 
 
 def is_possible() -> bool:
-    """Whether workers can be forked and told apart here: Linux has what that takes."""
+    """Whether this system supports forked workers; it needs Linux's pidfds and ``/proc``."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
@@ -61,21 +61,21 @@ def is_possible() -> bool:
 
 
 def connected() -> Pair:
-    """Two ends of a socket that keeps messages apart, and whole."""
+    """Two ends of a socket that preserves message boundaries."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def send_order(control: socket.socket, order: Order, answers: socket.socket, log: int) -> None:
     """
     Raises:
-        OSError: the parent is gone, or the order too long.
+        OSError: the parent is gone, or the order is too long.
     """
     data = json.dumps(asdict(order)).encode()
     socket.send_fds(control, [data], [answers.fileno(), log])
 
 
 def receive_order(control: socket.socket) -> tuple[Order, socket.socket, int] | None:
-    """An order, where to answer it, and its log; ``None`` once nobody can give any."""
+    """An order, the socket for answers, and its log; ``None`` once no process can send orders."""
     data, files, _, _ = socket.recv_fds(control, _MOST_BYTES, 2)
     if not data:
         return None
@@ -84,7 +84,7 @@ def receive_order(control: socket.socket) -> tuple[Order, socket.socket, int] | 
 
 
 def begin(answers: socket.socket) -> bool:
-    """Say that this process is the worker; false if it is not wanted any more."""
+    """Report that this process is the worker; false if the launcher no longer wants it."""
     descriptor = os.pidfd_open(os.getpid())
     try:
         socket.send_fds(answers, [json.dumps({"pid": os.getpid()}).encode()], [descriptor])
@@ -98,21 +98,21 @@ def begin(answers: socket.socket) -> bool:
 def send_status(answers: socket.socket, status: int) -> None:
     """
     Raises:
-        OSError: nobody waits for it any more.
+        OSError: nobody waits for the status any more.
     """
     answers.send(json.dumps({"status": status}).encode())
 
 
 def is_readable(source: "socket.socket | int", seconds: float | None) -> bool:
-    """Wait until there is something to read, or a process has ended; false after so long. Unlike
-    ``select`` this takes descriptors of any number."""
+    """Wait until there is data to read, or a process has ended; false after a timeout. Unlike
+    ``select`` this works with descriptors of any number."""
     waiting = select.poll()
     waiting.register(source, select.POLLIN)
     return bool(waiting.poll(None if seconds is None else seconds * 1000))
 
 
 def receive_answer(answers: socket.socket) -> Started | Status | None:
-    """The next answer; ``None`` if there will be none. A worker that has started goes on."""
+    """The next answer; ``None`` if there will be none. It confirms a worker that has started."""
     try:
         data, files, _, _ = socket.recv_fds(answers, _MOST_BYTES, 1)
     except ConnectionError:
@@ -124,7 +124,7 @@ def receive_answer(answers: socket.socket) -> Started | Status | None:
         return Status(said["status"])
     try:
         answers.send(_GO)
-    except ConnectionError:  # it has died since
+    except ConnectionError:  # the worker has died meanwhile
         os.close(files[0])
         return None
     return Started(said["pid"], files[0])

@@ -1,4 +1,4 @@
-"""What a launcher is: it runs the workers of one attempt of a step to their end."""
+"""The protocol of a launcher, which runs the workers of one attempt of a step to their end."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -9,13 +9,14 @@ from typing import IO, Protocol
 from pipeline.dag.resources import NOTHING, Resources
 
 PREEMPTED = 75
-"""A worker's exit status when it was told to leave and left in order (``EX_TEMPFAIL``): scratch
-holds what it had, and the step goes on from there in another attempt. Its report says so too, and
-that is what counts: any step can end with any status."""
+"""A worker's exit status after it was asked to stop and ended in order (``EX_TEMPFAIL``). Its state
+is in scratch, from which the next attempt resumes. The worker's report says so too, and only the
+report counts, since any step can end with any status."""
 REFUSED = 76
-"""A worker's exit status when its attempt was begun by another process, or given up."""
+"""A worker's exit status if another process has begun its attempt, or a driver has given it up."""
 NODE, MASTER = "TEMPER_NODE", "TEMPER_MASTER"
-"""Set by launchers of several nodes: which node this is, from 0, and ``host:port`` of the first."""
+"""Set by launchers for several nodes: the index of this node, and ``host:port`` of the first
+one."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,14 @@ class Task:
     """One attempt of a step, for a launcher to run.
 
     Attributes:
-        name: the attempt's, which no other has; an engine's job is found by it.
-        folder: the attempt's path within the store; ``spec.json`` lies there.
-        spec_url: what a worker is given.
+        name: the attempt's unique name, by which an engine's job is found.
+        folder: the attempt's path within the store; it contains ``spec.json``.
+        spec_url: the address of the spec, which is the worker's argument.
         function: ``module:name`` of the step function.
-        environment: what its workers find in their environment besides; see
+        environment: further environment variables for its workers; see
             :func:`pipeline.wire.spec.handed_over`.
-        is_new: this driver has just made the attempt. False if an earlier one did, and may have
-            submitted a job for it.
+        is_new: whether this driver has just made the attempt. If not, an earlier driver made it and
+            may have submitted a job for it.
     """
 
     name: str
@@ -46,14 +47,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the workers of an attempt ended. Whether there is a result, their report says.
+    """How the workers of an attempt ended. Whether there is a result is known from their report.
 
     Attributes:
-        status: exit status, or minus the number of the signal; ``None`` where it is not known.
-        reason: what the engine says, its own name of the job included.
-        preempted: says the engine: its machine was taken away or lost.
-        cancelled: somebody has ended it on purpose.
-        confirmed: no process of it is left. If not, the engine has only lost sight of them.
+        status: exit status, or minus the number of the signal; ``None`` if unknown.
+        reason: the engine's reason, with the engine's name of the job.
+        preempted: whether, according to the engine, its machine was taken away or lost.
+        cancelled: whether somebody cancelled it.
+        confirmed: whether certainly no process of it is left. If not, the engine has only lost
+            contact.
     """
 
     status: int | None
@@ -64,7 +66,7 @@ class Ended:
 
 
 class Launcher(Protocol):
-    """An engine, as it is configured."""
+    """A configured engine."""
 
     @property
     def kind(self) -> str:
@@ -78,36 +80,38 @@ class Launcher(Protocol):
 
     @property
     def grace_seconds(self) -> float:
-        """How long a worker that was told to leave has for its checkpoint."""
+        """The time that a worker has for its checkpoint after it was asked to stop."""
         ...
 
     def shortage(self, resources: Resources) -> str | None:
-        """What there is, in words, if that is not enough for a request; otherwise ``None``."""
+        """``None`` if there are enough resources for a request; else the available ones, in
+        words."""
         ...
 
     def claims(self, resources: Resources) -> Mapping[str, int]:
-        """What a step takes of :meth:`capacity` while it runs."""
+        """The amounts of :meth:`capacity` that a step uses while it runs."""
         ...
 
     def capacity(self) -> Mapping[str, int]:
-        """What steps that run at once must share, by name; empty if the engine sees to that."""
+        """Resources that running steps share, by name; empty if the engine manages them."""
         ...
 
     def ready(self, asked: Sequence[tuple[str, Resources]]) -> AbstractContextManager[None]:
-        """Prepare, within the block, for steps that are going to run here.
+        """Prepare for steps that will run inside the block.
 
         Args:
-            asked: the function (``module:name``) of each, and what it asks for.
+            asked: the function (``module:name``) and the requested resources of each.
         """
         ...
 
     def run(self, task: Task, log: IO[bytes], stop: Event) -> Ended:
-        """Run the workers to their end, or until ``stop`` is set: this driver has lost the lease.
+        """Run the workers to their end, or until ``stop`` is set because this driver has lost the
+        lease.
 
-        What they print goes to ``log``. A job that an earlier driver submitted for the task is
-        not started again.
+        Their output goes to ``log``. If an earlier driver submitted a job for the task, no second
+        one is started.
 
         Raises:
-            TemperError: the engine cannot be asked.
+            TemperError: the engine cannot be reached.
         """
         ...

@@ -1,8 +1,8 @@
-"""A pipe that tells workers when their driver is gone, however it went.
+"""A pipe that ends workers when their driver is gone, for whatever reason.
 
-The driver holds the write end and never writes. Every worker inherits the read end and blocks on
-it in a thread; when the driver exits, also by SIGKILL, the kernel closes the write end and the
-workers end themselves, so that none goes on writing checkpoints beside the next run's worker.
+The driver holds the write end and never writes. Every worker inherits the read end and blocks on it
+in a thread. When the driver exits, also by SIGKILL, the kernel closes the write end and the workers
+end themselves. So no worker goes on writing checkpoints beside the worker of the next run.
 """
 
 import fcntl
@@ -12,11 +12,11 @@ import threading
 
 ENVIRONMENT = "TEMPER_LIFELINE"
 WORKER_ENVIRONMENT = "TEMPER_WORKER"
-"""Set in every worker, so that a script a worker imports can be told not to run anything."""
+"""Set in every worker, so that :func:`run` refuses to run in a script that a worker imports."""
 
 
 class Lifeline:
-    """The driver's side. Create one before any process is forked."""
+    """The driver's side. Create it before any process is forked."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -25,7 +25,8 @@ class Lifeline:
     def let_go_in_child(self) -> bool:
         """In a forked child, close its copy of the write end, which would keep workers alive.
 
-        True if this process is such a child.
+        Returns:
+            Whether this process is such a child.
         """
         in_child = os.getpid() != self._owner
         if in_child and self._write_end >= 0:
@@ -40,7 +41,7 @@ class Lifeline:
 
 
 def exit_with_driver() -> None:
-    """The worker's side: end this process as soon as the driver that started it is gone."""
+    """The worker's side: end this process as soon as its driver is gone."""
     descriptor = os.environ.pop(ENVIRONMENT, None)
     if descriptor is not None:
         threading.Thread(target=_wait_and_exit, args=(int(descriptor),), daemon=True).start()
@@ -57,6 +58,6 @@ def be_ended_with_driver(descriptor: int) -> None:
 
 def _wait_and_exit(descriptor: int) -> None:
     os.read(descriptor, 1)
-    if os.getpgrp() == os.getpid():  # our own group: take along what the step has started
+    if os.getpgrp() == os.getpid():  # our own process group: kill the step's processes too
         os.killpg(0, signal.SIGKILL)
-    os._exit(1)  # at once: nothing of an unfinished attempt is worth flushing
+    os._exit(1)  # without flushing: nothing of an unfinished attempt is needed

@@ -1,12 +1,12 @@
-"""Which process runs an attempt that outlives its driver, and whether it is alive.
+"""Records which process runs an attempt that outlives its driver, and whether it is alive.
 
-    attempts/<step>/<key>/<attempt>/begun.json   by whom it was begun, or given up
+    attempts/<step>/<key>/<attempt>/begun.json   the process that began it, or that it was given up
                                     beat         replaced while a worker lives
 
-An attempt is begun at most once: the worker creates ``begun.json`` before it does anything else,
-and a driver that no longer believes in a job creates it in the worker's place. So a job that an
-engine starts late, or a second time, finds that its time is over and touches nothing. On several
-nodes the first begins, and the others see that it was the first of the same job.
+An attempt is begun at most once. The worker creates ``begun.json`` before it does anything else. A
+driver that gives up on a job creates the file in the worker's place. So a job that an engine starts
+late, or twice, finds the file and changes nothing. With several nodes, the first one begins, and
+the others check that it belongs to the same job.
 """
 
 import contextlib
@@ -25,35 +25,35 @@ from pipeline.store.stored import is_seconds, parse_json
 BEAT_SECONDS = 5.0
 JOIN_SECONDS = 0.5
 SILENCE_SECONDS = 60.0
-"""After so long without a beat a worker is taken for dead, whatever the engine says."""
+"""After so long without a beat, a worker counts as dead, whatever the engine says."""
 
 
 def begin(store: Store, attempt: str, master: str = "") -> bool:
-    """Begin an attempt as its worker. False if it was begun or given up.
+    """Begin an attempt as its worker. False if it has been begun or given up.
 
     Args:
-        master: where the first of several nodes is reached, which no other job has the same.
+        master: the address of the first of several nodes, which is unique to the job.
     """
     who = {"host": platform.node(), "pid": os.getpid(), "master": master, "time": time.time()}
     return _claim(store, attempt, who)
 
 
 def join(store: Store, attempt: str, master: str) -> bool:
-    """Wait, on another node, until the first has begun. False if that was of another job, or the
-    attempt was given up."""
+    """On another node: wait until the first node has begun. False if that was another job's node,
+    or the attempt was given up."""
     while (who := begun(store, attempt)) is None:
         time.sleep(JOIN_SECONDS)
     return who.get("master") == master
 
 
 def give_up(store: Store, attempt: str) -> bool:
-    """Take care that no worker begins an attempt. False if one has."""
+    """Prevent workers from beginning an attempt. False if one has begun."""
     return _claim(store, attempt, {"given_up": True, "time": time.time()})
 
 
 def begun(store: Store, attempt: str) -> dict[str, Any] | None:
-    """By whom an attempt was begun, and when; ``None`` if it was not. Of a damaged note it is only
-    known that there is one."""
+    """The process that began an attempt, and the time; ``None`` if it has not begun. A damaged file
+    gives only the present time."""
     data = store.read(f"{attempt}/begun.json")
     if data is None:
         return None
@@ -66,14 +66,14 @@ def begun(store: Store, attempt: str) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def beating(store: Store, attempt: str) -> Iterator[None]:
-    """Show that a worker is alive while the block runs."""
+    """Show that a worker is alive inside the block."""
     over = threading.Event()
 
     def beat() -> None:
         count = 0
         while not over.wait(BEAT_SECONDS):
             count += 1
-            with contextlib.suppress(OSError):  # a store that fails for a while
+            with contextlib.suppress(OSError):  # the store may fail for a while
                 store.objects.replace(f"{attempt}/beat", str(count).encode())
 
     threading.Thread(target=beat, name="beat", daemon=True).start()
@@ -84,7 +84,7 @@ def beating(store: Store, attempt: str) -> Iterator[None]:
 
 
 class Watch:
-    """A driver's view of a worker's beats, by its own clock."""
+    """A driver's view of a worker's beats, timed by the driver's clock."""
 
     def __init__(self, store: Store, attempt: str):
         self._store, self._attempt = store, attempt
@@ -93,7 +93,7 @@ class Watch:
         self._asked = -BEAT_SECONDS
 
     def is_silent(self) -> bool:
-        """Whether a worker began and has not shown itself for long."""
+        """Whether a worker has begun, and then shown no beat for ``SILENCE_SECONDS``."""
         now = time.monotonic()
         if now - self._asked < BEAT_SECONDS:
             return False
@@ -101,7 +101,7 @@ class Watch:
         try:
             began = self._store.objects.read(f"{self._attempt}/begun.json")
             seen = (began, self._store.objects.read(f"{self._attempt}/beat"))
-        except OSError:  # nothing is known of the worker while the store fails
+        except OSError:  # while the store fails, the worker's state is unknown
             self._since = now
             return False
         if seen != self._seen or seen[0] is None:
@@ -112,5 +112,5 @@ class Watch:
 def _claim(store: Store, attempt: str, who: dict[str, Any]) -> bool:
     data = json.dumps({**who, "nonce": secrets.token_hex(8)}).encode()
     path = f"{attempt}/begun.json"
-    # had it been our content: a create whose answer was lost, sent again
+    # equal content means that a lost answer made the client create the file twice
     return store.objects.create(path, data) or store.objects.read(path) == data

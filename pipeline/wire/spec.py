@@ -1,8 +1,8 @@
-"""What passes between driver and worker through the store, as JSON: the spec and the report.
+"""The JSON that driver and worker exchange through the store: the spec and the report.
 
-A store is not believed, and it is no place for secrets. So a driver hands two things to its worker
-in the environment, and not through the store: the digest of the spec, which says what code runs,
-and the URLs of which the spec holds only what may be shown.
+A store is not trusted, and must not contain secrets. So a driver passes two things to its worker in
+the environment instead: the digest of the spec, which decides what code runs, and full URLs for
+which the spec contains only redacted text.
 """
 
 import json
@@ -26,8 +26,8 @@ DIGEST, SECRETS = "TEMPER_SPEC_DIGEST", "TEMPER_SPEC_SECRETS"
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of a step: where its content lies (a path within the store), what it is, of which
-    kind, and the files that it must hold."""
+    """One input of a step: the path of its content within the store, its digest and kind, and the
+    files that it must contain."""
 
     step: str
     content: str
@@ -38,9 +38,9 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Pause:
-    """How far a step is to go for now: until it has told its ``metric`` at ``at`` or later, as
-    :meth:`pipeline.dag.step.Output.progress` counts. It then leaves as if its machine were wanted
-    back, and goes on from its scratch in another attempt."""
+    """The point at which a step pauses: once it has reported ``metric`` at ``at`` or later, as
+    :meth:`pipeline.dag.step.Output.progress` counts. It then ends as if it were preempted, and
+    another attempt resumes from its scratch."""
 
     metric: str
     at: float
@@ -51,19 +51,20 @@ class Pause:
 
 @dataclass(frozen=True)
 class StepSpec:
-    """Everything a worker needs to run one attempt of a step, on any machine with the code.
+    """Everything that a worker needs to run one attempt of a step, on any machine with the code.
 
     Attributes:
-        files: what the key says the step's source files are, by URL.
-        code: what the key says the source is, by name; ``None`` where a version stands for it.
-        types: ``module:name`` of the arguments' types, whose source belongs to ``code``.
-        epoch: which scratch folder; see :meth:`pipeline.store.layout.Store.scratch_path`.
-        nodes, processes: machines, and ranks on each of them.
-        detached: the driver may end before the worker, and another go on with it: the attempt is
-            begun once, and shows that it is alive; see :mod:`pipeline.wire.presence`.
-        grace: seconds that a worker has which is told to leave.
-        seconds: after so long it takes itself for told.
-        pause: where it is to leave of itself.
+        files: the identities of the step's source files in the key, by URL.
+        code: the digests of source in the key, by name; ``None`` for a declared version.
+        types: ``module:name`` of the arguments' types, whose source is part of ``code``.
+        epoch: selects the scratch folder; see :meth:`pipeline.store.layout.Store.scratch_path`.
+        nodes, processes: the number of machines, and of ranks on each.
+        detached: whether the worker outlives its driver, so that another driver may take over. Then
+            the attempt is begun once, and shows that it is alive; see
+            :mod:`pipeline.wire.presence`.
+        grace: seconds that a worker has after it was asked to stop.
+        seconds: after so long, the worker stops as if it were asked to.
+        pause: the point at which the step pauses.
     """
 
     store: str
@@ -88,7 +89,8 @@ class StepSpec:
         return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
 
     def without_secrets(self) -> tuple["StepSpec", dict[str, str]]:
-        """The spec as a store may have it, and what stands there for which texts."""
+        """The spec without secrets, for the store; and the full text for each redacted one in
+        it."""
         secrets: dict[str, str] = {}
 
         def safe(text: str) -> str:
@@ -96,7 +98,7 @@ class StepSpec:
             if (told := shown(text)) == text:
                 return text
             known = next((mark for mark, secret in secrets.items() if secret == text), None)
-            # numbered: two URLs may differ in their secrets alone
+            # numbered, since two URLs may differ only in their secrets
             mark = known or f"{told}#secret-{len(secrets)}"
             secrets[mark] = text
             return mark
@@ -112,7 +114,7 @@ class StepSpec:
     def from_json(cls, data: bytes) -> "StepSpec":
         """
         Raises:
-            TemperError: it is not the spec that the driver of this worker has written.
+            TemperError: it is not the spec that this worker's driver has written.
         """
         digest, secrets = os.environ.pop(DIGEST, None), os.environ.pop(SECRETS, None)
         if digest is not None and digest != blake3.blake3(data).hexdigest():
@@ -135,7 +137,7 @@ class StepSpec:
 
 
 def handed_over(data: bytes, secrets: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which a worker finds what the store is not trusted with."""
+    """The environment variables with which a driver passes digest and secrets to its worker."""
     digest = {DIGEST: blake3.blake3(data).hexdigest()}
     return {**digest, SECRETS: json.dumps(secrets)} if secrets else digest
 
@@ -152,16 +154,16 @@ def _changed(value: Json, change: Callable[[str], str]) -> Json:
 
 @dataclass(frozen=True)
 class Report:
-    """How an attempt ended. ``error`` is ``None`` for one that can be committed.
+    """How an attempt ended. ``error`` is ``None`` if the attempt can be committed.
 
     Attributes:
-        excerpt: lines that show where in the project's code a bug lies.
-        damaged_input: position of an input whose bytes are not those that were committed.
-        preempted: it was told to leave, and goes on from its scratch in another attempt.
-        paused: it has come as far as it was to go for now.
+        excerpt: lines that show where in the project's code a bug is.
+        damaged_input: position of an input whose bytes are not as committed.
+        preempted: it was asked to stop; another attempt resumes from its scratch.
+        paused: it has reached the point of its pause.
         code: digests of the source that ran, by name.
-        discovered: what it turned out to depend on besides its key.
-        staged: there are copies of its scratch in the store.
+        discovered: its dependencies that are not in the key.
+        staged: whether the store has copies of its scratch.
     """
 
     error: str | None = None
@@ -183,7 +185,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: bytes) -> "Report":
-        """The report in a store; a damaged one reports that."""
+        """Parse a report; for a damaged one, return a report of that error."""
         try:
             fields = parse_json(data)
             fields["files"] = file_entries(fields["files"])
@@ -198,7 +200,7 @@ class Report:
     def _require_types(self) -> None:
         """
         Raises:
-            TypeError: a field has none of its own.
+            TypeError: a field has a wrong type.
         """
         mappings = (self.code, self.metrics, self.provenance)
         if not (
