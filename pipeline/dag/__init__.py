@@ -1,11 +1,11 @@
-"""The author's side of a DAG: values that describe what is to be made. Nothing here runs a step.
+"""The author's side of a DAG: values that describe what to make. Nothing here runs a step.
 
-``step`` is the decorator and the node that it makes; begin there. ``artifact`` says what flows
-along an edge, ``inputs`` what comes in from outside (``adopt`` copies it in), ``resources`` what a
-step asks of a machine, ``grid`` makes many configs from one. The key of a step rests on
-``canonical``, the one encoding of argument values, on ``value_types``, which names their classes,
-and on ``files`` and ``digests``, the BLAKE3 of files. ``settings`` reads a recipe as its author
-wrote it.
+``step`` holds the decorator and the nodes that it makes; begin there. ``artifact`` defines what
+flows along an edge, ``inputs`` what comes in from outside (``adopt`` copies it in). ``resources``
+are what a step requests of a machine, ``grid`` makes many configs from one. The key of a step is
+built from ``canonical``, the encoding of argument values, ``value_types``, the names of their
+classes, and ``files`` and ``digests``, the BLAKE3 of files. ``settings`` lists the settings in a
+recipe.
 
 Uses ``code``.
 """

@@ -1,4 +1,4 @@
-"""Bringing in what was made elsewhere: a dataset or checkpoint becomes an artifact, by content."""
+"""Adopts files that were made elsewhere: a dataset or checkpoint becomes an artifact."""
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -11,11 +11,12 @@ from pipeline.dag.step import Metrics, Output, Step, step
 def adopt(url: str, kind: Kind = Artifact) -> Step:
     """A step whose output is a copy of the file or folder at ``url``.
 
-    Known by content: the same files elsewhere are the same artifact, edited ones are another.
+    The files are identified by their content: equal files elsewhere are the same artifact, and
+    edited files are another one.
 
     Args:
         url: a local path or fsspec URL.
-        kind: what the files are; see :mod:`pipeline.dag.artifact`.
+        kind: the kind of the files; see :mod:`pipeline.dag.artifact`.
     """
     fs, path = fsspec.url_to_fs(url)
     name = path.rpartition("/")[2] if fs.isfile(path) else None
@@ -24,13 +25,11 @@ def adopt(url: str, kind: Kind = Artifact) -> Step:
 
 @step(version="1")
 def adopt_files(out: Output, source: File, name: str | None = None) -> Metrics:
-    """Copy a file as ``name``, or all files of a folder under their names within it."""
+    """Copy a file as ``name``, or all files of a folder under their relative names."""
     fs, path = fsspec.url_to_fs(source.url)
     prefix = f"{path.rstrip('/')}/"
     local = isinstance(fs, LocalFileSystem) and not fs.isfile(path)
-    files = (
-        list(files_below(path)) if local else fs.find(path)
-    )  # links are followed, as for the key
+    files = list(files_below(path)) if local else fs.find(path)  # follows links, like the key
     for number, file in enumerate(files, start=1):
         target = out.path / (name or file.removeprefix(prefix))
         target.parent.mkdir(parents=True, exist_ok=True)

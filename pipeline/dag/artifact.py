@@ -1,15 +1,15 @@
 """Artifacts and their kinds: what flows along the edges of a DAG.
 
-A *kind* is a subclass of :class:`Artifact` that says what the files of an artifact are. A step
-function takes kinds (``policy: Model``) and makes one (``@step(makes=Model)``), so an edge that
-cannot work is refused when the DAG is built, long before a worker would trip over a missing file.
-``Artifact`` itself is any kind. Kinds bear on no key: they check, they do not identify.
+A *kind* is a subclass of :class:`Artifact` that defines what files an artifact has. A step function
+takes kinds (``policy: Model``) and makes one (``@step(makes=Model)``). So an edge that cannot work
+is refused when the DAG is built, and not only when a worker misses a file. ``Artifact`` itself
+stands for any kind. Kinds are in no key: they serve checks, not identification.
 
     class PairTokens(Artifact):
         \"""``tokens.parquet``: preference pairs as token ids.\"""
 
     class TokenizedPairs(Artifact):
-        \"""One folder a split.\"""
+        \"""One folder for each split.\"""
 
         parts = PairTokens            # or {"train": PairTokens, "report": Table}
 """
@@ -33,18 +33,18 @@ from pipeline.redaction import shown
 class Artifact:
     """An input as a running step function sees it: a local folder of finished files.
 
-    What the step that made it returned as metrics is not here: it is no part of what the artifact
-    is, so nothing may depend on it.
+    It does not contain the metrics of the step that made it: these do not identify the artifact, so
+    no result may depend on them.
 
     ``artifact / "tokens.parquet"`` is the path of a file in it.
 
     Attributes:
-        parts: declared by a kind: the kind of each part (folder at the top), or of every part.
-        views: declared by a kind: ``module:name`` of the function that says what there is to see of
-            such an artifact; see :mod:`pipeline.show.views`.
-        viewer: declared by a kind: ``module:function`` that prints one row of such an artifact,
-            called with the URL of its files, the row's name, that of a split or ``None``, and a
-            rich console; it raises ``LookupError`` where there is no such row.
+        parts: declared by a kind: the kind of each part (a top-level folder), or of every part.
+        views: declared by a kind: ``module:name`` of the function that makes views of an artifact;
+            see :mod:`pipeline.show.views`.
+        viewer: declared by a kind: ``module:function`` that prints one row of an artifact. Its
+            arguments are the URL of the artifact's files, the row's name, the name of a split or
+            ``None``, and a rich console. It raises ``LookupError`` if there is no such row.
     """
 
     path: Path
@@ -69,7 +69,7 @@ def kind_of_part(kind: Kind, part: str, step: str) -> Kind:
     """The kind of one part of an artifact.
 
     Raises:
-        TemperError: the kind declares which parts there are, and this is none of them.
+        TemperError: the kind declares its parts, and this is none of them.
     """
     if isinstance(kind.parts, Mapping):
         if part not in kind.parts:
@@ -80,16 +80,16 @@ def kind_of_part(kind: Kind, part: str, step: str) -> Kind:
 
 
 def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf, depth: int = 0) -> None:
-    """Refuse a value that cannot be what a parameter's annotation asks for, as far as artifacts and
-    dataclasses go.
+    """Refuse a value that does not match a parameter's annotation, as far as artifacts and
+    dataclasses are concerned.
 
     Args:
-        where: names the step and parameter, as in ``train_dpo(policy)``.
-        depth: how deep the value lies within the argument.
+        where: names the step and parameter, such as ``train_dpo(policy)``.
+        depth: the nesting depth of the value within the argument.
 
     Raises:
-        TemperError: an artifact of another kind, an artifact where none is taken, no artifact
-            where one is, or another dataclass than is taken.
+        TemperError: the value is an artifact of the wrong kind, an artifact in place of another
+            value or the reverse, or an instance of the wrong dataclass.
     """
     taken = _taken(annotation)
     given = kind_of(value)
@@ -127,7 +127,7 @@ def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf, depth:
 
 @dataclass(frozen=True)
 class _Taken:
-    """What an annotation asks for: an annotation is looked at once, and values by the million."""
+    """An annotation, analysed once, since it may apply to millions of values."""
 
     options: tuple[Any, ...]
     anything: bool
@@ -154,12 +154,12 @@ _known = cache(_Taken.by)
 def _taken(annotation: Any) -> _Taken:
     try:
         return _known(annotation)
-    except TypeError:  # it has no hash, as `Annotated` with a list
+    except TypeError:  # the annotation is not hashable, such as `Annotated` with a list
         return _Taken.by(annotation)
 
 
 def _check_config(value: Any, options: tuple[Any, ...], where: str) -> None:
-    """Refuse a dataclass where only others are taken: the wrong step for it, or it for the step."""
+    """Refuse a dataclass if the annotation allows only other dataclasses."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return
     taken = [option for option in options if option is not type(None)]
@@ -171,7 +171,7 @@ def _check_config(value: Any, options: tuple[Any, ...], where: str) -> None:
 
 
 def _check_container(value: Any, options: tuple[Any, ...], where: str) -> None:
-    """Refuse a list where only dicts are taken, and a dict where only lists are."""
+    """Refuse a list if only dicts are allowed, and a dict if only lists are."""
     taken = [get_origin(option) or option for option in options if option is not type(None)]
     if not all(isinstance(option, type) for option in taken):
         return
@@ -199,7 +199,7 @@ def _options(annotation: Any) -> Iterator[Any]:
 
 
 def _within(value: Any, options: tuple[Any, ...]) -> Iterator[tuple[Any, Any, str]]:
-    """What a container or dataclass holds, with its annotation and how to name it."""
+    """The items of a container or dataclass, each with its annotation and its name in errors."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = annotations_of(type(value))
         for field in dataclasses.fields(value):
@@ -217,10 +217,10 @@ def _within(value: Any, options: tuple[Any, ...]) -> Iterator[tuple[Any, Any, st
 
 @cache
 def annotations_of(definition: Any) -> Mapping[str, Any]:
-    """Resolved annotations of a function or class; what cannot be resolved counts as ``Any``."""
+    """The resolved annotations of a function or class; empty if they cannot be resolved."""
     try:
         return get_type_hints(definition)
-    except Exception:  # a name that exists for the type checker only
+    except Exception:  # for example a name that only the type checker imports
         return {}
 
 

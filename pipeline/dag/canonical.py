@@ -1,26 +1,27 @@
-"""One encoding of argument values, with two readings.
+"""The encoding of argument values, in two forms.
 
 Every value that a step function takes is encoded as JSON with tagged structures, so that equal
 values give equal bytes in every process and on every machine:
 
-- :func:`identity` is what bears on the key: a dataclass without its execution details, an input
-  file as the digest of its content, a class by its own name and not by where it lies.
-- :func:`portable` is what a worker needs to rebuild the value with :func:`restore`: every field,
-  where a file lies rather than what is in it, and where a class lies.
+- :func:`identity` is the form for the key: a dataclass without its execution details, an input file
+  as the digest of its content, a class by its own name without its module.
+- :func:`portable` is the form from which a worker rebuilds the value with :func:`restore`: every
+  field, the path of a file instead of its content, a class with its module.
 
-A value without a stable identity (a function, an open handle, an object with the default
-``repr``) is refused, naming the field, because hashing it would make a key that changes from run
-to run or, worse, does not change when the value does. The order of a mapping is not part of its
-identity, so ``restore`` always gives mappings sorted: a step cannot depend on what its key ignores.
-(An ``OrderedDict`` keeps its order, in both.) A worker gets what was passed, of the same type;
-but NumPy's ``float64`` counts as the ``float`` that it is, in the key and in the worker, and so
-does a whole number in a dataclass field or a parameter of a step that is annotated as ``float``.
+A value without a stable identity (a function, an open handle, an object with the default ``repr``)
+is refused with the name of its field. Its hash would change from run to run or, worse, would not
+change when the value does. The order of a mapping is not part of its identity, so ``restore``
+always sorts mappings: a step cannot depend on an order that its key ignores. (An ``OrderedDict``
+keeps its order in both forms.) A worker gets a value of the same type as the author passed,
+with two exceptions, which hold in the key and in the worker: NumPy's ``float64`` counts as a
+``float``, and so does a whole number in a dataclass field or step parameter that is annotated as
+``float``.
 
 A dataclass field that cannot change a result (device, worker count, checkpoint interval) is
-declared with :func:`execution_detail`. One that was added when artifacts existed already is
-declared with :func:`added_field`: while it holds the value that those implicitly had, their keys
-stay. A dataclass may also define a method ``identity()``, returning what stands for it in the key
-in place of its fields.
+declared with :func:`execution_detail`. A field that was added after artifacts existed is declared
+with :func:`added_field`: while it has the value that older results used implicitly, their keys stay
+the same. A dataclass may also define a method ``identity()`` that returns its value in the key, in
+place of its fields.
 """
 
 import base64
@@ -48,25 +49,25 @@ __all__ = [
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 EncodeInput = Callable[[Any], Json]
-"""Encodes a reference to another step's output; ``None`` is returned for any other value."""
+"""Encodes a reference to another step's output; returns ``None`` for any other value."""
 
 DEEPEST = 100
-"""How deep values may lie within one another: what is deeper, nobody wrote down by hand."""
+"""The deepest nesting of a value; nobody writes deeper values by hand."""
 LARGEST_INT_BITS = 10_000
-"""Python writes no longer number as text."""
+"""The longest integer; Python refuses to convert longer ones to text."""
 
 
 def execution_detail(default: Any) -> Any:
-    """A dataclass field that says how a step runs and cannot change what it makes; as a decorator,
-    a function or class that cannot.
+    """A dataclass field that affects how a step runs but not its result; as a decorator, a function
+    or class that does not affect a result.
 
         workers: int = execution_detail(1)
 
         @execution_detail
         def show_progress(done, total): ...
 
-    No key follows such a definition. The test to apply to both: would an artifact that is there
-    already be a wrong answer if this were different?
+    Keys do not depend on such a definition. The test for both: would an existing artifact be a
+    wrong answer if this were different?
     """
     if isinstance(default, type | FunctionType):
         return default
@@ -74,10 +75,11 @@ def execution_detail(default: Any) -> Any:
 
 
 def added_field(default: Any, *, before: Any) -> Any:
-    """A dataclass field that was added later and is left out of the key while it holds ``before``.
+    """A dataclass field that was added later; it is not in the key while it has the value
+    ``before``.
 
     Args:
-        before: what results made without the field had, whatever the default is or becomes.
+        before: the value that older results used implicitly, whatever the default is or becomes.
     """
     return dataclasses.field(default=default, metadata={"before": before})
 
@@ -90,16 +92,16 @@ def identity(
     home: str = "",
     qualified: Collection[str] = (),
 ) -> Json:
-    """The part of ``value`` that bears on a key.
+    """The form of ``value`` for a key.
 
     Args:
         where: names the value in errors.
-        types: collects every dataclass and enum met; their code can bear on the result too.
-        home: the module of the step function that takes it.
-        qualified: names of classes for which their module counts, since there are several.
+        types: collects every dataclass and enum in the value, since their code is in the key too.
+        home: the module of the step function that takes the value.
+        qualified: names of classes that are ambiguous, so that their modules are in the key.
 
     Raises:
-        TemperError: the value, or something within it, has no stable identity.
+        TemperError: the value, or a part of it, has no stable identity.
     """
     return _Identity(encode_input, types, home, qualified).encode(value, where)
 
@@ -110,10 +112,10 @@ def portable(
     encode_input: EncodeInput = lambda _: None,
     restore_input: Callable[[Any], Any] = lambda _: None,
 ) -> Json:
-    """Everything :func:`restore` needs to rebuild ``value`` in another process.
+    """The form of ``value`` from which :func:`restore` rebuilds it in another process.
 
     Raises:
-        TemperError: what that makes of it is not the same again.
+        TemperError: the rebuilt value would differ.
     """
     encoder = _Portable(encode_input)
     encoded = encoder.encode(value, where)
@@ -123,12 +125,12 @@ def portable(
 
 
 def canonical_bytes(data: Json) -> bytes:
-    """The bytes that are hashed: JSON with sorted keys, no spaces, ASCII only."""
+    """The bytes that are hashed: ASCII JSON with sorted keys and no spaces."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def same(one: Json, other: Json) -> bool:
-    """Whether two encoded values are one: ``1``, ``1.0`` and ``True`` are three."""
+    """Whether two encoded values are equal; ``1``, ``1.0`` and ``True`` are different."""
     return canonical_bytes(one) == canonical_bytes(other)
 
 
@@ -143,7 +145,7 @@ _NUMPY = "numpy"
 
 
 class _Encoder:
-    """What both readings have in common; what they differ in is a method."""
+    """The common part of both forms; subclasses define the differences."""
 
     def __init__(self, encode_input: EncodeInput, types: set[type] | None = None):
         self.encode_input = encode_input
@@ -155,7 +157,7 @@ class _Encoder:
         if encoded is not None:
             return encoded
         match value:
-            case enum.Enum():  # first: a str or int enum is more than its value
+            case enum.Enum():  # first, since a str or int enum is also a str or int
                 return self._enum(value, where)
             case None | bool() | int() | str():
                 return self._plain(value, where)
@@ -179,7 +181,7 @@ class _Encoder:
             case set() | frozenset() if type(value) in (set, frozenset):
                 members = [self.encode(item, f"{where}{{}}") for item in value]
                 return {f"${type(value).__name__}": sorted(members, key=canonical_bytes)}
-            case dict() if type(value) is dict:  # another may carry more
+            case dict() if type(value) is dict:  # a subclass may have further state
                 return self._mapping(value, where)
             case OrderedDict() if type(value) is OrderedDict:
                 return {"$ordered": self._pairs(value, where)}
@@ -199,7 +201,7 @@ class _Encoder:
         return {"$enum": f"{self._name(cls, where)}.{value._name_}"}
 
     def _plain(self, value: Any, where: str) -> Json:
-        if type(value) not in (type(None), bool, int, str):  # a subclass may carry more
+        if type(value) not in (type(None), bool, int, str):  # a subclass may have further state
             raise _no_identity(value, where)
         if type(value) is int and value.bit_length() > LARGEST_INT_BITS:
             raise TemperError(f"{where}: a number of {value.bit_length()} bits is too long to be "
@@ -209,7 +211,7 @@ class _Encoder:
     def _float(self, value: float, where: str) -> Json:
         if type(value) is not float and type(value).__module__ != _NUMPY:
             raise _no_identity(value, where)
-        number = float(value)  # NumPy's float64 is one, with another repr
+        number = float(value)  # NumPy's float64 is a float with another repr
         return number if math.isfinite(number) else {"$float": repr(number)}
 
     def _items(self, values: list | tuple, where: str) -> list[Json]:
@@ -237,7 +239,8 @@ class _Encoder:
     def _is_detail(
         self, field: dataclasses.Field, held: Any, known: DataclassType, where: str
     ) -> bool:
-        """Whether a field bears on no result, or holds what it did before it existed."""
+        """Whether a field affects no result, or has the value that older results used
+        implicitly."""
         if not field.metadata:
             return False
         if not field.metadata.get("identity", True):
@@ -258,7 +261,7 @@ class _Encoder:
 
 
 class _Identity(_Encoder):
-    """What bears on a key."""
+    """The form for a key."""
 
     def __init__(
         self,
@@ -279,7 +282,7 @@ class _Identity(_Encoder):
         return reference_to(cls) if name in self.qualified else name
 
     def _path(self, value: PurePath) -> Json:
-        from pipeline.dag.inputs import File  # a path stands for the content of the file
+        from pipeline.dag.inputs import File  # a path is identified by the content of its file
 
         return self.encode(File(str(value)), str(value))
 
@@ -297,11 +300,11 @@ class _Identity(_Encoder):
 
 
 class _Portable(_Encoder):
-    """What a worker needs, and what it must come to when it has rebuilt the value: ``derived`` is
-    what the constructor works out by itself.
+    """The form for a worker. ``derived`` holds the values that the constructor computes, which the
+    rebuilt value must have too.
 
     Attributes:
-        is_plain: nothing but fields was met, which come to the same wherever they are put together.
+        is_plain: whether the value consists of fields only, so that rebuilding cannot change it.
     """
 
     def __init__(self, encode_input: EncodeInput):
@@ -336,7 +339,7 @@ class _Portable(_Encoder):
         return encoded
 
     def _extra(self, value: Any, where: str) -> Json:
-        """An attribute that is no field: as far as can be told of it."""
+        """Encode an attribute that is no field, as far as possible."""
         depth = self.depth
         try:
             return self.encode(value, where)
@@ -348,7 +351,7 @@ class _Portable(_Encoder):
 def _require_same_again(
     encoded: Json, where: str, encoder: _Portable, restore_input: Callable[[Any], Any]
 ) -> None:
-    """Rebuild a value as a worker will, and refuse it if that makes another one of it."""
+    """Rebuild a value as a worker will, and refuse it if the result differs."""
     mark = hash_json(encoded), frozenset(encoder.types)
     if mark in _SAME_AGAIN:
         return
@@ -358,13 +361,13 @@ def _require_same_again(
         value = restore(data, restore_input, classes.__getitem__)
         return _Portable(encoder.encode_input).encode(value, at)
 
-    for at, part in _dataclasses_in(encoded, where):  # what lies within first
+    for at, part in _dataclasses_in(encoded, where):  # innermost first
         known, cls = classes[part["$type"]], classes[part["$type"]].__name__
         if dataclass_type(known).is_plain and "derived" not in part:
             continue
         try:
             again = rebuilt(part, at)
-        except Exception as error:  # somebody else's constructor
+        except Exception as error:  # raised by the constructor of the user's class
             raise TemperError(
                 f"{at}: a worker cannot make this {cls} again from its fields "
                 f"({' '.join(str(error).split()) or type(error).__name__}); let its constructor "
@@ -378,7 +381,7 @@ def _require_same_again(
 
 
 def _dataclasses_in(data: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every encoded dataclass within a value and where it is, innermost first."""
+    """Every encoded dataclass in a value with its place, innermost first."""
     if isinstance(data, list):
         for index, item in enumerate(data):
             yield from _dataclasses_in(item, f"{where}[{index}]")
@@ -421,19 +424,19 @@ _ABSENT = object()
 _LONGEST_SHOWN = 60
 _MOST_REMEMBERED = 10_000
 _SAME_AGAIN: set[tuple[str, frozenset[type]]] = set()
-"""Values that were rebuilt and found to be the same: an experiment passes them again and again."""
+"""Values that were rebuilt without a difference; experiments pass the same values repeatedly."""
 
 
 def describe_type(cls: type) -> Json:
-    """What can bear on a result of a dataclass or enum beside the values and its methods: as it is
-    at run time, however it was written down.
+    """The properties of a dataclass or enum, besides its values and methods, that can affect a
+    result, as they are at run time, however the class was written.
 
-    Of a dataclass: the names and order of its fields and how it compares, prints and is made. Not
-    its defaults, which values speak for; nor fields that bear on no result or were added later. Of
-    an enum: its members in order, with their values.
+    For a dataclass: the names and order of its fields, and its options for construction, comparison
+    and repr. Defaults are left out, since the values are in the key; so are fields that affect no
+    result or were added later. For an enum: its members in order, with their values.
 
     Returns:
-        ``None`` for a class of which this does not say it all: its source must.
+        ``None`` for a class that this does not describe completely; then its source counts.
     """
     if issubclass(cls, enum.Enum):
         return _describe_enum(cls)
@@ -458,7 +461,7 @@ def _describe_enum(cls: type[enum.Enum]) -> Json:
     try:
         members: list[Json] = [
             [name, member._name_, identity(member._value_, f"{cls.__qualname__}.{name}")]
-            for name, member in cls.__members__.items()  # aliases too
+            for name, member in cls.__members__.items()  # including aliases
         ]
     except TemperError:
         return None
@@ -467,7 +470,7 @@ def _describe_enum(cls: type[enum.Enum]) -> Json:
 
 _FIELD_FLAGS = ("repr", "compare", "hash", "init", "kw_only")
 _DATACLASS_FLAGS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
-"""Those that every supported Python has."""
+"""The flags that exist in every supported Python version."""
 
 
 def restore(
@@ -475,11 +478,11 @@ def restore(
     restore_input: Callable[[Any], Any],
     resolve: Callable[[str], Any] = resolve_reference,
 ) -> Any:
-    """Rebuild what :func:`portable` encoded.
+    """Rebuild a value from the form that :func:`portable` made.
 
     Args:
-        restore_input: the value that ``{"$input": …}`` stands for.
-        resolve: the class that a ``module:qualname`` names.
+        restore_input: returns the value for the content of ``{"$input": …}``.
+        resolve: returns the class with a ``module:qualname``.
     """
     if isinstance(data, list):
         return [restore(item, restore_input, resolve) for item in data]
@@ -524,7 +527,7 @@ def restore(
 
 
 def too_deep(where: str) -> TemperError:
-    """What to say of a value that lies too deep, or within itself."""
+    """The error for a value that is nested too deeply, or contains itself."""
     return TemperError(f"{where[:60]}…: this holds itself, or lists and mappings more than "
                        f"{DEEPEST} deep; pass it flat")  # fmt: skip
 

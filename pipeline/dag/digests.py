@@ -1,14 +1,14 @@
-"""Digests of local files: BLAKE3 of their bytes, in parallel, and nothing large read twice.
+"""Digests of local files: BLAKE3 of their bytes, computed in parallel and cached for large files.
 
-Reading 100 GB to plan a run that is cached takes minutes, so the digest of a file is kept with
-what its file system says of it: device, inode, size, and the times of the last change of content
-(``mtime``) and of anything (``ctime``). While all five are as they were, so are the bytes, if the
-file had been left alone for a while when it was read. Otherwise an edit could follow within one
-tick of the clock and leave no trace (git calls such an entry "racily clean": its documentation,
-technical/racy-git), so a file that young is read every time.
+Reading 100 GB to plan a cached run takes minutes. So the digest of a file is cached with the state
+that the file system reports: device, inode, size, and the times of the last change of the content
+(``mtime``) and of the inode (``ctime``). If all five are unchanged, so are the bytes, provided that
+the file had not been modified for a while when it was read. Otherwise an edit could follow within
+one tick of the clock and leave no trace. (Git calls such an entry "racily clean": its
+documentation, technical/racy-git.) So a recently modified file is read every time.
 
-The cache is a convenience that may be deleted, or fail in any way, and then files are read. It is
-``digests.sqlite3`` in ``$TEMPER_CACHE``, else ``temper`` in the user's cache folder.
+The cache may be deleted, or fail in any way; then files are read. It is ``digests.sqlite3`` in
+``$TEMPER_CACHE``, or else in ``temper`` in the user's cache folder.
 """
 
 import os
@@ -27,11 +27,11 @@ from pipeline.dag.files import describe_stream
 from pipeline.errors import TemperError
 
 SETTLED_SECONDS = 60.0
-"""How long a file must have been left alone for its digest to be kept. The clock of a file system
-ticks every 2 s at worst (FAT), but what is written through a shared memory map changes ``mtime``
-once, and then not again until the kernel has written the page out (Linux: after 30 to 35 s)."""
+"""How long a file must be unmodified before its digest is cached. The clock of a file system ticks
+every 2 s at worst (FAT). But a write through a shared memory map changes ``mtime`` once, and then
+not again until the kernel has written the page out (Linux: after 30 to 35 s)."""
 KEPT_BYTES = 64 * 2**10
-"""Smaller files are not worth a look into the cache."""
+"""Smaller files are read every time, which is as fast as a look into the cache."""
 
 _SAVE_SECONDS = 2.0
 _LOCK_SECONDS = 2.0
@@ -43,7 +43,7 @@ def file_digests(paths: Iterable[str]) -> list[str]:
     """BLAKE3 of the bytes of each file, as 64 hexadecimal digits.
 
     Raises:
-        OSError: a file is not there or cannot be read.
+        OSError: a file does not exist or cannot be read.
         ValueError: a path names no regular file.
         TemperError: a file changed while it was read.
     """
@@ -52,12 +52,12 @@ def file_digests(paths: Iterable[str]) -> list[str]:
         try:
             return list(pool.map(lambda path: _settled_digest(path, kept, stop), paths))
         except BaseException:
-            stop.set()  # or Ctrl-C would wait for the files that are being read
+            stop.set()  # otherwise Ctrl-C would wait for the files that are being read
             raise
 
 
 def _settled_digest(path: str, kept: "_KeptDigests", stop: threading.Event) -> str:
-    if not stat.S_ISREG(os.stat(path).st_mode):  # before opening: to open a pipe is to wait
+    if not stat.S_ISREG(os.stat(path).st_mode):  # before opening, since opening a pipe would block
         raise ValueError(f"{path} is not a regular file")
     began = time.time()
     with open(path, "rb", buffering=0) as file:
@@ -81,7 +81,7 @@ def _hash(file: FileIO, size: int, stop: threading.Event) -> str:
 
 
 class _FileState(NamedTuple):
-    """What a file system says of a file: as long as it is the same, so are the bytes."""
+    """The state of a file that the file system reports; while it is unchanged, so are the bytes."""
 
     device: int
     inode: int
@@ -91,7 +91,7 @@ class _FileState(NamedTuple):
 
     @classmethod
     def of(cls, file: FileIO) -> "_FileState":
-        # of the open file: on a network file system a path's state may be seconds out of date
+        # use the open file: on a network file system, a path's state may be seconds out of date
         now = os.fstat(file.fileno())
         return cls(now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
 
@@ -101,8 +101,8 @@ class _FileState(NamedTuple):
 
 
 class _KeptDigests:
-    """The cache, used by several threads. It is given up for good at the first error of any kind:
-    no room, no right to write, a damaged file, another process that holds it for too long."""
+    """The cache, shared by several threads. It disables itself after the first error of any kind: a
+    full disk, missing permission, a damaged file, or a lock that another process holds too long."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -112,13 +112,13 @@ class _KeptDigests:
         self._saved_at = time.monotonic()
 
     def recall(self, path: str, state: _FileState) -> str | None:
-        """The digest of the file at ``path``, if it was kept for exactly this state."""
+        """The digest of the file at ``path``, if it was cached for exactly this state."""
         select = "SELECT digest FROM digests WHERE path = ? AND state = ?"
         found = self._try(lambda db: db.execute(select, _row_key(path, state)).fetchone())
         return found[0] if found else None
 
     def keep(self, path: str, state: _FileState, digest: str) -> None:
-        """Keep a digest; saved every few seconds, so that a run that is stopped loses little."""
+        """Cache a digest. Digests are saved every few seconds, so an interrupted run loses few."""
         self._unsaved.append((*_row_key(path, state), digest))
         if time.monotonic() - self._saved_at > _SAVE_SECONDS:
             self._try(self._save)
@@ -149,13 +149,13 @@ class _KeptDigests:
 
 
 def _row_key(path: str, state: _FileState) -> tuple[bytes, str]:
-    # as bytes and text: a file's name need not be valid Unicode, nor its inode fit SQLite's 63 bits
+    # bytes and text: a file's name may be invalid Unicode, and its inode exceed SQLite's 63 bits
     return os.fsencode(os.path.abspath(path)), " ".join(map(str, state))
 
 
 def _open_database() -> sqlite3.Connection:
-    # SQLite's write-ahead log would be faster and does not work where a home folder often lies,
-    # on a network file system; nothing is waited for to reach the disk, as nothing would be lost.
+    # SQLite's write-ahead log would be faster, but does not work on network file systems, where
+    # home folders often lie. Synchronous writes are off, since a loss would do no harm.
     folder = _cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     database = sqlite3.connect(

@@ -1,8 +1,8 @@
 """The BLAKE3 of a file's bytes, read in blocks.
 
-Blocks rather than a memory map, which would be faster for what is in memory already: with a map, a
-file that somebody truncates meanwhile is no error to report, it kills the process (SIGBUS). Steps
-do truncate: ``torch.save`` over an earlier checkpoint is one.
+A memory map would be faster for cached files. But if another process truncates a mapped file, the
+reader gets no error: it is killed (SIGBUS). Steps do truncate files: for example with
+``torch.save`` over an earlier checkpoint.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,11 +33,11 @@ def describe(path: Path) -> FileEntry:
 def describe_stream(
     file: Any, size: int = BLOCK_BYTES, read: Callable[[int], None] = lambda _: None
 ) -> FileEntry:
-    """Size and digest of what an open file still holds.
+    """Size and digest of the rest of an open file.
 
     Args:
-        size: about how much that is, so that little is not read into a large block.
-        read: told of bytes as they are read; what it raises ends the reading.
+        size: about the number of bytes, so that small files do not need a large block.
+        read: called with the number of bytes after each block; an exception of it ends the reading.
     """
     hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
     total = 0
@@ -54,5 +54,5 @@ def _blocks(file: Any, size: int) -> Iterator[memoryview | bytes]:
         while count := file.readinto(block):
             yield block[:count]
         return
-    while data := file.read(size):  # what fsspec opens
+    while data := file.read(size):  # files that fsspec has opened
         yield data

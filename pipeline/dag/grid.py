@@ -1,7 +1,7 @@
 """Sweeps: many configs from one.
 
-Nothing here knows of steps. A sweep is a loop in an experiment, and what its variants share runs
-once because equal steps are one:
+This module does not know steps. A sweep is a loop in an experiment. Steps that several variants
+share run once, because equal steps are one step:
 
     for name, variant in grid(cfg, {"dpo.loss.beta": [0.05, 0.1]}, seed=[0, 1]).items():
         results[name] = my_experiment(variant)["evaluation"]    # "beta=0.05 seed=0", …
@@ -24,17 +24,16 @@ T = TypeVar("T")
 def grid(
     base: T, axes: Mapping[str, Sequence[Any]] | None = None, /, **fields: Sequence[Any]
 ) -> dict[str, T]:
-    """Every combination of values of some fields, each as ``base`` with these values in it.
+    """Every combination of values of some fields, each as a copy of ``base`` with these values.
 
     Args:
-        base: a config dataclass; it is left as it is.
-        axes: the values of each field; a field within a field by its path, as in
+        base: a config dataclass, which stays unchanged.
+        axes: the values of each field; a nested field is given by its path, as in
             ``{"optimizer.learning_rate": [1e-6, 5e-6]}``.
-        fields: the same, for fields of ``base`` itself, as in ``beta=[0.05, 0.1]``.
+        fields: the same for fields of ``base`` itself, as in ``beta=[0.05, 0.1]``.
 
-    Returns:
-        Configs by name, as in ``beta=0.05 learning_rate=1e-06``: in the order of the axes, the
-        last one varying fastest. A field is named by its path where two end alike.
+    Returns: Configs by name, such as ``beta=0.05 learning_rate=1e-06``, in the order of the axes;
+        the last axis varies fastest. A name has the field's full path if two paths end alike.
 
     Raises:
         TemperError: there is no such field, an axis is no list of different values, or the config
@@ -75,7 +74,7 @@ def _checked_axes(axes: Any) -> dict[str, Sequence[Any]]:
 
 
 def shown_names(paths: Iterable[str]) -> dict[str, str]:
-    """What to call each field: the end of its path, or all of it where two end alike."""
+    """The display name of each field: the end of its path, or all of it if two paths end alike."""
     ends = {path: path.rpartition(".")[2] for path in paths}
     ambiguous = {end for end in ends.values() if list(ends.values()).count(end) > 1}
     return {path: path if end in ambiguous else end for path, end in ends.items()}
@@ -88,7 +87,7 @@ def _check_apart(paths: Iterable[str]) -> None:
 
 
 def _labelled(base: Any, path: str, values: Any, shown: str) -> list[tuple[str, Any]]:
-    """The values of one axis, each with what it is called."""
+    """The values of one axis, each with its label."""
     _require_field(base, path)
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
         raise TemperError(f"grid: {path}={values!r}; give a list of values, as in {path}=[…]")
@@ -100,7 +99,7 @@ def _labelled(base: Any, path: str, values: Any, shown: str) -> list[tuple[str, 
 
 
 def _paths(config: Any, prefix: str = "") -> Iterator[str]:
-    """Every field by its path, those within other dataclasses included."""
+    """The paths of all fields, including those of nested dataclasses."""
     for field in dataclasses.fields(config):
         if not field.init:
             continue
@@ -111,10 +110,10 @@ def _paths(config: Any, prefix: str = "") -> Iterator[str]:
 
 
 def replaced(config: Any, path: str, value: Any, label: str) -> Any:
-    """A config dataclass with another value of one field, named by its path.
+    """A copy of a config dataclass with another value of the field at a path.
 
     Args:
-        label: what to call the value, should the config refuse it.
+        label: names the value in an error if the config refuses it.
 
     Raises:
         TemperError: there is no such field, or the config refuses the value.
@@ -125,7 +124,7 @@ def replaced(config: Any, path: str, value: Any, label: str) -> Any:
         value = replaced(getattr(config, name), rest, value, label)
     try:
         return dataclasses.replace(config, **{name: value})
-    except (ValueError, TypeError) as error:  # as its __post_init__ says it
+    except (ValueError, TypeError) as error:  # raised by its __post_init__
         raise TemperError(f"{type(config).__name__} refuses {label}: {error}") from error
 
 

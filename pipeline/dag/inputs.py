@@ -1,10 +1,9 @@
-"""What comes into a DAG from outside, each named by something that cannot change under it.
+"""Inputs of a DAG from outside, each identified by something that cannot change.
 
-- A :class:`File` is known by its content, wherever it lies: a local one by the digest of its
-  bytes, an object by the checksum that its store gives, so that nothing is downloaded in order to
-  plan.
-- A :class:`HubModel` or :class:`HubDataset` is known by a commit. A branch or tag, which can come
-  to mean something else, is resolved to the commit that it means when the object is made.
+- A :class:`File` is identified by its content, wherever it lies: a local file by the digest of its
+  bytes, an object by the checksum that its store reports, so that planning downloads nothing.
+- A :class:`HubModel` or :class:`HubDataset` is identified by a commit. A branch or tag, which may
+  move, is resolved to its present commit when the object is made.
 
 A process sees one version of each, until :func:`forget_sources`.
 """
@@ -36,7 +35,8 @@ _HUB_SECONDS = 30.0
 class File:
     """A file or folder at a local path or fsspec URL.
 
-    Identified by its content, and by its suffix, which says how to read it; not by where it lies.
+    It is identified by its content, and by its suffix, which determines how it is read; not by its
+    path.
     """
 
     url: str
@@ -45,7 +45,8 @@ class File:
         return {"content": source_identity(self.url), "suffix": self._suffix()}
 
     def _suffix(self) -> str | None:
-        """What a reader goes by: ``.jsonl`` or ``.jsonl.gz``; ``None`` for a folder."""
+        """The suffix, which determines the reader: ``.jsonl`` or ``.jsonl.gz``; ``None`` for a
+        folder."""
         found = _SUFFIX.search(fsspec.url_to_fs(self.url)[1])
         return found[0] if found and _look_at(_absolute(self.url)).is_file else None
 
@@ -55,11 +56,11 @@ class HubModel:
     """A model repository on the Hugging Face Hub at one commit.
 
     Attributes:
-        revision: the commit; given as a branch or tag, it is resolved when the object is made.
-        requested: the branch or tag that was given, for the record; ``None`` if it was a commit.
+        revision: the commit; a branch or tag is resolved to a commit when the object is made.
+        requested: the branch or tag that was given, for the record; ``None`` for a commit.
 
     Raises:
-        TemperError: the revision is no commit, and the Hub does not say which commit it means.
+        TemperError: the revision is no commit, and the Hub cannot resolve it.
     """
 
     repo: str
@@ -74,7 +75,7 @@ class HubModel:
 class HubDataset:
     """One split of a dataset repository on the Hugging Face Hub at one commit.
 
-    ``revision`` and ``requested`` are as in :class:`HubModel`.
+    ``revision`` and ``requested`` are the same as in :class:`HubModel`.
     """
 
     repo: str
@@ -90,7 +91,7 @@ def packaged_file(package: str, filename: str, install: str) -> File:
     """A data file that an installed Python package ships, found without importing the package.
 
     Args:
-        install: how to install the package, for the error when it is missing.
+        install: the command that installs the package, for the error if it is missing.
     """
     spec = find_spec(package)
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
@@ -102,11 +103,11 @@ def packaged_file(package: str, filename: str, install: str) -> File:
 
 
 def source_identity(url: str) -> Json:
-    """What is at ``url``, as a value that is another one when the content is another one.
+    """A value that identifies the content at ``url``.
 
-    Of a file: the BLAKE3 digest of its bytes, or an object's checksum as its store gives it. Of a
-    folder: a hash over the relative names of its files and their identities. Found once per
-    process: a plan sees one version of a file.
+    For a file: the BLAKE3 digest of its bytes, or an object's checksum from its store. For a
+    folder: a hash of the relative names and identities of its files. It is computed once in a
+    process, so a plan sees one version of a file.
 
     Raises:
         TemperError: nothing is there, it cannot be read, or it changed while it was read.
@@ -115,14 +116,14 @@ def source_identity(url: str) -> Json:
 
 
 def forget_sources() -> None:
-    """Look again at every file, folder and branch from now on."""
+    """Forget the state of every file, folder and branch, so that they are looked up again."""
     _look_at.cache_clear()
     _commit_of.cache_clear()
 
 
 def _absolute(url: str) -> str:
-    """A relative path means another file once the process is in another folder, and a leading
-    ``~`` is a shell's: Python does not expand it."""
+    """The absolute path or URL: a relative path would change its meaning with the working folder. A
+    leading ``~`` is refused, since only a shell expands it."""
     if not url or "://" in url or "::" in url:
         return url
     if url.startswith("~") and not os.path.lexists(url):
@@ -148,9 +149,9 @@ def _look_at(url: str) -> _Source:
         contents = _contents(fs, files)
     except TemperError:
         raise
-    except Exception as error:  # what the libraries behind fsspec raise has no common base
+    except Exception as error:  # libraries behind fsspec have no common base class of errors
         said = f"cannot read input {shown(url)}: {shown(_one_line(error))}"
-        # the error of a library tells a URL whole, and Python would print it as the cause
+        # the library's error may contain a secret URL, and Python would print it as the cause
         raise TemperError(said) from (error if shown(url) == url else None)
     if not files:
         raise TemperError(
@@ -163,7 +164,7 @@ def _look_at(url: str) -> _Source:
 
 
 def _files(fs: Any, path: str) -> dict[str, Mapping[str, Any]]:
-    """The file at ``path``, or those below it, each with what the file system says of it."""
+    """The file at ``path``, or the files below it, with the file system's information on each."""
     if _is_local(fs):
         return {path: {}} if os.path.isfile(path) else {n: {} for n in files_below(path)}
     try:
@@ -175,7 +176,7 @@ def _files(fs: Any, path: str) -> dict[str, Mapping[str, Any]]:
     return {
         name: found
         for name, found in fs.find(path, detail=True).items()
-        if not name.endswith("/")  # object stores: a marker that stands for an empty folder
+        if not name.endswith("/")  # in object stores, a placeholder for an empty folder
     }
 
 
@@ -183,7 +184,7 @@ def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
     """The files below a local folder; a link to a folder counts as that folder.
 
     Raises:
-        TemperError: it holds what has no content to go by, or a link back to a folder around it.
+        TemperError: it contains something without content, or a link to a folder around it.
     """
     if not os.path.isdir(folder):
         if os.path.lexists(folder):
@@ -205,7 +206,7 @@ def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _unreadable(path: str) -> str:
-    """Why a path has no content to go by, and what to do."""
+    """The error for a path that has no content."""
     if os.path.islink(path):
         what = f"it is a link to {os.readlink(path)}, where nothing is; delete or mend it"
     else:
@@ -214,7 +215,7 @@ def _unreadable(path: str) -> str:
 
 
 def _contents(fs: Any, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Json]:
-    """The identity of each file, by its name; in order, so that errors do not vary."""
+    """The identity of each file by name, in sorted order, so that errors are reproducible."""
     names = sorted(files)
     if _is_local(fs):
         return dict(zip(names, file_digests(names), strict=True))
@@ -227,14 +228,14 @@ def _is_local(fs: Any) -> bool:
 
 
 def _checksum(fs: Any, name: str, info: Mapping[str, Any]) -> Json:
-    """The identity of an object from its listing, or ``None`` where its store gives none.
+    """The identity of an object from its listing; ``None`` if its store reports none.
 
-    Google's MD5 is of the content. A composite object has only a CRC, which is too weak to stand
-    alone, so the generation, a number that no other upload of this object has, stands with it.
-    Amazon's ETag is MD5 of the content for a plain upload; for one in parts it is made from the
-    MD5 of the parts, so that the same bytes uploaded with another part size have another identity
-    (and so have, on each upload, objects encrypted with a customer's key): a step may rerun
-    needlessly, and never fails to.
+    Google's MD5 is the hash of the content. A composite object has only a CRC, which is too weak
+    alone, so the object's generation, which no other upload has, is included. Amazon's ETag is the
+    MD5 of the content for a plain upload. For a multipart upload it is computed from the MD5 of the
+    parts, so the same bytes uploaded with another part size have another identity; so has every
+    upload of an object that is encrypted with a customer's key. Then a step may rerun needlessly,
+    but never misses a rerun.
     """
     match fs.protocol:
         case ("gs", *_) if "md5Hash" in info:
@@ -253,7 +254,7 @@ def _remote_digest(fs: Any, path: str) -> str:
 
 
 def _pin(source: HubModel | HubDataset, kind: str) -> None:
-    """Replace a branch or tag by the commit that it means now."""
+    """Replace a branch or tag by its present commit."""
     if not _COMMIT.fullmatch(source.revision):
         requested = source.revision or "main"
         object.__setattr__(source, "requested", requested)
@@ -269,7 +270,9 @@ def _commit_of(kind: str, repo: str, revision: str) -> str:
         commit = lookup(repo, revision=revision, timeout=_HUB_SECONDS, expand=["sha"]).sha or ""
         if not _COMMIT.fullmatch(commit):
             raise ValueError(f"the Hub answered with the commit {commit!r}")
-    except Exception as error:  # its own errors and its HTTP library's have no common base
+    except (
+        Exception
+    ) as error:  # errors of the Hub and of its HTTP library have no common base class
         raise TemperError(
             f"cannot find out which commit the {kind} {repo} has at revision {revision!r} "
             f"({_one_line(error)}); give the full 40-digit commit as its revision"

@@ -1,7 +1,7 @@
-"""What a step asks of the machines it runs on: ``step(...).on(gpus=8, nodes=2, time="12h")``.
+"""The resources that a step requests: ``step(...).on(gpus=8, nodes=2, time="12h")``.
 
-None of it bears on the result, so none of it is part of a key. A step's own request comes before
-the defaults for its name in ``conf/launcher``; a field that is ``None`` asks for nothing.
+Resources do not affect the result, so they are in no key. A step's own request takes precedence
+over the defaults for its name in ``conf/launcher``; a field that is ``None`` requests nothing.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.errors import TemperError
 
 MOST_PREEMPTIONS = 100
-"""How often a step goes on elsewhere after it lost its machine, unless it says otherwise."""
+"""How often a step is resumed by default after it has lost its machine."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -20,7 +20,7 @@ _TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True)
 class Resources:
-    """A request. All but ``nodes``, ``time``, ``retries`` and ``preemptions`` is for each node.
+    """A request. All fields but ``nodes``, ``time``, ``retries`` and ``preemptions`` are per node.
 
     Args:
         gpus: CUDA devices.
@@ -28,15 +28,15 @@ class Resources:
         accelerator: the kind of GPU, as the engine names it: ``H100``.
         tpu: a pod slice with all its hosts: ``v5p-8``. ``nodes`` is then the number of hosts.
         cpus: processor cores.
-        memory: as in ``64GiB`` or ``64GB``.
-        time: for one attempt, as in ``90m``, ``12h``, ``2d`` or ``HH:MM:SS``. A step that is
-            stopped at its end goes on in another attempt.
+        memory: for example ``64GiB`` or ``64GB``.
+        time: for one attempt, for example ``90m``, ``12h``, ``2d`` or ``HH:MM:SS``. A step that is
+            stopped at the end of its time resumes in another attempt.
         processes: ranks that ``torchrun`` starts; by default one for each GPU.
-        retries: how often to try again after a failure; by default what ``@step`` says.
-        preemptions: how often to go on after the step was told to leave or its machine was lost.
+        retries: how often to retry after a failure; by default the value in ``@step``.
+        preemptions: how often to resume after the step was asked to stop or its machine was lost.
 
     Raises:
-        TemperError: a value is out of range or cannot be read.
+        TemperError: a value is out of range or invalid.
     """
 
     gpus: int | None = None
@@ -63,16 +63,16 @@ class Resources:
             raise TemperError(f"accelerator={self.accelerator!r}: say how many, as in gpus=8")
         if self.tpu is not None and self.gpus:
             raise TemperError(f"tpu={self.tpu!r} and gpus={self.gpus}: a step has one or the other")
-        _bytes(self.memory)  # raises where it cannot be read, and so does the next
+        _bytes(self.memory)  # raises if it is invalid, and so does the next line
         _seconds(self.time)
 
     def over(self, defaults: "Resources") -> "Resources":
-        """This request, with what it leaves open taken from ``defaults``."""
+        """This request, with open fields filled from ``defaults``."""
         return replace(defaults, **self.said)
 
     @property
     def said(self) -> dict[str, Any]:
-        """The fields that ask for something."""
+        """The fields that request something."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -82,26 +82,26 @@ class Resources:
 
     @property
     def num_gpus(self) -> int:
-        """On each node."""
+        """GPUs of each node."""
         return self.gpus or 0
 
     @property
     def num_processes(self) -> int:
-        """On each node."""
+        """Processes on each node."""
         return self.processes or max(1, self.num_gpus)
 
     @property
     def memory_bytes(self) -> int | None:
-        """On each node."""
+        """Memory of each node in bytes."""
         return _bytes(self.memory)
 
     @property
     def seconds(self) -> int | None:
-        """The longest that one attempt may take."""
+        """The longest duration of one attempt."""
         return _seconds(self.time)
 
     def __str__(self) -> str:
-        """As it was asked for: ``gpus=8, nodes=2``."""
+        """The request in its own notation: ``gpus=8, nodes=2``."""
         return ", ".join(f"{name}={value}" for name, value in self.said.items()) or "nothing"
 
 
@@ -138,4 +138,4 @@ def _seconds(text: str | None) -> int | None:
 
 
 NOTHING = Resources()
-"""What a step asks for that says nothing."""
+"""An empty request."""

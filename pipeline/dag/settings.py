@@ -1,4 +1,4 @@
-"""The settings of a recipe, as an author would write them: ``config.beta``."""
+"""The settings in a recipe, in the author's notation: ``config.beta``."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from pipeline.dag.canonical import Json
 
 HIDDEN = ("arguments", "fields", "identity", "$tuple")
-"""Parts of the encoding that no author writes."""
+"""Names in the encoding that are not part of the author's notation."""
 
 
 def leaves(data: Json, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every scalar of a recipe with its path as an author would write it: ``config.beta``."""
+    """Every scalar of a recipe, with its path in the author's notation: ``config.beta``."""
     if isinstance(data, dict) and "$enum" in data:
         yield path, str(data["$enum"]).rpartition(".")[2]
     elif isinstance(data, dict) and data:

@@ -1,20 +1,21 @@
-"""Steps: calling one runs nothing.
+"""Steps: calling a step function runs nothing; it makes a node of a DAG.
 
 The model:
 
-- A *step function* is a plain function under :func:`step`. Its first parameter, ``out``, is where
-  it writes (:class:`Output`); the others are its inputs and settings; it returns its metrics.
-- Calling it gives a :class:`Step`, an immutable node that stands for the artifact which will
-  exist. A ``Step`` among the arguments of another, at any depth, is an edge of the DAG.
-  ``tokens["train"]`` is the part of the artifact under that folder, with a digest of its own, so
-  that what uses the training rows does not rerun when the test rows change.
-- The *recipe* is what the author wrote: the step's name, its code, its arguments. Its hash with
-  every input replaced by that input's recipe is the ``fingerprint``, known before anything runs.
-  Its hash with every input replaced by the *digest* of what that input turned out to be is the
-  ``key``, the cache address: an upstream rerun that yields the same bytes changes no key below it.
-- *Code* is an input. It is the normalised source of everything in the project that the function
-  reaches (:mod:`pipeline.code`), unless the author declares a ``version`` and so takes it upon
-  himself to raise it when a result changes; then the plan shows that code has changed since.
+- A *step function* is a plain function with the decorator :func:`step`. Its first parameter,
+  ``out``, is the place for its output (:class:`Output`); the others are its inputs and settings. It
+  returns its metrics.
+- Calling it gives a :class:`Step`, an immutable node that stands for the future artifact. A
+  ``Step`` among the arguments of another step, at any depth, is an edge of the DAG.
+  ``tokens["train"]`` is the part of the artifact in that folder. It has a digest of its own, so
+  that a step that uses only the training rows does not rerun when the test rows change.
+- The *recipe* consists of the step's name, its code and its arguments. The ``fingerprint`` is its
+  hash with every input replaced by that input's recipe; it is known before anything runs. The
+  ``key`` is its hash with every input replaced by the *digest* of that input's content, and is the
+  cache address. So if an upstream step reruns and gives the same bytes, no key below it changes.
+- *Code* is an input. It is the normalised source of all project code that the function reaches
+  (:mod:`pipeline.code`). An author who declares a ``version`` instead must raise it when results
+  change; the plan then shows changes of the code, but they do not rerun the step.
 
     @step
     def count_rows(out: Output, rows: Artifact, minimum_length: int = 0) -> dict:
@@ -57,20 +58,20 @@ if TYPE_CHECKING:
     from pipeline.store.manifest import Manifest
 
 ENCODING_VERSION = 2
-"""Part of every key. Raised when the meaning of a recipe's encoding changes."""
+"""A part of every key; raised when the encoding of recipes changes its meaning."""
 
 LONGEST_NAME = 100
-"""Of a step: it names folders of the store."""
+"""The longest name of a step, since it is the name of folders in the store."""
 
 Metrics = Mapping[str, Any]
-"""What a step function returns: JSON values. ``{"value", "low", "high"}`` is an interval."""
+"""The result of a step function: JSON values. ``{"value", "low", "high"}`` is an interval."""
 
 
 StepBody = Callable[..., Metrics | None]
 _OPTIONS = frozenset(
     ("version", "makes", "added", "retries", "name", "was", "estimate", "needs_packages", "refuses")
 )
-"""Of :func:`step`."""
+"""The options of :func:`step`."""
 _NAMED = re.compile(r"[\w.]+:\w+")
 
 
@@ -93,22 +94,22 @@ def step(function: StepBody | None = None, **settings: Any) -> Any:
     """Make a function a step function: ``@step`` or ``@step(makes=Model)``.
 
     Args:
-        version: given by an author who would rather say himself when results change. It takes the
-            place of the code in every key: an edit reruns nothing until the version is raised.
+        version: replaces the code in every key. The author must raise it when results change; an
+            edit of the code reruns nothing until then.
         makes: the kind of artifact; see :mod:`pipeline.dag.artifact`.
-        added: parameters that the function got when artifacts existed already, each with the
-            value that those implicitly had. While a parameter holds it, keys stay as they were.
-        retries: how often to try again after a failure, each time going on from scratch.
-        name: what the step is called, if not as its function: it stays when that is renamed.
-        was: earlier names of the step: what was made under these is found too.
-        estimate: ``module:name`` of what says beforehand what a run will take; it is no part of
-            any key. See :mod:`pipeline.price.estimator`.
-        needs_packages: those that not everybody has installed, by the names of their modules. A
-            class of its arguments says so by a ``needs_packages`` of its own.
-        refuses: ``module:function``, called with the arguments when the step is called; it raises
-            where they cannot work. It is no part of a key.
+        added: parameters that were added after artifacts existed, each with the value that older
+            results used implicitly. While a parameter has this value, keys stay the same.
+        retries: how often to retry after a failure; each retry resumes from scratch.
+        name: the step's name, if it is not the function's; it stays when the function is renamed.
+        was: earlier names of the step, under which existing artifacts are found too.
+        estimate: ``module:name`` of an estimator of time, memory and disk; it is in no key. See
+            :mod:`pipeline.price.estimator`.
+        needs_packages: optional packages that the step needs, by module name. A class of its
+            arguments can declare an attribute ``needs_packages`` too.
+        refuses: ``module:function`` that is called with the arguments of each call; it raises an
+            exception if they cannot work. It is in no key.
 
-    A step is known by its name and its code, wherever that lies.
+    A step is identified by its name and its code, not by its module.
     """
     if function is not None:
         return StepFunction(function)
@@ -118,7 +119,7 @@ def step(function: StepBody | None = None, **settings: Any) -> Any:
 
 
 class StepFunction:
-    """A function whose calls are nodes of a DAG. See the module docstring."""
+    """A function whose calls are nodes of a DAG; see the module docstring."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class StepFunction:
         self.signature = inspect.Signature(parameters[1:])
         reference_to(makes)  # a worker must be able to import it
         if function.__module__ == "__main__" and "<" not in function.__qualname__:
-            reference_to(function)  # so must it this; said here, where somebody types it
+            reference_to(function)  # a worker must import this too; raise the error at once
         if unknown := set(self.added) - set(self.signature.parameters):
             raise TemperError(f"step {self.name}: added={sorted(unknown)} are no parameters of it")
         hints = annotations_of(function) if self.added else {}
@@ -184,7 +185,7 @@ class StepFunction:
         return Step(self, bound.arguments, self.makes)
 
     def _refuse(self, arguments: Mapping[str, Any]) -> None:
-        """Ask whoever knows whether these arguments can work."""
+        """Call ``refuses`` to check whether these arguments can work."""
         try:
             resolve_reference(str(self.refuses))(**arguments)
         except (TemperError, ValueError, OSError) as error:
@@ -193,8 +194,8 @@ class StepFunction:
     def closure(self, types: frozenset[type] = frozenset()) -> Closure:
         """The source that this step reaches; see :func:`pipeline.code.closure`.
 
-        Looked at once per process (until :func:`look_again`): a plan sees one version of the code.
-        What cells of a notebook define is looked at whenever somebody asks.
+        It is computed once in a process (until :func:`look_again`), so a plan sees one version of
+        the code. The code of notebook cells is read again at each call.
         """
         return _closure(self, types, self._cells(types))
 
@@ -203,11 +204,11 @@ class StepFunction:
         return cells.written((inspect.unwrap(self.function), *types))
 
     def code(self, types: frozenset[type] = frozenset()) -> Mapping[str, str]:
-        """Digests of that source by name, to show what changed."""
+        """The digests of that source by name, used to show changes."""
         return self.closure(types).units
 
     def made_by(self, types: frozenset[type] = frozenset()) -> dict[str, Json]:
-        """What stands for the code in a recipe: the declared version, or the code itself."""
+        """The entry for the code in a recipe: the declared version, or the digest of the code."""
         if self.version is not None:
             self._cells(types)
             return {"version": self.version}
@@ -259,7 +260,7 @@ def _closure(function: StepFunction, types: frozenset[type], cells: Path | None)
 
 
 def look_again() -> None:
-    """Forget what was read of files and code: the next plan sees them as they are then."""
+    """Forget the state of files and code, so that the next plan reads them again."""
     _closure.cache_clear()
     forget()
     forget_sources()
@@ -267,7 +268,7 @@ def look_again() -> None:
 
 @dataclass(frozen=True)
 class Input:
-    """A reference to a step's output: all of it, or the part under one folder."""
+    """A reference to a step's output: all of it, or the part in one folder."""
 
     step: "Step"
     part: str | None = None
@@ -287,8 +288,8 @@ class Step:
     """One call of a step function: a node of the DAG. Nothing has run yet.
 
     Attributes:
-        resources: what it asks of the machine; see :meth:`on`.
-        label: what its author calls it; see :meth:`named`.
+        resources: the resources that it requests; see :meth:`on`.
+        label: the name that its author gave it; see :meth:`named`.
     """
 
     function: StepFunction
@@ -301,8 +302,8 @@ class Step:
     types: frozenset[type] = field(init=False)
     fingerprint: str = field(init=False)
     portable_arguments: Mapping[str, Json] = field(init=False, repr=False)
-    """The arguments for a worker, as they were at the call, with inputs as their position in
-    ``inputs``."""
+    """The arguments for a worker, as they were at the call; each input is replaced by its position
+    in ``inputs``."""
     _identity: Mapping[str, Json] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -336,22 +337,22 @@ class Step:
 
     @property
     def needs_packages(self) -> tuple[str, ...]:
-        """Packages that it needs and that may be missing, by the names of their modules."""
+        """Optional packages that it needs, by module name."""
         asked = [self.function.needs_packages]
         asked += [getattr(kind, "needs_packages", ()) for kind in self.types]
         return tuple(dict.fromkeys(name for names in asked for name in names))
 
     @property
     def code(self) -> Mapping[str, str]:
-        """Digests of the source that bears on this step, that of its arguments' types included."""
+        """Digests of the source in this step's key, including that of its arguments' types."""
         return self.function.code(self.types)
 
     @property
     def made_by(self) -> dict[str, Json]:
-        """What stands for the code in the recipe; see :meth:`StepFunction.made_by`."""
+        """The entry for the code in the recipe; see :meth:`StepFunction.made_by`."""
         return self.function.made_by(self.types)
 
-    __iter__ = None  # indexing would make one of it that never ends
+    __iter__ = None  # otherwise Python would iterate with __getitem__, without end
     __contains__ = None
 
     def __getitem__(self, part: str) -> Input:
@@ -374,13 +375,13 @@ class Step:
         retries: int | None = None,
         preemptions: int | None = None,
     ) -> "Step":
-        """This step, asking for a machine: ``train_dpo(...).on(gpus=8, nodes=2)``.
+        """This step with a request for resources: ``train_dpo(...).on(gpus=8, nodes=2)``.
 
-        It is the same step, with the same key. What is left out stays as it was asked for before,
-        or as ``conf/launcher`` says; see :class:`pipeline.dag.resources.Resources`.
+        It is the same step, with the same key. Fields that are left out keep their earlier request,
+        or the default in ``conf/launcher``; see :class:`pipeline.dag.resources.Resources`.
 
         Raises:
-            TemperError: a value is out of range or cannot be read.
+            TemperError: a value is out of range or invalid.
         """
         try:
             asked = Resources(
@@ -393,13 +394,14 @@ class Step:
         return placed
 
     def named(self, label: str) -> "Step":
-        """This step under a name of its own: ``train_sft(...).named("no code")``.
+        """This step with a label: ``train_sft(...).named("no code")``.
 
-        It is the same step, with the same key. Plans, screens, reports and tables of results call
-        it so, and with it the steps that only it needs, and those that need no other named step.
+        It is the same step, with the same key. Plans, terminal, reports and tables of results show
+        the label. They also show it for steps that only this step uses, and for steps for which it
+        is the only named ancestor.
 
         Raises:
-            TemperError: the name is no text on one line.
+            TemperError: the label is no text on one line.
         """
         if not isinstance(label, str) or not label.strip() or not label.isprintable():
             raise TemperError(f"{self.name}.named: {label!r} is no name; give a text on one line")
@@ -408,9 +410,9 @@ class Step:
         return named
 
     def at(self, url: str) -> "Step":
-        """This step's output, pinned to files that exist: nothing is run to make it.
+        """This step's output, replaced by existing files: the step does not run.
 
-        What uses it is keyed by the content of the files, as if this step had made them.
+        Steps that use it are keyed by the content of the files, as if this step had made them.
         """
         from pipeline.dag.adopt import adopt
 
@@ -422,11 +424,11 @@ class Step:
         made_by: Mapping[str, Json] | None = None,
         name: str | None = None,
     ) -> Json:
-        """What the key is the hash of: the recipe with each input as its digest.
+        """The recipe with each input replaced by its digest, which the key hashes.
 
         Args:
-            made_by: other code, accepted as equivalent, in place of the present.
-            name: another name of the step, which it had before.
+            made_by: other code that was accepted as equivalent, in place of the present code.
+            name: an earlier name of the step.
         """
 
         digests = {
@@ -493,7 +495,7 @@ class Step:
         }
 
     def _repr_html_(self) -> str:
-        """For notebooks: its name, what it makes, from what, with which settings."""
+        """Its name, kind and settings, for notebooks."""
         from pipeline.html import named_table
 
         recipe: Any = self.recipe(str)
@@ -514,7 +516,7 @@ class Step:
 
 
 def _ambiguous_names(types: Collection[type]) -> set[str]:
-    """Names that several of these classes have: a key must say which of them it means."""
+    """Names that several of these classes share, so that a key needs their modules too."""
     counts = Counter(cls.__qualname__ for cls in types)
     return {name for name, count in counts.items() if count > 1}
 
@@ -522,7 +524,8 @@ def _ambiguous_names(types: Collection[type]) -> set[str]:
 def _with_digests(data: Json, digests: Mapping[tuple[str, str | None], str]) -> Json:
     """Encoded arguments with each input's fingerprint replaced by its digest.
 
-    The arguments are encoded once, at the call: what is changed in them later is not part of it.
+    The arguments are encoded once, at the call, so later changes of mutable arguments have no
+    effect.
     """
     if isinstance(data, list):
         return [_with_digests(item, digests) for item in data]
@@ -534,7 +537,7 @@ def _with_digests(data: Json, digests: Mapping[tuple[str, str | None], str]) -> 
 
 
 def as_input(value: Any) -> Input | None:
-    """``value`` as a reference to a step's output, or ``None`` if it is not one."""
+    """``value`` as a reference to a step's output; ``None`` if it is none."""
     if isinstance(value, Input):
         return value
     return Input(value) if isinstance(value, Step) else None
@@ -546,14 +549,14 @@ def _kind_of(value: Any) -> Kind | None:
 
 
 class Output(Protocol):
-    """Where a running step function writes.
+    """The place where a running step function writes its output.
 
     Attributes:
-        path: an empty local folder; its files become the artifact when the function returns.
-            A ``summary.md`` among them is what the terminal shows of a result.
-        scratch: a local folder that outlives a killed attempt and is empty on the first:
-            checkpoints, finished shards. Deleted once the artifact is committed.
-        catalog: what the store holds, for :meth:`origin` and what lies above it.
+        path: an empty local folder; its files become the artifact when the function returns. If it
+            contains a ``summary.md``, the terminal shows it with the result.
+        scratch: a local folder for checkpoints and finished shards. It is empty in the first
+            attempt, survives a killed attempt, and is deleted once the artifact is committed.
+        catalog: the artifacts of the store, for :meth:`origin` and ancestors of an origin.
     """
 
     path: Path
@@ -561,17 +564,18 @@ class Output(Protocol):
     catalog: "Catalog"
 
     def origin(self, artifact: Artifact) -> "Manifest":
-        """How an input was made. It is no part of the key: for what people look at, and never for
-        what other steps go on from."""
+        """The manifest of an input. It is not in the key, so use it only for content for people,
+        never for content that other steps use."""
         ...
 
     @property
     def stopping(self) -> bool:
-        """True once the step is to leave this machine: save what is needed in ``scratch`` and end
-        by any exception; it goes on from there, perhaps elsewhere. A step that asks is given time
-        for it; one that never asks is ended at once. With several ranks, agree before acting."""
+        """True once the step must stop on this machine. It should save its state in ``scratch`` and
+        end with any exception; the next attempt resumes from there, perhaps elsewhere. A step that
+        polls this gets time for it; one that never polls is stopped at once. Several ranks must
+        agree before they act."""
         ...
 
     def progress(self, done: float, total: float | None, metrics: Metrics | None = None) -> None:
-        """Tell whoever watches how far the step is; cheap enough to call for every batch."""
+        """Report progress; cheap enough to call for every batch."""
         ...

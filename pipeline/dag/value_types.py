@@ -1,7 +1,7 @@
-"""Classes of argument values: what a key calls them, and which of them can be rebuilt elsewhere.
+"""Classes of argument values: their names in a key, and whether workers can rebuild their values.
 
-A class of the project is known by its own name, wherever it lies: its code is in the key. A class
-of a library, whose code is not, keeps the name of its module.
+A class of the project has its own name in a key, without its module, since its code is in the key.
+A class of a library, whose code is not in the key, keeps the name of its module.
 """
 
 import abc
@@ -24,16 +24,16 @@ _GENERATED = "<string>"
 
 @dataclass(frozen=True)
 class DataclassType:
-    """What there is to know of a dataclass, whatever its values.
+    """The properties of a dataclass, independent of its values.
 
     Attributes:
-        reference: ``module:qualname``, for whoever rebuilds a value.
-        stands_for_itself: it has a method ``identity()``.
-        is_plain: making one does nothing but set its fields, so that a value rebuilt from them is
-            the same again.
-        passing: attributes that are worked out again when they are asked for.
-        slots: attributes that lie in no ``__dict__`` and are no fields.
-        floats: fields that are annotated as a float, for :func:`as_taken`.
+        reference: ``module:qualname``, with which a worker imports it.
+        stands_for_itself: whether it has a method ``identity()``.
+        is_plain: whether its constructor only sets its fields, so that rebuilding a value from its
+            fields cannot change it.
+        passing: cached properties, which are computed again on demand.
+        slots: attributes that are neither fields nor in a ``__dict__``.
+        floats: the fields that are annotated as ``float``, for :func:`as_taken`.
     """
 
     reference: str
@@ -53,7 +53,7 @@ class DataclassType:
         return as_taken(held, float) if name in self.floats else held
 
     def extras(self, value: Any) -> dict[str, Any]:
-        """Attributes of a value that are no fields of it."""
+        """The attributes of a value that are not its fields."""
         held = getattr(value, "__dict__", {})
         found = {name: getattr(value, name) for name in self.slots if hasattr(value, name)}
         if held.keys() <= self.names:
@@ -66,7 +66,7 @@ class DataclassType:
 def dataclass_type(cls: type) -> DataclassType:
     """
     Raises:
-        TemperError: its fields do not wholly describe a value, or no worker can import it.
+        TemperError: its fields do not describe a value completely, or no worker can import it.
     """
     known: dict[str, Any] = getattr(cls, "__dataclass_fields__")  # noqa: B009 (it has them)
     if any(field._field_type is _INIT_VAR for field in known.values()):
@@ -130,10 +130,10 @@ def _floats(cls: Any) -> frozenset[str]:
 
 @functools.cache
 def name_in_key(cls: type, home: str = "") -> str:
-    """What a key calls a class: its name, and of a library's class its module too.
+    """The name of a class in a key: its own name, and for a class of a library its module too.
 
     Args:
-        home: the module of the step function, whose package is no library to it.
+        home: the module of the step function, whose package does not count as a library.
 
     Raises:
         TemperError: no worker can import it.
@@ -147,15 +147,15 @@ def name_in_key(cls: type, home: str = "") -> str:
 
 
 def is_of_library(cls: type) -> bool:
-    """Whether a class lies in an installed package or comes with Python."""
-    from pipeline.code.modules import in_library  # which builds on this room
+    """Whether a class belongs to an installed package or to Python."""
+    from pipeline.code.modules import in_library  # imported late, since `code` uses this room
 
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls.__module__ != "__main__" and (file is None or in_library(file))
 
 
 def _built_in_base(cls: type) -> type | None:
-    """What a class is besides, if that keeps something outside of attributes: a list, a float."""
+    """A builtin base of a class that keeps state outside of attributes, such as list or float."""
     for base in cls.__mro__:
         if base is not object and isinstance(vars(base).get("__new__"), types.BuiltinFunctionType):
             return base
@@ -180,7 +180,7 @@ def _is_generated(method: Any) -> bool:
 
 
 def _is_stored(cls: type, name: str) -> bool:
-    """Whether an attribute is what was assigned, and no property that makes something of it."""
+    """Whether an attribute is stored as assigned, and is no property or other descriptor."""
     found = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
     return isinstance(found, types.MemberDescriptorType) or not (
         hasattr(type(found), "__set__") or hasattr(type(found), "__get__")

@@ -1,10 +1,9 @@
-"""What a plan will cost: time, memory and disk of the steps that are to run, before they do.
+"""Estimates time, memory and disk of a plan's steps before they run.
 
-``estimator`` is what a step may declare to be priced by, and what an estimator is told; begin
-there. ``machine`` knows the hardware here, ``experience`` compares what earlier attempts took with
-what was foreseen of them, ``pricing`` puts a price on every step of a plan, and ``remaining`` says
-how long a run still takes.
+``estimator`` defines what a step may declare for its estimates; begin there. ``machine`` knows the
+hardware here, ``experience`` compares earlier attempts with their estimates, ``pricing`` estimates
+every step of a plan, and ``remaining`` estimates the rest of a run.
 
-An estimate is for whoever watches: it is part of no key, and where nothing is known there is none.
+An estimate is only for display: it is in no key. Where nothing is known, there is no estimate.
 Uses ``plan``, ``store`` and what lies below them.
 """

@@ -1,15 +1,15 @@
-"""What a step declares to be priced by: a pair of functions, named by a text.
+"""Estimators: a step declares one by name to have its cost estimated.
 
     @step(makes=Model, estimate="steps.prices.learning:TRAINING")
     def train_sft(out, tokens, init, config): ...
 
-An *estimator* runs the DAG on sizes in place of data. ``foresee`` is told what a step is called
-with and the sizes of its inputs, and says how large its output will be, and what a run of it takes
-on some hardware. ``measure`` says the same sizes of an artifact that exists. Sizes have names that
-estimators agree on; what is not known is left out, and nothing that needs it is foreseen.
+An *estimator* runs the DAG on sizes in place of data. ``foresee`` gets the arguments of a step and
+the sizes of its inputs; it estimates the size of the output, and the cost of a run on given
+hardware. ``measure`` returns the same sizes for an existing artifact. Estimators agree on the names
+of sizes. Unknown sizes are left out, and nothing that depends on them is estimated.
 
-The name is a text so that estimators are in no key, and are imported only when something is to run.
-They import no library that takes long to import.
+An estimator is declared as text, so that it is in no key and is imported only when steps will run.
+Estimators must import no library that takes long to import.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,18 +20,18 @@ from pipeline.dag.step import as_input
 from pipeline.store.manifest import Manifest
 
 Sizes = Mapping[str, Any]
-"""By name; ``bytes`` is the one that every artifact has, ``parts`` holds the sizes of its parts."""
+"""Sizes by name. Every artifact has ``bytes``; ``parts`` holds the sizes of its parts."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What one step runs on.
+    """The hardware on which one step runs.
 
     Attributes:
-        model: of its processors or accelerators; empty where that is not known yet.
-        devices: accelerators in all; 0 for processors alone.
-        threads: of one process.
-        memory: bytes of one accelerator, or of the machine; ``None`` where it is not known.
+        model: the model of its processors or accelerators; empty if unknown.
+        devices: the number of accelerators in all; 0 if it uses only processors.
+        threads: the number of threads of one process.
+        memory: bytes of one accelerator, or of the machine; ``None`` if unknown.
     """
 
     model: str = ""
@@ -41,17 +41,17 @@ class Hardware:
 
     @property
     def name(self) -> str:
-        """What like hardware has the same; empty where the model is not known."""
+        """A name that equivalent hardware shares; empty if the model is unknown."""
         return f"{self.devices or self.threads} × {self.model}" if self.model else ""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What an estimator is told of a step.
+    """A call of a step, as an estimator sees it.
 
     Attributes:
-        arguments: as the author gave them, defaults included.
-        size_of: the sizes of an argument that is the output of a step.
+        arguments: the arguments that the author gave, and defaults.
+        size_of: returns the sizes of an argument that is the output of a step.
     """
 
     arguments: Mapping[str, Any]
@@ -59,17 +59,17 @@ class Call:
     hardware: Hardware
 
     def size(self, argument: str) -> Sizes:
-        """The sizes of an input; empty where nothing is known, or no step was given."""
+        """The sizes of an input; empty if they are unknown, or the argument is no step's output."""
         value = self.arguments.get(argument)
         return {} if as_input(value) is None else self.size_of(value)
 
 
 @dataclass(frozen=True)
 class Made:
-    """An artifact that exists, as far as an estimator may look.
+    """An existing artifact, as an estimator sees it.
 
     Attributes:
-        read: the bytes of one of its files, ``None`` if there is no such file; for small ones.
+        read: returns the bytes of a small file; ``None`` if there is no such file or it is large.
     """
 
     manifest: Manifest
@@ -78,14 +78,14 @@ class Made:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What a step will make and take; ``None`` for what cannot be told.
+    """The estimates for a step; ``None`` for unknown amounts.
 
     Attributes:
-        sizes: of its artifact.
-        seconds: of one attempt from its start to its end, on the hardware it was asked of.
-        memory: the most bytes that one process holds: of its accelerator, or of the machine.
-        scratch: bytes of checkpoints and the like, which are deleted once the artifact exists.
-        capacity: bytes of memory of such an accelerator, where its model tells.
+        sizes: the sizes of its artifact.
+        seconds: the duration of one attempt on the given hardware.
+        memory: the most bytes that one process holds, on its accelerator or in the machine.
+        scratch: bytes of checkpoints and other files that are deleted once the artifact exists.
+        capacity: bytes of memory of such an accelerator, if its model determines that.
     """
 
     sizes: Sizes = field(default_factory=dict)
@@ -105,8 +105,8 @@ def _no_sizes(_: Made) -> Sizes:
 
 @dataclass(frozen=True)
 class Estimator:
-    """How a step is priced; see the module docstring. Raise the ``version`` with what is foreseen:
-    what earlier attempts took is compared with what was foreseen by the same one only."""
+    """The functions that estimate a step; see the module docstring. Raise ``version`` when
+    estimates change: earlier attempts are compared only with estimates of the same version."""
 
     foresee: Callable[[Call], Foreseen] = _nothing
     measure: Callable[[Made], Sizes] = _no_sizes

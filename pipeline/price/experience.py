@@ -1,11 +1,11 @@
-"""What earlier attempts took, against what was foreseen of them.
+"""Corrects estimates by comparing earlier attempts with their own estimates.
 
-An attempt records two things in its manifest's provenance, neither of which is part of what the
-artifact is: under ``foreseen`` what its estimator said when its inputs were known, under ``spent``
-what it took and on which hardware. A price is what is foreseen now, times by how much like attempts
-differed from what was foreseen of *them*: those of the same step first, the closer in size the
-more, and where there is none of the same step those of others. So one run of anything tells how
-fast a machine is, and one run of a step tells what its estimator got wrong.
+The provenance in an attempt's manifest records, under ``foreseen``, the estimate when its inputs
+were known, and under ``spent`` its real cost and hardware. Neither identifies the artifact. A price
+is the present estimate, times the factor by which similar attempts differed from *their* estimates.
+Attempts of the same step have the largest weight, more so the closer their size is; attempts of
+other steps have little. So one run of any step shows how fast a machine is, and one run of a step
+shows the error of its estimator.
 """
 
 import math
@@ -18,22 +18,22 @@ from pipeline.store.manifest import Manifest
 from pipeline.store.stored import is_count
 
 MOST_LOOKED_AT = 60
-"""Attempts of one step: the latest."""
+"""The most attempts of one step that count, the latest ones."""
 _OTHER_STEPS = 0.03
-"""How much an attempt of another step counts, where one of the same step counts 1."""
+"""The weight of an attempt of another step; one of the same step has weight 1."""
 _FORGETTING = 0.8
-"""How much less each attempt counts than the next newer one of its step."""
+"""The factor between the weight of an attempt and of the next newer one of its step."""
 _MOST_SCALED = 30.0
-"""How much larger than the nearest one a step without estimator may be."""
+"""A step without estimator is not estimated from a nearest attempt smaller by more than this."""
 
 
 @dataclass(frozen=True)
 class Experience:
-    """One earlier attempt that began afresh and ended well.
+    """One earlier attempt that started without scratch and succeeded.
 
     Attributes:
-        foreseen: by name: ``seconds``, ``memory``, ``bytes``, and ``inputs``, the bytes of these.
-        took: the same, as it turned out; also ``cpu_seconds``.
+        foreseen: the estimates: ``seconds``, ``memory``, ``bytes``; also ``inputs``, their bytes.
+        took: the real amounts under the same names; also ``cpu_seconds``.
     """
 
     step: str
@@ -43,15 +43,15 @@ class Experience:
     took: Mapping[str, float]
 
     def is_like(self, hardware: Hardware) -> bool:
-        """Whether it ran on like hardware; where the model is not known, on as many devices."""
+        """Whether it ran on equivalent hardware; if the model is unknown, on as many devices."""
         if hardware.name:
             return self.hardware.name == hardware.name
         return self.hardware.devices == hardware.devices
 
 
 def experience_of(manifest: Manifest) -> Experience | None:
-    """What a manifest tells; ``None`` if it does not, or of an attempt that went on from another's
-    scratch."""
+    """The experience in a manifest; ``None`` if it records none, or its attempt resumed from the
+    scratch of another."""
     provenance: Mapping[str, Any] = manifest.provenance
     spent, foreseen = provenance.get("spent"), provenance.get("foreseen")
     if not isinstance(spent, dict) or not isinstance(foreseen, dict) or spent.get("resumed"):
@@ -69,7 +69,7 @@ def experience_of(manifest: Manifest) -> Experience | None:
 
 
 def hardware_in(spent: Mapping[str, Any]) -> Hardware:
-    """The hardware that an attempt says it ran on."""
+    """The hardware that an attempt recorded."""
 
     def count(name: str) -> int:
         value = spent.get(name)
@@ -82,7 +82,7 @@ def hardware_in(spent: Mapping[str, Any]) -> Hardware:
 
 
 def _positive(values: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers above 0: a store is not believed."""
+    """The finite positive numbers; other values are ignored, since a store is not trusted."""
     return {
         name: float(value)
         for name, value in values.items()
@@ -91,16 +91,16 @@ def _positive(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def latest_of(manifests: Sequence[Manifest]) -> list[Experience]:
-    """What the latest attempts of a step tell, the newest first."""
+    """The experience in the latest attempts of a step, the newest first."""
     told = map(experience_of, manifests[: -MOST_LOOKED_AT - 1 : -1])
     return [one for one in told if one is not None]
 
 
 _OF_SPEED: tuple[float, Callable[[float], float]] = (0.01, lambda apart: 1 / (1 + apart))
 _OF_SIZE: tuple[float, Callable[[float], float]] = (0.1, lambda apart: math.exp(-2 * apart))
-"""How much the estimator's own word counts, and an attempt by the square of the logarithm of how
-many times larger it was. How fast a machine is, small steps tell of large ones too; of memory an
-estimator knows more than a step of another size tells."""
+"""The weight of the estimate itself, and the weight of an attempt as a function of the squared
+logarithm of the ratio of sizes. Small steps show the speed of a machine for large ones too. Memory
+depends more on size, so there the estimator counts more than a step of another size."""
 
 
 def corrected(
@@ -111,14 +111,14 @@ def corrected(
     others: Iterable[Experience],
     took: str = "",
 ) -> float:
-    """What is foreseen, as like attempts have taught.
+    """An estimate, corrected by similar attempts.
 
     Args:
-        what: is foreseen: ``seconds``, ``memory`` or ``bytes``.
-        estimator: by which; others foresaw other things.
-        own: attempts of the same step on like hardware, the newest first.
-        others: of other steps.
-        took: what to compare with, if not ``what``.
+        what: the estimated amount: ``seconds``, ``memory`` or ``bytes``.
+        estimator: the estimator that made it; attempts with other estimators do not count.
+        own: attempts of the same step on equivalent hardware, the newest first.
+        others: attempts of other steps.
+        took: the real amount to compare with, if it is not ``what``.
     """
     took = took or what
     own_word, near = _OF_SPEED if what == "seconds" else _OF_SIZE
@@ -136,12 +136,12 @@ def corrected(
 
 
 def as_before(inputs: float | None, what: str, own: Iterable[Experience]) -> float | None:
-    """What a step without estimator took when its inputs were about as large, in proportion;
-    ``None`` if it never did."""
+    """The cost of a step without estimator, in proportion to an attempt with inputs of similar
+    size; ``None`` if there is no such attempt."""
     known = [e for e in own if what in e.took and "inputs" in e.foreseen]
     if not inputs or not known:
         return next((e.took[what] for e in own if what in e.took), None)
     nearest = min(known, key=lambda e: abs(math.log(inputs / e.foreseen["inputs"])))
     ratio = inputs / nearest.foreseen["inputs"]
-    # most of a small step is its start, which does not get shorter with its inputs
+    # the start takes most of the time of a small step, so smaller inputs do not make it shorter
     return nearest.took[what] * max(1.0, ratio) if ratio < _MOST_SCALED else None

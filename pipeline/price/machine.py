@@ -1,4 +1,4 @@
-"""The hardware here: what attempts record of it, and what a plan asks about it."""
+"""The hardware of this machine, for records of attempts and for estimates of plans."""
 
 import functools
 import os
@@ -14,7 +14,7 @@ from pipeline.price.estimator import Hardware
 def hardware_here(
     asked: Resources, jobs: int = 1, gpus: Sequence[tuple[str, int]] = ()
 ) -> Hardware:
-    """What a step runs on that asks this machine for so much.
+    """The hardware of a step that requests these resources of this machine.
 
     Args:
         jobs: how many steps share the processors.
@@ -32,7 +32,7 @@ def hardware_here(
 
 
 def hardware_elsewhere(asked: Resources) -> Hardware:
-    """What another machine gives a step that asks for so much, as far as that says it."""
+    """The hardware of a step on another machine, as far as its request determines it."""
     if asked.tpu is not None:
         return Hardware(asked.tpu, asked.num_nodes)
     threads = max(1, (asked.cpus or 1) // asked.num_processes)
@@ -42,14 +42,14 @@ def hardware_elsewhere(asked: Resources) -> Hardware:
 
 
 def threads_told() -> int | None:
-    """How many threads the environment says a process is to have; workers inherit it."""
+    """The number of threads that the environment sets for a process; workers inherit it."""
     told = os.environ.get("OMP_NUM_THREADS", "")
     return int(told) if told.isdecimal() and int(told) else None
 
 
 @functools.cache
 def processor() -> str:
-    """The model of the processors here."""
+    """The model of this machine's processors."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -59,19 +59,19 @@ def processor() -> str:
 
 
 def cores_here() -> int:
-    """Processor cores that this process may use."""
+    """The number of processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def memory_here() -> int:
-    """Bytes of memory of this machine."""
+    """The memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def free_disk(folder: Path) -> int | None:
-    """Free bytes where a folder is, or would be made; ``None`` if that cannot be told."""
+    """The free bytes on the disk of a folder, which need not exist; ``None`` if unknown."""
     for place in (folder, *folder.parents):
         try:
             return shutil.disk_usage(place).free

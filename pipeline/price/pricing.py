@@ -1,9 +1,8 @@
-"""The price of a plan: what each step that is to run will take, and what all of them will.
+"""Prices of a plan: the estimated cost of each step that will run, and of all together.
 
-Sizes are worked out from the sources down, as states are: those of a cached artifact are measured,
-those of an artifact to come are foreseen. Looking costs what the plan has read already, and a
-small file of each cached artifact that a step to come takes in. A plan in which nothing runs has no
-price.
+Sizes are computed from the sources down, like states: sizes of cached artifacts are measured, sizes
+of future artifacts are estimated. This costs no more than the plan has read already, and a small
+file of each cached artifact that a future step uses. A plan in which nothing runs has no price.
 """
 
 import contextlib
@@ -27,22 +26,22 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
 
 LARGEST_READ = 2**20
-"""Bytes of a file that an estimator may read."""
+"""The largest file, in bytes, that an estimator may read."""
 MOST_OF_ANOTHER = 5
-"""Attempts of each other step that a price takes into account."""
+"""The most attempts of each other step that a price takes into account."""
 _NO_ESTIMATOR = Estimator()
 
 
 @dataclass(frozen=True)
 class Price:
-    """What one step takes; ``None`` for what nobody knows.
+    """The estimated cost of one step; ``None`` for unknown amounts.
 
     Attributes:
-        seconds: of wall time.
-        memory: the most bytes of one accelerator, or of the machine.
+        seconds: wall time.
+        memory: the most bytes used on one accelerator, or in the machine.
         disk: bytes of its artifact.
-        scratch: bytes that it needs besides while it runs.
-        is_rough: no attempt on like hardware has been compared with its estimate.
+        scratch: further bytes that it needs while it runs.
+        is_rough: whether no attempt on equivalent hardware has corrected the estimate.
         capacity: bytes of memory of one accelerator, or of the machine.
     """
 
@@ -56,7 +55,7 @@ class Price:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the hardware has that much memory; ``None`` where nobody knows."""
+        """Whether the hardware has enough memory; ``None`` if unknown."""
         if self.memory is None or self.capacity is None:
             return None
         return self.memory <= self.capacity
@@ -64,10 +63,10 @@ class Price:
 
 @dataclass(frozen=True)
 class Prices:
-    """Of every step that is to run, by fingerprint.
+    """The prices of all steps that will run, by fingerprint.
 
     Attributes:
-        free: bytes that are free on the disk of the store; ``None`` for a store elsewhere.
+        free: free bytes on the disk of the store; ``None`` for a remote store.
     """
 
     of: Mapping[str, Price]
@@ -75,11 +74,11 @@ class Prices:
 
     @property
     def disk(self) -> float:
-        """Bytes of all artifacts to come whose size is known."""
+        """The bytes of all future artifacts whose size is known."""
         return sum(price.disk or 0.0 for price in self.of.values())
 
     def ahead(self, plan: Plan) -> list[Ahead]:
-        """Every step that is to run, with what it needs, in the order of the plan."""
+        """All steps that will run, with the steps that they need, in the order of the plan."""
         return [
             Ahead(
                 planned.step.fingerprint,
@@ -92,23 +91,23 @@ class Prices:
 
     @property
     def peak_disk(self) -> float:
-        """The same, with the largest scratch folder beside them."""
+        """The bytes of all future artifacts and of the largest scratch folder."""
         return self.disk + max((price.scratch for price in self.of.values()), default=0.0)
 
     @property
     def fits_disk(self) -> bool:
-        """Whether nothing is known against it."""
+        """False if it is known that the disk is too small."""
         return self.free is None or self.peak_disk <= self.free
 
 
 class Pricer:
-    """Foresees steps of one store, measuring each artifact at most once.
+    """Estimates steps of one store; it measures each artifact at most once.
 
     Args:
-        asked: what steps ask for, by fingerprint; of others, what they say themselves.
+        asked: the requested resources, by fingerprint; for other steps, their own request.
         jobs: how many steps run at once.
-        gpus: model and bytes of each GPU here; asked only if a step wants one.
-        is_here: whether steps run on this machine; of others the models are not known.
+        gpus: returns model and bytes of each GPU here; called only if a step requests one.
+        is_here: whether steps run on this machine; the models of other machines are unknown.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class Pricer:
         return Prices(prices, self._free())
 
     def hardware(self, step: Step) -> Hardware:
-        """What a step runs on."""
+        """The hardware on which a step runs."""
         asked = self._asked.get(step.fingerprint, step.resources)
         if not self._is_here:
             return hardware_elsewhere(asked)
@@ -159,10 +158,10 @@ class Pricer:
     def recorded(
         self, step: Step, inputs: Mapping[Input, Manifest], hardware: Hardware
     ) -> dict[str, Any]:
-        """What is foreseen of a step whose inputs exist, for the provenance of what it makes.
+        """The estimates for a step whose inputs exist, for the provenance of its artifact.
 
         Args:
-            hardware: on which it ran.
+            hardware: the hardware on which it ran.
         """
 
         def size_of(reference: Input) -> Sizes:
@@ -180,7 +179,7 @@ class Pricer:
     def _price(
         self, step: Step, size_of: Callable[[Input], Sizes], names: Collection[str]
     ) -> tuple[Price, Sizes]:
-        """The price of a step, and the sizes of what it will make."""
+        """The price of a step, and the estimated sizes of its artifact."""
         hardware = self.hardware(step)
         foreseen = _foresee(step, hardware, size_of)
         own = self._like(step.name, hardware)
@@ -211,7 +210,7 @@ class Pricer:
     # --- what is known -----------------------------------------------------------------------
 
     def _measure(self, step: Step, manifest: Manifest) -> Sizes:
-        """The sizes of an artifact that exists."""
+        """The sizes of an existing artifact."""
         if manifest.attempt not in self._measured:
             folder = self._store.content_path(manifest)
 
@@ -222,14 +221,14 @@ class Pricer:
                 return self._store.read(f"{folder}/{name}")
 
             found: Sizes = {}
-            # never a reason for a plan to fail, whatever a store holds or an estimator gets wrong
+            # a plan must not fail because of the content of a store or an error of an estimator
             with contextlib.suppress(Exception):
                 found = _estimator(step).measure(Made(manifest, read))
             self._measured[manifest.attempt] = {"bytes": manifest.size, **found}
         return self._measured[manifest.attempt]
 
     def _like(self, step: str, hardware: Hardware) -> list[Experience]:
-        """What attempts of a step on like hardware tell, the newest first."""
+        """Attempts of a step on equivalent hardware, the newest first."""
         if (step, hardware) not in self._alike:
             if step not in self._told:
                 self._told[step] = latest_of(self._catalog.history(step))
@@ -238,7 +237,7 @@ class Pricer:
         return self._alike[step, hardware]
 
     def _others(self, step: str, names: Collection[str], hardware: Hardware) -> list[Experience]:
-        """What attempts of other steps tell: of those of the plan, else of any in the store."""
+        """Attempts of other steps: of those in the plan, or else of any in the store."""
         if (step, hardware) not in self._strangers:
             found = [self._like(name, hardware)[:MOST_OF_ANOTHER] for name in names if name != step]
             if not any(found) and not self._like(step, hardware):
@@ -262,7 +261,7 @@ def _foresee(step: Step, hardware: Hardware, size_of: Callable[[Input], Sizes]) 
 
 
 def _checked(told: Foreseen) -> Foreseen:
-    """What an estimator says, without what is no amount."""
+    """The estimates of an estimator, without invalid amounts."""
     sizes = {name: size for name, size in told.sizes.items() if name != "bytes" or _is_amount(size)}
     seconds, memory, capacity = (
         amount if _is_amount(amount) else None
@@ -284,7 +283,7 @@ def _estimator(step: Step) -> Estimator:
 
 @functools.cache
 def _named(reference: str) -> Estimator:
-    """What a step declares; one that knows nothing, if there is nothing of that name."""
+    """The estimator with this name; one that knows nothing, if there is none."""
     with contextlib.suppress(Exception):  # as in `_measure`
         if isinstance(found := resolve_reference(reference), Estimator):
             return found
@@ -292,7 +291,7 @@ def _named(reference: str) -> Estimator:
 
 
 def _signature(step: Step) -> str:
-    """By what a step is priced, for comparisons with what was foreseen of it earlier."""
+    """The name and version of a step's estimator, for comparisons with earlier estimates."""
     declared = step.function.estimate
     return f"{declared} {_named(declared).version}" if declared else ""
 

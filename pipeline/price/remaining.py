@@ -1,4 +1,4 @@
-"""How long a run still takes: its steps laid out over those that may run at once."""
+"""Estimates how long a run still takes, by simulating the schedule of its steps."""
 
 import heapq
 from collections.abc import Iterable, Mapping
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ahead:
-    """A step that is running or has still to run.
+    """A step that is running or will run.
 
     Attributes:
-        seconds: that it still takes; ``None`` if nobody knows.
-        needs: the names of steps that come before it.
+        seconds: the time that it still takes; ``None`` if unknown.
+        needs: the names of the steps before it.
     """
 
     name: str
@@ -22,7 +22,8 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Left:
-    """Seconds that are left, and of how many steps nobody knows: these are counted as nothing."""
+    """The seconds that are left, and the number of steps of unknown duration, which count as 0
+    s."""
 
     seconds: float
     unknown: int
@@ -33,10 +34,10 @@ class Left:
 
 
 def left_of(steps: Iterable[Ahead], jobs: int) -> Left:
-    """How long steps take of which so many run at once, each as soon as it can, in their order.
+    """Simulate steps of which `jobs` run at once, each as soon as possible, in their order.
 
     Args:
-        steps: inputs before what needs them; what a step needs and is not among them is there.
+        steps: inputs before the steps that need them. A needed step that is missing here is done.
     """
     ahead = {step.name: step for step in steps}
     waiting: dict[str, set[str]] = {n: set(s.needs & ahead.keys()) for n, s in ahead.items()}
@@ -62,11 +63,11 @@ def left_of(steps: Iterable[Ahead], jobs: int) -> Left:
 
 
 def learned(taken: Mapping[str, float], foreseen: Mapping[str, float]) -> float:
-    """By what to multiply what is foreseen of the steps to come, told by those that have ended in
-    this run: what all of them took, against what had been foreseen. Never more than tenfold."""
+    """The factor by which to correct the estimates of coming steps: the total time of the steps
+    that have ended in this run over their total estimate, between 0.1 and 10."""
     both = taken.keys() & foreseen.keys()
     expected = sum(foreseen[name] for name in both)
     if not expected:
         return 1.0
-    # as if ten seconds had gone as foreseen: a short step does not tell of a long one
+    # as if ten more seconds had passed as estimated, so that short steps have little influence
     return min(10.0, max(0.1, (sum(taken[n] for n in both) + 10) / (expected + 10)))

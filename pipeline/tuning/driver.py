@@ -1,8 +1,8 @@
-"""``tune``: run the trials of a study, as far as each is to go.
+"""``tune``: runs the trials of a study, each to a rung or to its end.
 
-A trial that is stopped early has no artifact and can never be taken for a finished one. Its
-training keeps its checkpoint and its log in scratch: whoever asks for that config later, in a study
-or not, goes on from there.
+A trial that is stopped early has no artifact, so it can never be taken for a finished one. Its
+training keeps its checkpoint and its log in scratch. A later run with that config, in a study or
+not, resumes from there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from pipeline.tuning.summary import Tuned
 
 TUNING = "TEMPER_TUNING"
-"""Set by ``temper tune`` for a script: the options of a study, as JSON, instead of one run."""
+"""Set by ``temper tune`` for a script: the options of a study, as JSON."""
 Config = TypeVar("Config")
 Configure = Callable[[Mapping[str, Any]], Mapping[str, Step]]
-"""The results of the experiment with these values of settings, by path."""
+"""Makes the results of the experiment for values of settings, by path."""
 
 
 def tune(
@@ -56,26 +56,27 @@ def tune(
     launcher: "LauncherConfig | None" = None,
     console: "Console | None" = None,
 ) -> "Tuned":
-    """Look for the settings with which a metric of a result is best.
+    """Search for the settings that optimise a metric of a result.
 
         tuned = tune(my_experiment, Config(), {"dpo.loss.beta": [0.1, 0.3, 1.0]}, "DPO.exact_match",
                      trials=3)
         tuned.best.settings, tuned.best.value
 
     Args:
-        build: the experiment: from a config to its results by name.
-        config: the config in which settings are varied.
-        space: by the path of each of these, a list of values or one of Optuna's distributions.
-        metric: ``RESULT.METRIC``, with ``:min`` or ``:max``. Without, less is better of a loss, a
-            KL divergence or a perplexity, and more of anything else.
-        trials: how many, at most.
+        build: the experiment: a function from a config to its results by name.
+        config: the config whose settings vary.
+        space: for each of these settings, by path, a list of values or one of Optuna's
+            distributions.
+        metric: ``RESULT.METRIC``, with ``:min`` or ``:max``. Without these, a loss, a KL divergence
+            or a perplexity is minimised, and any other metric is maximised.
+        trials: the largest number of trials.
         sampler: ``tpe`` (Bergstra et al. 2011, by Optuna), ``random`` or ``grid``.
         seed: the same seed gives the same trials.
-        batch: how many trials are chosen at once, before any of them is known; 4 for ``tpe``.
-        stop_on: ``STEP.METRIC``, as ``train_dpo.eval_loss``: stop trials early whose value is not
-            among the best at a rung.
-        rungs: after how many updates of that step trials are compared.
-        reduction: one in so many goes on.
+        batch: how many trials are chosen at once, before the results of any; 4 for ``tpe``.
+        stop_on: ``STEP.METRIC``, such as ``train_dpo.eval_loss``: at each rung, trials whose value
+            is not among the best are stopped.
+        rungs: the numbers of updates of that step after which trials are compared.
+        reduction: one trial in so many continues.
         store, jobs, launcher: as for :func:`pipeline.run`.
 
     Raises:
@@ -101,7 +102,7 @@ def tune(
 
 @dataclass(frozen=True)
 class Options:
-    """What :func:`tune` is told of the search."""
+    """The options of a search; see :func:`tune`."""
 
     metric: str
     trials: int
@@ -115,7 +116,7 @@ class Options:
     def study(self, space: Space, results: Mapping[str, Step]) -> Study:
         """
         Args:
-            results: of any trial.
+            results: the results of any trial.
 
         Raises:
             TemperError: there is no such result, step, or sampler.
@@ -140,7 +141,7 @@ def search(
     launcher: "LauncherConfig | None" = None,
     console: "Console | None" = None,
 ) -> "Tuned":
-    """:func:`tune`, of settings that mean whatever ``configure`` makes of them."""
+    """Like :func:`tune`, for settings that ``configure`` interprets."""
     from pipeline.show.terminal import make_console
 
     first = {path: axis.value(_any_value(axis)) for path, axis in space.items()}
@@ -151,7 +152,7 @@ def search(
 
 
 def _require_logs_here(store: Store, launcher: "LauncherConfig | None") -> None:
-    """Refuse to wait for values that this machine would never see: they are in scratch."""
+    """Refuse early stopping if this machine cannot see the values, which are in scratch folders."""
     elsewhere = [] if launcher is None else [kind for kind in launcher.use if kind != "local"]
     if elsewhere and not store.is_local:
         raise TemperError(
@@ -168,7 +169,7 @@ def _any_value(axis: Axis) -> Any:
 
 @dataclass
 class _Tuner:
-    """Runs trials until there are enough."""
+    """Runs trials until the study is complete."""
 
     study: Study
     configure: Configure
@@ -187,13 +188,13 @@ class _Tuner:
             for point in points:
                 self._add(point)
             self._climb()
-        made = self._finish(self._all("done"))  # all are cached: the record of the study
+        made = self._finish(self._all("done"))  # all are cached; this writes the study's run record
         from pipeline.tuning.summary import Tuned
 
         return Tuned(self.study, self.trials, made)
 
     def _add(self, point: Mapping[str, Any]) -> None:
-        """A trial of its own, also of a point that there was before: its steps are cached."""
+        """Add a trial, even for a point that occurred before: its steps are cached."""
         values = {path: self.study.space[path].value(drawn) for path, drawn in point.items()}
         shown = shown_names([path.replace("/", ".") for path in values])
         named = zip(shown.values(), values.values(), strict=True)
@@ -207,7 +208,7 @@ class _Tuner:
         return [trial for trial in self.trials if trial.state in states]
 
     def _climb(self) -> None:
-        """Take trials from rung to rung, and those that are let past the last to their end."""
+        """Run trials from rung to rung, and those that pass the last rung to their end."""
         halving = self.study.halving
         rungs = () if halving is None else halving.rungs
         for rung, at in enumerate(rungs):
@@ -218,7 +219,7 @@ class _Tuner:
         self._finish([t for t in self._all("stopped") if t.rung == len(rungs)])
 
     def _take_to(self, halving: Halving, at: int, trials: Sequence[Trial]) -> None:
-        """Run trials until their value at a rung is known."""
+        """Run trials until their values at a rung are known."""
         self._look(halving, at, trials)
         if unknown := [trial for trial in trials if at not in trial.held_out]:
             self._say(unknown, f"to step {at} of {halving.goal.owner}")
@@ -231,12 +232,12 @@ class _Tuner:
         self._require_some(trials)
 
     def _watched(self, halving: Halving, trial: Trial) -> Step:
-        """The step that tells the value: the last of its name before the result."""
+        """The step that logs the value: the last of its name before the result."""
         steps = topological([self._roots[trial.number]])
         return next(s for s in reversed(steps) if s.name == halving.goal.owner)
 
     def _look(self, halving: Halving, at: int, trials: Sequence[Trial]) -> None:
-        """Note the values at a rung that are in the store."""
+        """Read the values at a rung from the store, as far as they exist."""
         resolver = Resolver(Catalog(self.store))
         for trial in trials:
             log, has_ended = self._log(self._watched(halving, trial), resolver)
@@ -245,13 +246,13 @@ class _Tuner:
                 trial.held_out[at] = value
 
     def _log(self, step: Step, resolver: Resolver) -> tuple[Sequence[Mapping[str, Any]], bool]:
-        """What a step has logged, and whether that is all."""
+        """The log of a step, and whether it is complete."""
         made = None
-        for above in topological([step]):  # a key needs what its inputs turned out to be
+        for above in topological([step]):  # a key depends on the digests of its inputs
             made = resolver.artifact(above)
         if made is not None and (log := Made(made, self.store).records(METRICS)):
             return log, True
-        resolved = resolver.key_and_recipe(step)  # also of an artifact whose data is gone
+        resolved = resolver.key_and_recipe(step)  # also if the artifact's data is gone
         log = unfinished_log(self.store, step.name, resolved[0]) if resolved else []
         return log, False
 
@@ -300,16 +301,17 @@ class _Tuner:
 
 
 def _known_value(log: Sequence[Mapping[str, Any]], goal: Goal, at: int) -> float | None:
-    """The first value of a log from a rung on."""
+    """The first value in a log at a rung or later; ``None`` if there is none."""
     values = (record.get(goal.metric) for record in log if record.get("step", 0) >= at)
     return next((float(value) for value in values if is_number(value)), None)
 
 
 def _final_value(log: Sequence[Mapping[str, Any]], goal: Goal, at: int) -> float:
-    """The same of a step that has ended, perhaps before the rung: its last value then.
+    """The value of a step that has ended: as at a rung, or its last value if it ended before the
+    rung.
 
     Raises:
-        TemperError: it has told none.
+        TemperError: it has logged no such value.
     """
     values = [record[goal.metric] for record in log if is_number(record.get(goal.metric))]
     if not values:

@@ -1,12 +1,13 @@
-"""Which trials come next, and which go on: functions of what the trials came to, and of a seed.
+"""Chooses the next trials, and the trials that continue, from results so far and a seed.
 
-Trials are asked for in *batches*. Those of a batch do not know of each other; those of the next one
-do (``tpe``). With *halving*, all trials of a batch go as far as the first rung, a number of updates
-after which a held-out value of theirs is compared; the best part of all that have come so far goes
-on to the next rung, and from the last one to its end. This is ASHA (Li et al. 2020, *A System for
-Massively Parallel Hyperparameter Tuning*) in batches, and with a single batch successive halving
-(Jamieson and Talwalkar 2016). No clock and no order of arrival has a say: the same seed gives the
-same trials, whatever the store holds, however many run at once.
+Trials are chosen in *batches*. Those of a batch do not depend on each other's results; the next
+batch does (``tpe``). With *halving*, all trials of a batch run to the first rung: a number of
+updates after which their held-out values are compared. The best part of all trials so far continues
+to the next rung, and from the last rung to the end. This is ASHA (Li et al. 2020, *A System for
+Massively Parallel Hyperparameter Tuning*) in batches; with a single batch it is successive halving
+(Jamieson and Talwalkar 2016). The result does not depend on clocks or on the order in which trials
+finish: the same seed gives the same trials, whatever the store contains and however many run at
+once.
 """
 
 import itertools
@@ -23,12 +24,12 @@ from pipeline.tuning.space import Space, require_optuna
 
 SAMPLERS = ("tpe", "random", "grid")
 _FALLS = re.compile(r"(.*[/_])?(\w*loss(/.*)?|kl|perplexity)")
-"""Names of metrics of which less is better, unless somebody says otherwise."""
+"""Names of metrics that are minimised by default."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A number to make large or small: a metric of a result, or of a step while it runs."""
+    """A number to maximise or minimise: a metric of a result, or of a running step."""
 
     owner: str
     metric: str
@@ -36,11 +37,12 @@ class Goal:
 
     @classmethod
     def parse(cls, text: str, owners: Collection[str], option: str) -> "Goal":
-        """``OWNER.METRIC``, with ``:min`` or ``:max``; the owner may be left out if there is one.
+        """Parse ``OWNER.METRIC``, with ``:min`` or ``:max``; a single possible owner may be left
+        out.
 
         Args:
-            owners: the names that an owner may have.
-            option: where the text was given.
+            owners: the possible names of owners.
+            option: the command line option with the text, for errors.
 
         Raises:
             TemperError: there is no such owner.
@@ -66,7 +68,7 @@ class Goal:
         return cls(owner, metric, direction == "min" if colon else falls)
 
     def rank(self, value: float) -> float:
-        """Less for a better value; nothing is worse than what is no number."""
+        """A number that is less for a better value; NaN is worst."""
         if math.isnan(value):
             return math.inf
         return value if self.minimize else -value
@@ -77,12 +79,12 @@ class Goal:
 
 @dataclass(frozen=True)
 class Halving:
-    """When trials are stopped early.
+    """The rules of early stopping.
 
     Attributes:
-        goal: what is compared: a value that a step tells while it runs.
-        rungs: after how many of its updates, in rising order.
-        reduction: one trial in so many goes on.
+        goal: the value that is compared, which a running step logs.
+        rungs: the numbers of updates after which it is compared, in rising order.
+        reduction: one trial in so many continues.
     """
 
     goal: Goal
@@ -102,12 +104,12 @@ class Halving:
 
 @dataclass(frozen=True)
 class Study:
-    """What is looked for.
+    """The definition of a search.
 
     Attributes:
-        trials: how many there are to be, at most.
-        batch: how many are asked for at once. It bears on what is found; how many run at once does
-            not.
+        trials: the largest number of trials.
+        batch: how many trials are chosen at once. It affects what the search finds; the number of
+            trials that run at once does not.
     """
 
     space: Space
@@ -140,20 +142,20 @@ class Study:
 
     @property
     def in_batch(self) -> int:
-        """How many are asked for at once: all, if what they come to has no say in the choice."""
+        """The number of trials chosen at once: all, if the sampler does not use results."""
         return self.batch or (4 if self.sampler == "tpe" else self.trials)
 
 
 @dataclass
 class Trial:
-    """One point of the space, and what is known of it.
+    """One point of the space, and its results so far.
 
     Attributes:
-        drawn: by path, what was drawn: as Optuna knows it.
-        settings: by path, the values that this means.
-        held_out: the value at each rung that it has come to.
-        rung: how many rungs it was let past.
-        value: of the goal, at its end.
+        drawn: the drawn values in Optuna's form, by path.
+        settings: the values of settings that they stand for, by path.
+        held_out: its value at each rung that it has reached.
+        rung: the number of rungs that it has passed.
+        value: its value of the goal at its end.
     """
 
     number: int
@@ -172,8 +174,8 @@ class Trial:
 
 
 def ask(study: Study, trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """The points of the next batch; fewer or none when the grid or the number of trials is used
-    up."""
+    """The points of the next batch; fewer or none if the grid or the number of trials is
+    exhausted."""
     count = min(study.in_batch, study.trials - len(trials))
     if study.sampler == "grid":
         paths = [*study.space]
@@ -184,7 +186,7 @@ def ask(study: Study, trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def _asked(study: Study, trials: Sequence[Trial], count: int) -> list[dict[str, Any]]:
-    """What Optuna's sampler says, which knows nothing but these trials and the seed."""
+    """The points that Optuna's sampler chooses, from these trials and the seed alone."""
     optuna = require_optuna()
     seed = study.seed + len(trials)
     with warnings.catch_warnings():
@@ -202,7 +204,7 @@ def _asked(study: Study, trials: Sequence[Trial], count: int) -> list[dict[str, 
 
 
 def _told(study: Study, trial: Trial, distributions: Mapping[str, Any]) -> Any:
-    """A trial as Optuna keeps it."""
+    """A trial in Optuna's form."""
     optuna = require_optuna()
     states = optuna.trial.TrialState
     state = {"done": states.COMPLETE, "stopped": states.PRUNED, "failed": states.FAIL}[trial.state]
@@ -217,7 +219,8 @@ def _told(study: Study, trial: Trial, distributions: Mapping[str, Any]) -> Any:
 
 
 def promote(halving: Halving, trials: Sequence[Trial], rung: int) -> None:
-    """Let the best of all trials that have come to a rung go past it. Who was let past stays so."""
+    """Let the best of all trials that have reached a rung pass it. A trial that has passed stays
+    so."""
     at = halving.rungs[rung]
     come = [trial for trial in trials if at in trial.held_out]
     come.sort(key=lambda trial: (halving.goal.rank(trial.held_out[at]), trial.number))

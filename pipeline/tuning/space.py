@@ -1,11 +1,11 @@
-"""The space of a study: the settings that vary, and the values that they may have.
+"""The space of a study: the settings that vary, and their possible values.
 
-On the command line an axis is written as for Hydra's sweepers:
+On the command line, axes have the syntax of Hydra's sweepers:
 
     dpo.loss.beta=0.1,0.3,1.0                                  any of these
     dpo/loss=choice(dpo,ipo)                                   the same
-    dpo.optimizer.learning_rate=tag(log,interval(1e-5,1e-3))   any number between, by its logarithm
-    dpo.batch_size=int(interval(8,64))                         any whole number between
+    dpo.optimizer.learning_rate=tag(log,interval(1e-5,1e-3))   any number, log-uniform
+    dpo.batch_size=int(interval(8,64))                         any whole number in the interval
     seed=range(0,3)                                            0, 1 or 2
 
 In Python it is a list of values, or one of Optuna's distributions.
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 SIGNIFICANT_DIGITS = 6
-"""Of a number that is drawn: enough for a setting, and the same on every machine."""
+"""Drawn numbers are rounded to so many digits, so that they are the same on every machine."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The values that one setting may have.
+    """The possible values of one setting.
 
     Attributes:
-        distribution: Optuna's; over the texts of ``choices`` where there are any.
-        choices: the values to choose from, by what they are called.
+        distribution: Optuna's distribution; if there are ``choices``, over their names.
+        choices: the values to choose from, by name.
     """
 
     distribution: "BaseDistribution"
     choices: Mapping[str, Any] = field(default_factory=dict)
 
     def rounded(self, drawn: Any) -> Any:
-        """A drawn value as it is used: numbers in few digits, still within their bounds."""
+        """A drawn value with few digits, still within its bounds."""
         if not isinstance(drawn, float):
             return drawn
         bounds: Any = self.distribution
@@ -52,14 +52,14 @@ class Axis:
 
 
 Space = Mapping[str, Axis]
-"""By the path of each setting."""
+"""The axis of each setting, by path."""
 
 
 def space_of(axes: Mapping[str, Any]) -> dict[str, Axis]:
-    """A space that is written in Python.
+    """A space from Python values.
 
     Raises:
-        TemperError: an axis is no list of values and no distribution.
+        TemperError: an axis is neither a list of values nor a distribution.
     """
     distributions = require_optuna().distributions
     found = {}
@@ -78,10 +78,10 @@ def space_of(axes: Mapping[str, Any]) -> dict[str, Axis]:
 
 
 def choice(path: str, values: Sequence[Any]) -> Axis:
-    """Any of some values.
+    """An axis with a list of values.
 
     Raises:
-        TemperError: there are none, or two are called the same.
+        TemperError: the list is empty, or two values have the same name.
     """
     named = {value_text(value): value for value in values}
     if not named or len(named) < len(values):
@@ -90,10 +90,10 @@ def choice(path: str, values: Sequence[Any]) -> Axis:
 
 
 def parsed(overrides: Sequence[str]) -> tuple[dict[str, Axis], list[str]]:
-    """The axes among command-line settings, and the settings that do not vary.
+    """Split settings of a command line into axes and fixed settings.
 
     Raises:
-        TemperError: Hydra cannot read one.
+        TemperError: Hydra cannot parse a setting.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -113,7 +113,7 @@ def parsed(overrides: Sequence[str]) -> tuple[dict[str, Axis], list[str]]:
 
 
 def _axis(override: Any) -> Axis:
-    """An axis as Hydra has parsed it."""
+    """An axis from Hydra's parsed form."""
     distributions = require_optuna().distributions
     path, sweep = override.get_key_element(), override.value()
     if not override.is_interval_sweep():
@@ -128,14 +128,14 @@ def _axis(override: Any) -> Axis:
 
 
 def value_text(value: Any) -> str:
-    """A value for people, as short as tells it from others."""
+    """A value as short text that distinguishes it from others."""
     if isinstance(value, enum.Enum):
         return str(value.name)
     return f"{value:.{SIGNIFICANT_DIGITS}g}" if isinstance(value, float) else str(value)
 
 
 def require_optuna() -> Any:
-    """The library that chooses trials.
+    """Import Optuna, which chooses trials.
 
     Raises:
         TemperError: it is not installed.

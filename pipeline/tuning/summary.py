@@ -1,4 +1,4 @@
-"""How the trials of a study went: for the terminal, for a notebook, and as values."""
+"""Shows the trials of a study, in the terminal and in notebooks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ _STYLES = {"done": "", "stopped": "dim", "failed": "red"}
 
 @dataclass(frozen=True)
 class Tuned(JupyterMixin):
-    """The trials of a study, as ``rich`` and notebooks show them, the best first.
+    """The trials of a study, which ``rich`` and notebooks show with the best first.
 
     Attributes:
-        made: the results of the trials that came to their end, by their settings.
+        made: the results of the finished trials, by their settings.
     """
 
     study: Study
@@ -36,7 +36,7 @@ class Tuned(JupyterMixin):
 
     @property
     def ordered(self) -> list[Trial]:
-        """All trials: those with a value, those that were stopped, those that failed."""
+        """All trials: first those with a value, then stopped ones, then failed ones."""
         return sorted(self.trials, key=self._rank)
 
     def _rank(self, trial: Trial) -> tuple[Any, ...]:
