@@ -1,21 +1,22 @@
 """The core: steps, keys, the store, the plan and the engine. It knows no machine learning.
 
-What an author needs is imported from here. The rooms, from the author to the machine:
+Authors import what they need from here. The rooms, from the author to the machine:
 
-- ``dag``: steps and what they are called with. ``code``: the code that a step reaches. Both are
-  what a key is made of.
+- ``dag``: steps and their arguments. ``code``: the code that a step reaches. Keys are built from
+  both.
 - ``store``: what is kept; commits, leases, catalogs.
-- ``plan``: what exists and what will run. ``price``: what that will take. ``observed``: what a
-  step was seen to use.
-- ``tuning``: many invocations, in search of the best settings. ``running``: one of them.
-  ``launchers`` start a ``worker`` somewhere; both meet in ``wire``.
+- ``plan``: which artifacts exist and which steps will run. ``price``: their estimated cost.
+  ``observed``: what a step uses while it runs.
+- ``tuning``: many invocations, in search of the best settings. ``running``: one invocation.
+  ``launchers`` start a ``worker`` somewhere; both use the protocol in ``wire``.
 - ``show``: what people look at. ``experiment``: Hydra's configs. ``cli``: the ``temper`` command,
-  which ``__main__`` makes ``python -m pipeline`` too.
-- ``configs``: where configs come from, and what each setting means.
-- Below all of them: ``errors``; ``foreseen``, which says which exceptions are messages, and
-  ``uncaught``, how a program shows them; ``extras`` that are not installed; ``redaction`` of
-  secrets; ``references`` to what a worker imports, and the ``cells`` of a notebook that define
-  it; ``taken_names`` that a user's file has, too; ``text`` and ``html`` for people.
+  which ``python -m pipeline`` runs too.
+- ``configs``: where configs come from, and the meaning of each setting.
+- Below all of them: ``errors``; ``foreseen``, which decides which exceptions are messages for
+  users, and ``uncaught``, which shows these; ``extras``, optional packages; ``redaction`` of
+  secrets; ``references`` to definitions that a worker imports, and ``cells``, which writes the
+  definitions of a notebook to a module; ``taken_names``, for a user's file with the name of one of
+  our packages; ``text`` and ``html``, which format text.
 
 A room uses the rooms below it, in the order of ``[tool.importlinter]`` in ``pyproject.toml``;
 ``docs/architecture.md`` has the picture. Begin with ``dag.step``.
@@ -23,7 +24,7 @@ A room uses the rooms below it, in the order of ``[tool.importlinter]`` in ``pyp
 
 from pipeline.uncaught import install
 
-install()  # first: what follows takes a moment, in which somebody may press Ctrl-C
+install()  # first, since the other imports take a moment in which the user may press Ctrl-C
 
 from pipeline import taken_names
 from pipeline.dag.adopt import adopt

@@ -1,10 +1,10 @@
-"""The exception whose message is meant for the person at the terminal.
+"""The exception whose message is written for the user at the terminal.
 
-What the core can foresee going wrong (a bad value, a missing file, an unwritable store) is raised
-as :class:`TemperError` with one line that says what is wrong and what to do. Entry points print
-that line and exit with a status other than 0. The libraries below ``steps/``, which do not know it,
-raise exceptions of Python's: :mod:`pipeline.foreseen` says which of those are messages. Any other
-exception is a bug and keeps its traceback.
+For problems that the core foresees (a bad value, a missing file, an unwritable store) it raises
+:class:`TemperError` with one line that says what is wrong and what to do. Entry points print that
+line and exit with a status other than 0. The libraries below ``steps/``, which do not know this
+class, raise Python's own exceptions: :mod:`pipeline.foreseen` decides which of those are messages.
+Any other exception is a bug and keeps its traceback.
 """
 
 
@@ -12,7 +12,7 @@ class TemperError(Exception):
     """A foreseen problem. The message names the step, file or field and says what to do."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of a traceback."""
+        """Shown by IPython in place of a traceback."""
         return [f"error: {' '.join(str(self).split())}"]
 
 

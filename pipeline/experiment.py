@@ -12,18 +12,18 @@ An experiment is a function from a config dataclass to named steps:
         main(my_experiment)
 
 The dataclass is the schema, so unknown keys and wrong types are refused before anything runs. No
-YAML is needed; ``conf/my_experiment.yaml`` beside the script, or in a folder above it, may hold
-other values, or a defaults list of groups. On the command line Hydra's own syntax works
+YAML is needed; ``conf/my_experiment.yaml`` beside the script, or in a folder above it, may set
+other values, or hold a defaults list of groups. The command line has Hydra's own syntax
 (``dpo.loss.beta=0.05``, ``scale=full``, ``-m dpo.loss.beta=0.05,0.1``, ``--cfg job``). ``--help``
-explains every setting, and ``--plan`` shows what would run and why, and runs nothing.
+explains every setting. ``--plan`` shows what would run and why, and runs nothing.
 
-A field may be one of several dataclasses. ``main`` is told which, by the names they get on the
-command line, where they are a group: ``dpo/loss=ipo dpo.loss.beta=0.2``.
+A field may accept several dataclasses. ``choices`` names them for the command line, where they form
+a group: ``dpo/loss=ipo dpo.loss.beta=0.2``.
 
     main(my_experiment, choices={"dpo.loss": {"dpo": Dpo, "ipo": Ipo}})
 
-Without a choice the field is what the dataclass makes of it; choosing its type by name gives that
-too, and of another type the defaults of that.
+Without a choice, the field has the value from the dataclass; so it has if its own type is chosen by
+name. If another type is chosen, it has the defaults of that type.
 """
 
 import json
@@ -63,7 +63,7 @@ from pipeline.tuning.driver import TUNING, Options, search
 from pipeline.tuning.space import parsed
 from pipeline.uncaught import STOPPED
 
-# Hydra is here to compose configs: no output folders, no logging set-up, no change of directory.
+# Hydra only composes configs: no output folders, no logging set-up, no change of directory.
 _HYDRA_QUIET = (
     "hydra.run.dir=.",
     "hydra.output_subdir=null",
@@ -78,16 +78,16 @@ _VERBOSITY = {"-q": -1, "--quiet": -1, "-v": 1, "--verbose": 1}
 
 @dataclass
 class ExperimentConfig:
-    """What every experiment can be told, besides what its steps are.
+    """The settings that every experiment has.
 
     Args:
-        store: where artifacts lie: a local path or an fsspec URL.
+        store: the store of artifacts: a local path or an fsspec URL.
         jobs: how many steps may run at once on this machine.
         force: names of steps to run again although they are cached, as in ``force=[train_dpo]``.
         only: names of steps to make instead of all results, as in ``only=[train_dpo@KEY]``.
         scheduler: URL of a ``luigid`` that several drivers share.
-        launcher: where steps run, and what they ask for; a group of its own.
-        sinks: where else to show metrics, as in ``sinks=[wandb,tensorboard]``.
+        launcher: where steps run, and which resources they request; a group of its own.
+        sinks: further displays of metrics, as in ``sinks=[wandb,tensorboard]``.
     """
 
     store: str = "${oc.env:TEMPER_STORE,store}"
@@ -104,16 +104,17 @@ class ExperimentConfig:
 
 
 CALLED: list[str] = []
-"""How the experiment was called, where that was not ``python SCRIPT``."""
+"""The words that called the experiment, if they were not ``python SCRIPT``."""
 
 
 def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = None) -> None:
     """Compose the config from YAML and the command line, plan, run, show the results.
 
-    Exits with status 1 and one line on standard error for anything foreseen that goes wrong.
+    Exits with status 1 and one line on standard error if a foreseen problem occurs.
 
     Args:
-        choices: see the module; a group in ``conf/`` of the same name has more of them.
+        choices: the types of fields, see the module docstring; a group of the same name in
+            ``conf/`` adds more options.
     """
     script = Path(build.__code__.co_filename)
     schema, choices = next(iter(get_type_hints(build).values())), choices or {}
@@ -124,7 +125,7 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
     sys.argv = _hydra_arguments(sys.argv)
     settings = [argument for argument in sys.argv[1:] if argument not in _HYDRA_QUIET]
     folder, name = choose_config(script, schema)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors reach us: we say them in one line
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which we print as one line
     _store_schema(schema, choices)
     if (study := os.environ.pop(TUNING, None)) is not None:
         _tune(build, schema, choices, settings, json.loads(study), folder, name)
@@ -138,7 +139,7 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         started.append(True)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             _show_job(settings)
-        look_again()  # each job of a sweep sees the files as they are
+        look_again()  # each job of a sweep sees the present files
         try:
             if asked is not None:
                 _show_help(build, choices, folder, cfg, typed, asked)
@@ -160,7 +161,7 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
                     verbosity=verbosity,
                     again=lambda step: _command_for(typed, step),
                 )
-        except TemperError as error:  # kept from Hydra, which would announce it twice
+        except TemperError as error:  # Hydra would print it a second time
             failures.append(str(error))
         except OmegaConfBaseException as error:
             failures.append(_explain(error, schema, choices, settings))
@@ -191,10 +192,10 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
 
 
 def _composed(arguments: list[str], folder: Path | None, name: str) -> DictConfig | None:
-    """The config of a single job; ``None`` if Hydra is asked for anything else, or cannot compose
-    it and is to say why.
+    """The config of a single job; ``None`` if the arguments need ``hydra.main``, or are wrong so
+    that it must report the error.
 
-    ``hydra.main`` composes everything twice, the first time to see whether it is a sweep.
+    ``hydra.main`` composes everything twice, the first time to detect a sweep.
     """
     overrides = [argument for argument in arguments if argument not in _HYDRA_QUIET]
     if not all(_is_override(o) and "hydra" not in o.partition("=")[0] for o in overrides):
@@ -204,7 +205,7 @@ def _composed(arguments: list[str], folder: Path | None, name: str) -> DictConfi
             cfg = compose(name, overrides, return_hydra_config=True)
         if cfg.hydra.mode == RunMode.MULTIRUN or cfg.hydra.callbacks or cfg.hydra.job.env_set:
             return None
-    except Exception:  # of a dozen kinds; hydra.main meets it again, and main tells it
+    except Exception:  # of many kinds; hydra.main raises it again, and `main` reports it
         return None
     with read_write(cfg), open_dict(cfg):
         cfg.hydra.runtime.output_dir = os.getcwd()
@@ -214,7 +215,7 @@ def _composed(arguments: list[str], folder: Path | None, name: str) -> DictConfi
 
 
 def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
-    from pipeline.running.forecast import prices_of  # what is cached has no price to work out
+    from pipeline.running.forecast import prices_of  # a complete plan does not need it
 
     catalog = Catalog(Store(config.store))
     if config.only:
@@ -233,7 +234,7 @@ def _initialized(folder: Path | None) -> AbstractContextManager[Any]:
 
 
 def _show_job(typed: list[str]) -> None:
-    """Which of the jobs of ``-m`` begins: its value of each setting that was given several."""
+    """Show which job of ``-m`` begins: its value of each setting with several values."""
     overrides = HydraConfig.get().overrides.task
     values = [setting for setting in overrides if setting not in typed] or overrides
     number = HydraConfig.get().job.num + 1
@@ -242,7 +243,7 @@ def _show_job(typed: list[str]) -> None:
 
 
 def _without_help(arguments: list[str]) -> tuple[str | None, list[str]]:
-    """What ``--help`` is asked about (all: an empty text), and the other arguments."""
+    """The topic of ``--help`` (an empty text for all), and the other arguments."""
     asked = next((n for n, a in enumerate(arguments) if a in ("--help", "-h")), None)
     if asked is None:
         return None, arguments
@@ -313,14 +314,14 @@ def _tune(
 
 
 def _command_for(typed: list[str], step: str) -> str:
-    """What to type to make one step alone, with the settings of this job."""
+    """The command that makes only one step, with the settings of this job."""
     settings = [o for o in HydraConfig.get().overrides.task if not o.startswith("only=")]
     return shlex.join([*typed, *without_secrets(settings), f"only=[{step}]"])
 
 
 def _hydra_arguments(arguments: list[str]) -> list[str]:
-    """The command line without our own flags, with Hydra's side effects off, and with flags first,
-    because Hydra does not understand them between overrides."""
+    """The command line for Hydra: without our own options, with Hydra's side effects off, and with
+    options first, because Hydra does not accept them between overrides."""
     ours = ("--plan", *_VERBOSITY)
     script, *rest = [argument for argument in arguments if argument not in ours]
     overrides = list(filter(_is_override, rest))
@@ -334,13 +335,13 @@ def _is_override(argument: str) -> bool:
 def _to_dataclass(cfg: DictConfig) -> Any:
     try:
         return OmegaConf.to_object(cfg)
-    except ValueError as error:  # a config dataclass refused its values
+    except ValueError as error:  # raised by a config dataclass
         where = _refused_at(cfg)
         raise TemperError(f"invalid configuration{where and f' in {where}'}: {error}") from error
 
 
 def _refused_at(cfg: DictConfig, prefix: str = "") -> str:
-    """The dotted name of the innermost part of a config that is no valid object by itself."""
+    """The dotted name of the innermost part of a config that is invalid by itself."""
     for key in cfg:
         node, name = cfg._get_node(key), f"{prefix}{key}"
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
@@ -352,10 +353,10 @@ def _refused_at(cfg: DictConfig, prefix: str = "") -> str:
 
 
 def _store_schema(schema: type, choices: Choices) -> None:
-    """Make ``schema`` known to Hydra, and a group of each field that has a choice of types.
+    """Register ``schema`` with Hydra, and a group for each field that has a choice of types.
 
-    Such a field is left open in the schema: Hydra merges, and a dataclass merged into another would
-    keep fields of both. What it was is the option that the group has by default.
+    The schema leaves such a field open: Hydra merges configs, and merging two dataclasses would
+    keep fields of both. The field's original value becomes the default option of the group.
     """
     store = ConfigStore.instance().store
     config = _writable_schema(schema)
@@ -377,9 +378,8 @@ def _store_schema(schema: type, choices: Choices) -> None:
 def _writable_schema(schema: Any) -> DictConfig:
     """The dataclass, or one of its instances, as a Hydra schema.
 
-    OmegaConf makes frozen dataclasses read-only, which is right for values and wrong for a schema
-    that overrides are merged into. The keys of a mapping are the user's to choose, while those of a
-    dataclass are fixed.
+    OmegaConf makes frozen dataclasses read-only, but overrides must be merged into a schema. The
+    keys of a mapping are free, while those of a dataclass are fixed.
     """
     config = OmegaConf.structured(schema)
     for node in _nodes(config):

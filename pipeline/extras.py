@@ -1,4 +1,4 @@
-"""Packages that not everybody needs: which are not installed, and how to install them."""
+"""Optional packages: which are missing, and how to install them."""
 
 import re
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ _EXTRA = re.compile(r"""^([\w.-]+).*;.*extra == ["']([\w-]+)["']""")
 def require_installed(packages: Iterable[str], who: str) -> None:
     """
     Args:
-        packages: names of modules at the top, as in ``import math_verify``.
-        who: needs them, as in ``launcher ray``.
+        packages: names of top-level modules, as in ``import math_verify``.
+        who: the part of Temper that needs them, for example ``launcher ray``.
 
     Raises:
         TemperError: one of them is not installed.
@@ -29,24 +29,24 @@ def require_installed(packages: Iterable[str], who: str) -> None:
 
 
 def how_to_install(package: str) -> str:
-    """The command that installs a package, as one of our extras where it is one."""
+    """The command that installs a package, through one of our extras if it belongs to one."""
     extra = _extras().get(_normal(package))
     return f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {package}"
 
 
 def is_extra(package: str) -> bool:
-    """Whether a package is one of our extras."""
+    """Whether a package belongs to one of our extras."""
     return _normal(package) in _extras()
 
 
 @cache
 def _extras() -> dict[str, str]:
-    """The extra that each package comes with."""
-    from importlib.metadata import PackageNotFoundError, requires  # it takes long to import
+    """The name of the extra that contains each package."""
+    from importlib.metadata import PackageNotFoundError, requires  # imported late, since it is slow
 
     try:
         declared = requires(DISTRIBUTION) or []
-    except PackageNotFoundError:  # run from a folder that nobody has installed
+    except PackageNotFoundError:  # run from a folder without an installation
         return {}
     found = filter(None, map(_EXTRA.match, declared))
     return {_normal(line[1]): line[2] for line in found if line[2] != "dev"}

@@ -1,15 +1,16 @@
-"""Which exceptions are messages for the person at the terminal, and what they say.
+"""Decides which exceptions are messages for the user at the terminal, and formats them.
 
-An exception is a message if somebody wrote its text for whoever reads it:
+An exception is a message if its text was written for the user:
 
 - a :class:`TemperError`;
-- any exception that a ``raise`` statement in code of the project or of Temper has raised. So the
-  libraries below ``steps/``, which know nothing of the core, say what is wrong by a ``ValueError``
-  of their own, while the ``ValueError`` of ``int("x")`` in the same function is a bug. Which of the
-  two it is, the traceback says: it ends at the instruction that raised;
-- a machine that has no room left, or lacks a package that is one of our extras, whoever meets it.
+- any exception that a ``raise`` statement in code of the project or of Temper raises. So the
+  libraries below ``steps/``, which do not know the core, report problems with a ``ValueError``,
+  while a ``ValueError`` of ``int("x")`` in the same function is a bug. The traceback distinguishes
+  them: it ends at the instruction that raised;
+- an error because the disk or memory is full, or because a package of one of our extras is missing,
+  wherever it is raised.
 
-Anything else is a bug, or something that nobody has foreseen.
+Any other exception is a bug, or a problem that nobody foresaw.
 """
 
 import dis
@@ -29,9 +30,9 @@ SHIPPED = ("pipeline", "steps")
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _SAID_OF_NO_ROOM = ("No space left on device", "StorageFull", "Disk quota exceeded")
-"""By libraries whose exceptions have no number."""
+"""Texts of such errors in libraries whose exceptions have no error number."""
 _PLAIN = (ValueError, OSError, NotImplementedError, FloatingPointError)
-"""Exceptions of Python's whose names would add nothing to their messages."""
+"""Python's exceptions whose names add nothing to their messages."""
 
 
 def message_of(
@@ -39,11 +40,11 @@ def message_of(
     is_ours: Callable[[FrameType], bool] | None = None,
     places: Iterable[str] = (),
 ) -> str | None:
-    """What to say of an exception, in one sentence, if it is a message.
+    """The message of an exception, as one sentence; ``None`` if it is no message.
 
     Args:
         is_ours: whether a ``raise`` in a frame counts; by default, one in Temper's own code.
-        places: folders that are written to, to say which of them are full.
+        places: folders that the program writes to, to report which of them are full.
     """
     if isinstance(error, TemperError):
         return sentence(error)
@@ -63,7 +64,7 @@ def message_of(
 
 
 def sentence(error: BaseException) -> str:
-    """What an exception says, on one line, with its type where that says something."""
+    """The text of an exception on one line, with its type if that adds something."""
     text, name = " ".join(str(error).split()), type(error).__name__
     if not text:
         return name
@@ -72,7 +73,7 @@ def sentence(error: BaseException) -> str:
 
 
 def is_shipped(frame: FrameType) -> bool:
-    """Whether the code of a frame is Temper's own."""
+    """Whether the code of a frame is part of Temper."""
     file = Path(frame.f_code.co_filename)
     return any(file.is_relative_to(ROOT / package) for package in SHIPPED)
 
@@ -86,9 +87,10 @@ def frames_of(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def _raising_frame(error: BaseException) -> FrameType | None:
-    """The frame whose ``raise`` statement raised an exception; ``None`` if an expression did."""
+    """The frame whose ``raise`` statement raised an exception; ``None`` if an expression raised
+    it."""
     place = error.__traceback__
-    if place is None or isinstance(error, AssertionError):  # `assert` raises by that instruction
+    if place is None or isinstance(error, AssertionError):  # `assert` uses the same instruction
         return None
     while place.tb_next is not None:
         place = place.tb_next
@@ -97,7 +99,7 @@ def _raising_frame(error: BaseException) -> FrameType | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and what it was raised from."""
+    """An exception, followed by its causes."""
     link: BaseException | None = error
     seen: set[int] = set()
     while link is not None and id(link) not in seen:
@@ -113,7 +115,7 @@ def _is_no_room(error: BaseException) -> bool:
 
 
 def _is_no_memory(error: BaseException) -> bool:
-    """Of the machine, or of a device: libraries that have devices have exceptions of this name."""
+    """Whether memory of the machine or a device is full; device libraries use this name too."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 

@@ -1,4 +1,4 @@
-"""Small HTML tables, with everything escaped: what a notebook shows of a step or a plan."""
+"""Small HTML tables with escaped content, for notebooks that show a step or a plan."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +12,7 @@ _CELL = Markup('<{tag} style="text-align:left;vertical-align:top">{text}</{tag}>
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
-    """A table of texts; secrets of URLs are left out."""
+    """A table of texts, without secrets in URLs."""
     head = _row("th", headings)
     body = Markup("").join(_row("td", row) for row in rows)
     return Markup("<table><thead>{}</thead><tbody>{}</tbody></table>").format(head, body)

@@ -1,7 +1,7 @@
-"""Texts as they may be kept or shown: without passwords, tokens and the signatures of URLs.
+"""Redacts text before it is stored or shown: passwords, tokens, and signatures of URLs.
 
-A name says what is secret (``sig=``, ``--token``, ``X-Amz-Signature``), or its place (the user in a
-URL). Rather too much is left out than too little.
+A secret is recognised by its name (``sig=``, ``--token``, ``X-Amz-Signature``), or by its place
+(the user in a URL). In doubt, text is redacted.
 """
 
 import re
@@ -16,21 +16,21 @@ _SECRET_NAME = re.compile(
 _NAMED = re.compile(r"""(?<![\w.+~?&-])([\w.+~-]+)["']?\s*[=:]\s*(?=\S)""")
 _PARAMETER = re.compile(r"""([?&;])([\w.-]+)=([^&\s"'#]+)""")
 _SHORTEST = 4
-"""Letters; what is shorter stands in many texts for something else."""
+"""In letters; shorter secrets are not searched for, since they occur in other text by chance."""
 _FLAG = re.compile(r"--?[\w.-]+|(?i:bearer)")
 _BEARER = re.compile(r"(?i)\b(bearer\s+)\S+")
 _USER_INFO = re.compile(
-    r"(?i)(\bhttps?://)[^\s/?#]+@"  # a token alone, too
-    r"|(://)(?:[^\s/?#]*:[^\s/?#]*@|[^\s/?#:@]*:(?!\d+[/?#])[^\s@]*@)"  # as S3 has, with slashes
+    r"(?i)(\bhttps?://)[^\s/?#]+@"  # a token alone, without a password
+    r"|(://)(?:[^\s/?#]*:[^\s/?#]*@|[^\s/?#:@]*:(?!\d+[/?#])[^\s@]*@)"  # S3 keys contain slashes
 )
 
 
 _MET: set[str] = set()
-"""Secrets of URLs that this process works with: an error may name them without their URL."""
+"""Secrets from URLs that this process uses, since an error may contain them without the URL."""
 
 
 def meet(text: str) -> None:
-    """Leave the secrets of this text out of every text from now on, however they stand there."""
+    """Redact the secrets in this text wherever they occur from now on."""
     for secret in _secrets_in(text):
         _MET.update((secret, unquote(secret), quote(unquote(secret), safe="")))
 
@@ -44,9 +44,9 @@ def _secrets_in(text: str) -> list[str]:
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """A command line as it may be kept: what a name or a flag says is secret is ``…``.
+    """A command line for the record: the value of an option or setting with a secret name is ``…``.
 
-    Rather too much than too little: the rest of an argument goes with what follows such a name.
+    In doubt it is redacted: everything after such a name within an argument.
     """
     kept: list[str] = []
     for before, argument in zip(("", *arguments), arguments, strict=False):
@@ -77,6 +77,6 @@ def _up_to_secret(argument: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether what is called so is rather not shown to anybody."""
+    """Whether the value of an option or setting with this name should be redacted."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     return _SECRET_NAME.search(words) is not None

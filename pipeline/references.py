@@ -10,10 +10,10 @@ from pipeline.errors import TemperError
 
 
 def reference_to(definition: Any) -> str:
-    """``module:qualname`` of a function or class, under a name that a worker can import.
+    """The ``module:qualname`` of a function or class, with a module name that a worker can import.
 
     Raises:
-        TemperError: it is defined inside a function, or typed in where nobody keeps the text.
+        TemperError: it is defined inside a function or in a session that keeps no source text.
     """
     module, qualname = definition.__module__, definition.__qualname__
     if "<" in qualname:
@@ -27,7 +27,7 @@ def reference_to(definition: Any) -> str:
 
 
 def resolve_reference(reference: str) -> Any:
-    """The function or class that ``module:qualname`` names."""
+    """The function or class with this ``module:qualname``."""
     module, _, qualname = reference.partition(":")
     found: Any = importlib.import_module(module)
     for part in qualname.split("."):
@@ -36,7 +36,8 @@ def resolve_reference(reference: str) -> Any:
 
 
 def _script_module(qualname: str) -> str:
-    """The name under which a worker, with the script's folder on its path, imports ``__main__``."""
+    """The module name with which a worker, with the script's folder in its path, imports
+    ``__main__``."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:
@@ -50,7 +51,7 @@ def _script_module(qualname: str) -> str:
 
 
 def interactive(name: str) -> TemperError:
-    """The error of a function or class that is in no file, which a worker could import."""
+    """The error for a function or class that is in no file, so that a worker cannot import it."""
     name = name.partition(".")[0]
     return TemperError(
         f"{name} is defined interactively, where no worker can import it; put it in a file, "

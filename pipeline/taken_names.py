@@ -1,14 +1,13 @@
-"""A user's file that has the name of one of Temper's packages: one sentence instead of a broken
-import.
+"""Explains, in one sentence, a broken import due to a user's file named like one of our packages.
 
-``pipeline``, ``steps`` and ``experiments`` are names that a project may use for something of its
-own. Python imports whichever it finds first, and then misses the modules of the other. When a
-module below such a name is not found, this says which file or folder takes the name. It is asked
-last, after everything that could find the module, so it costs nothing where nothing is wrong.
+A project may use the names ``pipeline``, ``steps`` or ``experiments`` itself. Python imports the
+package that it finds first, and then cannot find the modules of the other. If a module below such a
+name is not found, this finder reports which file or folder has taken the name. It is the last
+finder, so it costs nothing unless an import fails.
 
-A file ``pipeline.py`` that a script or a notebook imports in our place, Python itself must name:
-nothing of ours has run then. Where a worker would import it, or a script that we start,
-:func:`require_ours` says so.
+If a script or a notebook imports a user's file ``pipeline.py`` in place of our package, only Python
+can report it, because none of our code has run. If a worker or a script that we start would import
+that file, :func:`require_ours` raises an error.
 """
 
 import os
@@ -29,7 +28,7 @@ class NameTaken(TemperError, ImportError):
 
 
 class TakenNames:
-    """Asked for a module that nobody finds: finds none either, and says why if that is it."""
+    """The last finder: it finds nothing, and raises an error if a taken name is the reason."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> None:
         """
@@ -52,7 +51,7 @@ class TakenNames:
 
 
 def install() -> None:
-    """Ask last, in this process."""
+    """Install the finder as the last one."""
     if not any(isinstance(finder, TakenNames) for finder in sys.meta_path):
         sys.meta_path.append(TakenNames())
 
@@ -83,7 +82,7 @@ def _taken(missing: str, place: str, top: str) -> NameTaken:
 def _one_line(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    """Show the error of a name that is taken as one line, and any other as Python does."""
+    """Print the error of a taken name as one line; any other error as Python does."""
     if isinstance(error, NameTaken):
         print(f"error: {error}", file=sys.stderr)
     else:
@@ -91,7 +90,7 @@ def _one_line(
 
 
 def _place(module: Any) -> str:
-    """The file or folder that a module was imported from."""
+    """The file or folder from which a module was imported."""
     file = getattr(module, "__file__", None)
     if file is not None:
         return os.path.dirname(file) if os.path.basename(file) == "__init__.py" else file
@@ -103,13 +102,13 @@ def _is_ours(place: str) -> bool:
 
 
 def _folders() -> Iterator[str]:
-    """Where a person may have meant: where Python looks, and the present folder."""
+    """The folders that the user may have meant: those in ``sys.path``, and the current folder."""
     for folder in dict.fromkeys([*(entry or "." for entry in sys.path), "."]):
         if os.path.abspath(folder) != _HOME:
             yield folder
 
 
 def _found(file: str, folders: Any) -> list[str]:
-    """The modules of this name, as files or packages, in folders."""
+    """The modules or packages with this file name, in folders."""
     places = (os.path.abspath(os.path.join(folder, file)) for folder in folders)
     return [p for place in places for p in (f"{place}.py", place) if os.path.exists(p)]

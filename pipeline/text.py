@@ -1,4 +1,4 @@
-"""Text for people: made safe to show, cut to a length, and times and near misses in words."""
+"""Formats text for display: safe characters, limited length, durations, sizes, near misses."""
 
 import difflib
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ _BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 
 
 def visible(text: str) -> str:
-    """One line without control characters, which could repaint the terminal."""
+    """One line without control characters, which could rewrite the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def clean(value: object) -> str:
-    """A text as it can be shown: what would move, hide or break other text is made visible.
+    """Text that is safe to show: characters that move, hide or break other text become visible.
 
-    Control characters become their pictures, bidirectional overrides their code points, halves of
-    surrogate pairs a replacement character. Very long texts are cut, and say so.
+    Control characters become symbols, bidirectional overrides their code points, and unpaired
+    surrogates a replacement character. Very long texts are cut, with a note.
     """
     text = str(value)
     if len(text) > LONGEST_TEXT:
@@ -43,7 +43,7 @@ def _visible(character: str) -> str:
 
 
 def cut(text: str, longest: int = LONGEST_LINE) -> str:
-    """The text, or as much of its beginning as fits."""
+    """The text, cut to a length."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
@@ -58,7 +58,7 @@ def clock(seconds: float) -> str:
 
 
 def about(seconds: float) -> str:
-    """A duration that is not known to the second: ``40 s``, ``3 min``, ``2.5 h``, ``4 days``."""
+    """An approximate duration: ``40 s``, ``3 min``, ``2.5 h``, ``4 days``."""
     for unit, length, enough in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
         if seconds < enough:
             amount = max(1.0, seconds / length)
@@ -67,7 +67,7 @@ def about(seconds: float) -> str:
 
 
 def size(amount: float) -> str:
-    """Bytes as disks are sold: ``820 kB``, ``1.4 GB``."""
+    """An amount of bytes in decimal units: ``820 kB``, ``1.4 GB``."""
     units = ["TB", "GB", "MB", "kB", "B"]
     unit = units.pop()
     while units and amount >= 999.5:
@@ -76,6 +76,6 @@ def size(amount: float) -> str:
 
 
 def hint(name: str, known: Sequence[str]) -> str:
-    """Names that somebody may have meant, or all that there are."""
+    """A hint with the known names that are similar, or with all known names."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"

@@ -1,14 +1,14 @@
-"""What a program shows of an exception that nobody has caught: of a message, one line.
+"""Shows uncaught exceptions; an error message for users is shown as one line.
 
-Importing ``pipeline`` puts :func:`_show` in the place of Python's own ``sys.excepthook``; a hook of
-somebody else's stays. Three kinds of exception are shown otherwise than by a traceback:
+Importing ``pipeline`` replaces Python's own ``sys.excepthook`` by :func:`_show`; another tool's
+hook stays. Three kinds of exceptions are shown without a traceback:
 
-- a message (:mod:`pipeline.foreseen`), with the line of the caller's file;
-- Ctrl-C while Temper was at work, its imports included;
+- a message for users (:mod:`pipeline.foreseen`), with the line of the caller's file;
+- Ctrl-C while Temper was running, or during its imports;
 - a pipe that its reader has closed, as in ``… | head``: nothing is shown.
 
-They stay exceptions: whoever catches one, a debugger or a test, sees all of it. With
-``TEMPER_TRACEBACK=1`` Python shows every one of them itself.
+They are still exceptions: a debugger or a test that catches one sees all of it. With
+``TEMPER_TRACEBACK=1``, Python shows all of them itself.
 """
 
 import atexit
@@ -19,7 +19,7 @@ import sys
 import threading
 from types import TracebackType
 
-# all that is needed, before anything else: after a Ctrl-C, nothing can be imported any more
+# import these first: after a Ctrl-C no further imports are possible
 from pipeline.foreseen import frames_of, is_shipped, message_of
 from pipeline.redaction import shown
 from pipeline.text import visible
@@ -29,14 +29,14 @@ PLAIN = "TEMPER_TRACEBACK"
 
 
 def install() -> None:
-    """Show what is uncaught from now on as this module says, unless somebody else does."""
+    """Install the hook for uncaught exceptions, unless another tool has installed one."""
     if sys.excepthook is sys.__excepthook__ and not os.environ.get(PLAIN):
         sys.excepthook = _show
         atexit.register(_flush)
 
 
 def shorten_in_notebooks(error: KeyboardInterrupt) -> None:
-    """Let IPython show one line of an interrupt, and not where it met us."""
+    """Make IPython show one line for an interrupt instead of a traceback."""
     error._render_traceback_ = lambda: [STOPPED]  # type: ignore[attr-defined]
 
 
@@ -50,7 +50,7 @@ def _show(kind: type[BaseException], error: BaseException, place: TracebackType 
 
 
 def _lines(error: BaseException) -> list[str] | None:
-    """What to show; ``None`` for what is Python's to show."""
+    """The lines to show; ``None`` if Python should show the exception itself."""
     if isinstance(error, KeyboardInterrupt):
         if not any(is_shipped(frame) for frame, _ in frames_of(error)):
             return None
@@ -73,17 +73,17 @@ def _caller(error: BaseException) -> str:
 
 
 def _end_at_once_on_ctrl_c() -> None:
-    """Let a second Ctrl-C, while the interpreter ends, end it without a word."""
+    """Make a second Ctrl-C during the shutdown of the interpreter end the process silently."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _flush() -> None:
-    """Write what is left to standard output; where nobody reads it any more, drop it."""
+    """Flush standard output; if nobody reads it any more, discard the rest."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError, AttributeError):
-        pass  # there is none, or it is closed
+        pass  # standard output does not exist or is closed

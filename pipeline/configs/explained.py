@@ -1,4 +1,4 @@
-"""What each setting of a config means, in the words of its dataclass's docstring.
+"""Reads the meaning of each setting of a config from the docstring of its dataclass.
 
     @dataclass
     class KlConfig:
@@ -8,7 +8,7 @@
             prompts: how many held-out prompts are answered.
         \"""
 
-A dataclass that builds on another inherits what that says of its fields.
+A dataclass inherits the descriptions of its base classes' fields.
 """
 
 import inspect
@@ -27,7 +27,7 @@ _ENTRY = re.compile(r"^(\w+(?:, \w+)*): +(.*)$")
 
 @dataclass(frozen=True)
 class Setting:
-    """One value of a config: its dotted name, the value it has unless it is set, what it means."""
+    """One setting of a config: its dotted name, its value, and its meaning."""
 
     name: str
     value: Any
@@ -36,7 +36,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Group:
-    """The settings of one dataclass, under the path where the config holds it."""
+    """The settings of one dataclass, with the path of the dataclass in the config."""
 
     path: str
     kind: type
@@ -45,7 +45,7 @@ class Group:
 
 
 def explained(config: DictConfig, path: str = "", meaning: str = "") -> Iterator[Group]:
-    """The settings of a composed config, dataclass by dataclass, each before those within it."""
+    """The settings of a composed config, grouped by dataclass, outer dataclasses first."""
     kind = OmegaConf.get_type(config) or dict
     meanings = meanings_of(kind)
     inner: list[tuple[str, str, DictConfig]] = []
@@ -68,7 +68,7 @@ def _is_config(node: DictConfig) -> bool:
 
 
 def _one_of(value: Any) -> str:
-    """The names that a setting may have, where it is one of a few."""
+    """The possible values of a setting, if it is an enum."""
     if not isinstance(value, Enum):
         return ""
     return f" One of {', '.join(str(one.value) for one in type(value))}."
@@ -82,7 +82,8 @@ def _value(config: DictConfig, key: str) -> Any:
 
 
 def meanings_of(kind: type) -> dict[str, str]:
-    """What the docstrings of a dataclass, and of those that it builds on, say of its fields."""
+    """The descriptions of a dataclass's fields, from its docstring and those of its base
+    classes."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         found |= dict(arguments_in(vars(base).get("__doc__") or ""))
@@ -90,7 +91,7 @@ def meanings_of(kind: type) -> dict[str, str]:
 
 
 def arguments_in(docstring: str) -> Iterator[tuple[str, str]]:
-    """Each name under ``Args:`` or ``Attributes:`` of a docstring, with its meaning."""
+    """Each name under ``Args:`` or ``Attributes:`` of a docstring, with its description."""
     lines = inspect.cleandoc(docstring).splitlines()
     sections = [n for n, line in enumerate(lines) if line in ("Args:", "Attributes:")]
     for start in sections:
@@ -108,7 +109,7 @@ def arguments_in(docstring: str) -> Iterator[tuple[str, str]]:
 
 
 def summary_of(kind: type) -> str:
-    """The first paragraph of a class's docstring; of a class without, nothing."""
+    """The first paragraph of a class's docstring; empty if it has none."""
     text = inspect.cleandoc(vars(kind).get("__doc__") or "")
     paragraph = re.split(r"\n\s*\n", text)[0]
     is_generated = paragraph.startswith(f"{kind.__name__}(")
@@ -116,12 +117,12 @@ def summary_of(kind: type) -> str:
 
 
 def source_of(kind: type) -> str:
-    """The first line of the docstring of a class's module: of a loss, its name and its paper."""
+    """The first line of the docstring of a class's module; for a loss, its name and its paper."""
     text = inspect.cleandoc(getattr(sys.modules.get(kind.__module__), "__doc__", None) or "")
     return _plain(re.split(r"\n\s*\n", text)[0])
 
 
 def _plain(text: str) -> str:
-    """A docstring's text without its mark-up, on one line."""
+    """A docstring's text on one line, without markup."""
     text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", " ".join(text.split()))
     return text.replace("``", "").replace("`", "")

@@ -1,8 +1,8 @@
-"""The config of an experiment that has no YAML, or a YAML of settings alone.
+"""Makes the config of an experiment that has no YAML, or a YAML with settings only.
 
-Such an experiment is its dataclass, and the groups that come with Temper where they fit:
-``launcher`` always, ``model`` and ``data`` if the config has fields of these names whose
-dataclasses take what the group's options set. A folder ``conf`` beside the script wins over both.
+Such a config consists of the experiment's dataclass and of shipped groups: always ``launcher``, and
+``model`` and ``data`` if the config has fields of these names whose dataclasses have the fields
+that the group's options set. A folder ``conf`` beside the script takes precedence over both.
 """
 
 import contextlib
@@ -19,20 +19,20 @@ from omegaconf import OmegaConf
 from pipeline.configs.shipped import CONF, read_options, shipped_groups
 
 Choices = Mapping[str, Mapping[str, type]]
-"""The types that a field may be of, by name, for the path of each such field."""
+"""The possible types of fields, by name, for the path of each such field."""
 WITHOUT_YAML = "without_yaml"
-"""The name of the config that is made here."""
+"""The name of a config that this module makes."""
 _DEFAULTS = re.compile(r"^defaults\s*:", re.MULTILINE)
 _ON = {"launcher": "local"}
-"""The option that a group has from the beginning; others have none."""
+"""The default option of a group; other groups have none."""
 
 
 def choose_config(script: Path, schema: type) -> tuple[Path | None, str]:
     """The folder of an experiment's config, if it has one, and the config's name there.
 
-    The nearest ``conf/SCRIPT.yaml`` beside the script or above it is the experiment's own. If it
-    has a defaults list, that says all. Otherwise a config is made of the dataclass, of the groups
-    that fit and of that file.
+    The nearest ``conf/SCRIPT.yaml``, beside the script or above it, is the experiment's own. If it
+    has a defaults list, it is the whole config. Otherwise the config is made from the dataclass,
+    the fitting groups, and that file.
     """
     name = script.stem
     folders = [parent / "conf" for parent in script.resolve().parents]
@@ -41,7 +41,7 @@ def choose_config(script: Path, schema: type) -> tuple[Path | None, str]:
         text := (folder / f"{name}.yaml").read_text("utf-8")
     ):
         if not folder.samefile(CONF):
-            with contextlib.suppress(yaml.YAMLError):  # Hydra meets it again, and says where it is
+            with contextlib.suppress(yaml.YAMLError):  # Hydra raises it again, with its position
                 _store_named(text, folder)
         return folder, name
     own = [] if folder is None else [name]
@@ -67,7 +67,7 @@ def _store(group: str | None, name: str, package: str | None, content: Mapping[s
 
 
 def _store_named(text: str, folder: Path) -> None:
-    """Offer what a defaults list names and only Temper has: groups, and configs to build on."""
+    """Register shipped groups and base configs that a defaults list names and its folder lacks."""
     for entry in yaml.safe_load(text)["defaults"] or ():
         inherited = CONF / f"{entry}.yaml"
         if isinstance(entry, Mapping):
@@ -82,7 +82,7 @@ def _store_named(text: str, folder: Path) -> None:
 
 
 def _fitting(group: str, schema: type) -> dict[str, tuple[str | None, dict[str, Any]]]:
-    """The options of a shipped group that set nothing but what the experiment has."""
+    """The options of a shipped group that only set fields that the experiment has."""
     kinds = get_type_hints(schema)
     kind = kinds.get(group)
     if not dataclasses.is_dataclass(kind):
@@ -96,9 +96,9 @@ def _fitting(group: str, schema: type) -> dict[str, tuple[str | None, dict[str, 
 
 
 def _default(schema: type, group: str, of_type: bool = False) -> dict[str, Any]:
-    """What a group's field holds unless it is set; or what its dataclass would make of it.
+    """The default value of a group's field, or the default of the field's type.
 
-    An option of the group takes the place of the whole field, so it begins with the latter.
+    An option of the group replaces the whole field, so it starts from the type's default.
     """
     config = OmegaConf.structured(get_type_hints(schema)[group] if of_type else schema)
     content = OmegaConf.to_container(config if of_type else config[group])

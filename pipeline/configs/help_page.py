@@ -1,7 +1,7 @@
-"""``--help`` of an experiment: what it does, its options, its choices, and what each setting means.
+"""``--help`` of an experiment: its purpose, options and choices, and the meaning of each setting.
 
-The values shown are those that a run with the same command line would have. ``--help PATH`` shows
-the settings below a path, or those whose name or meaning has a word.
+It shows the values that a run with the same command line would have. ``--help PATH`` shows the
+settings below a path, or the settings whose name or meaning contains a word.
 """
 
 import contextlib
@@ -42,15 +42,15 @@ OF_RECIPES = (
     ("--data FILE", "rows of your own: a file, a folder, a pattern, or OWNER/NAME of the Hub"),
     ("--model MODEL", "a Hugging Face folder, a .gguf file, or OWNER/NAME of the Hub"),
 )
-"""Options of ``temper run`` alone."""
+"""Options that only ``temper run`` has."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment with the config that a command line gives it.
+    """An experiment with the config of a command line.
 
     Attributes:
-        called: the words by which it is called, without settings.
+        called: the words of the command line before the settings.
     """
 
     build: Callable[[Any], Any]
@@ -61,10 +61,10 @@ class Experiment:
 
 
 def show_help(experiment: Experiment, about: str) -> None:
-    """Print the page, or what of it is ``about`` something.
+    """Print the help page, or only its part about a topic.
 
     Raises:
-        TemperError: there is nothing about that.
+        TemperError: the page has nothing about the topic.
     """
     lines = list(_about(experiment, about) if about else _page(experiment))
     if not lines:
@@ -90,7 +90,7 @@ def _page(experiment: Experiment) -> Iterator[str]:
 
 
 def _about(experiment: Experiment, about: str) -> Iterator[str]:
-    """The settings below a path; else the options of a choice, and settings that have a word."""
+    """The settings below a path; or else the options of a choice, and settings with a word."""
     path, word = about.replace("/", "."), about.casefold()
     groups = list(explained(experiment.config))
     if chosen := {g: o for g, o in _chosen().items() if g.replace("/", ".") == path}:
@@ -123,7 +123,7 @@ def _group(experiment: Experiment, group: Group, settings: Sequence[Setting]) ->
 
 
 def _entry(name: str, meaning: str) -> Iterator[str]:
-    """A name and, beside it if that is short, what it means."""
+    """A name and its meaning, beside it if the name is short."""
     first = f"  {name}"
     indent = " " * _COLUMN
     beside = len(first) < _COLUMN
@@ -140,7 +140,7 @@ def _width() -> int:
 
 
 def _value(value: Any) -> str:
-    """A value as it would be typed."""
+    """A value as typed on the command line."""
     if value == "???":
         return "(to be set)"
     if value is None or isinstance(value, bool):
@@ -151,16 +151,16 @@ def _value(value: Any) -> str:
 
 
 def _chosen() -> dict[str, str | None]:
-    """The choices of the experiment, by their paths, with what is chosen."""
+    """The choices of the experiment by path, with the selected option of each."""
     choices = HydraConfig.get().runtime.choices
     return {str(g): o for g, o in sorted(choices.items()) if not str(g).startswith("hydra/")}
 
 
 def _options(experiment: Experiment, group: str) -> dict[str, str]:
-    """What a choice may be, each with a sentence."""
+    """The options of a choice, each with a sentence."""
     types = experiment.choices.get(group.replace("/", "."), {})
     found = {name: source_of(kind) for name, kind in types.items()}
-    with contextlib.suppress(OSError):  # there is no such group but in YAML
+    with contextlib.suppress(OSError):  # the group exists only as YAML
         names = ConfigStore.instance().list(group)
         of_temper = ((name, CONF / group / name) for name in names)
         found = {n.removesuffix(".yaml"): _first_comment(f) for n, f in of_temper} | found
@@ -184,7 +184,7 @@ def _first_comment(file: Path) -> str:
 
 
 def _print(lines: Sequence[str]) -> None:
-    """To a terminal through a pager, where it is longer than the screen."""
+    """Print lines; in a terminal that is too small, through a pager."""
     try:
         if sys.stdout.isatty() and len(lines) >= os.get_terminal_size().lines:
             import pydoc
@@ -192,5 +192,5 @@ def _print(lines: Sequence[str]) -> None:
             pydoc.pager("\n".join(lines) + "\n")
         else:
             print("\n".join(lines), flush=True)
-    except BrokenPipeError:  # whoever read it has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,9 +1,9 @@
-"""Hydra's errors as one sentence, with the setting that was probably meant.
+"""Turns Hydra's errors into one sentence with the setting that was probably meant.
 
-People remember the end of a setting's path better than its beginning, and know other tools' names
-for it. So a setting that does not exist is looked for by the last part of its path first
-(``beta=0.05`` → ``dpo.loss.beta``), as a choice (``loss=ipo`` → ``dpo/loss=ipo``), and under the
-names of ``experiments/other_names.yaml``; then by its spelling.
+Users remember the end of a setting's path better than its beginning, and know its name in other
+tools. So an unknown setting is first compared by the last part of its path (``beta=0.05`` →
+``dpo.loss.beta``), as a choice (``loss=ipo`` → ``dpo/loss=ipo``), and with the names in
+``experiments/other_names.yaml``; then by its spelling.
 """
 
 import difflib
@@ -31,11 +31,11 @@ _OURS = ("--plan", "--quiet", "--verbose")
 
 @dataclass(frozen=True)
 class Known:
-    """What an experiment can be told.
+    """The settings and choices of an experiment.
 
     Attributes:
-        keys: of settings, dotted.
-        groups: the names of the options of each choice, under its path with slashes.
+        keys: the dotted names of settings.
+        groups: the names of the options of each choice, by its path with slashes.
     """
 
     keys: Sequence[str]
@@ -45,7 +45,7 @@ class Known:
     def of(cls, schema: type, choices: Choices, arguments: Sequence[str]) -> "Known":
         """
         Args:
-            arguments: of the command line, which say what has been chosen.
+            arguments: the arguments of the command line, which contain the choices made.
         """
         keys = list(dotted_keys(OmegaConf.structured(schema)))
         groups: dict[str, Sequence[str]] = {g: list(read_options(g)) for g in shipped_groups()}
@@ -58,7 +58,7 @@ class Known:
         return cls(keys, groups)
 
     def suggestions(self, key: str, value: str = "") -> list[str]:
-        """What may have been meant by ``key=value``, as it would be typed."""
+        """The settings that ``key=value`` may mean, as typed on the command line."""
         meant = _other_names().get(key.rpartition(".")[2], key.rpartition(".")[2])
         meant, _, fixed = meant.partition("=")
         prefix = key.rpartition(".")[0]
@@ -92,25 +92,25 @@ def _names(argument: str, path: str) -> bool:
 
 
 def _other_names() -> Mapping[str, str]:
-    """What other tools call a setting, and the last parts of what it is called here."""
+    """Names of settings in other tools, with the last parts of our names for them."""
     return yaml.safe_load((EXPERIMENTS / "other_names.yaml").read_text("utf-8"))
 
 
 def unknown_setting(key: str, value: str, known: Known) -> str:
-    """A sentence about a setting that does not exist."""
+    """The error for a setting that does not exist."""
     found = known.suggestions(key, value)[:MOST_SUGGESTIONS]
     meant = f"did you mean {' or '.join(found)}?" if found else "--help lists every setting"
     return f"unknown config key {key!r}; {meant}"
 
 
 def refuse_options(arguments: Sequence[str], known_of: Callable[[], Known]) -> None:
-    """Refuse what is neither an option nor a setting.
+    """Refuse arguments that are neither options nor settings.
 
     Args:
-        known_of: what there is to suggest; asked only if something is refused.
+        known_of: returns the known settings; called only if an argument is refused.
 
     Raises:
-        TemperError: it says how settings are written, and which one may have been meant.
+        TemperError: an argument is refused; the message shows how to write the probable setting.
     """
     takes_words = any(a.startswith("-") and a not in ("-m", "--multirun") for a in arguments)
     for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
@@ -130,7 +130,7 @@ def refuse_options(arguments: Sequence[str], known_of: Callable[[], Known]) -> N
 
 
 def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> str:
-    """Hydra's multi-line message as one line, with what may have been meant."""
+    """Hydra's multi-line message as one line, with the setting that was probably meant."""
     parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
     lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
     if option := re.search(r"Could not find '(.+)/(.+)'", lines[0]):
@@ -153,14 +153,14 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
 
 
 def _value_of(key: str, arguments: Sequence[str]) -> str:
-    """What a setting was to be, as it was typed last."""
+    """The value of a setting on the command line; the last one counts."""
     typed = (argument.partition("=") for argument in arguments)
     values = [v for name, _, v in typed if name.lstrip("+~").replace("/", ".") == key]
     return values[-1] if values else ""
 
 
 def set_within_null(arguments: Sequence[str], schema: type) -> str:
-    """What Hydra fails on without a word: a key that lies within one that is null."""
+    """An error that Hydra does not explain: a setting inside a setting that is null."""
     config = OmegaConf.structured(schema)
     for argument in arguments:
         key, _, value = argument.partition("=")
@@ -177,7 +177,7 @@ def _dotted(outer: str, inner: str) -> str:
 
 
 def dotted_keys(config: Any, prefix: str = "") -> Iterator[str]:
-    """The names of all settings in a config."""
+    """The dotted names of all settings in a config."""
     for key in config:
         node = config._get_node(key)
         if isinstance(node, DictConfig) and not node._is_none() and len(node):

@@ -1,9 +1,9 @@
 """The experiments and configs that come with Temper, in a checkout and in an installed package.
 
 The scripts in the folder ``experiments``, beside the package ``pipeline``, are the recipes of
-``temper run``. Hydra's groups are in ``conf``, beside ``experiments`` in a checkout and in it in a
-wheel. A config names a file of ``experiments`` as ``${shipped:house_style/train.jsonl}``, from
-whatever folder the experiment is started.
+``temper run``. Hydra's groups are in ``conf``: beside ``experiments`` in a checkout, inside it in a
+wheel. A config refers to a file of ``experiments`` as ``${shipped:house_style/train.jsonl}``,
+independent of the folder in which the experiment is started.
 """
 
 import os
@@ -20,15 +20,15 @@ CONF = _IN_WHEEL if _IN_WHEEL.is_dir() else EXPERIMENTS.parent / "conf"
 
 
 def shipped_path(name: str) -> str:
-    """Where a file of ``experiments`` or of ``conf/`` lies, as seen from the present folder."""
+    """The path of a file of ``experiments`` or of ``conf/``, relative to the current folder."""
     config = name.removeprefix("conf/")
     path = EXPERIMENTS / name if config == name else CONF / config
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def read_options(group: str) -> dict[str, tuple[str | None, dict[str, Any]]]:
-    """The options of a shipped config group by name: where each sets its content (``_global_``, or
-    in the group itself), and that content."""
+    """The options of a shipped config group by name: the package of each (``_global_``, or the
+    group itself), and its content."""
     options: dict[str, tuple[str | None, dict[str, Any]]] = {}
     for file in sorted((CONF / group).glob("*.yaml")):
         text = file.read_text("utf-8")
@@ -38,12 +38,12 @@ def read_options(group: str) -> dict[str, tuple[str | None, dict[str, Any]]]:
 
 
 def shipped_groups() -> list[str]:
-    """The names of the groups that come with Temper."""
+    """The names of the shipped config groups."""
     return sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
 
 
 def read_recipes() -> Mapping[str, Mapping[str, Any]]:
-    """The recipes of ``temper run``, as ``experiments/recipes.yaml`` has them."""
+    """The recipes of ``temper run``, from ``experiments/recipes.yaml``."""
     return yaml.safe_load((EXPERIMENTS / "recipes.yaml").read_text("utf-8"))
 
 

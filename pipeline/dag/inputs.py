@@ -270,9 +270,7 @@ def _commit_of(kind: str, repo: str, revision: str) -> str:
         commit = lookup(repo, revision=revision, timeout=_HUB_SECONDS, expand=["sha"]).sha or ""
         if not _COMMIT.fullmatch(commit):
             raise ValueError(f"the Hub answered with the commit {commit!r}")
-    except (
-        Exception
-    ) as error:  # errors of the Hub and of its HTTP library have no common base class
+    except Exception as error:  # the Hub's and its HTTP library's errors have no common base
         raise TemperError(
             f"cannot find out which commit the {kind} {repo} has at revision {revision!r} "
             f"({_one_line(error)}); give the full 40-digit commit as its revision"
