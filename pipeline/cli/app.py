@@ -267,9 +267,9 @@ def report(
     catalog = _catalog(store)
     found, remark = chosen_runs(catalog.store, names or ())
     looks = Looks(reversed(found))
-    told = story_of(found, catalog, looks)
+    story = story_of(found, catalog, looks)
     made_at = time.strftime("%F %T", time.gmtime())
-    output.write_text(render(told, Page(made_at, remark)), "utf-8")
+    output.write_text(render(story, Page(made_at, remark)), "utf-8")
     for reason in dict.fromkeys(looks.unknown.values()):
         printing.show_line(make_console(stderr=True), f"! shown plainly: {reason}", "yellow")
     if remark:

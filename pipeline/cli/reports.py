@@ -6,7 +6,7 @@ from pipeline.cli import present
 from pipeline.dag.artifact import Kind
 from pipeline.errors import TemperError
 from pipeline.show.made import Made
-from pipeline.show.report.earlier import run_to_tell_of, with_others
+from pipeline.show.report.earlier import run_to_show, with_others
 from pipeline.show.report.story import Story, story_of_runs
 from pipeline.show.views import View, views_of
 from pipeline.store.catalog import Catalog
@@ -52,7 +52,7 @@ def chosen_runs(store: Store, names: Sequence[str]) -> tuple[list[Run], str]:
         raise TemperError(f"no run is on record in {store.url}; set --store or TEMPER_STORE")
     if names:
         return [read_run(store, name) for name in sorted({one_run(known, n) for n in names})], ""
-    found = run_to_tell_of(store)
+    found = run_to_show(store)
     if found is None:
         return [read_run(store, known[-1])], ""
     run, newest = found

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.cli.compare import Comparison, Difference, compare
 from pipeline.dag.canonical import Json
 from pipeline.show.metrics import comparable_metrics, is_interval, is_number
-from pipeline.show.report.story import Story, Told, story_of_runs
+from pipeline.show.report.story import ReportedStep, Story, story_of_runs
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run
@@ -87,8 +87,8 @@ def diff_runs(catalog: Catalog, old: Run, new: Run) -> RunDiff:
         if compared.settings or compared.code
     ]
     named = [
-        (name, told, stories[1].results[name])
-        for name, told in stories[0].results.items()
+        (name, reported, stories[1].results[name])
+        for name, reported in stories[0].results.items()
         if name in stories[1].results
     ]
     effects = [e for name, one, two in named for e in _effects(name, one.manifest, two.manifest)]
@@ -96,38 +96,42 @@ def diff_runs(catalog: Catalog, old: Run, new: Run) -> RunDiff:
     return RunDiff(old, new, changed, only_old, only_new, effects, same)
 
 
-def _paired(old: Story, new: Story) -> tuple[list[tuple[Told, Told]], list[str], list[str]]:
-    pairs: dict[str, Told] = {}  # id of an old step: its partner in the new run
+def _paired(
+    old: Story, new: Story
+) -> tuple[list[tuple[ReportedStep, ReportedStep]], list[str], list[str]]:
+    pairs: dict[str, ReportedStep] = {}  # id of an old step: its partner in the new run
     taken: set[str] = set()
 
-    def pair(one: Told, two: Told) -> None:
+    def pair(one: ReportedStep, two: ReportedStep) -> None:
         if one.id not in pairs and two.id not in taken and one.step == two.step:
             pairs[one.id] = two
             taken.add(two.id)
 
-    present = {told.id: told for told in new.steps}
-    for told in old.steps:
-        if told.id in present:
-            pair(told, present[told.id])
-    for name, told in old.results.items():
+    present = {reported.id: reported for reported in new.steps}
+    for reported in old.steps:
+        if reported.id in present:
+            pair(reported, present[reported.id])
+    for name, reported in old.results.items():
         if name in new.results:
-            pair(told, new.results[name])
-    left = _by_step([told for told in new.steps if told.id not in taken])
-    for step, ones in _by_step([told for told in old.steps if told.id not in pairs]).items():
+            pair(reported, new.results[name])
+    left = _by_step([reported for reported in new.steps if reported.id not in taken])
+    for step, ones in _by_step(
+        [reported for reported in old.steps if reported.id not in pairs]
+    ).items():
         others = left.get(step, [])
         for one, two in zip(ones, others, strict=True) if len(ones) == len(others) else ():
             pair(one, two)
     return (
-        [(told, pairs[told.id]) for told in old.steps if told.id in pairs],
-        [told.name for told in old.steps if told.id not in pairs],
-        [told.name for told in new.steps if told.id not in taken],
+        [(reported, pairs[reported.id]) for reported in old.steps if reported.id in pairs],
+        [reported.name for reported in old.steps if reported.id not in pairs],
+        [reported.name for reported in new.steps if reported.id not in taken],
     )
 
 
-def _by_step(steps: Sequence[Told]) -> Mapping[str, list[Told]]:
-    groups: dict[str, list[Told]] = {}
-    for told in steps:
-        groups.setdefault(told.step, []).append(told)
+def _by_step(steps: Sequence[ReportedStep]) -> Mapping[str, list[ReportedStep]]:
+    groups: dict[str, list[ReportedStep]] = {}
+    for reported in steps:
+        groups.setdefault(reported.step, []).append(reported)
     return groups
 
 

@@ -99,7 +99,7 @@ class Caught(NamedTuple):
     given_to: tuple[Ref | None, ...]
 
 
-class Said(NamedTuple):
+class Message(NamedTuple):
     """The text in a call; it does not count if the called function is a logger."""
 
     called: Ref
@@ -113,12 +113,12 @@ class Need(NamedTuple):
     ref: Ref
 
 
-Piece = str | Ref | Load | Bound | Dynamic | When | Decorator | Detail | Caught | Said
+Piece = str | Ref | Load | Bound | Dynamic | When | Decorator | Detail | Caught | Message
 Form = tuple[Piece, ...]
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (Ref, Load, Bound, Dynamic, When, Decorator, Detail, Caught, Said, Need)
+    for kind in (Ref, Load, Bound, Dynamic, When, Decorator, Detail, Caught, Message, Need)
 }
 
 
@@ -137,7 +137,7 @@ def first_names(form: Form) -> Iterator[str]:
     for piece in form:
         if isinstance(piece, Ref):
             yield piece.parts[0] if piece.path else ""
-        elif isinstance(piece, When | Decorator | Detail | Said):
+        elif isinstance(piece, When | Decorator | Detail | Message):
             yield from first_names(piece.form)
 
 

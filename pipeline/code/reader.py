@@ -51,9 +51,9 @@ from pipeline.code.form import (
     Dynamic,
     Form,
     Load,
+    Message,
     Piece,
     Ref,
-    Said,
     When,
 )
 
@@ -67,7 +67,7 @@ module."""
 DETAIL = "execution_detail"
 """The decorator that declares that a definition affects no result."""
 
-SPOKEN = {
+TRAITS_OF_NAMES = {
     **dict.fromkeys(("__doc__", "getdoc"), (DOCS,)),
     **dict.fromkeys(("__name__", "__qualname__", "co_name", "co_qualname"), (NAMES,)),
     "__module__": (NAMES, MODULES),
@@ -278,7 +278,7 @@ class _Reader:
                     self.write_silent(item)
                     continue
                 self.write(item)
-                if not (self._parts[-1] and isinstance(self._parts[-1][-1], Said)):
+                if not (self._parts[-1] and isinstance(self._parts[-1][-1], Message)):
                     self.emit(",")
             self.emit("]")
         elif isinstance(value, ast.AST):
@@ -376,7 +376,7 @@ class _Reader:
 
     def note(self, name: str, owner: ast.AST | None = None) -> None:
         """Note the traits that an attribute, a name or a text implies."""
-        traits = SPOKEN.get(name, ())
+        traits = TRAITS_OF_NAMES.get(name, ())
         if name == "__class__" and self.is_own(owner):
             traits = (ITSELF,)
         self.traits.update(traits)
@@ -578,7 +578,7 @@ class _Reader:
         """A call that may be one of a logger, whose texts do not count."""
         owners = self.globals_of(node.func.value)  # type: ignore[attr-defined]
         if len(owners) == 1:
-            self.write_telling(node, owners[0])
+            self.write_call_with_message(node, owners[0])
         else:
             self.write_any_call(node)
 
@@ -593,7 +593,7 @@ class _Reader:
         )
         owners = self.globals_of(call.func.value) if is_log else []  # type: ignore[union-attr]
         if len(owners) == 1:
-            with self.part(lambda form: Said(owners[0], form)):
+            with self.part(lambda form: Message(owners[0], form)):
                 self.write(call)
                 self.emit(";")
         else:
@@ -608,33 +608,33 @@ class _Reader:
             for inner in ast.walk(node)
         )
 
-    def write_telling(self, node: ast.Call, said_by: Ref) -> None:
+    def write_call_with_message(self, node: ast.Call, receiver: Ref) -> None:
         """A call whose texts count only if some code reads such texts."""
         self.emit("(Call func=")
         with self.using(CALL):
             self.write(node.func)
         for argument in node.args:
             self.emit(" ")
-            self.write_message(argument, said_by)
+            self.write_message(argument, receiver)
         for keyword in node.keywords:
             self.emit(f" {keyword.arg or '**'}=")
-            self.write_message(keyword.value, said_by)
+            self.write_message(keyword.value, receiver)
         self.emit(")")
 
-    def write_message(self, node: ast.expr, said_by: Ref) -> None:
+    def write_message(self, node: ast.expr, receiver: Ref) -> None:
         match node:
             case ast.Constant(value=str(text)):
-                self.piece(Said(said_by, (ascii(text),)))
+                self.piece(Message(receiver, (ascii(text),)))
             case ast.JoinedStr(values=values):
                 self.emit("(Joined ")
                 for part in _joined(values):
-                    self.write_message(part, said_by)
+                    self.write_message(part, receiver)
                 self.emit(")")
             case ast.BinOp(left, ast.Add() | ast.Mod() as operator, right):
                 self.emit(f"({type(operator).__name__} ")
-                self.write_message(left, said_by)
+                self.write_message(left, receiver)
                 self.emit(" ")
-                self.write_message(right, said_by)
+                self.write_message(right, receiver)
                 self.emit(")")
             case _:
                 self.write(node)
@@ -674,7 +674,7 @@ class _Reader:
             self.emit(f" {name}=")
             made_by = self.globals_of(value.func) if isinstance(value, ast.Call) else []
             if len(made_by) == 1:
-                self.write_telling(value, made_by[0])
+                self.write_call_with_message(value, made_by[0])
             else:
                 with self.using(CALL):
                     self.write(value)

@@ -50,8 +50,8 @@ class Module:
             for name in {*statement.binds, *own.intersection(statement.changes)}:
                 units.setdefault(name, []).append(statement)
         if self.docstring:
-            said = Statement(self.name, -1, "other", (ascii(self.docstring),), frozenset())
-            units.setdefault("__doc__", [said])
+            docstring = Statement(self.name, -1, "other", (ascii(self.docstring),), frozenset())
+            units.setdefault("__doc__", [docstring])
         return {name: tuple(parts) for name, parts in units.items()}
 
     @cached_property
@@ -122,7 +122,7 @@ def _is_future(node: ast.stmt) -> bool:
 
 def _exports(body: Sequence[ast.stmt]) -> tuple[str, ...] | None:
     """``__all__``, if one top-level assignment of a literal is its only mention."""
-    said = [
+    mentions = [
         node
         for statement in body
         for node in everything(statement)
@@ -133,7 +133,7 @@ def _exports(body: Sequence[ast.stmt]) -> tuple[str, ...] | None:
             case (
                 ast.Assign(targets=[ast.Name(id="__all__")], value=value)
                 | ast.AnnAssign(target=ast.Name(id="__all__"), value=ast.expr() as value)
-            ) if len(said) == 1:
+            ) if len(mentions) == 1:
                 with suppress(ValueError, TypeError):
                     return tuple(ast.literal_eval(value))
     return None

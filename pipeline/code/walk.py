@@ -48,9 +48,9 @@ from pipeline.code.form import (
     Detail,
     Dynamic,
     Load,
+    Message,
     Piece,
     Ref,
-    Said,
     flat,
 )
 from pipeline.code.meaning import ALL, BINARY, IMPORT, Project, Target, Unit
@@ -370,7 +370,7 @@ class _Walk:
                     self.add(target, by_value)
                     if piece.use in (VALUE, SHOWN) and not (target.rest or target.library):
                         self._show(target.unit, is_text=piece.use == SHOWN)
-                    if self._is_set(target, piece.use) and self._tells(target):
+                    if self._is_set(target, piece.use) and self._controls_logging(target):
                         self.found |= {TEXTS, NAMES, MODULES}
                     if piece.use == MADE and self._shows_place(target):
                         self.found |= {NAMES, MODULES}
@@ -445,12 +445,12 @@ class _Walk:
             for statement in source.statements:
                 if statement.place in acting:
                     yield "\n"
-                    yield from self._said(unit, statement)
+                    yield from self._pieces_of(unit, statement)
                 yield from statement.loads
         else:
             for statement in self.statements(unit):
                 yield "\n"
-                yield from self._said(unit, statement)
+                yield from self._pieces_of(unit, statement)
 
     def _namespace(self, module: str) -> Iterator[Piece]:
         source = self.project.module(module)
@@ -463,7 +463,7 @@ class _Walk:
             yield "\n*="
             yield Ref(star, "")
 
-    def _said(self, unit: Unit, statement: Statement) -> Iterator[Piece]:
+    def _pieces_of(self, unit: Unit, statement: Statement) -> Iterator[Piece]:
         readers = set(self.readers)
         is_shown = unit in self.shown and statement.kind in ("function", "class")
         if is_shown or not self._is_quiet(statement):
@@ -487,8 +487,8 @@ class _Walk:
                     yield from self._spelt(unit, piece.form, readers)
                 else:
                     yield "detail"
-            elif isinstance(piece, Said):
-                if TEXTS in self.readers or not self._only_tells(piece.called):
+            elif isinstance(piece, Message):
+                if TEXTS in self.readers or not self._only_keeps_text(piece.called):
                     yield from self._spelt(unit, piece.form, readers)
             else:
                 yield piece
@@ -539,12 +539,12 @@ class _Walk:
             for target in targets
         )
 
-    def _only_tells(self, called: Ref) -> bool:
+    def _only_keeps_text(self, called: Ref) -> bool:
         """Whether it is a logger, or an exception that only stores its text."""
         targets = self.project.meaning(called)
-        return all(map(self._is_teller, targets))
+        return all(map(self._keeps_text, targets))
 
-    def _is_teller(self, target: Target) -> bool:
+    def _keeps_text(self, target: Target) -> bool:
         if target.library:
             return True
         parts = self.project.statements(target)
@@ -567,7 +567,7 @@ class _Walk:
             for part in parts
         )
 
-    def _tells(self, target: Target) -> bool:
+    def _controls_logging(self, target: Target) -> bool:
         """Whether setting it or one of its attributes may change what happens to logged texts."""
         if target.library:
             return str(target).startswith(("logging", "warnings", "sys.stderr"))
@@ -575,7 +575,7 @@ class _Walk:
 
     def _is_plain_error(self, part: Statement) -> bool:
         return not part.special and all(
-            base is not None and self._only_tells(base) for base in part.bases
+            base is not None and self._only_keeps_text(base) for base in part.bases
         )
 
     def _is_logger(self, part: Statement) -> bool:

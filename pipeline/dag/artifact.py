@@ -108,12 +108,12 @@ def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf, depth:
             )
         return
     if isinstance(value, str) and taken.no_text_but_paths:
-        told = shown(value)
+        text = shown(value)
         hub = "/" in value and any(o is HubModel for o in taken.options)
         raise TemperError(
-            f"{where} takes {_names(taken.options)}, and was given the text {told!r}, which would "
-            f"stand for itself and not for what is in the file; pass File({told!r})"
-            + (f", or HubModel({told!r}) if that is its name on the Hub" if hub else "")
+            f"{where} takes {_names(taken.options)}, and was given the text {text!r}, which would "
+            f"stand for itself and not for what is in the file; pass File({text!r})"
+            + (f", or HubModel({text!r}) if that is its name on the Hub" if hub else "")
         )
     if value is None or isinstance(value, _SCALARS):
         return

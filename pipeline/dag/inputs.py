@@ -150,9 +150,9 @@ def _look_at(url: str) -> _Source:
     except TemperError:
         raise
     except Exception as error:  # libraries behind fsspec have no common base class of errors
-        said = f"cannot read input {shown(url)}: {shown(_one_line(error))}"
+        message = f"cannot read input {shown(url)}: {shown(_one_line(error))}"
         # the library's error may contain a secret URL, and Python would print it as the cause
-        raise TemperError(said) from (error if shown(url) == url else None)
+        raise TemperError(message) from (error if shown(url) == url else None)
     if not files:
         raise TemperError(
             f"input {shown(url)} does not exist; check the path (now in {Path.cwd()})"

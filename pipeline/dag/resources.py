@@ -68,10 +68,10 @@ class Resources:
 
     def over(self, defaults: "Resources") -> "Resources":
         """This request, with open fields filled from ``defaults``."""
-        return replace(defaults, **self.said)
+        return replace(defaults, **self.requested)
 
     @property
-    def said(self) -> dict[str, Any]:
+    def requested(self) -> dict[str, Any]:
         """The fields that request something."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
@@ -102,7 +102,7 @@ class Resources:
 
     def __str__(self) -> str:
         """The request in its own notation: ``gpus=8, nodes=2``."""
-        return ", ".join(f"{name}={value}" for name, value in self.said.items()) or "nothing"
+        return ", ".join(f"{name}={value}" for name, value in self.requested.items()) or "nothing"
 
 
 _LEAST = {

@@ -62,7 +62,7 @@ class Placement:
             "another launcher= (add --plan to see what would run)"
         )
 
-    def told(self, step: Step) -> str:
+    def description(self, step: Step) -> str:
         """The place of a step in a few words: ``slurm, gpus=8``; empty if no launcher can run
         it."""
         try:
@@ -143,8 +143,8 @@ def requests(roots: Iterable[Step], defaults: Mapping[str, Resources]) -> dict[s
         seen.add(id(step))
         pending.extend(reference.step for reference in step.inputs)
         _, before = asked.get(step.fingerprint, ("", NOTHING))
-        said = step.resources.said
-        if any(said.get(name, value) != value for name, value in before.said.items()):
+        requested = step.resources.requested
+        if any(requested.get(name, value) != value for name, value in before.requested.items()):
             raise TemperError(
                 f"{step.name} asks for {before} in one place and for {step.resources} in another; "
                 "calls with equal arguments are one step: ask once"

@@ -211,12 +211,12 @@ def _job_of(name: str) -> str:
 
 
 def _in_words(node: Mapping[str, float]) -> str:
-    told = {
+    amounts = {
         name: amount if name != "memory" else amount / 2**30
         for name, amount in node.items()
         if not name.startswith(("node:", "object_store"))
     }
-    return ", ".join(f"{name}={amount:g}" for name, amount in sorted(told.items()))
+    return ", ".join(f"{name}={amount:g}" for name, amount in sorted(amounts.items()))
 
 
 @contextmanager

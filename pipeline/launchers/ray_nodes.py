@@ -28,23 +28,23 @@ POLL_SECONDS = 0.5
 def main(spec: str, nodes: int, tpu: str, asked: dict[str, float]) -> int:
     """Run the workers; return the first status that is not 0, or 0."""
     ray.init(address="auto", log_to_driver=True)
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())  # replaces Ray's own handler
+    asked_to_stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())  # replaces Ray's own handler
     bundles = _bundles(nodes, tpu, asked)
     group = placement_group(bundles, strategy="STRICT_SPREAD")
     ready = group.ready()
     while not ray.wait([ready], timeout=POLL_SECONDS)[0]:
-        if told.is_set():
+        if asked_to_stop.is_set():
             return LOST  # there is no worker yet that could write a report
     hosts = [_on(group, bundles, i, _Host) for i in range(nodes)]
     try:
-        return _run(hosts, spec, told)
+        return _run(hosts, spec, asked_to_stop)
     except RayActorError as error:
         print(f"a node was lost: {error}", flush=True)
         return LOST
 
 
-def _run(hosts: list[Any], spec: str, told: threading.Event) -> int:
+def _run(hosts: list[Any], spec: str, asked_to_stop: threading.Event) -> int:
     """
     Raises:
         RayActorError: a host was lost; the other workers end with this process.
@@ -58,7 +58,7 @@ def _run(hosts: list[Any], spec: str, told: threading.Event) -> int:
             if (status := ray.get(answer)) != 0:  # stop the others, which would wait for it
                 _stop(hosts, running)
                 return status
-        if told.is_set():
+        if asked_to_stop.is_set():
             return PREEMPTED if any(_stop(hosts, running)) else 0
     return 0
 

@@ -70,10 +70,10 @@ class Slurm:
         script.write_text(self._script(task))
         answer = _run(["sbatch", "--parsable", str(script)])
         if answer.returncode:
-            said = _last_line(answer.stderr)
-            if NO_ANSWER.search(said):
-                raise EngineError(f"sbatch: {said}")
-            raise TemperError(f"{task.step}: sbatch refuses {script}: {said}")
+            reason = _last_line(answer.stderr)
+            if NO_ANSWER.search(reason):
+                raise EngineError(f"sbatch: {reason}")
+            raise TemperError(f"{task.step}: sbatch refuses {script}: {reason}")
         return answer.stdout.strip().split(";")[0]
 
     def find(self, name: str) -> str | None:
@@ -81,16 +81,16 @@ class Slurm:
         return listed.split()[0] if listed.split() else None
 
     def state(self, job: str) -> Ended | str:
-        told = _run(["scontrol", "--oneliner", "show", "job", job])
-        if told.returncode and "Invalid job id" not in told.stderr:
-            raise EngineError(f"scontrol: {_last_line(told.stderr)}")
-        said = dict(re.findall(r"(\w+)=(\S+)", told.stdout))
-        state = said.get("JobState", "forgotten")
-        why = said.get("Reason", "None")
+        answer = _run(["scontrol", "--oneliner", "show", "job", job])
+        if answer.returncode and "Invalid job id" not in answer.stderr:
+            raise EngineError(f"scontrol: {_last_line(answer.stderr)}")
+        fields = dict(re.findall(r"(\w+)=(\S+)", answer.stdout))
+        state = fields.get("JobState", "forgotten")
+        why = fields.get("Reason", "None")
         words = state if why == "None" else f"{state}, {why}"
         if state in UNDER_WAY:
             return words
-        status, _, number = said.get("ExitCode", "").partition(":")
+        status, _, number = fields.get("ExitCode", "").partition(":")
         reason = f"slurm job {job}: {words}"
         if state == "CANCELLED":
             return Ended(None, reason, cancelled=True)

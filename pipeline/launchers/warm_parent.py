@@ -94,11 +94,11 @@ class WarmParent:
         self._environment, self._folder = dict(environment), _folder()
         self._control, theirs = forking.connected()
         wanted = {"functions": list(functions), "without": [], "control": theirs.fileno()}
-        with theirs, tempfile.TemporaryFile() as said:
+        with theirs, tempfile.TemporaryFile() as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipeline.worker.warm", json.dumps(wanted)],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
                 pass_fds=(lifeline, theirs.fileno()),

@@ -187,17 +187,17 @@ def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str]]:
     folders: dict[str, str] = {}
     own: set[str] = set()
     made: list[str] = []
-    for kind, path, *said in _records(observation.events):
+    for kind, path, *details in _records(observation.events):
         if path in own or path.startswith(tuple(made)):
             continue
         if kind == "read":
-            reads.setdefault(path, said[0])
+            reads.setdefault(path, details[0])
         elif kind == "before":
-            state, digest = said
+            state, digest = details
             if not isinstance(reads.get(path), str):
                 reads[path] = digest if reads.get(path, state) == state else UNSTEADY
         elif kind == "list":
-            folders.setdefault(path, said[0])
+            folders.setdefault(path, details[0])
         elif kind == "make":
             made.append(f"{path}/")
             own.add(path)

@@ -226,10 +226,10 @@ class Observation:
         path = Path(self.folder, "sources")
         return marshal.loads(path.read_bytes()) if path.exists() else {}
 
-    def add_event(self, kind: str, path: str, *said: Any) -> None:
+    def add_event(self, kind: str, path: str, *details: Any) -> None:
         """Record an event of a file or folder."""
         try:
-            _append(self.events, [kind, path, *said])
+            _append(self.events, [kind, path, *details])
         except OSError:
             self.marks[_SOMETHING_LOST] = 1
 
@@ -487,7 +487,7 @@ class _Witness:
     rules: Rules
     seen: list[str] = field(default_factory=list)
 
-    def add_event(self, kind: str, path: str, *said: Any) -> None:
+    def add_event(self, kind: str, path: str, *details: Any) -> None:
         self.seen.append(path)
 
 

@@ -36,11 +36,11 @@ def labels(steps: Sequence[Step], results: Mapping[str, str]) -> dict[str, str]:
     own = {**given, **results}
     above = {step.fingerprint: [i.step.fingerprint for i in step.inputs] for step in steps}
     derived = _only_names(above, own) | _only_names(_turned(above), own)
-    told = variants.told_apart(nodes)
+    distinguishing = variants.distinguishing_settings(nodes)
     found = dict.fromkeys(nodes, "") | given
     for group in variants.groups(nodes):
         if len(group) > 1:
-            found |= _labels_of_group(group, own, derived, told)
+            found |= _labels_of_group(group, own, derived, distinguishing)
     return variants.numbered(found, nodes)
 
 
@@ -48,14 +48,14 @@ def _labels_of_group(
     group: Sequence[str],
     own: Mapping[str, str],
     derived: Mapping[str, str],
-    told: Mapping[str, Mapping[str, str]],
+    distinguishing: Mapping[str, Mapping[str, str]],
 ) -> dict[str, str]:
     """The labels of several nodes of one step. If nodes share a derived label, their settings are
     appended."""
-    settings = {node: variants.label(told[node]) for node in group}
+    settings = {node: variants.label(distinguishing[node]) for node in group}
     found = {
         node: own.get(node)
-        or (_is_readable(told[node]) and settings[node])
+        or (_is_readable(distinguishing[node]) and settings[node])
         or derived.get(node)
         or settings[node]
         for node in group

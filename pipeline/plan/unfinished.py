@@ -55,8 +55,8 @@ class Unfinished:
         if not self._store.is_local:
             return ""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            told: Any = json.loads(Path(self._store.progress_path(step, key)).read_bytes())
-            done, total = told["done"], told["total"]
+            progress: Any = json.loads(Path(self._store.progress_path(step, key)).read_bytes())
+            done, total = progress["done"], progress["total"]
             if not done and total is None:
                 return ""
             return f"{done:g} of {total:g}" if total is not None else f"{done:g}"

@@ -90,7 +90,7 @@ def _node(step: str, recipe: Json, given: Mapping[str, _Given]) -> Node:
 def names(nodes: Mapping[str, Node]) -> dict[str, str]:
     """A label for each node that distinguishes it from the others of its step, with as few settings
     as possible; empty if it is the only node of its step."""
-    labels = {name: label(settings) for name, settings in told_apart(nodes).items()}
+    labels = {name: label(settings) for name, settings in distinguishing_settings(nodes).items()}
     return numbered(labels, nodes)
 
 
@@ -99,7 +99,7 @@ def label(settings: Mapping[str, str]) -> str:
     return " ".join(f"{setting}={value}" for setting, value in settings.items())
 
 
-def told_apart(nodes: Mapping[str, Node]) -> dict[str, Mapping[str, str]]:
+def distinguishing_settings(nodes: Mapping[str, Node]) -> dict[str, Mapping[str, str]]:
     """The settings that distinguish each node from the others of its step, with their values. A
     node has none if it is the only one of its step, or if a few settings cannot distinguish it."""
     several = [group for group in groups(nodes) if len(group) > 1]
@@ -187,9 +187,9 @@ def _fewest(
 
 def _kinds(texts: Mapping[str, str], alike: Mapping[str, int], sizes: Mapping[int, int]) -> int:
     """The number of groups of equal nodes if this setting were chosen too."""
-    told = {(alike[name], text) for name, text in texts.items()}
+    pairs = {(alike[name], text) for name, text in texts.items()}
     covered = Counter(alike[name] for name in texts)
-    return len(told) + len(sizes) - sum(covered[kind] == sizes[kind] for kind in covered)
+    return len(pairs) + len(sizes) - sum(covered[kind] == sizes[kind] for kind in covered)
 
 
 def _split(alike: Mapping[str, int], texts: Mapping[str, str]) -> dict[str, int]:
@@ -273,8 +273,8 @@ def _different_above(
     it is the source of the difference.
     """
     columns = _columns({name: histories[name] for name in chosen})
-    telling = {p: of for p, of in columns.items() if len(set(map(_comparable, of.values()))) > 1}
-    different = _different(telling, len(chosen))
+    varied = {p: of for p, of in columns.items() if len(set(map(_comparable, of.values()))) > 1}
+    different = _different(varied, len(chosen))
     sources: list[Column] = []
     for of in sorted(different.values(), key=len):
         if not any(_follows(of, source) for source in sources):

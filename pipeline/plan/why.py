@@ -212,9 +212,9 @@ def _compare(
             name = input_names.get(str(new.get(path)), path.removesuffix(".$input"))
             inputs.append(name)
         elif path == "code":
-            said = {f":{name} {how}" for name, how in _types_that_came_and_went(old, new)}
+            redundant = {f":{name} {how}" for name, how in _types_that_came_and_went(old, new)}
             phrases = _code_phrases(manifest, code, new)
-            changed_code = [p for p in phrases if not p.endswith(tuple(said))]
+            changed_code = [p for p in phrases if not p.endswith(tuple(redundant))]
         elif path != "version" or "version" in new:
             changes.append(_phrase(path, old, new))
     return Nearest(manifest, tuple(changes), tuple(changed_code), tuple(dict.fromkeys(inputs)))
@@ -266,9 +266,9 @@ def _whole(leaves: Mapping[str, Any], place: str, other: Mapping[str, Any]) -> s
         value = leaves[place]
         return "null" if value is None else _short(value)
     own = (_fields(leaves, place) or {}).items()
-    told = [f"{n}={_short(v)}" for n, v in own if n not in other or _differ(other[n], v)]
-    told[_MOST_FIELDS:] = ["…"] if len(told) > _MOST_FIELDS else []
-    return f"{leaves[f'{place}{_TYPE}']}({', '.join(told)})"
+    fields = [f"{n}={_short(v)}" for n, v in own if n not in other or _differ(other[n], v)]
+    fields[_MOST_FIELDS:] = ["…"] if len(fields) > _MOST_FIELDS else []
+    return f"{leaves[f'{place}{_TYPE}']}({', '.join(fields)})"
 
 
 def _code_phrases(manifest: Manifest, code: Mapping[str, str], new: Mapping[str, Any]) -> list[str]:

@@ -92,8 +92,8 @@ def _positive(values: Mapping[str, Any]) -> dict[str, float]:
 
 def latest_of(manifests: Sequence[Manifest]) -> list[Experience]:
     """The experience in the latest attempts of a step, the newest first."""
-    told = map(experience_of, manifests[: -MOST_LOOKED_AT - 1 : -1])
-    return [one for one in told if one is not None]
+    found = map(experience_of, manifests[: -MOST_LOOKED_AT - 1 : -1])
+    return [one for one in found if one is not None]
 
 
 _OF_SPEED: tuple[float, Callable[[float], float]] = (0.01, lambda apart: 1 / (1 + apart))

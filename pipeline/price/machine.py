@@ -21,7 +21,7 @@ def hardware_here(
         gpus: model and bytes of each GPU here.
     """
     cores = asked.cpus or max(1, cores_here() // jobs)
-    threads = threads_told() or max(1, cores // asked.num_processes)
+    threads = threads_set() or max(1, cores // asked.num_processes)
     if not asked.num_gpus:
         return Hardware(processor(), 0, threads, memory_here())
     wanted = (asked.accelerator or "").lower()
@@ -41,10 +41,10 @@ def hardware_elsewhere(asked: Resources) -> Hardware:
     return Hardware(asked.accelerator or "", asked.num_gpus * asked.num_nodes, threads)
 
 
-def threads_told() -> int | None:
+def threads_set() -> int | None:
     """The number of threads that the environment sets for a process; workers inherit it."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return int(told) if told.isdecimal() and int(told) else None
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdecimal() and int(threads) else None
 
 
 @functools.cache

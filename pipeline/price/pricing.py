@@ -122,7 +122,7 @@ class Pricer:
         self._asked, self._jobs, self._gpus = asked or {}, jobs, gpus
         self._is_here = is_here
         self._measured: dict[str, Sizes] = {}
-        self._told: dict[str, list[Experience]] = {}
+        self._experiences: dict[str, list[Experience]] = {}
         self._alike: dict[tuple[str, Hardware], list[Experience]] = {}
         self._strangers: dict[tuple[str, Hardware], list[Experience]] = {}
 
@@ -168,13 +168,13 @@ class Pricer:
             return _part(self._measure(reference.step, inputs[reference]), reference.part)
 
         foreseen = _foresee(step, hardware, size_of)
-        told = {
+        estimates = {
             "seconds": foreseen.seconds,
             "memory": foreseen.memory,
             "bytes": foreseen.sizes.get("bytes"),
             "inputs": sum(manifest.size for manifest in inputs.values()),
         }
-        return {"by": _signature(step)} | {n: v for n, v in told.items() if v is not None}
+        return {"by": _signature(step)} | {n: v for n, v in estimates.items() if v is not None}
 
     def _price(
         self, step: Step, size_of: Callable[[Input], Sizes], names: Collection[str]
@@ -230,9 +230,9 @@ class Pricer:
     def _like(self, step: str, hardware: Hardware) -> list[Experience]:
         """Attempts of a step on equivalent hardware, the newest first."""
         if (step, hardware) not in self._alike:
-            if step not in self._told:
-                self._told[step] = latest_of(self._catalog.history(step))
-            alike = [one for one in self._told[step] if one.is_like(hardware)]
+            if step not in self._experiences:
+                self._experiences[step] = latest_of(self._catalog.history(step))
+            alike = [one for one in self._experiences[step] if one.is_like(hardware)]
             self._alike[step, hardware] = alike
         return self._alike[step, hardware]
 
@@ -260,15 +260,17 @@ def _foresee(step: Step, hardware: Hardware, size_of: Callable[[Input], Sizes]) 
     return Foreseen()
 
 
-def _checked(told: Foreseen) -> Foreseen:
+def _checked(foreseen: Foreseen) -> Foreseen:
     """The estimates of an estimator, without invalid amounts."""
-    sizes = {name: size for name, size in told.sizes.items() if name != "bytes" or _is_amount(size)}
+    sizes = {
+        name: size for name, size in foreseen.sizes.items() if name != "bytes" or _is_amount(size)
+    }
     seconds, memory, capacity = (
         amount if _is_amount(amount) else None
-        for amount in (told.seconds, told.memory, told.capacity)
+        for amount in (foreseen.seconds, foreseen.memory, foreseen.capacity)
     )
     return Foreseen(
-        sizes, seconds, memory, told.scratch if _is_amount(told.scratch) else 0.0, capacity
+        sizes, seconds, memory, foreseen.scratch if _is_amount(foreseen.scratch) else 0.0, capacity
     )
 
 

@@ -398,7 +398,7 @@ def _run_missing(
         executor = Executor(resolver, placement, leases, record.provenance, pauses)
         ahead = prices.ahead(session.current) if prices is not None else ()
         board = Board(
-            session.console, session.current, resolver, verbosity, placement.told,
+            session.console, session.current, resolver, verbosity, placement.description,
             ahead, jobs, record.name,
         )  # fmt: skip
         outcome = "stopped"
@@ -413,7 +413,7 @@ def _run_missing(
             ):
                 observer = _observer(session, board, mirror)
                 schedule(session.roots.values(), executor, lifeline, jobs, observer, scheduler)
-            board.show_lines(mirror.said if mirror else ())
+            board.show_lines(mirror.output if mirror else ())
             outcome = "failed" if board.failed else "paused" if board.paused else "done"
         finally:
             session.keep(outcome, board)

@@ -31,9 +31,9 @@ def show_failure(
     console.print(heading, soft_wrap=True)
     if log:
         lines = _details(store, log)
-        told = Text("\n".join(visible(cut(line)) for line in lines), "dim")
+        details = Text("\n".join(visible(cut(line)) for line in lines), "dim")
         if lines:
-            console.print(Padding(told, (0, 0, 0, 4), expand=False))
+            console.print(Padding(details, (0, 0, 0, 4), expand=False))
         _point_to(console, "whole log", store.url_of(log))
     if again is not None:
         _point_to(console, "only this step, again", again)

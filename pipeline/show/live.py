@@ -130,7 +130,7 @@ class Row:
     asked: float = 0.0
     maker: str = ""
     growing: GrowingLog | None = None
-    log_is_told: bool = False
+    log_is_printed: bool = False
 
 
 class Board:
@@ -158,7 +158,7 @@ class Board:
         self.console = console
         self._ahead = {step.name: step for step in ahead}
         self._jobs, self._run = jobs, run
-        self._told_left, self._told_at = "", -LEFT_SECONDS
+        self._left_text, self._left_at = "", -LEFT_SECONDS
         self.resolver = resolver
         self.verbosity = verbosity
         self.started = time.time()
@@ -306,9 +306,9 @@ class Board:
 
     def _left(self) -> str:
         """For example ``; about 3 min left``, for all remaining steps; computed once a second."""
-        if time.monotonic() - self._told_at >= LEFT_SECONDS:
-            self._told_left, self._told_at = self._work_out_left(), time.monotonic()
-        return self._told_left
+        if time.monotonic() - self._left_at >= LEFT_SECONDS:
+            self._left_text, self._left_at = self._work_out_left(), time.monotonic()
+        return self._left_text
 
     def _work_out_left(self) -> str:
         factor = self._learned()
@@ -327,9 +327,9 @@ class Board:
         """The seconds that one step still needs: from its pace if it has one, else from its
         estimate."""
         if row.state == "running" and row.progress:
-            told = row.pace.left(row.progress["total"], time.monotonic())
-            if told:  # 0 at the end of its count, when the step still has to write its artifact
-                return told
+            by_pace = row.pace.left(row.progress["total"], time.monotonic())
+            if by_pace:  # 0 at the end of its count, when the step still has to write its artifact
+                return by_pace
         if foreseen is None:
             return None
         elapsed = time.time() - row.started if row.started else 0.0
@@ -364,7 +364,7 @@ class Board:
 
     def _progress(self, row: Row) -> Any:
         progress = self._read_progress(row)
-        text = Text(self._told(row), no_wrap=True, overflow="ellipsis")
+        text = Text(self._status(row), no_wrap=True, overflow="ellipsis")
         if not progress or not progress["total"]:
             return text
         width = 16 if self.console.size.width >= WIDE else 6
@@ -372,7 +372,7 @@ class Board:
         grid.add_row(ProgressBar(progress["total"], progress["done"], width=width), text)
         return grid
 
-    def _told(self, row: Row) -> str:
+    def _status(self, row: Row) -> str:
         """The progress that a running step has written, or the other run that makes the step."""
         if maker := self._other_maker(row):
             return f"made by {maker}"
@@ -438,7 +438,7 @@ class Board:
         for row in list(self.rows.values()):
             if row.state == "running" and not self.live_in_terminal:
                 self._print_progress(row)
-            if self.verbosity >= VERBOSE and row.started and not row.log_is_told:
+            if self.verbosity >= VERBOSE and row.started and not row.log_is_printed:
                 self._print_log(row)
 
     def _print_progress(self, row: Row) -> None:
@@ -446,9 +446,9 @@ class Board:
         progress = self._read_progress(row)
         if now - max(row.printed, row.started) < PLAIN_PROGRESS_SECONDS:
             return
-        if told := self._told(row) if progress or row.maker else "":
+        if status := self._status(row) if progress or row.maker else "":
             row.printed = now
-            self._print(f"{row.name}: {told}")
+            self._print(f"{row.name}: {status}")
 
     def _print_event(self, row: Row) -> None:
         at = {"done": f" in {clock(row.seconds)}", "running": f" ({row.place})"}.get(row.state, "")
@@ -468,7 +468,7 @@ class Board:
                 row.growing = GrowingLog(store, path)
             if row.growing:
                 self._print_lines(row, row.growing.rest() if over else row.growing.new_lines())
-        row.log_is_told = over
+        row.log_is_printed = over
 
     def _print_lines(self, row: Row, lines: Iterable[str]) -> None:
         for line in lines:

@@ -318,8 +318,8 @@ def parse_progress(data: bytes) -> Mapping[str, Any] | None:
         done, total, metrics = progress["done"], progress["total"], progress.get("metrics", {})
         doing = progress.get("doing", "")
         if all(map(math.isfinite, (done, total or 0))) and isinstance(metrics, dict):
-            told = visible(cut(doing, LONGEST_NAME)) if isinstance(doing, str) else ""
-            return {"done": done, "total": total, "metrics": metrics, "doing": told}
+            activity = visible(cut(doing, LONGEST_NAME)) if isinstance(doing, str) else ""
+            return {"done": done, "total": total, "metrics": metrics, "doing": activity}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         pass
     return None

@@ -141,7 +141,7 @@ class Leases:
         """
         wait = _Wait(self._chain(step, key), self._ttl)
         mine = self._new_holder()
-        told = {mine.owner}
+        announced = {mine.owner}
         while True:
             epoch = None
             with wait.failures_tolerated():
@@ -154,8 +154,8 @@ class Leases:
                     if lease is not None:
                         return lease
             holder = wait.state.holder
-            if holder is not None and holder.owner not in told:
-                told.add(holder.owner)
+            if holder is not None and holder.owner not in announced:
+                announced.add(holder.owner)
                 waiting(holder)
             time.sleep(self._poll)
 

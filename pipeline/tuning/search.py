@@ -196,14 +196,14 @@ def _asked(study: Study, trials: Sequence[Trial], count: int) -> list[dict[str, 
         else:
             sampler = optuna.samplers.RandomSampler(seed=seed)
         direction = "minimize" if study.goal.minimize else "maximize"
-        told = optuna.create_study(direction=direction, sampler=sampler)
+        optuna_study = optuna.create_study(direction=direction, sampler=sampler)
         distributions = {path: axis.distribution for path, axis in study.space.items()}
-        told.add_trials([_told(study, trial, distributions) for trial in trials])
-        asked = [told.ask(distributions) for _ in range(count)]
+        optuna_study.add_trials([_as_optuna_trial(study, trial, distributions) for trial in trials])
+        asked = [optuna_study.ask(distributions) for _ in range(count)]
     return [{p: study.space[p].rounded(v) for p, v in trial.params.items()} for trial in asked]
 
 
-def _told(study: Study, trial: Trial, distributions: Mapping[str, Any]) -> Any:
+def _as_optuna_trial(study: Study, trial: Trial, distributions: Mapping[str, Any]) -> Any:
     """A trial in Optuna's form."""
     optuna = require_optuna()
     states = optuna.trial.TrialState

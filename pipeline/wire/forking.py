@@ -119,12 +119,12 @@ def receive_answer(answers: socket.socket) -> Started | Status | None:
         return None
     if not data:
         return None
-    said = json.loads(data)
+    answer = json.loads(data)
     if not files:
-        return Status(said["status"])
+        return Status(answer["status"])
     try:
         answers.send(_GO)
     except ConnectionError:  # the worker has died meanwhile
         os.close(files[0])
         return None
-    return Started(said["pid"], files[0])
+    return Started(answer["pid"], files[0])

@@ -95,11 +95,11 @@ class StepSpec:
 
         def safe(text: str) -> str:
             meet(text)
-            if (told := shown(text)) == text:
+            if (redacted := shown(text)) == text:
                 return text
             known = next((mark for mark, secret in secrets.items() if secret == text), None)
             # numbered, since two URLs may differ only in their secrets
-            mark = known or f"{told}#secret-{len(secrets)}"
+            mark = known or f"{redacted}#secret-{len(secrets)}"
             secrets[mark] = text
             return mark
 
@@ -179,9 +179,9 @@ class Report:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        told = None if self.error is None else shown(self.error)
+        redacted = None if self.error is None else shown(self.error)
         excerpt = tuple(map(shown, self.excerpt))
-        return json.dumps(asdict(replace(self, error=told, excerpt=excerpt)), indent=1).encode()
+        return json.dumps(asdict(replace(self, error=redacted, excerpt=excerpt)), indent=1).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> "Report":

@@ -37,9 +37,9 @@ from pipeline.wire.spec import InputSpec, Report, StepSpec
 from pipeline.worker.calling import Code, WorkerOutput, call, join_step, packages_in_use
 from pipeline.worker.content import DamagedInput, check_input, describe_files, fetch_input
 from pipeline.worker.failure import failure_of
+from pipeline.worker.progress import ProgressWriter
 from pipeline.worker.spending import of_devices, spent
 from pipeline.worker.stopping import Stopping
-from pipeline.worker.telling import Teller
 from pipeline.worker.torchrun import ALONE, Node, RankResult, run_ranks, this_node
 
 PEERS_SECONDS = 5.0
@@ -81,12 +81,12 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
 
 def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = ALONE) -> Report:
     """Run the step function on its inputs, and describe the files that it wrote."""
-    teller = Teller(store, spec)
+    progress = ProgressWriter(store, spec)
     with contextlib.ExitStack() as stack:
-        with teller.watching() if _is_one_process(spec) else contextlib.nullcontext():
+        with progress.watching() if _is_one_process(spec) else contextlib.nullcontext():
             code = stack.enter_context(Code(spec))
             content = stack.enter_context(_content_folder(store, spec))
-            ran = _run(spec, store, stopping, node, code, content, stack, teller)
+            ran = _run(spec, store, stopping, node, code, content, stack, progress)
         discovered = code.discovered()
         _check_sources(spec)
         files = describe_files(content)
@@ -110,7 +110,7 @@ def _help(spec: StepSpec, store: Store, stopping: Stopping, node: Node) -> int:
         with contextlib.ExitStack() as stack:
             code = stack.enter_context(Code(spec))
             content = stack.enter_context(_content_folder(store, spec))
-            _run(spec, store, stopping, node, code, content, stack, Teller(store, spec))
+            _run(spec, store, stopping, node, code, content, stack, ProgressWriter(store, spec))
     except Exception as error:
         report = _failed(spec, store, stopping, error)
         if report.preempted:
@@ -123,24 +123,24 @@ def _help(spec: StepSpec, store: Store, stopping: Stopping, node: Node) -> int:
 
 def _failed(spec: StepSpec, store: Store, stopping: Stopping, error: Exception) -> Report:
     """Make the report of an exception, and print the traceback unless the step ended on request."""
-    told = _is_told_to_leave(spec, stopping)
+    was_asked = _was_asked_to_stop(spec, stopping)
     places = [store.root] if store.is_local else []
     failure = failure_of(error, spec.function.partition(":")[0], places)
-    if told and not failure.excerpt:
+    if was_asked and not failure.excerpt:
         print(failure.message, flush=True)
     else:
         traceback.print_exc()
     return Report(
         failure.message,
         error.position if isinstance(error, DamagedInput) else None,
-        told,
+        was_asked,
         paused=not failure.excerpt and stopping.is_pause(error),
         excerpt=failure.excerpt,
         provenance=_provenance(packages_in_use()),
     )
 
 
-def _is_told_to_leave(spec: StepSpec, stopping: Stopping) -> bool:
+def _was_asked_to_stop(spec: StepSpec, stopping: Stopping) -> bool:
     """Whether a step failed because of a request to stop. If it has several nodes, others may have
     received the request first and stopped, which made this node fail."""
     return stopping.is_asked_within(PEERS_SECONDS if spec.nodes > 1 else 0.0)
@@ -176,7 +176,7 @@ def _run(
     code: Code,
     content: Path,
     stack: contextlib.ExitStack,
-    teller: Teller,
+    progress: ProgressWriter,
 ) -> "_Ran":
     """Call the step function in this process, or in the ranks of this node."""
     inputs = [
@@ -193,7 +193,7 @@ def _run(
         scratch.mkdir(parents=True, exist_ok=True)
         resumed = any(scratch.iterdir())
         if _is_one_process(spec):
-            output = WorkerOutput(store, teller, content, scratch, stopping, spec.pause)
+            output = WorkerOutput(store, progress, content, scratch, stopping, spec.pause)
             metrics = call(code.function, spec, output, inputs)
             result = RankResult(metrics, packages_in_use(), of_devices())
         else:

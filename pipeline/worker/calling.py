@@ -28,8 +28,8 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Discovered, Manifest
 from pipeline.wire.spec import InputSpec, Pause, StepSpec
+from pipeline.worker.progress import ProgressWriter
 from pipeline.worker.stopping import Stopping
-from pipeline.worker.telling import Teller
 
 RECORDED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "numpy")
 
@@ -122,7 +122,7 @@ class WorkerOutput:
     def __init__(
         self,
         store: Store,
-        teller: Teller,
+        writer: ProgressWriter,
         path: Path,
         scratch: Path,
         stopping: Stopping,
@@ -135,7 +135,7 @@ class WorkerOutput:
         self._stopping = stopping
         self._store = store
         self._pause = pause
-        self._teller = teller
+        self._writer = writer
 
     @property
     def stopping(self) -> bool:
@@ -150,7 +150,7 @@ class WorkerOutput:
     def progress(self, done: float, total: float | None, metrics: Metrics | None = None) -> None:
         if self._pause is not None and self._pause.is_reached(done, metrics or {}):
             self._stopping.paused = True
-        self._teller.progress(done, total, metrics)
+        self._writer.progress(done, total, metrics)
 
 
 def _rules(spec: StepSpec, module: str) -> Rules:

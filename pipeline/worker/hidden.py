@@ -149,10 +149,10 @@ class _Circumstances:
         now = _Circumstances.now()
         if differing := now.environment.items() ^ self.environment.items():
             return f"the environment variable {min(name for name, _ in differing)}"
-        told = {"folder": "the working folder", "path": "sys.path"}
+        names = {"folder": "the working folder", "path": "sys.path"}
         for what in ("folder", "path", "finders", "hooks", "importing"):
             if getattr(now, what) != getattr(self, what):
-                return told.get(what, "how modules are found")
+                return names.get(what, "how modules are found")
         return None
 
 

@@ -20,9 +20,9 @@ from pipeline.wire.launcher import PREEMPTED
 from pipeline.wire.spec import StepSpec
 from pipeline.worker.calling import WorkerOutput, call, join_step, packages_in_use
 from pipeline.worker.failure import failure_of
+from pipeline.worker.progress import ProgressWriter
 from pipeline.worker.spending import of_devices
 from pipeline.worker.stopping import Stopping
-from pipeline.worker.telling import Teller
 from pipeline.worker.torchrun import PAUSED, RankCall
 
 ALIVE_SECONDS = 0.5
@@ -33,22 +33,22 @@ def main(path: str) -> int:
     stopping = Stopping()
     stopping.listen()
     join_step()
-    told = RankCall(**json.loads(Path(path).read_text()))
-    _end_with(told.worker)
-    spec = StepSpec.from_json(told.spec.encode())
+    request = RankCall(**json.loads(Path(path).read_text()))
+    _end_with(request.worker)
+    spec = StepSpec.from_json(request.spec.encode())
     stopping.grace = spec.grace
-    rank, answers = int(os.environ["RANK"]), Path(told.answers)
+    rank, answers = int(os.environ["RANK"]), Path(request.answers)
     stopping.leave = (answers / f"left-{rank}").touch
     try:
-        metrics = _call(told, spec, stopping, is_first=rank == 0)
+        metrics = _call(request, spec, stopping, is_first=rank == 0)
     except Exception as error:
         failure = failure_of(error, spec.function.partition(":")[0])
         if stopping.is_asked and not failure.excerpt:
             print(failure.message, flush=True)
         else:
             traceback.print_exc()
-        said = {"rank": rank, "time": time.time(), "error": failure.message}
-        _write(answers / f"error-{rank}.json", {**said, "excerpt": failure.excerpt})
+        entry = {"rank": rank, "time": time.time(), "error": failure.message}
+        _write(answers / f"error-{rank}.json", {**entry, "excerpt": failure.excerpt})
         if not failure.excerpt and stopping.is_pause(error):
             (answers / PAUSED).touch()
         return PREEMPTED if stopping.is_asked else 1
@@ -65,17 +65,17 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-def _call(told: RankCall, spec: StepSpec, stopping: Stopping, is_first: bool) -> Metrics:
+def _call(request: RankCall, spec: StepSpec, stopping: Stopping, is_first: bool) -> Metrics:
     store = Store(spec.store)
-    teller = Teller(store, spec, is_heard=is_first)
+    progress = ProgressWriter(store, spec, is_writing=is_first)
     output = WorkerOutput(
-        store, teller, Path(told.content), Path(told.scratch), stopping, spec.pause
+        store, progress, Path(request.content), Path(request.scratch), stopping, spec.pause
     )
     inputs: list[Artifact] = [
         resolve_reference(entry["kind"])(Path(entry["path"]), entry["step"], entry["digest"])
-        for entry in told.inputs
+        for entry in request.inputs
     ]
-    with teller.watching():
+    with progress.watching():
         return call(resolve_reference(spec.function), spec, output, inputs)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.price.machine import cores_here, memory_here, processor, threads_told
+from pipeline.price.machine import cores_here, memory_here, processor, threads_set
 
 
 def spent(devices: Mapping[str, Any], processes: int, resumed: bool) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def spent(devices: Mapping[str, Any], processes: int, resumed: bool) -> dict[str
     return {
         "model": on_devices or processor(),
         "devices": processes if on_devices else 0,
-        "threads": threads_told() or cores_here(),
+        "threads": threads_set() or cores_here(),
         "memory": max(_most_resident() or mine.ru_maxrss * unit, others.ru_maxrss * unit),
         "cpu_seconds": round(sum(r.ru_utime + r.ru_stime for r in (mine, others)), 3),
         "machine_memory": memory_here(),

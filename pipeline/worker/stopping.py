@@ -46,7 +46,7 @@ class Stopping:
         self.grace = 10.0
         self.heeded = False
         self.paused = False
-        self._was_told = False
+        self._has_answered = False
         self.leave: Callable[[], None] = lambda: None
         self.report: Callable[[], None] = lambda: None
 
@@ -61,13 +61,13 @@ class Stopping:
     def asked(self) -> bool:
         """For the step: true once it is to stop."""
         self.heeded = True
-        self._was_told = self.paused or self._asked.is_set()
-        return self._was_told
+        self._has_answered = self.paused or self._asked.is_set()
+        return self._has_answered
 
     def is_pause(self, error: Exception) -> bool:
         """Whether an exception ends a step that was asked to pause. An error of the disk or the
         memory is a failure all the same."""
-        return self.paused and self._was_told and not isinstance(error, OSError | MemoryError)
+        return self.paused and self._has_answered and not isinstance(error, OSError | MemoryError)
 
     def ask(self) -> None:
         """Request the step to stop; if it does not poll, end the process."""

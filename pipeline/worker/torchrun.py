@@ -173,8 +173,8 @@ def _portable(artifact: Artifact) -> dict[str, str]:
 
 def _first_failure(answers: Path, ranks: Iterable[int], status: int) -> Failure:
     """The failure of the rank that failed first, since the others usually fail because of it."""
-    said = [path.name for path in answers.iterdir()]
-    silent = [r for r in ranks if not {f"error-{r}.json", f"left-{r}", f"done-{r}"} & {*said}]
+    names = [path.name for path in answers.iterdir()]
+    silent = [r for r in ranks if not {f"error-{r}.json", f"left-{r}", f"done-{r}"} & {*names}]
     if silent:
         return Failure(
             f"rank {silent[0]} was killed, or did not start (torchrun: {status}); see the log"

@@ -234,15 +234,15 @@ class _Parent:
         for descriptor, (_, other) in self.workers.items():
             os.close(descriptor)
             other.close()
-        said = _read_all(sys.stdout.fileno())
+        output = _read_all(sys.stdout.fileno())
         for stream in (sys.stdout, sys.stderr):
             os.dup2(log, stream.fileno())
         os.close(log)
         with answers:
             if not forking.begin(answers):
                 os._exit(0)
-        if said:  # the output of imports
-            os.write(sys.stdout.fileno(), said)
+        if output:  # the output of imports
+            os.write(sys.stdout.fileno(), output)
         if (numbers := sys.modules.get("numpy.random")) is not None:
             numbers.seed()  # as in a new process; Python reseeds its own generator after a fork
         importlib.invalidate_caches()  # folders may have changed since the parent read them

@@ -16,7 +16,7 @@ from pipeline.show.report.costs import cost_of, hardware_of, total
 from pipeline.show.report.headline import Headline, headline
 from pipeline.show.report.page import render
 from pipeline.show.report.scoreboard import result_groups
-from pipeline.show.report.story import Story, Told
+from pipeline.show.report.story import ReportedStep, Story
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_runs
 
@@ -174,7 +174,7 @@ def test_hardware_and_cost_are_those_that_the_worker_recorded(
     told = story(store, {"only": judge(40)}, console).steps[0]
     assert told.manifest is not None
 
-    def with_spent(spent: Any, seconds: float = 60.0) -> Told:
+    def with_spent(spent: Any, seconds: float = 60.0) -> ReportedStep:
         provenance = {"spent": spent, "threads": "4"}
         made = replace(told.manifest, provenance=provenance, seconds=seconds)  # type: ignore[type-var]
         return replace(told, manifest=made)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.show.metrics import is_number
-from pipeline.show.report.story import Told
+from pipeline.show.report.story import ReportedStep
 from pipeline.text import clock
 
 
@@ -24,35 +24,35 @@ class Cost:
         return ", ".join(f"{unit} {clock(seconds)}" for seconds, unit in spent if seconds)
 
 
-def hardware_of(told: Told) -> str:
+def hardware_of(reported: ReportedStep) -> str:
     """The accelerators, or the CPU and its threads; empty if the manifest does not record them."""
-    spent = _spent(told)
+    spent = _spent(reported)
     model, devices = str(spent.get("model") or ""), _number(spent, "devices")
     if devices:
         return f"{model} × {devices:g}" if devices > 1 else model
-    threads = _number(spent, "threads") or _number(_provenance(told), "threads")
+    threads = _number(spent, "threads") or _number(_provenance(reported), "threads")
     counted = f"{threads:g} thread{'' if threads == 1 else 's'}" if threads else ""
     return ", ".join(filter(None, (model, counted)))
 
 
-def cost_of(told: Told) -> Cost:
+def cost_of(reported: ReportedStep) -> Cost:
     """The cost of the attempt that made the artifact, without earlier attempts that it resumed."""
-    spent = _spent(told)
-    seconds = told.manifest.seconds if told.manifest else 0.0
+    spent = _spent(reported)
+    seconds = reported.manifest.seconds if reported.manifest else 0.0
     return Cost(_number(spent, "cpu_seconds"), _number(spent, "devices") * seconds)
 
 
-def total(steps: Iterable[Told]) -> Cost:
+def total(steps: Iterable[ReportedStep]) -> Cost:
     return sum(map(cost_of, steps), Cost())
 
 
-def _spent(told: Told) -> Mapping[str, Any]:
-    spent = _provenance(told).get("spent")
+def _spent(reported: ReportedStep) -> Mapping[str, Any]:
+    spent = _provenance(reported).get("spent")
     return spent if isinstance(spent, Mapping) else {}
 
 
-def _provenance(told: Told) -> Mapping[str, Any]:
-    return told.manifest.provenance if told.manifest else {}
+def _provenance(reported: ReportedStep) -> Mapping[str, Any]:
+    return reported.manifest.provenance if reported.manifest else {}
 
 
 def _number(values: Mapping[str, Any], name: str) -> float:

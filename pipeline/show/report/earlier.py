@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.plan import variants
 from pipeline.show.made import Made
-from pipeline.show.report.story import Look, Past, Story, Told, manifest_of
+from pipeline.show.report.story import Look, Past, ReportedStep, Story, manifest_of
 from pipeline.show.report.wording import when
 from pipeline.show.views import Curves, Measures
 from pipeline.store.catalog import Catalog
@@ -23,7 +23,7 @@ MOST_OTHERS = 4
 """The most artifacts of other runs, for each step, whose curves a reader can show."""
 
 
-def run_to_tell_of(store: Store) -> tuple[Run, Run] | None:
+def run_to_show(store: Store) -> tuple[Run, Run] | None:
     """The run that a report shows by default, and the newest run.
 
     By default that is the newest run. If the newest run found all of its results in the cache, it
@@ -57,13 +57,13 @@ def _results(run: Run) -> dict[str, str | None]:
     return {name: made.get(fingerprint) for name, fingerprint in run.roots.items()}
 
 
-def _others(story: Story, catalog: Catalog, look: Look) -> Iterator[Told]:
+def _others(story: Story, catalog: Catalog, look: Look) -> Iterator[ReportedStep]:
     """The newest artifacts outside the story, for each of its steps that has curves."""
-    ids = {told.id for told in story.steps}
-    own = [told.manifest for told in story.steps if told.manifest]
+    ids = {reported.id for reported in story.steps}
+    own = [reported.manifest for reported in story.steps if reported.manifest]
     experiments = {made.provenance.get("experiment") for made in own}
-    with_curves = [told for told in story.steps if _curves(told)]
-    for step in dict.fromkeys(told.step for told in with_curves):
+    with_curves = [reported for reported in story.steps if _curves(reported)]
+    for step in dict.fromkeys(reported.step for reported in with_curves):
         found = [
             made
             for made in reversed(catalog.history(step))
@@ -84,7 +84,7 @@ def _past(story: Story, catalog: Catalog) -> Iterator[Past]:
     scripts = {_script(run) for run in story.runs}
     runs = [r for r in islice(newest_runs(catalog.store), MOST_RUNS) if _script(r) in scripts]
     for name, now in story.results.items():
-        found: dict[str, Told] = {}
+        found: dict[str, ReportedStep] = {}
         for run in reversed(runs):
             made = _result(run, name, catalog)
             if made is not None and made.step == now.step and made.attempt not in _ids(found):
@@ -94,18 +94,20 @@ def _past(story: Story, catalog: Catalog) -> Iterator[Past]:
             yield Past(name, found, _settings(found, catalog))
 
 
-def _settings(found: Mapping[str, Told], catalog: Catalog) -> Mapping[str, Mapping[str, Any]]:
+def _settings(
+    found: Mapping[str, ReportedStep], catalog: Catalog
+) -> Mapping[str, Mapping[str, Any]]:
     """The settings in which artifacts or their ancestors differ; the values by run."""
-    made = {told.id: told.manifest for told in found.values() if told.manifest}
+    made = {reported.id: reported.manifest for reported in found.values() if reported.manifest}
     nodes = variants.of_manifests(catalog.with_all_above(made.values()))
     return {
-        setting: {run: of[told.id] for run, told in found.items() if told.id in of}
+        setting: {run: of[reported.id] for run, reported in found.items() if reported.id in of}
         for setting, of in variants.parameters(nodes, list(made)).items()
     }
 
 
-def _ids(found: Mapping[str, Told]) -> set[str]:
-    return {told.id for told in found.values()}
+def _ids(found: Mapping[str, ReportedStep]) -> set[str]:
+    return {reported.id for reported in found.values()}
 
 
 def _result(run: Run, name: str, catalog: Catalog) -> Manifest | None:
@@ -114,12 +116,16 @@ def _result(run: Run, name: str, catalog: Catalog) -> Manifest | None:
     return next((manifest_of(entry, catalog) for entry in entries), None)
 
 
-def _other(made: Manifest, label: str, views: Sequence[Curves] | Sequence[Measures]) -> Told:
-    return Told(made.attempt, made.step, "done", made.seconds, label, manifest=made, views=views)
+def _other(
+    made: Manifest, label: str, views: Sequence[Curves] | Sequence[Measures]
+) -> ReportedStep:
+    return ReportedStep(
+        made.attempt, made.step, "done", made.seconds, label, manifest=made, views=views
+    )
 
 
-def _curves(told: Told) -> bool:
-    return any(isinstance(view, Curves) for view in told.views)
+def _curves(reported: ReportedStep) -> bool:
+    return any(isinstance(view, Curves) for view in reported.views)
 
 
 def _script(run: Run) -> str:

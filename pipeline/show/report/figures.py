@@ -269,7 +269,7 @@ def _estimate(estimate: Estimate, index: int, x: Axis, y: Axis) -> Markup:
     if low is not None and high is not None:
         interval = f" ({short(low)} to {short(high)})"
         whisker = _path([(at, y(low)), (at, y(high))], index)
-    said = f"{clean(estimate.name)}: {estimate.value:.4g}{interval}"
+    tooltip = f"{clean(estimate.name)}: {estimate.value:.4g}{interval}"
     return whisker + Markup(
         '<circle style="fill:{}" cx="{:.1f}" cy="{:.1f}" r="3.4"><title>{}</title></circle>'
-    ).format(colour(index), at, y(estimate.value), said)
+    ).format(colour(index), at, y(estimate.value), tooltip)

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.show.metrics import is_interval, is_number
 from pipeline.show.report.scoreboard import SIGNIFICANT, Cell, measures_of
-from pipeline.show.report.story import Story, Told
+from pipeline.show.report.story import ReportedStep, Story
 from pipeline.show.report.wording import number, probability, rough, signed
 from pipeline.show.views import Measure
 
@@ -37,7 +37,7 @@ class _Change:
     """A tested change of a result against its baseline."""
 
     result: str
-    told: Told
+    reported: ReportedStep
     measure: Measure
     interval: Mapping[str, float]
     p: float
@@ -52,8 +52,10 @@ def headline(story: Story) -> Headline | None:
 
     An artifact with several names counts once.
     """
-    once = {told.id: (name, told) for name, told in reversed([*story.results.items()])}
-    changes = [change for name, told in reversed(once.values()) for change in _changes(name, told)]
+    once = {reported.id: (name, reported) for name, reported in reversed([*story.results.items()])}
+    changes = [
+        change for name, reported in reversed(once.values()) for change in _changes(name, reported)
+    ]
     if not changes:
         return _of_intervals(story)
     first = changes[0].measure.metric
@@ -64,12 +66,12 @@ def headline(story: Story) -> Headline | None:
     return Headline(_sentence(best, rivals, story), tone, list(_in_short(others)))
 
 
-def _changes(result: str, told: Told) -> Iterator[_Change]:
-    metrics = told.manifest.metrics if told.manifest else {}
-    for measure in measures_of(told).measures:
+def _changes(result: str, reported: ReportedStep) -> Iterator[_Change]:
+    metrics = reported.manifest.metrics if reported.manifest else {}
+    for measure in measures_of(reported).measures:
         interval, p = metrics.get(measure.metric), metrics.get(measure.p)
         if measure.p and is_interval(interval) and is_number(p):
-            yield _Change(result, told, measure, interval, p)
+            yield _Change(result, reported, measure, interval, p)
 
 
 def _corrected(best: _Change, rivals: Sequence[_Change]) -> float:
@@ -77,7 +79,7 @@ def _corrected(best: _Change, rivals: Sequence[_Change]) -> float:
 
 
 def _sentence(best: _Change, rivals: Sequence[_Change], story: Story) -> str:
-    baseline = _baseline(best.told, story)
+    baseline = _baseline(best.reported, story)
     against = f" against {baseline}" if baseline else ""
     p = _corrected(best, rivals)
     verdict = "significant" if p < SIGNIFICANT else "not significant"
@@ -93,7 +95,9 @@ def _sentence(best: _Change, rivals: Sequence[_Change], story: Story) -> str:
 
 
 def _movement(change: _Change) -> str:
-    after: Any = change.told.manifest and change.told.manifest.metrics.get(change.measure.change_of)
+    after: Any = change.reported.manifest and change.reported.manifest.metrics.get(
+        change.measure.change_of
+    )
     if change.value == 0:
         still = f" ({number(after['value'])})" if is_interval(after) else ""
         return f"did not change{still}"
@@ -114,9 +118,9 @@ def _in_short(changes: Sequence[_Change]) -> Iterator[str]:
         yield f"no change: {', '.join(same)}"
 
 
-def _baseline(told: Told, story: Story) -> str:
+def _baseline(reported: ReportedStep, story: Story) -> str:
     """The name of the baseline of a result; empty if it has none."""
-    id = told.given.get(measures_of(told).baseline, "")
+    id = reported.given.get(measures_of(reported).baseline, "")
     names = [name for name, other in story.results.items() if other.id == id]
     steps = [other.name for other in story.steps if other.id == id]
     return (*names, *steps, "")[0]
@@ -127,8 +131,9 @@ def _of_intervals(story: Story) -> Headline | None:
     for _, measure in _measured(story):
         known = {
             name: value
-            for name, told in story.results.items()
-            if told.manifest and is_interval(value := told.manifest.metrics.get(measure.metric))
+            for name, reported in story.results.items()
+            if reported.manifest
+            and is_interval(value := reported.manifest.metrics.get(measure.metric))
         }
         if len(known) > 1:
             return _by_intervals(measure, known)
@@ -136,8 +141,8 @@ def _of_intervals(story: Story) -> Headline | None:
 
 
 def _measured(story: Story) -> Iterator[tuple[str, Measure]]:
-    for name, told in story.results.items():
-        for measure in measures_of(told).measures:
+    for name, reported in story.results.items():
+        for measure in measures_of(reported).measures:
             if measure.better:
                 yield name, measure
 
@@ -148,9 +153,9 @@ def _by_intervals(measure: Measure, known: Mapping[str, Mapping[str, float]]) ->
     apart = after["low"] > before["high"] or after["high"] < before["low"]
     change = after["value"] - before["value"]
     which = f", the best of {len(others)}" if len(others) > 1 else ""
-    said = "do not overlap" if apart else "overlap, so it may be chance"
+    relation = "do not overlap" if apart else "overlap, so it may be chance"
     sentence = (
         f"{best}{which}, against {first}: {measure.title} went from {number(before['value'])} to "
-        f"{number(after['value'])} ({signed(change)}); the 95 % intervals {said}."
+        f"{number(after['value'])} ({signed(change)}); the 95 % intervals {relation}."
     )
     return Headline(sentence, Cell(change, p=0.0 if apart else 1.0, better=measure.better).tone)

@@ -18,7 +18,7 @@ from pipeline.redaction import shown
 from pipeline.show.report import costs, figures, graph, trends
 from pipeline.show.report.headline import headline
 from pipeline.show.report.scoreboard import group_of, result_groups
-from pipeline.show.report.story import Story, Told, told_with
+from pipeline.show.report.story import ReportedStep, Story, steps_with
 from pipeline.show.report.sweeps import effects
 from pipeline.show.report.texts import samples
 from pipeline.show.report.wording import filters, markdown
@@ -61,20 +61,20 @@ def render(story: Story, page: Page = Page()) -> str:
         story=story,
         page=page,
         headline=headline(story),
-        drawing=graph.draw({told.id: told.inputs for told in story.steps}),
-        numbers={told.id: index for index, told in enumerate(story.steps, start=1)},
-        told={told.id: told for told in story.steps},
+        drawing=graph.draw({reported.id: reported.inputs for reported in story.steps}),
+        numbers={reported.id: index for index, reported in enumerate(story.steps, start=1)},
+        by_id={reported.id: reported for reported in story.steps},
         box=graph.BOX,
         groups=groups,
         effects=list(effects(story, groups)),
         curves=trends.curves(story, "Curves"),
         more_results=trends.curves(story, "Results"),
         samples=list(samples(story)),
-        tables=[(told, view) for told, view in told_with(story.steps, Table)],
+        tables=[(reported, view) for reported, view in steps_with(story.steps, Table)],
         histograms=list(trends.histograms(story)),
         past=[(past, group_of(past.result, past.by_run)) for past in story.past],
-        has_costs=any(str(costs.cost_of(told)) for told in story.steps),
-        notes=list(told_with(story.steps, Note)),
+        has_costs=any(str(costs.cost_of(reported)) for reported in story.steps),
+        notes=list(steps_with(story.steps, Note)),
         versions=_versions(story.steps),
         costs=costs,
     )
@@ -127,11 +127,11 @@ def template(name: str) -> Any:
 # --- provenance ----------------------------------------------------------------------------------
 
 
-def _versions(steps: Sequence[Told]) -> dict[str, list[str]]:
+def _versions(steps: Sequence[ReportedStep]) -> dict[str, list[str]]:
     """Commit, host, hardware and package versions of the artifacts: all values of each."""
     found: dict[str, dict[str, None]] = {}
-    for told in steps:
-        facts = [*_facts(told.manifest), ("hardware", costs.hardware_of(told))]
+    for reported in steps:
+        facts = [*_facts(reported.manifest), ("hardware", costs.hardware_of(reported))]
         for name, value in facts:
             if value:
                 found.setdefault(name, {})[value] = None

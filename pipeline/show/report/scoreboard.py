@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.show.metrics import comparable_metrics, is_interval, is_number
-from pipeline.show.report.story import Story, Told
+from pipeline.show.report.story import ReportedStep, Story
 from pipeline.show.report.wording import exact
 from pipeline.show.views import Measure, Measures
 
@@ -94,18 +94,20 @@ class Group:
 
 def result_groups(story: Story) -> Iterator[Group]:
     """A group for each step that has results with numbers; the step with the most results first."""
-    by_step: dict[str, dict[str, Told]] = {}
-    for name, told in story.results.items():
-        if told.manifest is not None:
-            by_step.setdefault(told.step, {})[name] = told
+    by_step: dict[str, dict[str, ReportedStep]] = {}
+    for name, reported in story.results.items():
+        if reported.manifest is not None:
+            by_step.setdefault(reported.step, {})[name] = reported
     for step, results in sorted(by_step.items(), key=lambda group: -len(group[1])):
         group = group_of(step, results)
         if group.sections or group.same:
             yield group
 
 
-def group_of(step: str, results: Mapping[str, Told]) -> Group:
-    metrics = {name: told.manifest.metrics for name, told in results.items() if told.manifest}
+def group_of(step: str, results: Mapping[str, ReportedStep]) -> Group:
+    metrics = {
+        name: reported.manifest.metrics for name, reported in results.items() if reported.manifest
+    }
     rows = [_row(measure, metrics) for measure in _measures(results.values())]
     same = {row.measure.title: _only(row) for row in rows if len(results) > 1 and _is_same(row)}
     sections: dict[str, list[Row]] = {}
@@ -117,16 +119,16 @@ def group_of(step: str, results: Mapping[str, Told]) -> Group:
     return Group(step, list(results), drawn, same)
 
 
-def measures_of(told: Told) -> Measures:
+def measures_of(reported: ReportedStep) -> Measures:
     """The measures that explain an artifact's metrics; empty if its kind declares none."""
-    return next((view for view in told.views if isinstance(view, Measures)), Measures(()))
+    return next((view for view in reported.views if isinstance(view, Measures)), Measures(()))
 
 
-def _measures(results: Iterable[Told]) -> list[Measure]:
+def _measures(results: Iterable[ReportedStep]) -> list[Measure]:
     """A measure for each metric that some result has: declared measures first, then plain names."""
     results = list(results)
-    known = comparable_metrics(told.manifest for told in results if told.manifest)
-    explained = {m.metric: m for told in results for m in measures_of(told).measures}
+    known = comparable_metrics(reported.manifest for reported in results if reported.manifest)
+    explained = {m.metric: m for reported in results for m in measures_of(reported).measures}
     tests = {measure.p for measure in explained.values()}
     plain = (Measure(name, name) for name in known if name not in explained | dict.fromkeys(tests))
     return [*(m for m in explained.values() if m.metric in known), *plain]

@@ -34,7 +34,7 @@ def by_kind(made: Made) -> Sequence[View]:
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportedStep:
     """One step of the story.
 
     Attributes:
@@ -75,7 +75,7 @@ class Past:
     """
 
     result: str
-    by_run: Mapping[str, Told]
+    by_run: Mapping[str, ReportedStep]
     settings: Mapping[str, Mapping[str, Any]]
 
 
@@ -92,10 +92,10 @@ class Story:
     title: str
     store: str
     runs: Sequence["Run"]
-    steps: Sequence[Told]
-    results: Mapping[str, Told]
+    steps: Sequence[ReportedStep]
+    results: Mapping[str, ReportedStep]
     parameters: Mapping[str, Mapping[str, Any]]
-    others: Sequence[Told] = ()
+    others: Sequence[ReportedStep] = ()
     past: Sequence[Past] = ()
 
     @property
@@ -103,7 +103,7 @@ class Story:
         return any(run.is_in_progress() for run in self.runs)
 
     def count(self, *states: str) -> int:
-        return sum(told.state in states for told in self.steps)
+        return sum(reported.state in states for reported in self.steps)
 
 
 def story_of_runs(
@@ -119,19 +119,23 @@ def story_of_runs(
     Raises:
         TemperError: the store cannot be read.
     """
-    steps: dict[str, Told] = {}
+    steps: dict[str, ReportedStep] = {}
     roots: dict[str, dict[str, str]] = {}  # run: name of a result: id
     for run in runs:
         ids: dict[str, str] = {}
         at_work = _keys_at_work(run, catalog)
         for entry in run.steps:
-            told = _told(entry, ids, catalog)
-            if (key := at_work.get(told.step)) and not told.manifest and told.key in ("", key):
-                told = _at_work(told, key, catalog, with_views=look is not None)
-            ids[str(entry.get("fingerprint"))] = told.id
-            before = steps.get(told.id)
+            reported = _reported_step(entry, ids, catalog)
+            if (
+                (key := at_work.get(reported.step))
+                and not reported.manifest
+                and reported.key in ("", key)
+            ):
+                reported = _at_work(reported, key, catalog, with_views=look is not None)
+            ids[str(entry.get("fingerprint"))] = reported.id
+            before = steps.get(reported.id)
             if before is None or before.state == "cached":  # prefer the run that made it
-                steps[told.id] = told
+                steps[reported.id] = reported
         roots[run.name] = {name: ids[f] for name, f in run.roots.items() if f in ids}
     title = " and ".join(dict.fromkeys(_script(run) for run in runs))
     return _story(title, runs, steps, _named_apart(roots), catalog, look)
@@ -155,36 +159,42 @@ def story_of_artifacts(
 def _story(
     title: str,
     runs: Sequence["Run"],
-    steps: Mapping[str, Told],
+    steps: Mapping[str, ReportedStep],
     roots: Mapping[str, str],
     catalog: Catalog,
     look: Look | None,
 ) -> Story:
-    nodes = variants.of_manifests(told.manifest for told in steps.values() if told.manifest)
+    nodes = variants.of_manifests(
+        reported.manifest for reported in steps.values() if reported.manifest
+    )
     labels = variants.names(nodes)
     asked = {id: name for name, id in reversed(list(roots.items()))}
     parameters = variants.parameters(nodes, [id for id in asked if id in nodes])
 
-    def complete(told: Told) -> Told:
-        called = told.label if len(runs) == 1 else ""  # a run's labels are unique within the run
-        label = called or labels.get(told.id, told.label)
-        alone = sum(other.step == told.step for other in steps.values()) == 1
-        if not alone and told.id in asked:
-            label = asked[told.id]
-        views = told.views
-        if told.manifest is not None and not told.lost and look is not None:
-            views = look(Made(told.manifest, catalog.store))
-        node = nodes.get(told.id, variants.Node(told.step, {}, {}))
-        return replace(told, label=label, views=views, settings=node.settings, given=node.inputs)
+    def complete(reported: ReportedStep) -> ReportedStep:
+        called = (
+            reported.label if len(runs) == 1 else ""
+        )  # a run's labels are unique within the run
+        label = called or labels.get(reported.id, reported.label)
+        alone = sum(other.step == reported.step for other in steps.values()) == 1
+        if not alone and reported.id in asked:
+            label = asked[reported.id]
+        views = reported.views
+        if reported.manifest is not None and not reported.lost and look is not None:
+            views = look(Made(reported.manifest, catalog.store))
+        node = nodes.get(reported.id, variants.Node(reported.step, {}, {}))
+        return replace(
+            reported, label=label, views=views, settings=node.settings, given=node.inputs
+        )
 
     with ThreadPoolExecutor(READERS) as pool:
-        told = dict(zip(steps, pool.map(complete, steps.values()), strict=True))
+        completed = dict(zip(steps, pool.map(complete, steps.values()), strict=True))
     return Story(
         title=title or "Temper",
         store=shown(catalog.store.url),
         runs=runs,
-        steps=list(told.values()),
-        results={name: told[id] for name, id in roots.items()},
+        steps=list(completed.values()),
+        results={name: completed[id] for name, id in roots.items()},
         parameters={
             setting: {name: of[id] for name, id in roots.items() if id in of}
             for setting, of in parameters.items()
@@ -192,13 +202,15 @@ def _story(
     )
 
 
-def _told(entry: Mapping[str, Any], ids: Mapping[str, str], catalog: Catalog) -> Told:
+def _reported_step(
+    entry: Mapping[str, Any], ids: Mapping[str, str], catalog: Catalog
+) -> ReportedStep:
     """A step, from its entry in a run record."""
     inputs = tuple(_recorded_inputs(entry, ids))
     made = manifest_of(entry, catalog)
     if made is not None:
         return _of_manifest(entry, made, catalog, inputs or _inputs(made, catalog))
-    return Told(
+    return ReportedStep(
         id=str(entry.get("fingerprint")),
         step=entry["step"],
         state=str(entry.get("state") or ""),
@@ -221,17 +233,17 @@ def _keys_at_work(run: "Run", catalog: Catalog) -> dict[str, str]:
     }
 
 
-def _at_work(told: Told, key: str, catalog: Catalog, with_views: bool) -> Told:
+def _at_work(reported: ReportedStep, key: str, catalog: Catalog, with_views: bool) -> ReportedStep:
     """A step that a run makes now, with its progress and the curves that it has logged."""
-    views = unfinished_views(catalog.store, told.step, key) if with_views else ()
-    message = progress_of(catalog.store, told.step, key)
-    return replace(told, state="running", key=key, message=message, views=views)
+    views = unfinished_views(catalog.store, reported.step, key) if with_views else ()
+    message = progress_of(catalog.store, reported.step, key)
+    return replace(reported, state="running", key=key, message=message, views=views)
 
 
 def _of_manifest(
     entry: Mapping[str, Any], made: Manifest, catalog: Catalog, inputs: tuple[str, ...]
-) -> Told:
-    return Told(
+) -> ReportedStep:
+    return ReportedStep(
         id=made.attempt,
         step=made.step,
         state=str(entry.get("state") or ""),
@@ -286,9 +298,11 @@ def _script(run: "Run") -> str:
     return scripts[0].rpartition("/")[2].removesuffix(".py") if scripts else run.name
 
 
-def told_with(steps: Iterable[Told], kind: type[View]) -> Iterator[tuple[Told, Any]]:
+def steps_with(
+    steps: Iterable[ReportedStep], kind: type[View]
+) -> Iterator[tuple[ReportedStep, Any]]:
     """Every view of one type, with its step."""
-    for told in steps:
-        for view in told.views:
+    for reported in steps:
+        for view in reported.views:
             if isinstance(view, kind):
-                yield told, view
+                yield reported, view

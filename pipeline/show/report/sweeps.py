@@ -74,8 +74,8 @@ def _values(story: Story, group: Group, setting: str) -> dict[str, Any]:
 def _effect(story: Story, group: Group, setting: str, values: Mapping[str, Any]) -> Effect:
     places, series = _places(values), _series(story, setting, values)
     levels = [name for name in group.names if name not in story.parameters[setting]]
-    telling = (row for row in group.rows if _tells(row.cells, values))
-    panels = [_panel(row, setting, places, series, levels) for row in islice(telling, MOST_PANELS)]
+    varying = (row for row in group.rows if _differs(row.cells, values))
+    panels = [_panel(row, setting, places, series, levels) for row in islice(varying, MOST_PANELS)]
     axis = f"{setting} (logarithmic)" if places.logarithmic else setting
     return Effect(setting, axis, panels, list(series) if len(series) > 1 else [], levels)
 
@@ -103,7 +103,7 @@ def _series(story: Story, setting: str, values: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def _tells(cells: Mapping[str, Cell], names: Mapping[str, Any]) -> bool:
+def _differs(cells: Mapping[str, Cell], names: Mapping[str, Any]) -> bool:
     """Whether these results differ in a metric."""
     known = {(cells[n].value, cells[n].low, cells[n].high) for n in names}
     return len(known) > 1

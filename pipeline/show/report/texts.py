@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 
 from markupsafe import Markup, escape
 
-from pipeline.show.report.story import Story, told_with
+from pipeline.show.report.story import Story, steps_with
 from pipeline.show.views import Text, Texts
 from pipeline.text import clean
 
@@ -43,10 +43,10 @@ class Sample:
 def samples(story: Story) -> Iterator[tuple[str, Sequence[Sample], Sequence[Sample]]]:
     """For each title: the first samples, and the rest. A sample has all answers to one prompt."""
     groups: dict[str, dict[tuple[str, str], list[tuple[str, Text]]]] = {}
-    for told, view in told_with(story.steps, Texts):
+    for reported, view in steps_with(story.steps, Texts):
         for text in view.rows:
             rows = groups.setdefault(view.title, {})
-            by = ", ".join(filter(None, (told.label, text.by))) or told.step
+            by = ", ".join(filter(None, (reported.label, text.by))) or reported.step
             rows.setdefault((text.row, text.prompt), []).append((by, text))
     for title, rows in groups.items():
         found = [Sample(row, prompt, _answers(of)) for (row, prompt), of in rows.items()]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.show.report import figures
-from pipeline.show.report.story import Story, Told, told_with
+from pipeline.show.report.story import ReportedStep, Story, steps_with
 from pipeline.show.report.sweeps import Panel
 from pipeline.show.report.wording import number
 from pipeline.show.views import Curves, Histogram, Points
@@ -32,7 +32,7 @@ class Drawn:
     ends: Sequence[tuple[str, str, float, float, int]]
 
 
-Group = Sequence[tuple[Told, Curves]]
+Group = Sequence[tuple[ReportedStep, Curves]]
 
 
 def curves(story: Story, section: str) -> list[Drawn]:
@@ -44,11 +44,13 @@ def curves(story: Story, section: str) -> list[Drawn]:
     ]
 
 
-def _by_title(steps: Sequence[Told], section: str) -> dict[str, list[tuple[Told, Curves]]]:
-    groups: dict[str, list[tuple[Told, Curves]]] = {}
-    for told, view in told_with(steps, Curves):
+def _by_title(
+    steps: Sequence[ReportedStep], section: str
+) -> dict[str, list[tuple[ReportedStep, Curves]]]:
+    groups: dict[str, list[tuple[ReportedStep, Curves]]] = {}
+    for reported, view in steps_with(steps, Curves):
         if view.section == section:
-            groups.setdefault(view.title, []).append((told, view))
+            groups.setdefault(view.title, []).append((reported, view))
     return groups
 
 
@@ -57,13 +59,13 @@ def _drawn(group: Group, aside: Group) -> Drawn:
     names = list(dict.fromkeys(name for _, view in group for name in view.lines))
     panels = [_panel(name, group, aside) for name in names]
     ends = [
-        (name, told.label or told.step, *_first_and_last(view.lines[name]))
+        (name, reported.label or reported.step, *_first_and_last(view.lines[name]))
         for name in names
-        for told, view in group
+        for reported, view in group
         if name in view.lines
     ]
-    legend = [(told.label or told.step, False) for told, _ in group]
-    legend += [(told.label, True) for told, _ in aside]
+    legend = [(reported.label or reported.step, False) for reported, _ in group]
+    legend += [(reported.label, True) for reported, _ in aside]
     return Drawn(
         title=first.title,
         axis=first.axis,
@@ -78,8 +80,8 @@ def _drawn(group: Group, aside: Group) -> Drawn:
 
 def _panel(name: str, group: Group, aside: Group) -> Panel:
     ends = "; ".join(
-        f"{told.label or told.step}: {number(first)} to {number(last)} in {count} points"
-        for told, view in group
+        f"{reported.label or reported.step}: {number(first)} to {number(last)} in {count} points"
+        for reported, view in group
         if name in view.lines
         for first, last, count in [_first_and_last(view.lines[name])]
     )
@@ -94,13 +96,13 @@ def _first_and_last(points: Points) -> tuple[float, float, int]:
 
 def histograms(story: Story) -> Iterator[tuple[str, str, Sequence[Panel]]]:
     """Title, axis and panels of each histogram."""
-    for told, view in told_with(story.steps, Histogram):
+    for reported, view in steps_with(story.steps, Histogram):
         panels = [
             Panel(name, figures.bars(counts), _counted(name, view.axis, counts))
             for name, counts in view.counts.items()
             if counts
         ]
-        yield f"{view.title}: {told.name}", view.axis, panels
+        yield f"{view.title}: {reported.name}", view.axis, panels
 
 
 def _counted(name: str, axis: str, counts: Mapping[int, int]) -> str:

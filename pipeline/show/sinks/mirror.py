@@ -44,7 +44,7 @@ class Mirror:
     sinks: Mapping[str, Sink]
     folder: Path
     _open: dict[tuple[str, str], _Open] = field(default_factory=dict)
-    _said: set[str] = field(default_factory=set)
+    _printed: set[str] = field(default_factory=set)
 
     def begin(self, step: str, name: str, key: str, settings: Mapping[str, Json]) -> None:
         config = {
@@ -91,8 +91,8 @@ class Mirror:
             return None
 
     def say(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
+        if line not in self._printed:
+            self._printed.add(line)
             print(encodable(shown(line)), flush=True)
 
 

@@ -26,7 +26,7 @@ class MirrorProcess:
         self, resolver: Resolver, group: str, sinks: Iterable[str], names: Mapping[str, str]
     ):
         self.resolver, self.names = resolver, names
-        self.said: list[str] = []
+        self.output: list[str] = []
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `close`)
         self._process = subprocess.Popen(
             [
@@ -69,10 +69,10 @@ class MirrorProcess:
         self._process.kill()
         self._process.wait()
         self._output.seek(0)
-        self.said = self._output.read().splitlines()
+        self.output = self._output.read().splitlines()
         self._output.close()
         if self._process.returncode:
-            self.said.append(f"the sinks' process ended with status {self._process.returncode}")
+            self.output.append(f"the sinks' process ended with status {self._process.returncode}")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from waiting import wait_until
 
 from pipeline import Store
 from pipeline.wire.spec import StepSpec
-from pipeline.worker.telling import Teller, place_of
+from pipeline.worker.progress import ProgressWriter, place_of
 
 SPEC = StepSpec(
     store="", step="learn", key="0" * 32, function="", arguments={}, inputs=(), attempt="",
@@ -34,7 +34,7 @@ def test_a_library_that_is_imported_is_named(
 ) -> None:
     package = tmp_path / "site-packages" / "a_slow_library"
     package.mkdir(parents=True)
-    look = "import sys\nfrom pipeline.worker.telling import place_of\n"
+    look = "import sys\nfrom pipeline.worker.progress import place_of\n"
     (package / "__init__.py").write_text(f"{look}PLACE = place_of(sys._getframe())\n")
     monkeypatch.syspath_prepend(str(package.parent))
     import a_slow_library  # type: ignore[import-not-found]
@@ -44,12 +44,12 @@ def test_a_library_that_is_imported_is_named(
 
 def test_a_silent_step_is_told_of_until_it_speaks(store: Store) -> None:
     store.prepare()
-    teller = Teller(store, SPEC)
+    writer = ProgressWriter(store, SPEC)
 
     def read_the_model() -> None:
         wait_until(lambda: told(store).get("doing"))
 
-    with teller.watching():
+    with writer.watching():
         read_the_model()
         assert told(store)["doing"] in (
             "in read_the_model",
@@ -57,22 +57,22 @@ def test_a_silent_step_is_told_of_until_it_speaks(store: Store) -> None:
             "in <lambda>",
             "in told",
         )
-        teller.progress(1, 3, {"loss": 0.5})
+        writer.progress(1, 3, {"loss": 0.5})
         assert told(store)["done"] == 1
         assert told(store)["metrics"] == {"loss": 0.5}
 
 
 def test_what_an_earlier_attempt_reached_is_not_forgotten(store: Store) -> None:
     store.prepare()
-    Teller(store, SPEC).progress(4, 6)
-    with Teller(store, SPEC).watching():
+    ProgressWriter(store, SPEC).progress(4, 6)
+    with ProgressWriter(store, SPEC).watching():
         wait_until(lambda: told(store).get("doing"))
     assert told(store)["done"] == 4
 
 
 def test_a_step_whose_progress_cannot_be_written_goes_on(store: Store) -> None:
     store.prepare()
-    teller = Teller(store, SPEC)
-    teller.progress(1, 2, cast(Any, {"loss": object()}))
+    writer = ProgressWriter(store, SPEC)
+    writer.progress(1, 2, cast(Any, {"loss": object()}))
     Path(store.progress_path(SPEC.step, SPEC.key)).mkdir(parents=True)
-    teller.progress(2, 2)
+    writer.progress(2, 2)

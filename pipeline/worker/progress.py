@@ -27,19 +27,19 @@ _CORE = __name__.partition(".")[0]
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
-class Teller:
+class ProgressWriter:
     """Writes the progress of a step with a given key.
 
     Args:
-        is_heard: false for a rank that writes nothing.
+        is_writing: false for a rank that writes nothing.
     """
 
-    def __init__(self, store: Store, spec: StepSpec, is_heard: bool = True):
+    def __init__(self, store: Store, spec: StepSpec, is_writing: bool = True):
         self._store = store
         self._path = store.progress_path(spec.step, spec.key)
         self._interval = PROGRESS_SECONDS if store.is_local else REMOTE_PROGRESS_SECONDS
-        self._is_heard = is_heard
-        self._told: dict[str, Any] = {"done": 0.0, "total": None, "metrics": {}}
+        self._is_writing = is_writing
+        self._progress: dict[str, Any] = {"done": 0.0, "total": None, "metrics": {}}
         self._last = self._doing_at = 0.0
         self._doing = ""
         self._lock = threading.Lock()
@@ -47,31 +47,31 @@ class Teller:
     def progress(self, done: float, total: float | None, metrics: Metrics | None = None) -> None:
         """Write the progress; cheap enough to call for every batch."""
         now = time.monotonic()
-        if not self._is_heard or (now - self._last < self._interval and done != total):
+        if not self._is_writing or (now - self._last < self._interval and done != total):
             return
         self._last = now
         with contextlib.suppress(OSError, TypeError, ValueError), self._lock:
             of = None if total is None else float(total)
-            self._told = {"done": float(done), "total": of, "metrics": dict(metrics or {})}
-            self._write(self._told)
+            self._progress = {"done": float(done), "total": of, "metrics": dict(metrics or {})}
+            self._write(self._progress)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Inside the block, write what this thread does while the step reports no progress."""
-        if not self._is_heard:
+        if not self._is_writing:
             yield
             return
         over = threading.Event()
         watched = threading.get_ident()
         with contextlib.suppress(OSError, ValueError, TypeError):  # progress of an earlier attempt
             earlier = json.loads(self._store.read(self._path) or b"{}")
-            self._told |= {name: earlier[name] for name in self._told if name in earlier}
+            self._progress |= {name: earlier[name] for name in self._progress if name in earlier}
 
         def watch() -> None:
             while not over.wait(self._interval):
-                self._tell_place(sys._current_frames().get(watched))
+                self._write_place(sys._current_frames().get(watched))
 
-        thread = threading.Thread(target=watch, name="telling", daemon=True)
+        thread = threading.Thread(target=watch, name="progress", daemon=True)
         thread.start()
         try:
             yield
@@ -79,7 +79,7 @@ class Teller:
             over.set()
             thread.join()
 
-    def _tell_place(self, frame: FrameType | None) -> None:
+    def _write_place(self, frame: FrameType | None) -> None:
         if time.monotonic() - self._last < SILENCE_SECONDS:
             self._doing = ""
             return
@@ -87,10 +87,10 @@ class Teller:
         if doing and doing != self._doing:
             with contextlib.suppress(OSError, TypeError, ValueError), self._lock:
                 self._doing = doing
-                self._write({**self._told, "doing": doing})
+                self._write({**self._progress, "doing": doing})
 
-    def _write(self, told: Mapping[str, Any]) -> None:
-        self._store.objects.replace(self._path, json.dumps(told).encode())
+    def _write(self, progress: Mapping[str, Any]) -> None:
+        self._store.objects.replace(self._path, json.dumps(progress).encode())
 
 
 def place_of(frame: FrameType | None) -> str:
