@@ -72,7 +72,7 @@ StoreOption = Annotated[
 ]
 _NAMES = "The newest of a step, by key, or EXPERIMENT/RESULT."
 Name = Annotated[str, typer.Argument(metavar="STEP[@KEY]", help=_NAMES)]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def _show_version(is_asked: bool) -> None:
@@ -116,7 +116,7 @@ def list_recipes(context: typer.Context) -> None:
 
 @recipes_app.command("copy")
 def copy(
-    recipe: Annotated[str, typer.Argument(help="Its name.")],
+    recipe: Annotated[str, typer.Argument(help="The name of a recipe.")],
     file: Annotated[Path, typer.Argument(help="A .yaml for temper run, or a .py.")],
 ) -> None:
     """Copy a recipe to a file of your own: YAML for temper run, or a Python script."""
@@ -136,7 +136,7 @@ def init(
 
 @app.command("list")
 def list_artifacts(
-    step: Annotated[str | None, typer.Argument(help="Only of this step.")] = None,
+    step: Annotated[str | None, typer.Argument(help="List only artifacts of this step.")] = None,
     store: StoreOption = "store",
 ) -> None:
     """List every artifact in the store, oldest first."""
@@ -156,7 +156,8 @@ def show(
         str | None, typer.Option("--row", metavar="ID", help="Print this row of it.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option("--split", metavar="NAME", help="Only if it is in this split.")
+        str | None,
+        typer.Option("--split", metavar="NAME", help="Require that the row is in this split."),
     ] = None,
     store: StoreOption = "store",
 ) -> None:
@@ -188,7 +189,7 @@ def path(artifact: Name, store: StoreOption = "store") -> None:
 def logs(
     artifact: Name,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the attempt is over.")
+        bool, typer.Option("--follow", "-f", help="Print new lines until the attempt ends.")
     ] = False,
     store: StoreOption = "store",
 ) -> None:
@@ -228,7 +229,11 @@ def status(store: StoreOption = "store") -> None:
 def runs(
     names: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...")] = None,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Delete these records, so that gc may collect.")
+        bool,
+        typer.Option(
+            "--forget",
+            help="Delete the records of these runs, so that gc may delete what they used.",
+        ),
     ] = False,
     store: StoreOption = "store",
 ) -> None:
@@ -253,7 +258,9 @@ def runs(
 @app.command()
 def report(
     names: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(
+        "report.html"
+    ),
     store: StoreOption = "store",
 ) -> None:
     """Write the report of runs as one HTML file that needs no network.
@@ -271,7 +278,9 @@ def report(
     made_at = time.strftime("%F %T", time.gmtime())
     output.write_text(render(story, Page(made_at, remark)), "utf-8")
     for reason in dict.fromkeys(looks.unknown.values()):
-        printing.show_line(make_console(stderr=True), f"! shown plainly: {reason}", "yellow")
+        printing.show_line(
+            make_console(stderr=True), f"! shown without its own look: {reason}", "yellow"
+        )
     if remark:
         printing.show_line(make_console(stderr=True), f"of run {found[0].name}: {remark}", "dim")
     typer.echo(output)
@@ -279,7 +288,9 @@ def report(
 
 @app.command()
 def ui(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")
+    ] = 0,
     store: StoreOption = "store",
 ) -> None:
     """Show the reports of all runs in a browser on this machine, live while runs are in
@@ -340,11 +351,14 @@ def diff(
 @app.command()
 def accept(
     steps: Annotated[list[str], typer.Argument(metavar="STEP...")],
-    of: Annotated[str, typer.Option("--of", metavar="KEY", help="This artifact's code.")] = "",
+    of: Annotated[
+        str, typer.Option("--of", metavar="KEY", help="Choose one artifact by its key.")
+    ] = "",
     same_change: Annotated[
-        bool, typer.Option("--all-with-same-change", help="Other steps with this change, too.")
+        bool,
+        typer.Option("--all-with-same-change", help="Accept the same change in other steps, too."),
     ] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Take back what was accepted.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Withdraw earlier acceptances.")] = False,
     yes: Yes = False,
     store: StoreOption = "store",
 ) -> None:
@@ -366,14 +380,16 @@ def accept(
     others = acceptance.with_the_same_change(catalog, pending)
     for candidate in others if same_change else ():
         printing.show_candidate(console, candidate)
-    _confirm("Does the present code give the same results?", yes)
+    _confirm("Does the current code give the same results?", yes)
     if others and not same_change:
         names = ", ".join(dict.fromkeys(c.manifest.step for c in others))
-        printing.show_line(console, f"the code of {names} differs in nothing else")
-        if not yes and typer.confirm("Accept it of these too?"):
+        printing.show_line(console, f"the code of {names} has the same change and no other")
+        if not yes and typer.confirm("Accept the change in these steps, too?"):
             same_change = True
         elif yes:
-            printing.show_line(console, "  --all-with-same-change accepts it of these too", "dim")
+            printing.show_line(
+                console, "  --all-with-same-change accepts the change in these steps, too", "dim"
+            )
     chosen = [*pending, *(others if same_change else ())]
     for candidate in chosen:
         acceptance.accept(catalog, candidate)
@@ -468,9 +484,9 @@ def gc(
         float | None, typer.Option(min=0, help="Keep what runs of the last D days used.")
     ] = None,
     grace: Annotated[
-        float, typer.Option(min=0, help="Hours for which leftovers are left alone.")
+        float, typer.Option(min=0, help="Keep leftovers that are younger than this many hours.")
     ] = 1.0,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete what is shown.")] = False,
     store: StoreOption = "store",
 ) -> None:
     """Show leftovers and artifacts that no kept run used; --yes deletes them."""
@@ -541,7 +557,7 @@ def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise TemperError(f"{question} There is nobody to ask; add --yes to say so")
+        raise TemperError(f"{question} Nobody can answer here; add --yes to confirm")
     typer.confirm(question, abort=True)
 
 

@@ -20,22 +20,28 @@ def tune(
         Path, typer.Argument(metavar="SCRIPT [SETTINGS]...", help="An experiment script.")
     ],
     metric: Annotated[
-        str, typer.Option(metavar="RESULT.METRIC[:min|:max]", help="What is to be best.")
+        str, typer.Option(metavar="RESULT.METRIC[:min|:max]", help="The metric to optimise.")
     ],
-    trials: Annotated[int, typer.Option(help="How many, at most.")],
+    trials: Annotated[int, typer.Option(help="The largest number of trials.")],
     sampler: Annotated[str, typer.Option(help="tpe, random or grid.")] = "tpe",
     seed: Annotated[int, typer.Option(help="The same seed gives the same trials.")] = 0,
     batch: Annotated[
-        int | None, typer.Option(help="Trials that are chosen at once; 4 for tpe, or all.")
+        int | None,
+        typer.Option(help="Trials to choose at once; by default 4 for tpe, otherwise all."),
     ] = None,
     stop_on: Annotated[
         str | None,
-        typer.Option(metavar="STEP.METRIC", help="Stop trials early by this held-out value."),
+        typer.Option(metavar="STEP.METRIC", help="Stop trials early by this held-out metric."),
     ] = None,
     rungs: Annotated[
-        str, typer.Option(metavar="N,N", help="Compare them after so many updates of that step.")
+        str,
+        typer.Option(
+            metavar="N,N", help="Numbers of updates of that step after which trials are compared."
+        ),
     ] = "",
-    reduction: Annotated[int, typer.Option(help="One trial in so many goes on.")] = 2,
+    reduction: Annotated[
+        int, typer.Option(help="At each rung, one in this many trials continues.")
+    ] = 2,
 ) -> None:
     """Search for the settings that optimise a metric of a result.
 

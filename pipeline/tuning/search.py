@@ -61,7 +61,7 @@ class Goal:
                 owner, _, metric = name.rpartition(".")
                 advice = hint(owner or name, known)
                 raise TemperError(
-                    f"{option} {text}: say whose it is, as in {known[-1]}.{metric}; {advice}"
+                    f"{option} {text}: name its owner, as in {known[-1]}.{metric}; {advice}"
                 )
             (owner,), metric = owners, name
         falls = _FALLS.fullmatch(metric) is not None
@@ -99,7 +99,7 @@ class Halving:
                 f"are trials compared by {self.goal}? Give rising numbers, as in --rungs 10,20"
             )
         if self.reduction < 2:
-            raise TemperError(f"--reduction {self.reduction}: one trial in 2 or more may go on")
+            raise TemperError(f"--reduction {self.reduction}: one trial in 2 or more must continue")
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ def test_one_command_accepts_every_step_with_the_same_change(desk: Desk) -> None
 def test_steps_with_the_same_change_are_named_and_left_alone_unless_asked_for(desk: Desk) -> None:
     desk.edit(*ROUND)
     shown = desk.temper("accept", "double", "--yes")
-    assert "the code of measure differs in nothing else" in shown
-    assert "--all-with-same-change accepts it of these too" in shown
+    assert "the code of measure has the same change and no other" in shown
+    assert "--all-with-same-change accepts the change in these steps, too" in shown
     assert desk.run() == 3
 
 

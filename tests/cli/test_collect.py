@@ -189,7 +189,7 @@ def test_records_of_the_first_layout_keep_what_was_made_up_to_them(tmp_path: Pat
     store = Store(str(tmp_path / "store"))
     findings = find_garbage(store, NOW)
     assert findings.garbage == []
-    assert "did not say what they used" in findings.notes[0]
+    assert "did not record what they used" in findings.notes[0]
     forget_run(store, names_of_runs(store)[0])
     assert steps_of(store, Kind.ARTIFACT, NOW) == {"numbers", "multiply", "parity", "add"}
 

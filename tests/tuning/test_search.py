@@ -79,7 +79,7 @@ def test_of_a_loss_less_is_better_unless_somebody_says_otherwise(text: str, goal
 
 def test_a_metric_whose_owner_is_not_clear_is_refused() -> None:
     assert Goal.parse("eval_loss", ["only"], "--metric") == Goal("only", "eval_loss", True)
-    with pytest.raises(TemperError, match="--metric exact_match: say whose it is, as in"):
+    with pytest.raises(TemperError, match="--metric exact_match: name its owner, as in"):
         Goal.parse("exact_match", RESULTS, "--metric")
     with pytest.raises(TemperError, match=r"did you mean DPO"):
         Goal.parse("DPOO.exact_match", RESULTS, "--metric")

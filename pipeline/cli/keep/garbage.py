@@ -374,8 +374,8 @@ class _Finder:
         ]
         if old := [run.name for run in self.kept if not run.names_keys]:
             notes.append(
-                f"{len(old)} of the kept runs were recorded by an older version, which did not say "
-                f"what they used: all artifacts made up to {max(old)} are kept "
+                f"{len(old)} of the kept runs were recorded by an older version, which did not "
+                f"record what they used: all artifacts made up to {max(old)} are kept "
                 "(temper runs --forget RUN lets go of one)"
             )
         if not self.store.is_local:
