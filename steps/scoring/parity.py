@@ -6,7 +6,8 @@ pack are packed and compared, token by token, with the model's own forward of ea
 The longest sequence reaches whatever depends on length (a window, chunks, a rescaled rotation), and
 several groups show what leaks between them. `architectures.masks` compares exactly what this can
 only compare up to a rounding. A model that cannot be packed is tried in padded batches next, in the
-same way, and reads each response alone if these are not right either.
+same way, and reads each response alone if these are not right either; whether it is causal, which
+packs show as well, takes forwards of its own then.
 
 A run whose reference was packed, of the same model, by the same libraries and on the same kind of
 device, need not try again: the reference has, on all that the run is going to read.
@@ -124,7 +125,6 @@ def check_packing(
         use_packed_attention(model)
         return Packing(Attention.packed)
     with evaluating(model):
-        require_causal(model, groups)
         return _tried(model, groups, wanted, probe)
 
 
@@ -133,6 +133,9 @@ def _tried(
 ) -> Packing:
     """The first way of reading `groups` that is wanted and right."""
     pack = make_pack(_telling(groups)).to(model.device)
+    packs_tell = wanted is not Attention.padded and _tells_of_later_tokens(model, pack)
+    if not packs_tell:
+        require_causal(model, groups)
     expected = probe(model, pack)
     by_length = rescaled_rotation(model, longest(groups)[1])
     fault = None
@@ -141,9 +144,21 @@ def _tried(
         if fault is None:
             return Packing(Attention.packed)
         model.set_attn_implementation(own_attention(model))
+        if packs_tell:
+            require_causal(model, groups)
         if wanted is Attention.packed:
             raise ValueError(f"the model cannot be packed: {fault}; set attention=padded")
     return Packing(Attention.padded, fault, by_length or _try_batched(model, pack, probe, expected))
+
+
+def _tells_of_later_tokens(model: PreTrainedModel, pack: Pack) -> bool:
+    """Whether a model that is right on this pack is causal.
+
+    Its attention is: `mask_fault` compares masks exactly. Any other part that looks at later tokens
+    finds another segment's behind the end of a segment, and nothing there when a response is read
+    alone. In half precision the difference could pass for rounding.
+    """
+    return len(pack.segments) > 1 and model.dtype in (torch.float32, torch.float64)
 
 
 def _telling(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
