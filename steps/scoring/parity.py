@@ -52,6 +52,10 @@ _TOLERANCES = {
 }
 
 
+_FEW_TOKENS = 4096
+"""Of a forward on a GPU; below, starting its kernels may take longer than their work."""
+
+
 @dataclass(frozen=True)
 class Packing:
     """How a model is going to be run.
@@ -175,6 +179,22 @@ def _longer(model: PreTrainedModel, limit: int, tokens: int) -> str:
         f"beyond {limit} tokens {type(model).__name__} turns every position of a forward by other "
         f"angles, and the longest sequence has {tokens}"
     )
+
+
+@execution_detail
+def slow_on_gpu(model: PreTrainedModel, tokens_per_forward: int) -> str | None:
+    """What makes `model` slow on the GPU that it is on, if anything does."""
+    if model.device.type != "cuda":
+        return None
+    if model.dtype in (torch.float32, torch.float64):
+        name = str(model.dtype).removeprefix("torch.")
+        return f"{name} on a GPU goes without flash attention; dtype=bfloat16 is much faster"
+    if tokens_per_forward < _FEW_TOKENS:
+        return (
+            f"tokens_per_forward={tokens_per_forward} is little work for a GPU, which waits "
+            "between forwards; try 16384, as far as memory goes"
+        )
+    return None
 
 
 def own_logps(model: PreTrainedModel, pack: Pack) -> Tensor:

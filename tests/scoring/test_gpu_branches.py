@@ -2,6 +2,7 @@
 operation, and no number. Nothing here needs or shows a GPU; it finds what would not even run."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import TokenLogps, forward_backward, token_logps
 from steps.scoring.packing import make_pack
+from steps.scoring.parity import slow_on_gpu
 
 LLAMA_3_8B: dict[str, Any] = {
     "vocab_size": 128256,
@@ -122,3 +124,20 @@ def test_what_flash_attention_cannot_do_goes_segment_by_segment(why: str) -> Non
     model = on_meta(LlamaForCausalLM, LlamaConfig(**sizes), dtype)
     group = TokenGroup("a", "a", (3,) * 9, (TokenResponse((4,) * 5), TokenResponse((5,) * 30)))
     assert "torch_attn._varlen_attn" not in counted(model, [group])
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "tokens", "told"),
+    [
+        ("cuda", torch.float32, 16384, "float32 on a GPU goes without flash attention"),
+        ("cuda", torch.bfloat16, 1024, "tokens_per_forward=1024 is little work for a GPU"),
+        ("cuda", torch.bfloat16, 16384, None),
+        ("cpu", torch.float32, 1024, None),
+    ],
+)
+def test_slow_choices_are_told_on_a_gpu_alone(
+    device: str, dtype: torch.dtype, tokens: int, told: str | None
+) -> None:
+    model: Any = SimpleNamespace(device=torch.device(device), dtype=dtype)
+    notice = slow_on_gpu(model, tokens)
+    assert notice is None if told is None else told in str(notice)
