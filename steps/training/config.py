@@ -284,6 +284,7 @@ def by_family(config: PreferenceConfig) -> DpoConfig | ReferenceFreeConfig:
     settings: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(TrainConfig)}
     settings["loss"] = config.loss
     if isinstance(config.loss, ReferenceLoss):
-        detail = {"check_start": config.check_start, "follow_every": config.follow_every}
-        return DpoConfig(**settings, **detail)
+        return DpoConfig(
+            **settings, check_start=config.check_start, follow_every=config.follow_every
+        )
     return ReferenceFreeConfig(**settings)
