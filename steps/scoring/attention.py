@@ -29,6 +29,9 @@ from steps.scoring.packing import Pack
 
 PACKED = "temper_packed"
 
+_WITH_FLASH = {"cuda"}
+"""Kinds of devices with the variable-length kernel."""
+
 # Keywords that every layer of some family passes on and that say nothing of how to attend.
 _NO_MATTER = {"position_ids", "position_embeddings", "use_cache", "cache_position", "is_causal"}
 _NO_MATTER |= {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
@@ -241,7 +244,7 @@ def _varlen_fits(query: Tensor, value: Tensor, options: _Options) -> bool:
     """Whether the installed variable-length flash attention computes this."""
     available, window = _varlen_options(), options.reach.window
     return (
-        query.is_cuda
+        query.device.type in _WITH_FLASH
         and query.dtype in (torch.bfloat16, torch.float16)
         and query.shape[-1] == value.shape[-1] <= 256
         and query.shape[-1] % 8 == 0

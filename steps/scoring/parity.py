@@ -6,7 +6,8 @@ pack are packed and compared, token by token, with the model's own forward of ea
 The longest sequence reaches whatever depends on length (a window, chunks, a rescaled rotation), and
 several groups show what leaks between them. `architectures.masks` compares exactly what this can
 only compare up to a rounding. A model that cannot be packed is tried in padded batches next, in the
-same way, and reads each response alone if these are not right either.
+same way, and reads each response alone if these are not right either; whether it is causal, which
+packs show as well, takes forwards of its own then.
 
 A run whose reference was packed, of the same model, by the same libraries and on the same kind of
 device, need not try again: the reference has, on all that the run is going to read.
@@ -49,6 +50,10 @@ _TOLERANCES = {
     torch.float16: (0.1, 0.01),
     torch.bfloat16: (1.0, 0.05),
 }
+
+
+_FEW_TOKENS = 4096
+"""Of a forward on a GPU; below, starting its kernels may take longer than their work."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,6 @@ def check_packing(
         use_packed_attention(model)
         return Packing(Attention.packed)
     with evaluating(model):
-        require_causal(model, groups)
         return _tried(model, groups, wanted, probe)
 
 
@@ -135,6 +139,9 @@ def _tried(
 ) -> Packing:
     """The first way of reading `groups` that is wanted and right."""
     pack = make_pack(_telling(groups)).to(model.device)
+    packs_tell = wanted is not Attention.padded and _tells_of_later_tokens(model, pack)
+    if not packs_tell:
+        require_causal(model, groups)
     expected = probe(model, pack)
     by_length = rescaled_rotation(model, longest(groups)[1])
     fault = None
@@ -143,9 +150,21 @@ def _tried(
         if fault is None:
             return Packing(Attention.packed)
         model.set_attn_implementation(own_attention(model))
+        if packs_tell:
+            require_causal(model, groups)
         if wanted is Attention.packed:
             raise ValueError(f"the model cannot be packed: {fault}; set attention=padded")
     return Packing(Attention.padded, fault, by_length or _try_batched(model, pack, probe, expected))
+
+
+def _tells_of_later_tokens(model: PreTrainedModel, pack: Pack) -> bool:
+    """Whether a model that is right on this pack is causal.
+
+    Its attention is: `mask_fault` compares masks exactly. Any other part that looks at later tokens
+    finds another segment's behind the end of a segment, and nothing there when a response is read
+    alone. In half precision the difference could pass for rounding.
+    """
+    return len(pack.segments) > 1 and model.dtype in (torch.float32, torch.float64)
 
 
 def _telling(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
@@ -166,6 +185,22 @@ def _longer(model: PreTrainedModel, limit: int, tokens: int) -> str:
         f"beyond {limit} tokens {type(model).__name__} turns every position of a forward by other "
         f"angles, and the longest sequence has {tokens}"
     )
+
+
+@execution_detail
+def slow_on_gpu(model: PreTrainedModel, tokens_per_forward: int) -> str | None:
+    """What makes `model` slow on the GPU that it is on, if anything does."""
+    if model.device.type != "cuda":
+        return None
+    if model.dtype in (torch.float32, torch.float64):
+        name = str(model.dtype).removeprefix("torch.")
+        return f"{name} on a GPU goes without flash attention; dtype=bfloat16 is much faster"
+    if tokens_per_forward < _FEW_TOKENS:
+        return (
+            f"tokens_per_forward={tokens_per_forward} is little work for a GPU, which waits "
+            "between forwards; try 16384, as far as memory goes"
+        )
+    return None
 
 
 def own_logps(model: PreTrainedModel, pack: Pack) -> Tensor:
