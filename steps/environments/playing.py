@@ -7,15 +7,30 @@ turns equal replies: where it does not, nobody learns from the episode.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from steps.checking.config import JudgeConfig
+from steps.checking.judges import Judges
 from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
 from steps.environments.environment import Environment, Observation, Turn
 
 Played = tuple[tuple[Turn, Observation], ...]
 """Earlier turns, and what was replied to each."""
 _STATES_REMEMBERED = 1024
+
+
+@contextmanager
+def replying(environment: Environment | None, config: JudgeConfig) -> Iterator[Judges | None]:
+    """Processes that reply to turns; none without an environment."""
+    if environment is None:
+        yield None
+        return
+    playing = Playing(environment.name, environment)
+    with Judges(playing, config.processes, config.time_limit) as judges:
+        yield judges
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ key outlives a call of `sample`.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -85,7 +85,7 @@ class SlotEngine:
     def converse(
         self, requests: Iterable[Request], weights: str, replies: Replies
     ) -> Iterator[Finished]:
-        """As `Converses.converse`; twice as many completions are held at most as there are slots."""
+        """As `Converses.converse`; at most twice as many are held as there are slots."""
         return self._write(requests, weights, replies)
 
     def _write(

@@ -42,7 +42,8 @@ class Tool:
         if turns == self.most:
             return Finish.error if ids[-1] % 2 else Finish.stop
         length = 1 + sum(ids) % 7
-        return tuple((ids[-1] + 5 * n) % VOCABULARY for n in range(1, length)) + (STOPS[0],)
+        said = ((ids[-1] + 5 * n) % VOCABULARY for n in range(1, length))
+        return (*said, STOPS[0])
 
     def given(self, wait: bool) -> Sequence[tuple[Place, Reply]]:
         if self.late:
