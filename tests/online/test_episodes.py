@@ -16,6 +16,7 @@ from step_output import Folder
 from tiny_models import VOCABULARY, folder_bytes, model_folder, word_tokenizer
 from worlds import Echo, Said
 
+from pipeline.show.views import Texts
 from steps.checking.config import JudgeConfig
 from steps.checking.verdicts import Verdict
 from steps.data.rows.parquet import write_rows
@@ -23,7 +24,7 @@ from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
 from steps.data.tokens.encoding import encoder
 from steps.data.tokens.rendering import Chat, chat_format, render
-from steps.environments.environment import Observation, says
+from steps.environments.environment import Observation, says, turns_of
 from steps.environments.playing import replying
 from steps.generation.engine import Finish, Request
 from steps.generation.slots import SlotEngine
@@ -42,6 +43,7 @@ from steps.online.selecting import Best, write_demonstrations
 from steps.train_on_rollouts import train_on_rollouts
 from steps.train_online import train_online
 from steps.training.config import OptimizerConfig, Schedule
+from steps.views import rollouts as rollouts_view
 
 STOPS = tuple(range(2, 14))
 """So many that turns of a random model are short."""
@@ -177,6 +179,22 @@ def test_episodes_that_are_drawn_in_many_attempts_are_the_same(
         (tmp_path / name).mkdir()
         write_rollouts(tmp_path / name, rollouts)
     assert folder_bytes(tmp_path / "first") == folder_bytes(tmp_path / "second")
+
+
+def test_a_view_shows_replies_apart_from_what_was_drawn(run: Path) -> None:
+    folder = run / "rollouts"
+    made: Any = SimpleNamespace(
+        names=lambda pattern: sorted(file.name for file in folder.glob(pattern)),
+        read=lambda name: (folder / name).read_bytes(),
+        text=lambda name: (folder / name).read_text(),
+    )
+    (shown,) = (view for view in rollouts_view(made) if isinstance(view, Texts))
+    firsts = [r for r in read_rollouts(folder) if r.k == 0]
+    assert [text.row for text in shown.rows] == [r.row for r in firsts]
+    for text, rollout in zip(shown.rows, firsts, strict=True):
+        replies = len(turns_of(rollout.ids, rollout.scored)) - 1
+        lines = text.answer.split("\n")
+        assert [line.startswith("◄ ") for line in lines] == [False, True] * replies + [False]
 
 
 # --- learning -------------------------------------------------------------------------------------
