@@ -9,11 +9,13 @@ What an environment says must follow from its settings, the task and the turns a
 episode can be played again up to any turn, in another process or after a kill.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.checking.verdicts import Answered, Judgement, Verdict
+from steps.shared.checks import require
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,15 @@ class Observation(Judgement):
 
 @dataclass(frozen=True)
 class Graded(Judgement):
-    """A verdict with a reward of its own, such as the share of a task that was done."""
+    """A verdict with a reward of its own, such as the share of a task that was done.
+
+    Raises ValueError for a grade that is not finite.
+    """
 
     grade: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(math.isfinite(self.grade), "grade must be finite", self.grade)
 
     @property
     def reward(self) -> float | None:
