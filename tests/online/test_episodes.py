@@ -324,7 +324,7 @@ def test_a_reply_continues_the_tokens_as_the_template_would(name: str, role: str
     replied: Any = {"role": role, "content": REPLY}
     chat = chat_format(tokenizer)
     whole = render(chat, Chat((ASKED, CALLED, replied)), header=True)
-    text = tokenizer.decode(list(ids))
+    text: Any = tokenizer.decode(list(ids))
     before = whole.removesuffix(text)
     assert text in whole
     assert REPLY in text
