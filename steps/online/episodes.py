@@ -17,6 +17,7 @@ from steps.data.rows.rows import PromptRow
 from steps.environments.environment import Observation, Turn, turns_of
 from steps.environments.playing import Episode, Over, Played
 from steps.generation.engine import Ended, Finish, Place, Reply
+from steps.generation.sampling import decoded
 from steps.online.observed import Observed
 from steps.online.rollouts import Rollout
 
@@ -60,7 +61,7 @@ class Episodes:
         """As `Replies.ask`."""
         row = self._world.rows[ended.request.row]
         ids = turns_of(ended.ids, ended.scored)[-1]
-        said: str = self._world.tokenizer.decode(list(ids), skip_special_tokens=True)
+        said = decoded(self._world.tokenizer, ids)
         episode = Episode(
             said, row.answer, row.prompt,
             row=row.row, k=ended.request.k, played=self._played.get(ended.place, ()), ids=ids,
@@ -78,8 +79,8 @@ class Episodes:
             self._asked = []
         if self._replying is None or not (wait or self._replying.done()):
             return ()
-        judged, self._replying = self._replying.result(), None
-        return [(place, self._taken(place, *rest)) for place, *rest in judged]
+        replies, self._replying = self._replying.result(), None
+        return [(place, self._taken(place, episode, said)) for place, episode, said in replies]
 
     def of(self, rollout: Rollout) -> Rollout:
         """A completion with what the environment says of it: right or wrong, where it judges for
@@ -101,7 +102,8 @@ class Episodes:
 
     def _reply_to(self, asked: Sequence[tuple[Place, Episode]]) -> Judged:
         replies = self._world.judges.judge([episode for _, episode in asked])
-        return [(*both, reply) for both, reply in zip(asked, replies, strict=True)]
+        pairs = zip(asked, replies, strict=True)
+        return [(place, episode, reply) for (place, episode), reply in pairs]
 
     def _taken(self, place: Place, episode: Episode, reply: Judgement) -> Reply:
         """What is replied, as the engine takes it."""
