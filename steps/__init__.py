@@ -7,8 +7,8 @@ the kinds of artifacts that steps hand to each other, ``views`` what there is to
 A preference row passes through the rooms in this order: ``data`` (files become rows, rows become
 tokens), ``scoring`` (how likely a model finds a response), ``training`` (with ``losses`` and
 ``models``), ``generation``, ``evaluation``, ``export``. ``reward_models`` are trained on the same
-engine, ``online`` trains on what a policy draws and ``checking`` judges; ``jax_backend`` scores and
-trains in JAX. ``glue`` joins steps to these libraries, which know nothing of ``pipeline``;
-``prices`` says beforehand what steps will take, ``serving`` has the commands that use a finished
-model, and ``shared`` is what every room may use.
+engine, ``online`` trains on what a policy draws, ``checking`` judges and ``environments`` reply in
+the middle of it; ``jax_backend`` scores and trains in JAX. ``glue`` joins steps to these libraries,
+which know nothing of ``pipeline``; ``prices`` says beforehand what steps will take, ``serving`` has
+the commands that use a finished model, and ``shared`` is what every room may use.
 """

@@ -26,6 +26,7 @@ from steps.generation.sampling import decoded, end_tokens
 from steps.models.folders import load_model, vocabulary_size
 from steps.models.workplace import Workplace
 from steps.online.config import RlConfig
+from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept, Recorded
 from steps.online.iterations import Learner, Segment, Source, iterate
 from steps.online.judging import judge_rollouts, require_verdicts
@@ -115,9 +116,14 @@ def run_sampling(
     iterations: int,
     place: Workplace,
     engine: EngineConfig = OwnEngine(),
+    environment: Judges | None = None,
 ) -> dict[str, Any]:
     """`run_online` of a policy that draws completions of the prompts in a folder for itself, which
     `judges` give a reward. Writes the rollouts too.
+
+    Args:
+        environment: processes that reply to turns, where completions are episodes; `judges` give a
+            reward where these give none.
 
     Raises ValueError if there are too few prompts for an iteration, or if a larger share of its
     completions than `most_without` gets no verdict.
@@ -136,15 +142,19 @@ def run_sampling(
 
     by_row = {row.row: row for row in rows}
 
+    world = environment and World(environment, by_row, tokenizer)
+
     def judge(rollouts: Sequence[Rollout]) -> list[Rollout]:
-        said = [decoded(tokenizer, rollout.ids) for rollout in rollouts]
-        judged = judge_rollouts(judges, rollouts, said, by_row, judges.name)
-        require_verdicts(judged, most_without)
-        return judged
+        open_ones = [rollout for rollout in rollouts if rollout.verdict is None]
+        said = [decoded(tokenizer, rollout.last_turn) for rollout in open_ones]
+        judged = iter(judge_rollouts(judges, open_ones, said, by_row, judges.name))
+        every = [next(judged) if r.verdict is None else r for r in rollouts]
+        require_verdicts(every, most_without)
+        return every
 
     def source(trainer: Trainer, kept: Kept) -> Source:
         drawing = checked_by(choice.engine, trainer)
-        return Sampled(trainer, drawing, asked, config, judge, kept, place)
+        return Sampled(trainer, drawing, asked, config, judge, kept, place, world)
 
     summary = run_online(start, config, examples, source, iterations, place)
     drawn = list(Kept(place.scratch / _ROLLOUTS).all())
