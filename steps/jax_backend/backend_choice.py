@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
 class JaxTraining(TrainingBackend):
-    """As `JaxScoring`, for a model that is trained: all its weights, and without dropout.
+    """As `JaxScoring`, for a model that is trained: all its weights, or adapters beside them.
 
     Args:
         devices: how many devices share the work; by default all.

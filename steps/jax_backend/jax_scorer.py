@@ -1,10 +1,12 @@
 """Scoring in JAX: a `Scorer` whose model is our decoder, on the devices of this process."""
 
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -14,15 +16,16 @@ import transformers
 from jax import Array
 from torch import Tensor
 
-from steps.jax_backend.architecture import read_architecture
-from steps.jax_backend.decoder import PackArrays, token_logps
-from steps.jax_backend.devices import open_devices
+from steps.jax_backend.architecture import Architecture, read_architecture
+from steps.jax_backend.decoder import token_logps
+from steps.jax_backend.devices import leave_together, on_host, open_devices, put
+from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.rounds import Round, Rounds, RoundsBatch
 from steps.jax_backend.stacked import Tree, read_weights
-from steps.models.config import Dtype
+from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
 from steps.models.queue import SerialQueue
-from steps.models.ranks import Ranks
+from steps.models.ranks import ALONE, Ranks
 from steps.scoring import parity
 from steps.scoring.config import Attention, ReferenceConfig
 from steps.scoring.examples import TokenGroup, longest
@@ -47,11 +50,16 @@ class JaxScorer(Scorer):
     """
 
     def __init__(
-        self, folder: Path, dtype: Dtype, tokens_per_forward: int, devices: int | None
+        self,
+        folder: Path,
+        dtype: Dtype,
+        tokens_per_forward: int,
+        devices: int | None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.architecture = read_architecture(folder)
         self.compute_dtype = NUMPY_DTYPES[dtype]
-        self.devices = open_devices(devices, self.compute_dtype)
+        self.devices = open_devices(devices, self.compute_dtype, ranks)
         self.host_weights = read_weights(folder, self.compute_dtype)
         self.weights: Callable[[], Tree] = cache(
             lambda: self.devices.put_weights(self.host_weights)
@@ -60,16 +68,28 @@ class JaxScorer(Scorer):
         self.tokens_per_forward = tokens_per_forward
         self.queue = SerialQueue("engine")
         self._rounds = Rounds(self.architecture, tokens_per_forward, self.devices.count)
-        self.logps_of = partial(
-            token_logps,
-            self.architecture,
-            dtype=self.compute_dtype,
-            shard=self.devices.spread,
+        self._compile()
+
+    def adapt(self, lora: LoraConfig) -> None:
+        """Reckons with adapters beside the weights; before anything is scored."""
+        self.architecture = replace(
+            self.architecture, adapter_scale=lora.alpha / lora.r, adapter_dropout=lora.dropout
         )
-        self._score = jax.jit(self.logps_of)
+        self._compile()
+
+    def _compile(self) -> None:
+        logps_of = self.logps_with(self.architecture)
+        self._score = jax.jit(logps_of)
         self._derivative = jax.jit(
-            lambda w, v, arrays: jax.jvp(lambda w: self.logps_of(w, arrays), (w,), (v,))
+            lambda w, v, arrays: jax.jvp(lambda w: logps_of(w, arrays), (w,), (v,))
         )
+
+    def logps_with(
+        self, architecture: Architecture, **options: Any
+    ) -> Callable[[Tree, PackArrays], Array]:
+        """`token_logps` of an architecture on these devices, in this dtype."""
+        place = {"dtype": self.compute_dtype, "shard": self.devices.spread}
+        return partial(token_logps, architecture, **place, **options)
 
     def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
         plan = plan_packs([group.packed_tokens for group in groups], self.tokens_per_forward)
@@ -80,16 +100,21 @@ class JaxScorer(Scorer):
     def logps(self, batch: Batch) -> Future[Logps]:
         return self.queue.submit(lambda: self._logps(batch))
 
+    def close(self) -> None:
+        super().close()
+        if sys.exc_info()[0] is None:  # after an error, other ranks may never come
+            leave_together()
+
     def derivative(self, direction: Tree, arrays: PackArrays) -> tuple[Array, Array]:
         """Logps [B, S] of a round, and their derivatives along a direction of the weights."""
         return self._derivative(self.weights(), direction, arrays)
 
     def on_devices(self, arrays: PackArrays) -> PackArrays:
         """A round's arrays, each pack on its device."""
-        put = partial(jax.device_put, device=self.devices.of_packs())
-        put_angles = partial(jax.device_put, device=self.devices.of_packs(axis=1))
-        cos, sin = put_angles(arrays.cos), put_angles(arrays.sin)
-        return replace(jax.tree.map(put, replace(arrays, cos=None, sin=None)), cos=cos, sin=sin)
+        of_rows, of_angles = self.devices.of_packs(), self.devices.of_packs(axis=1)
+        cos, sin = put(arrays.cos, of_angles), put(arrays.sin, of_angles)
+        rows = jax.tree.map(lambda row: put(row, of_rows), replace(arrays, cos=None, sin=None))
+        return replace(rows, cos=cos, sin=sin)
 
     def _logps(self, batch: Batch) -> Logps:
         assert isinstance(batch, RoundsBatch)
@@ -99,7 +124,7 @@ class JaxScorer(Scorer):
         tokens = [
             per_token
             for one, logps in waiting
-            for per_token in of_packs(np.asarray(logps), one, batch.packs)
+            for per_token in of_packs(on_host(logps), one, batch.packs)
         ]
         sequences = [sequence_logps(t, pack) for t, pack in zip(tokens, batch.packs, strict=True)]
         places = torch.cat(batch.members).tolist()
@@ -112,9 +137,9 @@ class JaxModel:
     def __init__(
         self, folder: Path, config: ReferenceConfig, ranks: Ranks, devices: int | None, check: bool
     ) -> None:
-        require_one_process(ranks, config.attention)
+        require_packs(config.attention)
         self._folder, self._config, self._check = folder, config, check
-        self.scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, devices)
+        self.scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, devices, ranks)
         self.vocabulary = self.scorer.architecture.vocabulary
 
     def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
@@ -128,6 +153,7 @@ def make_ready(
     groups: Sequence[TokenGroup],
     check: bool,
     shown_by: Sequence[Reference] = (),
+    ranks: Ranks = ALONE,
 ) -> tuple[ScoredBy, list[str]]:
     """How `scorer` is going to compute `groups`, and notices; raises ValueError if what it computes
     is not what transformers' model of the folder does.
@@ -145,7 +171,8 @@ def make_ready(
         transformers.__version__,
         backend="jax",
     )
-    is_known = show_packing(shown_by, folder, scored_by)
+    # Only the first reads all of the model for it.
+    (is_known,) = ranks.any(ranks.is_first and show_packing(shown_by, folder, scored_by))
     if check and not is_known:
         check_parity(scorer, folder, dtype, groups)
     row, tokens = longest(groups)
@@ -174,13 +201,8 @@ def check_parity(
         )
 
 
-def require_one_process(ranks: Ranks, attention: Attention) -> None:
+def require_packs(attention: Attention) -> None:
     """Refuses what this backend does not do."""
-    if ranks.count > 1:
-        raise ValueError(
-            f"backend=jax runs as one process, not {ranks.count}: it shares the work among the "
-            "devices of that; ask for processes=1"
-        )
     if attention is Attention.padded:
         raise ValueError(
             "backend=jax reads packs only; set attention=auto, or use torch (backend=null)"
