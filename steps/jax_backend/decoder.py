@@ -33,6 +33,7 @@ from steps.jax_backend.pack_arrays import (
 )
 
 Weights = Mapping[str, Any]
+Attend = Callable[[Architecture, Array, Array, Array, PackArrays, LayerFacts], Array]
 
 _LOGITS_BYTES = 128 * 2**20
 
@@ -54,6 +55,7 @@ def token_logps(
     dtype: Any,
     recomputed: str = "none",
     shard: Callable[[Array], Array] = lambda x: x,
+    attend: Attend = attend,
 ) -> Array:
     """log p(token | what it sees) of scored tokens: [B, S], float32 or float64.
 
@@ -61,11 +63,12 @@ def token_logps(
         dtype: what is computed in; weights may be finer.
         recomputed: a name in `RECOMPUTED`.
         shard: says how activations [B, …] are spread over devices.
+        attend: `query_blocks.attend`, or what does the same.
     """
     # TPUs multiply float32 in bfloat16 unless told otherwise.
     with jax.default_matmul_precision("highest" if dtype != jnp.bfloat16 else "default"):
         hidden = shard(_embed(architecture, weights, pack, dtype))
-        hidden = _layers(architecture, weights["layers"], hidden, pack, recomputed, shard)
+        hidden = _layers(architecture, weights["layers"], hidden, pack, recomputed, shard, attend)
         hidden = _norm(architecture, hidden, weights["model.norm.weight"])
         rows = jnp.take_along_axis(hidden, pack.predictors[..., None], axis=1)
         name = "model.embed_tokens.weight" if architecture.tied else "lm_head.weight"
@@ -87,6 +90,7 @@ def _layers(
     pack: PackArrays,
     recomputed: str,
     shard: Callable[[Array], Array],
+    attend: Attend,
 ) -> Array:
     def layer(x: Array, of_layer: tuple[Weights, LayerFacts]) -> tuple[Array, None]:
         # Cast here, so that what is kept for the backward is the weights themselves.
@@ -95,7 +99,7 @@ def _layers(
         if pack.noise is not None:
             keys = jax.random.wrap_key_data(pack.noise)
             facts = facts._replace(keys=folded(keys, facts.number))
-        return shard(_layer(a, weights, x, pack, facts)), None
+        return shard(_layer(a, weights, x, pack, facts, attend)), None
 
     policy = RECOMPUTED[recomputed]
     body = layer if policy is None else jax.checkpoint(layer, policy=policy, prevent_cse=False)
@@ -104,14 +108,16 @@ def _layers(
     return lax.scan(body, hidden, (layers, facts))[0]
 
 
-def _layer(a: Architecture, w: Weights, x: Array, pack: PackArrays, facts: LayerFacts) -> Array:
+def _layer(
+    a: Architecture, w: Weights, x: Array, pack: PackArrays, facts: LayerFacts, attend: Attend
+) -> Array:
     """A block of attention and one of a gated perceptron, each added to what came in.
 
     With norms on both sides of a block (Gemma 2 and 3) `post_attention_layernorm` comes after the
     attention; else it is the one before the perceptron.
     """
     is_sandwich = "pre_feedforward_layernorm.weight" in w
-    attended = _attention(a, w, _norm(a, x, w["input_layernorm.weight"]), pack, facts)
+    attended = _attention(a, w, _norm(a, x, w["input_layernorm.weight"]), pack, facts, attend)
     if is_sandwich:
         x = x + _norm(a, attended, w["post_attention_layernorm.weight"])
         fed = _perceptron(a, w, _norm(a, x, w["pre_feedforward_layernorm.weight"]), facts)
@@ -120,7 +126,9 @@ def _layer(a: Architecture, w: Weights, x: Array, pack: PackArrays, facts: Layer
     return x + _perceptron(a, w, _norm(a, x, w["post_attention_layernorm.weight"]), facts)
 
 
-def _attention(a: Architecture, w: Weights, x: Array, pack: PackArrays, facts: LayerFacts) -> Array:
+def _attention(
+    a: Architecture, w: Weights, x: Array, pack: PackArrays, facts: LayerFacts, attend: Attend
+) -> Array:
     if "self_attn.qkv_proj.weight" in w:
         sizes = (a.heads * a.head_size, (a.heads + a.key_heads) * a.head_size)
         q, k, v = jnp.split(_linear(a, w, "self_attn.qkv_proj", x, facts), sizes, axis=-1)

@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 
 from steps.jax_backend.adamw import clipped, updated
 from steps.jax_backend.architecture import Architecture, read_architecture
+from steps.jax_backend.attending.with_kernel import open_kernel
 from steps.jax_backend.decoder import token_logps
 from steps.jax_backend.devices import Devices, accurate
 from steps.jax_backend.jax_scorer import NUMPY_DTYPES
@@ -57,7 +58,7 @@ _WITHOUT_A_TPU = {
 class Step:
     """What is compiled: a step of training, or with `trains` false of scoring.
 
-    tokens: of a forward on one chip; scored: how many of them count.
+    tokens: of a forward on one chip; scored: how many of them count; kernel: as in `JaxTraining`.
     """
 
     tokens: int
@@ -66,6 +67,7 @@ class Step:
     trains: bool = True
     master_weights: bool = True
     recomputed: ActivationCheckpointing = ActivationCheckpointing.full
+    kernel: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,8 @@ def _programs(
         is_leaf=lambda leaf: isinstance(leaf, tuple),
     )
     pack = _pack(a, devices, step)
-    logps_of = partial(token_logps, a, dtype=dtype, shard=devices.spread)
+    kernel = {"attend": open_kernel(a, devices.mesh, "tpu")} if step.kernel else {}
+    logps_of = partial(token_logps, a, dtype=dtype, shard=devices.spread, **kernel)
     with jax.sharding.use_abstract_mesh(devices.mesh.abstract_mesh):
         if not step.trains:
             yield _compiled("score", jax.jit(logps_of), weights, pack)[0]

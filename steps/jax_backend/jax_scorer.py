@@ -17,6 +17,7 @@ from jax import Array
 from torch import Tensor
 
 from steps.jax_backend.architecture import Architecture, read_architecture
+from steps.jax_backend.attending.with_kernel import open_kernel
 from steps.jax_backend.decoder import token_logps
 from steps.jax_backend.devices import leave_together, on_host, open_devices, put
 from steps.jax_backend.pack_arrays import PackArrays
@@ -45,6 +46,7 @@ NUMPY_DTYPES = {
 class JaxScorer(Scorer):
     """Scores with the decoder and the weights of a folder.
 
+    kernel: attention is `prefix_kernel`.
     host_weights: these, until a trainer takes them over.
     weights: gives the tree that is scored with, on its devices.
     """
@@ -56,7 +58,9 @@ class JaxScorer(Scorer):
         tokens_per_forward: int,
         devices: int | None,
         ranks: Ranks = ALONE,
+        kernel: bool = False,
     ) -> None:
+        self.kernel = kernel
         self.architecture = read_architecture(folder)
         self.compute_dtype = NUMPY_DTYPES[dtype]
         self.devices = open_devices(devices, self.compute_dtype, ranks)
@@ -88,13 +92,15 @@ class JaxScorer(Scorer):
         self, architecture: Architecture, **options: Any
     ) -> Callable[[Tree, PackArrays], Array]:
         """`token_logps` of an architecture on these devices, in this dtype."""
-        place = {"dtype": self.compute_dtype, "shard": self.devices.spread}
-        return partial(token_logps, architecture, **place, **options)
+        place: dict[str, Any] = {"dtype": self.compute_dtype, "shard": self.devices.spread}
+        if self.kernel:
+            place["attend"] = open_kernel(architecture, self.devices.mesh, self.devices.kind)
+        return partial(token_logps, architecture, **(place | options))
 
     def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
         plan = plan_packs([group.packed_tokens for group in groups], self.tokens_per_forward)
         packs = tuple(make_pack([groups[i] for i in members]) for members in plan)
-        rounds = self._rounds.of(packs)
+        rounds = tuple(self.lay_out(packs))
         return RoundsBatch(tuple(groups), packs, as_tensors(plan), noise, rounds)
 
     def logps(self, batch: Batch) -> Future[Logps]:
@@ -108,6 +114,10 @@ class JaxScorer(Scorer):
     def derivative(self, direction: Tree, arrays: PackArrays) -> tuple[Array, Array]:
         """Logps [B, S] of a round, and their derivatives along a direction of the weights."""
         return self._derivative(self.weights(), direction, arrays)
+
+    def lay_out(self, packs: Sequence[Pack]) -> Sequence[Round]:
+        """The rounds of some packs."""
+        return self._rounds.of(packs)
 
     def on_devices(self, arrays: PackArrays) -> PackArrays:
         """A round's arrays, each pack on its device."""
@@ -135,11 +145,19 @@ class JaxModel:
     """A folder opened for scoring; `check`: see `JaxScoring`."""
 
     def __init__(
-        self, folder: Path, config: ReferenceConfig, ranks: Ranks, devices: int | None, check: bool
+        self,
+        folder: Path,
+        config: ReferenceConfig,
+        ranks: Ranks,
+        devices: int | None,
+        check: bool,
+        kernel: bool,
     ) -> None:
         require_packs(config.attention)
         self._folder, self._config, self._check = folder, config, check
-        self.scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, devices, ranks)
+        self.scorer = JaxScorer(
+            folder, config.dtype, config.tokens_per_forward, devices, ranks, kernel
+        )
         self.vocabulary = self.scorer.architecture.vocabulary
 
     def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
@@ -173,7 +191,7 @@ def make_ready(
     )
     # Only the first reads all of the model for it.
     (is_known,) = ranks.any(ranks.is_first and show_packing(shown_by, folder, scored_by))
-    if check and not is_known:
+    if check and (scorer.kernel or not is_known):  # a reference does not say whether it had one
         check_parity(scorer, folder, dtype, groups)
     row, tokens = longest(groups)
     if tokens <= scorer.architecture.longest:
@@ -189,8 +207,8 @@ def check_parity(
 
     Raises ValueError if logps differ by more than rounding.
     """
-    by_length = sorted(groups, key=lambda group: group.packed_tokens)
-    probe = [by_length[-1], by_length[0]]
+    in_order = by_length(groups)
+    probe = [in_order[-1], in_order[0]]
     actual = torch.cat(scorer.logps(scorer.prepare(probe)).result().tokens)
     model = load_model(folder, dtype, on_host=True)
     expected = parity.own_logps(model, make_pack(probe))
@@ -199,6 +217,11 @@ def check_parity(
             f"backend=jax does not compute what transformers' {type(model).__name__} does: "
             f"{fault}; use torch (backend=null), and please report it"
         )
+
+
+def by_length(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
+    """The longest last."""
+    return sorted(groups, key=lambda group: group.packed_tokens)
 
 
 def require_packs(attention: Attention) -> None:

@@ -25,13 +25,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.jax_backend.adamw import JaxUpdater
-from steps.jax_backend.architecture import Architecture, other_dropouts
+from steps.jax_backend.architecture import Architecture, other_dropouts, read_architecture
+from steps.jax_backend.attending.query_blocks import attend
 from steps.jax_backend.decoder import ADAPTER
 from steps.jax_backend.devices import Devices, on_host, put
-from steps.jax_backend.jax_scorer import JaxScorer, make_ready, of_packs, require_packs
+from steps.jax_backend.jax_scorer import JaxScorer, by_length, make_ready, of_packs, require_packs
 from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.rounds import Round, RoundsBatch
-from steps.jax_backend.stacked import NOTHING, Tree, adapters_of, beside
+from steps.jax_backend.stacked import NOTHING, Tree, adapters_of, beside, by_name
 from steps.models.adapters import add_adapter, merge_adapter, save_adapter
 from steps.models.config import ActivationCheckpointing, LoraConfig
 from steps.models.folders import load_model, save_model
@@ -39,6 +40,7 @@ from steps.models.pieces import Pieces, pieces_of
 from steps.models.ranks import ALONE, Ranks
 from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import Scored, loss_gradients
+from steps.scoring.packing import make_pack
 from steps.scoring.reference import Reference
 from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Batch
@@ -82,6 +84,9 @@ class Pull:
         return jax.tree.unflatten(self.whole, leaves)
 
 
+_GRADIENT_TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2}
+"""How far a kernel's gradient may be from that without it, as a part of its norm."""
+
 Forward = Callable[[Tree, Tree, PackArrays], tuple[Array, Pull]]
 Backward = Callable[[Tree, Tree, Tree, PackArrays, Pull, Array], Tree]
 
@@ -123,6 +128,30 @@ class JaxTrainer(Trainer):
         architecture = replace(scorer.architecture, attention_dropout=own)
         logps_of = scorer.logps_with(architecture, recomputed=str(recomputed))
         self._forward, self._backward = forward_and_backward(logps_of, scorer.devices)
+
+    def check_kernel(self, group: TokenGroup) -> None:
+        """Compares the gradient that the kernel gives an example with that of attention by XLA.
+
+        Raises ValueError naming a weight where they differ by more than rounding.
+        """
+        scorer = self.scorer
+        (one,) = scorer.lay_out([make_pack([group])])
+        arrays = scorer.on_devices(one.arrays)
+
+        def gradient(options: dict[str, Any]) -> Tree:
+            logps_of = scorer.logps_with(scorer.architecture, **options)
+            summed = lambda w, f, arrays: logps_of(beside(f, w), arrays).sum()  # noqa: E731
+            return jax.jit(jax.grad(summed))(self._jax.trained, self._frozen, arrays)
+
+        ours, theirs = (by_name(gradient(how)) for how in ({}, {"attend": attend}))
+        for (name, mine), (_, other) in zip(ours, theirs, strict=True):
+            mine, other = (np.asarray(x, np.float64) for x in (mine, other))
+            off, size = np.linalg.norm(mine - other), np.linalg.norm(other)
+            if not off <= _GRADIENT_TOLERANCES[scorer.dtype] * max(size, 1e-30):
+                raise ValueError(
+                    f"the gradient of {name} that backend.kernel=true gives differs by "
+                    f"{off / max(size, 1e-30):.1e} of it; set it to false, and please report it"
+                )
 
     def take_gradient(self) -> Tree:
         """What has gathered since the last update, which then does not count for the next."""
@@ -209,12 +238,13 @@ class JaxPolicy:
         dropout: bool,
         devices: int | None,
         check: bool,
+        kernel: bool,
     ) -> None:
         require_packs(config.attention)
         if dropout:
-            _require_dropout(folder)
+            _require_dropout(folder, kernel)
         self._folder, self._config, self._check, self._ranks = folder, config, check, ranks
-        scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, devices, ranks)
+        scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, devices, ranks, kernel)
         self.vocabulary = scorer.architecture.vocabulary
         adapters = None
         if config.lora is not None:
@@ -237,6 +267,8 @@ class JaxPolicy:
         shown_by: Sequence[Reference] = (),
     ) -> tuple[ScoredBy, list[str]]:
         scorer, dtype, every = self.trainer.scorer, self._config.dtype, [*groups, *others]
+        if scorer.kernel:
+            self.trainer.check_kernel(by_length(every)[-1])
         return make_ready(scorer, self._folder, dtype, every, self._check, shown_by, self._ranks)
 
     def trained(self) -> Mapping[str, Tensor]:
@@ -261,8 +293,13 @@ class JaxPolicy:
         return adapted, {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
 
-def _require_dropout(folder: Path) -> None:
+def _require_dropout(folder: Path, kernel: bool) -> None:
     """Refuses a model that asks for dropout where the decoder has none."""
+    if kernel and read_architecture(folder).attention_dropout:
+        raise ValueError(
+            f"backend.kernel=true drops nothing, and the model of {folder} asks for "
+            "attention_dropout; set it to 0 in its config.json, or backend.kernel=false"
+        )
     for name, share in other_dropouts(folder).items():
         raise ValueError(
             f"backend=jax drops nothing but attention's weights and adapters' inputs, and the "

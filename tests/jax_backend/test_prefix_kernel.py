@@ -2,9 +2,11 @@
 compiled for chips that are not there."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +14,16 @@ import pytest
 jax = pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
 import jax.numpy as jnp
+from tiny_models import demonstration_records, gemma2, llama, model_folder
 
+from steps.jax_backend.attending.kernel_grid import block_of
 from steps.jax_backend.attending.prefix_kernel import prefix_attention
+from steps.jax_backend.backend_choice import JaxTraining
+from steps.jax_backend.jax_scorer import JaxScorer
+from steps.models.config import Dtype
+from steps.models.workplace import Workplace
+from steps.training.config import OptimizerConfig, TrainConfig
+from steps.training.recipes import run_sft
 
 TOKENS, SCALE = 192, 0.3  # three blocks
 
@@ -52,6 +62,35 @@ def test_values_and_gradients_are_those_of_dense_attention() -> None:
         np.testing.assert_allclose(actual, expected, atol=1e-12)
         for ours, theirs in zip(kernel_pull(weight), pull(weight), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-11)
+
+
+def test_a_run_with_the_kernel_goes_as_without_it(tmp_path: Path) -> None:
+    """Over two devices, in the interpreter."""
+    policy = model_folder(tmp_path / "policy", lambda: llama(tied=False))
+    losses = {}
+    for kernel in (False, True):
+        config = TrainConfig(
+            batch_size=4,
+            tokens_per_forward=64,
+            max_steps=3,
+            optimizer=OptimizerConfig(learning_rate=1e-3),
+            backend=JaxTraining(devices=2, kernel=kernel),
+        )
+        work = tmp_path / str(kernel)
+        run_sft(policy, demonstration_records(8), config, Workplace(work, tmp_path / f"s{kernel}"))
+        log = (work / "metrics.jsonl").read_text().splitlines()
+        losses[kernel] = [json.loads(line)["loss"] for line in log]
+    assert losses[True] == pytest.approx(losses[False], abs=1e-5)
+
+
+def test_a_model_or_a_setting_that_the_kernel_is_not_for_is_refused(tmp_path: Path) -> None:
+    windowed = model_folder(tmp_path, gemma2)
+    with pytest.raises(ValueError, match="no windows and no caps, and attention in this gemma2"):
+        JaxScorer(windowed, Dtype.float32, 64, devices=1, kernel=True)
+    with pytest.raises(ValueError, match="kernel=true needs check=true"):
+        JaxTraining(kernel=True, check=False)
+    with pytest.raises(ValueError, match="set tokens_per_forward to a multiple of 512"):
+        block_of(96, interpreted=False)
 
 
 SCRIPT = """

@@ -12,8 +12,6 @@ queries], oᵀ [d, T]. Blocks of keys that lie after all queries of a block are 
     dsᵀ = pᵀ ∘ (v doᵀ − Σ doᵀ ∘ oᵀ) · scale,  dqᵀ = kᵀ dsᵀ,  dk = dsᵀ q,  dv = pᵀ do
 """
 
-import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,10 +21,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-_BLOCK = 512
-_LANES = 128
+from steps.jax_backend.attending.kernel_grid import block_of, by_key, by_query, options, specs_at
+
 _UNSEEN = -1e30
-_BATCH, _HEAD, _KEY_HEAD, _QUERIES, _KEYS = range(5)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -48,7 +45,7 @@ def _forward(q: Array, k: Array, v: Array, sees: Array, scale: float, interprete
     keys, values = (jnp.swapaxes(x, 1, 2) for x in (k, v))
     batch, heads, size, tokens = turned.shape
     block, group = block_of(tokens, interpreted), heads // keys.shape[1]
-    rows, of_query, of_key, of_row = _specs(_by_query(group), size, block)
+    rows, of_query, of_key, of_row = specs_at(by_query(group), size, block)
     out, total = pl.pallas_call(
         partial(_forward_kernel, scale=scale, block=block),
         grid=(batch, heads, tokens // block, tokens // block),
@@ -56,7 +53,7 @@ def _forward(q: Array, k: Array, v: Array, sees: Array, scale: float, interprete
         out_specs=[of_query, of_row],
         out_shape=[_like(turned), jax.ShapeDtypeStruct((batch, heads, 1, tokens), accurate)],
         scratch_shapes=[pltpu.VMEM((rows, block), accurate) for rows in (1, 1, size)],
-        **_options(interpreted),
+        **options(interpreted),
     )(sees, turned, keys, values)
     return jnp.transpose(out, (0, 3, 1, 2)), (turned, keys, values, sees, out, total)
 
@@ -69,7 +66,7 @@ def _backward(scale: float, interpreted: bool, kept: Any, gradient: Array) -> An
     of_out = jnp.transpose(gradient, (0, 2, 3, 1))
     products = jnp.sum(of_out.astype(accurate) * out.astype(accurate), axis=2, keepdims=True)
     inputs = (sees, turned, keys, values, of_out, total, products)
-    rows, of_query, of_key, of_row = _specs(_by_query(group), size, block)
+    rows, of_query, of_key, of_row = specs_at(by_query(group), size, block)
     of_queries = pl.pallas_call(
         partial(_query_kernel, scale=scale, block=block),
         grid=(batch, heads, blocks, blocks),
@@ -77,9 +74,9 @@ def _backward(scale: float, interpreted: bool, kept: Any, gradient: Array) -> An
         out_specs=of_query,
         out_shape=_like(turned),
         scratch_shapes=[pltpu.VMEM((size, block), accurate)],
-        **_options(interpreted),
+        **options(interpreted),
     )(*inputs)
-    rows, of_query, of_key, of_row = _specs(_by_key(group, blocks), size, block)
+    rows, of_query, of_key, of_row = specs_at(by_key(group, blocks), size, block)
     of_keys, of_values = pl.pallas_call(
         partial(_key_kernel, scale=scale, block=block, blocks=blocks),
         grid=(batch, heads // group, blocks, group * blocks),
@@ -87,41 +84,13 @@ def _backward(scale: float, interpreted: bool, kept: Any, gradient: Array) -> An
         out_specs=[of_key] * 2,
         out_shape=[_like(keys)] * 2,
         scratch_shapes=[pltpu.VMEM((block, size), accurate)] * 2,
-        **_options(interpreted),
+        **options(interpreted),
     )(*inputs)
     of_keys, of_values = (jnp.swapaxes(x, 1, 2) for x in (of_keys, of_values))
     return jnp.transpose(of_queries, (0, 3, 1, 2)), of_keys, of_values, None
 
 
 prefix_attention.defvjp(_forward, _backward)
-
-
-def _by_query(group: int) -> Callable[..., tuple[Any, ...]]:
-    """Pack, head, key head, block of queries and of keys, of a place in a grid of queries."""
-    return lambda pack, head, query, key: (pack, head, head // group, query, key)
-
-
-def _by_key(group: int, blocks: int) -> Callable[..., tuple[Any, ...]]:
-    """The same in a grid of keys, in which the queries of `group` heads follow each other."""
-    return lambda pack, head, key, step: (
-        *(pack, head * group + step // blocks, head, step % blocks, key),
-    )
-
-
-def _specs(place: Callable[..., tuple[Any, ...]], size: int, block: int) -> list[pl.BlockSpec]:
-    """Of `sees`, of what is as queries are, as keys are, and of one number a query."""
-
-    def spec(shape: tuple[int, ...], *axes: int | None) -> pl.BlockSpec:
-        return pl.BlockSpec(
-            shape, lambda *at: tuple(0 if axis is None else place(*at)[axis] for axis in axes)
-        )
-
-    return [
-        spec((1, 3, block), _BATCH, None, _QUERIES),
-        spec((1, 1, size, block), _BATCH, _HEAD, None, _QUERIES),
-        spec((1, 1, block, size), _BATCH, _KEY_HEAD, _KEYS, None),
-        spec((1, 1, 1, block), _BATCH, _HEAD, None, _QUERIES),
-    ]
 
 
 def _forward_kernel(
@@ -225,20 +194,3 @@ def _like(x: Array) -> jax.ShapeDtypeStruct:
 
 def _accurate(x: Array) -> Any:
     return jnp.promote_types(x.dtype, jnp.float32)
-
-
-def block_of(tokens: int, interpreted: bool) -> int:
-    """How many tokens are a block; raises ValueError for so many that a TPU cannot have blocks."""
-    block = math.gcd(tokens, _BLOCK)
-    if block % _LANES and not interpreted:
-        raise ValueError(
-            f"a forward of {tokens} tokens has no blocks of {_LANES}; with backend.kernel=true, "
-            f"set tokens_per_forward to a multiple of {_BLOCK}"
-        )
-    return block
-
-
-def _options(interpreted: bool) -> dict[str, Any]:
-    order = ("parallel", "parallel", "parallel", "arbitrary")
-    compiler = pltpu.CompilerParams(dimension_semantics=order)
-    return {"interpret": True} if interpreted else {"compiler_params": compiler}
