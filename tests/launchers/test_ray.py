@@ -107,7 +107,7 @@ def test_all_hosts_of_a_tpu_slice_begin_together_and_go_on_with_another_when_one
     add_slice(cluster, "first", hosts=1)
     with pytest.raises(TemperError, match=r"ray has v5p-16 with 1 of its hosts \(nodes=2\)"):
         run([root], store, console=console, launcher=launcher)
-    doomed = cluster.add_node(1, {"TPU": 4, "first": 1})
+    doomed = cluster.add_node(2, {"TPU": 4, "first": 1})
     wait_until(lambda: cluster.count() == 4)
 
     def take_away() -> None:
@@ -127,7 +127,7 @@ def test_all_hosts_of_a_tpu_slice_begin_together_and_go_on_with_another_when_one
 
 def add_slice(cluster: RayCluster, name: str, hosts: int) -> None:
     for host in range(hosts):
-        cluster.add_node(1, {"TPU": 4, name: 1, **({} if host else {"TPU-v5p-16-head": 1})})
+        cluster.add_node(2, {"TPU": 4, name: 1, **({} if host else {"TPU-v5p-16-head": 1})})
     wait_until(lambda: cluster.count() >= 2 + hosts)
 
 
