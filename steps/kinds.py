@@ -182,6 +182,8 @@ class RewardEvaluation(Artifact):
 class Influences(Artifact):
     """``influences.jsonl``: how much each row of pairs pulls a model towards held-out pairs."""
 
+    views = "steps.views:influences"
+
 
 class Divergence(Artifact):
     """``kl.jsonl``: what a model drew, with its logps by the model and by another."""

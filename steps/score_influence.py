@@ -15,7 +15,7 @@ def score_influence(
     model: Model,
     config: InfluenceConfig = InfluenceConfig(),
 ) -> Metrics:
-    """Write ``influences.jsonl``: of each row of ``tokens``, by how much a step on it at a rate of
+    """Write ``influences.jsonl``: of each pair of ``tokens``, by how much a step on it at a rate of
     1 would lower the mean loss of ``held_out``, to first order; the most harmful rows first.
 
     Args:
@@ -26,7 +26,10 @@ def score_influence(
 
     rows, trusted = (read_rows_of(model.path, iter_rows(of.path)) for of in (tokens, held_out))
     influences = score_rows(model.path, rows, trusted, config, out.progress).tolist()
-    found = [{"row": r.row, "influence": i} for r, i in zip(rows, influences, strict=True)]
+    found = [
+        {"row": r.row, "pair": r.group_id, "influence": i}
+        for r, i in zip(rows, influences, strict=True)
+    ]
     write_json_lines(out.path / "influences.jsonl", sorted(found, key=lambda r: r["influence"]))
     return {
         "rows": len(found),

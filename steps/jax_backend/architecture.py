@@ -53,6 +53,9 @@ class Architecture:
     windows: of each layer, how many tokens a token sees, itself included.
     rotation_of: of each layer, which of `rotations`.
     padding: the token whose embedding gets no gradient from being read, as in torch.
+    attention_dropout: of attention's weights, where training lets it act.
+    adapter_scale, adapter_dropout: what the product of an adapter's factors counts, and how much of
+        its input is dropped in training; for weights that have adapters beside them.
     """
 
     family: str
@@ -75,6 +78,9 @@ class Architecture:
     padding: int | None
     tied: bool
     longest: int
+    attention_dropout: float = 0.0
+    adapter_scale: float = 1.0
+    adapter_dropout: float = 0.0
 
     def require_length(self, row: str, tokens: int) -> None:
         """Raises ValueError naming the row whose sequence has so many `tokens`, if a rotation of
@@ -133,13 +139,14 @@ def architecture_of(config: PreTrainedConfig) -> Architecture:
         padding=c.pad_token_id,
         tied=bool(c.tie_word_embeddings),
         longest=c.max_position_embeddings,
+        attention_dropout=getattr(c, "attention_dropout", None) or 0.0,
     )
 
 
-def dropout_of(folder: Path) -> dict[str, float]:
-    """The dropouts that a model's config asks for, by their names, those of 0 left out."""
+def other_dropouts(folder: Path) -> dict[str, float]:
+    """The dropouts that a model's config asks for and that the decoder lacks, by their names."""
     config = AutoConfig.from_pretrained(folder)
-    names = ("attention_dropout", "resid_pdrop", "embd_pdrop")
+    names = ("resid_pdrop", "embd_pdrop")
     found = {name: getattr(config, name, None) or 0.0 for name in names}
     return {name: share for name, share in found.items() if share}
 

@@ -33,6 +33,7 @@ def fit(
     dtype: Dtype = Dtype.bfloat16,
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.full,
     slices: Annotated[int, typer.Option(help="How many such slices share the work.")] = 1,
+    kernel: Annotated[bool, typer.Option(help="Attention as a TPU kernel of our own.")] = False,
 ) -> None:
     """Compile a step for TPUs that are not there; say what memory it takes and whether it fits.
 
@@ -45,7 +46,8 @@ def fit(
     tokens = filled_size(tokens_per_forward, tokens_per_forward)
     counted = filled_size(scored or tokens // 2, tokens)
     trains = step is not FittedStep.reference_logprobs
-    wanted = Step(tokens, counted, dtype, trains, recomputed=activation_checkpointing)
+    recomputed = activation_checkpointing
+    wanted = Step(tokens, counted, dtype, trains, recomputed=recomputed, kernel=kernel)
     try:
         found = compile_step(model, on, wanted, slices)
     except (ValueError, FileNotFoundError) as error:
