@@ -1,4 +1,4 @@
-"""``filter_pairs``: preference pairs that are clear enough, and neither too short nor too long."""
+"""``filter_pairs``: keep preference pairs of sufficient score margin and of suitable lengths."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +15,14 @@ from steps.kinds import Preferences
 
 @dataclass(frozen=True)
 class FilterConfig:
-    """Which pairs stay; what is not set is not looked at.
+    """Which pairs stay. A criterion that is not set filters nothing.
 
     Args:
-        min_margin: by how much the chosen side's score must be higher; pairs without scores go.
-        min_characters, max_characters: of each response.
-        max_length_ratio: of the longer response to the shorter one, in characters.
-        splits: which splits are filtered; the others stay as they are.
+        min_margin: the least difference between the scores of chosen and rejected response. A pair
+            without scores is dropped.
+        min_characters, max_characters: limits for the length of each response.
+        max_length_ratio: the largest ratio of the longer to the shorter response, in characters.
+        splits: which splits are filtered; the others are copied unchanged.
     """
 
     min_margin: float | None = None
@@ -39,10 +40,10 @@ class FilterConfig:
 
 @step(makes=Preferences)
 def filter_pairs(out: Output, pairs: Preferences, config: FilterConfig = FilterConfig()) -> Metrics:
-    """Write ``pairs`` again, less what ``config`` leaves out, and ``ledger.parquet``.
+    """Write the pairs that satisfy ``config``, and ``ledger.parquet``.
 
     Raises:
-        TemperError: nothing is left of a split.
+        TemperError: a split has no pairs left.
     """
     tally, kept = Tally(), dict[str, int]()
     for path in sorted(pairs.path.glob("*/pairs-*.parquet")):
@@ -80,7 +81,7 @@ def _filtered(
 
 
 def _check(row: PreferenceRow, config: FilterConfig) -> None:
-    """Raises why a pair does not stay."""
+    """Raise a :class:`MalformedRow` with the reason if a pair must be dropped."""
     if config.min_margin is not None:
         if row.score_chosen is None or row.score_rejected is None:
             raise MalformedRow("margin too small", "a side has no score")

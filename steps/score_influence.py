@@ -1,4 +1,4 @@
-"""``score_influence``: which training pairs pull a model towards held-out pairs, and which away."""
+"""``score_influence``: which training pairs lower a model's held-out loss, and which raise it."""
 
 from pipeline import Metrics, Output, step
 from steps.data.rows.jsonl import write_json_lines
@@ -15,12 +15,14 @@ def score_influence(
     model: Model,
     config: InfluenceConfig = InfluenceConfig(),
 ) -> Metrics:
-    """Write ``influences.jsonl``: of each row of ``tokens``, by how much a step on it at a rate of
-    1 would lower the mean loss of ``held_out``, to first order; the most harmful rows first.
+    """Write ``influences.jsonl``: for each row of ``tokens``, how much a gradient step on it, at
+    learning rate 1, would lower the mean loss on ``held_out``, to first order. The most harmful
+    rows come first.
 
     Args:
-        held_out: pairs that are to be trusted; their gradient says what is wanted.
-        model: what is asked; before training, the model that training starts from.
+        held_out: trusted pairs. Their gradient is the direction in which the model should move.
+        model: the model whose gradients are compared; before training, the model that training
+            starts from.
     """
     from steps.jax_backend.influence import read_rows_of, score_rows
 

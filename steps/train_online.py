@@ -1,4 +1,4 @@
-"""``train_online``: a policy learns from completions that it draws itself."""
+"""``train_online``: train a policy on completions that it samples itself."""
 
 from pipeline import Metrics, Output, step
 from steps.checking.boxed import Boxed
@@ -21,18 +21,18 @@ def train_online(
     start: OnlineState | None = None,
     reference: Model | None = None,
 ) -> Metrics:
-    """Write the trained ``model``, the ``state`` that another segment goes on from, the
-    ``rollouts`` that were drawn, with verdicts, and a ``metrics.jsonl`` with a line an iteration.
+    """Write the trained ``model``, the ``state`` from which another segment can continue, the
+    sampled ``rollouts`` with verdicts, and ``metrics.jsonl`` with one line per iteration.
 
-    Resumes from checkpoints and finished completions in scratch. As long as completions do not
-    depend on what is written beside them (``rollouts/engine.json`` says), the weights follow from
-    these arguments alone.
+    An interrupted step resumes from checkpoints and finished completions in scratch. If a
+    completion does not depend on the others in its batch (``rollouts/engine.json`` records this),
+    the arguments alone determine the weights.
 
     Args:
-        iterations: of this segment. Two segments, the second with the state of the first as its
-            ``start``, are one run of as many as both.
-        start: ``run["state"]`` of another segment; its weights take the place of the policy's.
-        reference: what methods with a reference compare with; the policy, without.
+        iterations: the iterations of this segment. Two segments give the same result as one run of
+            their total length, if the second starts from the state of the first.
+        start: ``run["state"]`` of another segment. Its weights replace those of ``policy``.
+        reference: the reference model, for methods that use one; ``policy`` by default.
     """
     from steps.checking.judges import Judges
     from steps.online.online_run import Folders, run_sampling
