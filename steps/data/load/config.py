@@ -1,4 +1,4 @@
-"""How raw rows are read and split: what all steps that load rows are told alike."""
+"""How raw rows are read and split: the settings that all ``load_`` steps share."""
 
 from dataclasses import dataclass, field
 
@@ -8,14 +8,16 @@ from steps.data.rows.ledger import check_max_dropped
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """What becomes of raw rows.
+    """How raw rows are read and split.
 
     Args:
-        test_fraction: of the prompts, held out by a stable hash where no test source is given.
-        max_train, max_test: keep only the first so many rows of a split.
-        format: how the rows are spelled; ``auto`` where that is plain.
-        deduplicate: leave out rows that an earlier one equals, in either split.
-        max_dropped: how many rows may be unusable: below 1 a fraction of them, from 1 on a number.
+        test_fraction: the share of prompts that is held out if there is no test source. A stable
+            hash of the prompt decides.
+        max_train, max_test: the most rows of a split; the first ones are kept.
+        format: the format of the rows; ``auto`` detects it if it is unambiguous.
+        deduplicate: leave out rows that equal an earlier row of either split.
+        max_dropped: how many rows may be unusable: below 1 a fraction of the rows, from 1 on a
+            number of rows.
     """
 
     test_fraction: float = 0.0
