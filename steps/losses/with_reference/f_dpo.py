@@ -45,11 +45,12 @@ class FDpo(ImplicitRewardLoss):
         dL/dm = σ(m) − (1 − ε)
         df'/d log u = 1/u (forward_kl),  1/(1 + u) (js),  u^−α (alpha)
 
-    The divergence of α goes from the reverse KL (α → 0) to the forward KL (α → 1). With js and
-    alpha the reward has an upper bound, so a chosen response that is likely enough pulls no more.
+    The α-divergence lies between the reverse KL (α → 0) and the forward KL (α → 1). With js and
+    alpha the reward has an upper bound, so a chosen response that is likely enough has almost no
+    gradient.
 
-    With forward_kl and alpha a response that has become 10^308 times less likely overflows; the run
-    then ends with an error that names the row.
+    With forward_kl and alpha, a response that has become 10^308 times less likely overflows; the
+    run then ends with an error that names the row.
 
     A policy that equals its reference has r = 0 and L = ln 2.
 
