@@ -1,7 +1,7 @@
-"""What a run minimises: its examples, and the loss of any batch of them, for each family of losses.
+"""The objective of a run: its examples and the loss of any batch, for each family of losses.
 
-A batch's loss holds what belongs to its examples (reference logps, counts, weights, labels), so it
-can be asked for the losses of any few of them.
+A batch's loss contains the data of its examples (reference logps, counts, weights, labels), so it
+can compute the losses of any subset of the batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +28,13 @@ from steps.training.trainer import BatchLoss, GroupLosses
 
 @dataclass(frozen=True)
 class Objective:
-    """What is trained on, or evaluated, and the loss.
+    """Examples for training or evaluation, and their loss.
 
     groups: the examples.
-    batch_loss: the loss of the examples with these indices as one batch; given the logps of their
-        baseline groups, where there are any.
-    baseline_groups: one for each example, scored without gradients just before its batch.
-    continued: a batch's loss that knows what was logged of the step before.
+    batch_loss: returns the loss of the examples with the given indices as one batch. Its second
+        argument is the logps of their baseline groups, if there are any.
+    baseline_groups: one group for each example, scored without gradients just before its batch.
+    continued: adds the logged metrics of the previous step to a batch's loss.
     """
 
     groups: Sequence[TokenGroup]
@@ -44,7 +44,7 @@ class Objective:
 
 
 def sft_objective(groups: Sequence[TokenGroup]) -> Objective:
-    """The mean over response tokens of their negative log-likelihood."""
+    """The mean negative log-likelihood of response tokens."""
     tokens = lengths_of(groups)
     weights = _weights(groups)
 
@@ -64,8 +64,8 @@ def preference_objective(
     """The mean of `loss` over pairs.
 
     Args:
-        reference: the reference's logps of them, float64 [n, 2], in their order.
-        reference_tokens: the same token by token, for a loss that `needs_tokens`.
+        reference: the reference's logps of the groups, float64 [n, 2], in their order.
+        reference_tokens: the reference's logps of single tokens, for a loss that `needs_tokens`.
     """
     lengths = lengths_of(groups)
     weights = _weights(groups)
@@ -101,9 +101,9 @@ def unpaired_objective(
     """The mean of `loss` over single responses.
 
     Args:
-        reference: the reference's logps of them, float64 [n].
-        baseline_groups: what the loss's baseline is found on, one for each response.
-        baseline_reference: the reference's logps of those, float64 [n].
+        reference: the reference's logps of the responses, float64 [n].
+        baseline_groups: the groups for the loss's baseline, one for each response.
+        baseline_reference: the reference's logps of the baseline groups, float64 [n].
     """
     tokens = lengths_of(groups)[:, 0]
     weights = _weights(groups)
@@ -129,7 +129,7 @@ def unpaired_objective(
 
 
 class _OnDevice:
-    """A dataclass of tensors and of what is no tensor."""
+    """A mixin for dataclasses that moves their tensors to a device."""
 
     def to(self, device: torch.device) -> Self:
         tensors = {
@@ -151,8 +151,8 @@ class _SftBatch(_OnDevice):
 
 @dataclass(frozen=True)
 class _PairBatch(_OnDevice):
-    """`reference_tokens` [S] and `policy` [n, 2], the logps before the step, are there for losses
-    that look at them."""
+    """The loss of a batch of pairs. `reference_tokens` [S], and `policy` [n, 2], the logps before
+    the step, are set only for losses that need them."""
 
     loss: PreferenceLoss
     totals: Totals
@@ -214,6 +214,6 @@ def _weights(groups: Sequence[TokenGroup]) -> Tensor:
 
 
 def _totals(tokens: Tensor) -> Totals:
-    """Of a batch whose responses have so many scored tokens, [n] or [n, k], the chosen first."""
+    """The totals of a batch, from the numbers of scored tokens of its responses, [n] or [n, k]."""
     chosen = tokens if tokens.ndim == 1 else tokens[:, 0]
     return Totals(examples=len(tokens), tokens=int(chosen.sum()))
