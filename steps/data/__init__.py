@@ -1,11 +1,10 @@
 """Preference data: rows in, verified token sequences out.
 
-- ``load``: sources become shards of rows. ``readers`` know the bytes of files, ``formats`` what
-  records look like.
-- ``rows``: what a row is, how it lies in Parquet, and the ledger of what became of each row.
+- ``load``: sources become shards of rows. ``readers`` parse files, ``formats`` interpret records.
+- ``rows``: the kinds of rows, their Parquet files, and the ledger with the outcome of each row.
 - ``tokens``: rows become tokens with masks, through a chat template. Begin with
   ``tokens.tokenizing``.
-- ``work`` spreads files over processes and goes on after a kill. ``view`` shows one row of tokens.
+- ``work`` processes files in parallel and resumes after a kill. ``view`` shows one row of tokens.
 
 Uses ``shared``. Nothing here imports torch or ``pipeline``.
 """

@@ -1,8 +1,8 @@
 """Sources become shards of rows.
 
-``loading`` does it all; begin there. ``shards`` opens a source at any row, ``mixture`` draws from
-several sources, ``splits`` decides what is held out, ``overlap`` finds rows that say the same,
-``config`` is what a caller chooses.
+Begin with ``loading``, which runs the whole process. ``shards`` opens a source at any row,
+``mixture`` takes rows from several sources in turn, ``splits`` decides which prompts are held out,
+``overlap`` finds duplicates, ``config`` has the settings.
 
 Uses ``formats``, ``readers``, ``rows`` and ``work``.
 """
