@@ -1,9 +1,9 @@
-"""Which engine a model of this process gets: slots, if these give what the model itself gives.
+"""Choose the engine for a model: slots, if their log-probabilities equal the model's own.
 
-Tried at the start, on the longest and the shortest prompt of the run: a few tokens are drawn in
-slots, and their log-probabilities compared with those of the model's own forward over prompt and
-completion. The same is then drawn alone, which shows whether a completion depends, in any bit, on
-what is written beside it.
+The check runs at the start, on the longest and the shortest prompt of the run. It samples a few
+tokens in slots and compares their log-probabilities with those of the model's own forward over
+prompt and completion. It then samples the same completion alone, to see whether a completion
+depends, in any bit, on others in its batch.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ _TOKENS_TRIED = 16
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine, and what is to be said of it.
+    """The chosen engine.
 
     name: ``slots`` or ``alone``.
-    batch_invariant: whether completions were the same bits alone and beside others.
-    why_not: why not slots.
+    batch_invariant: whether completions had the same bits alone and in a batch.
+    why_not: the reason why slots cannot be used, if they cannot.
     """
 
     engine: Engine
@@ -43,13 +43,13 @@ class EngineChoice:
 
     @property
     def notice(self) -> str | None:
-        """What the user should see: nothing, if slots can be used."""
+        """A notice for the user, or None if slots can be used."""
         if self.why_not is None:
             return None
         return f"each completion is written alone, which is much slower: {self.why_not}"
 
     def described(self) -> dict[str, Any]:
-        """What drew the completions, as JSON values."""
+        """A description of the engine, as JSON values."""
         model: Any = getattr(self.engine, "model")  # noqa: B009 (both engines of this process)
         return {
             "engine": self.name,
@@ -68,10 +68,10 @@ def choose_engine(
     slots: int = 64,
     tokens_per_forward: int = 2048,
 ) -> EngineChoice:
-    """An engine for `requests`; the model attends as before afterwards.
+    """Choose an engine for `requests`. The model's attention is the same afterwards.
 
     Raises:
-        ValueError: naming a row that is longer than the model has positions.
+        ValueError: a row, which the message names, is longer than the model's positions.
     """
     by_length = sorted(requests, key=lambda request: request.longest_sequence)
     require_positions(model, by_length[-1].row, by_length[-1].longest_sequence)
@@ -95,14 +95,14 @@ def _told(finished: Finished) -> str:
 
 
 def _try(engine: SlotEngine, requests: Sequence[Request]) -> tuple[str | None, list[Finished]]:
-    """What is wrong with slots for these, if anything is, and what was drawn."""
+    """The fault of slots for these requests, or None; and the sampled completions."""
     model = engine.model
     try:
         drawn = sorted(engine.sample(requests, engine.weights), key=lambda finished: finished.k)
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        # Whatever a stranger's model raises when it is run this way, it can be run another way.
+        # A model may raise any error here; it can still be run in another way.
         return _takes_no_slots(model, error), []
     actual = torch.tensor([logp for finished in drawn for logp in finished.logps])
     expected = torch.cat([_own_logps(model, *both) for both in zip(requests, drawn, strict=True)])
@@ -112,7 +112,7 @@ def _try(engine: SlotEngine, requests: Sequence[Request]) -> tuple[str | None, l
 
 @torch.no_grad()
 def _own_logps(model: PreTrainedModel, request: Request, finished: Finished) -> Tensor:
-    """The logps of what was drawn by the model's own forward, on the host."""
+    """The logps of a completion from the model's own forward, on the host."""
     ids = torch.tensor([[*request.prompt_ids, *finished.ids]], device=model.device)
     with evaluating(model), attending(model, own_attention(model)):
         logits = model(input_ids=ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1]

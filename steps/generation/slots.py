@@ -1,16 +1,16 @@
-"""The engine in this process: slots that completions are written in, and keys that are kept.
+"""The engine in this process: continuous batching of completions in slots, with a cache.
 
     requests ─ by prompt ─► prefill ─► start ─► decode ─► draw ─► finished
                             a pack of  a slot   a token    ▲ │
                             prompts    each     of each    └─┘
 
-A prompt is read once for all of its completions. A slot that is free is taken by the next
-completion at once, so every forward reads a token of as many sequences as there are. On a CPU, ids
-and logps are the same bits in any slots, order and company: rows of a matrix product are padded as
-packs are, and ``cache`` says why attention has no neighbours.
+A prompt is read once for all of its completions. The next completion takes a free slot at once, so
+every forward reads a token of as many sequences as possible. On a CPU, ids and logps have the same
+bits whatever the slot, the order and the other sequences: rows of matrix products are padded as in
+packs, and ``cache`` explains why attention does not depend on other sequences.
 
-Weights are the model's own, used where they lie, so an engine beside a trainer needs no copy. No
-key outlives a call of `sample`.
+The engine uses the model's own weights in place and makes no copy. No key outlives a call of
+`sample`.
 """
 
 import math
@@ -40,12 +40,11 @@ class SlotEngine:
     """Samples with a model of this process.
 
     Args:
-        model: on its device. It is this engine's until the last completion is taken: its attention
-            is another meanwhile, and whoever else calls it is refused.
-        weights: the digest of its weights.
+        model: the model, on its device. Until the last completion has been taken, only this engine
+            can call it, because its attention is replaced.
+        weights: the digest of the model's weights.
         slots: the most sequences of one forward.
-        tokens_per_forward: the most tokens of prompts that are read at once; a longer prompt is
-            read alone.
+        tokens_per_forward: the most prompt tokens of one forward; a longer prompt is read alone.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class SlotEngine:
         """As `Engine.sample`.
 
         Raises:
-            FloatingPointError: naming a row whose logits are not numbers.
+            FloatingPointError: the logits of a row, which the message names, are not finite.
             StaleWeightsError: also if the weights are replaced before the last completion is taken.
         """
         require_weights(self, weights)
@@ -83,7 +82,7 @@ class SlotEngine:
 
 @dataclass(eq=False)
 class _Sequence:
-    """A completion that is being written."""
+    """A running completion."""
 
     request: Request
     numbers: Iterator[float]
@@ -92,11 +91,11 @@ class _Sequence:
 
     @property
     def position(self) -> int:
-        """Of the last token, within the sequence."""
+        """The position of the last token in the sequence."""
         return len(self.request.prompt_ids) + len(self.ids) - 1
 
     def extend(self, token: int, logp: float) -> bool:
-        """Takes a token; whether it is the last."""
+        """Append a token; return whether it is the last one."""
         if math.isnan(logp):
             raise FloatingPointError(
                 f"row {self.request.row!r}: the model's logits are not numbers; look at its "
@@ -113,8 +112,8 @@ class _Sequence:
 
 @dataclass(eq=False)
 class _Prompt:
-    """A prompt that has been read: keys and values, logits [V] of its next token, and who
-    waits for it."""
+    """A prompt that has been read: keys and values, logits [V] of its next token, and the requests
+    that wait for it."""
 
     keys_and_values: Tensor
     logits: Tensor
@@ -122,7 +121,7 @@ class _Prompt:
 
 
 class _Writing:
-    """One call of `sample`: what waits, what has been read, and what runs in which slot."""
+    """The state of one call of `sample`: waiting requests, read prompts, and running sequences."""
 
     def __init__(self, engine: SlotEngine, requests: Sequence[Request]) -> None:
         self.engine, self.model = engine, engine.model
@@ -145,7 +144,7 @@ class _Writing:
                 yield self._finished(sequence)
 
     def _start(self) -> Iterator[Finished]:
-        """Gives every free slot to a completion, with its first token."""
+        """Start a completion in every free slot, with its first token."""
         while begun := self._begin(self.slots - sum(map(bool, self.running))):
             sequences = [sequence for sequence, _ in begun]
             ended = set(self._extend(sequences, torch.stack([p.logits for _, p in begun])))
@@ -174,7 +173,7 @@ class _Writing:
         return begun
 
     def _close_gaps(self) -> None:
-        """Moves the last sequences into slots that nobody takes any more."""
+        """Move the last sequences into free slots when no requests are left."""
         taken = [slot for slot, sequence in enumerate(self.running) if sequence]
         gaps = sorted(set(range(len(taken))) - set(taken))
         last = [slot for slot in taken if slot >= len(taken)]
@@ -184,7 +183,7 @@ class _Writing:
         del self.running[len(taken) :]
 
     def _prefill(self) -> None:
-        """Reads prompts, at least one, as far as the budget of tokens goes."""
+        """Read prompts up to the budget of tokens, but at least one."""
         taken: list[deque[Request]] = []
         tokens = 0
         while self.unread:
@@ -201,7 +200,7 @@ class _Writing:
             self.read.append(_Prompt(prompt, row, requests))
 
     def _decode(self, running: Sequence[_Sequence]) -> Tensor:
-        """Reads the last token of each sequence; logits [N, V] of the next."""
+        """Read the last token of each sequence; return the logits [N, V] of the next."""
         device = self.model.device
         missing = padded_rows(len(running)) - len(running)
         positions = [sequence.position for sequence in running]
@@ -226,7 +225,7 @@ class _Writing:
         return output_head(self.model).logits(padded)[: len(rows)]
 
     def _extend(self, sequences: Sequence[_Sequence], logits: Tensor) -> list[_Sequence]:
-        """Draws a token for each; those that end with it."""
+        """Draw a token for each sequence; return those that end with it."""
         device = logits.device
         heats = torch.tensor([s.request.temperature for s in sequences], dtype=torch.float64)
         numbers = torch.tensor([next(s.numbers) for s in sequences], dtype=torch.float64)
@@ -242,5 +241,5 @@ class _Writing:
 
 
 def _as_group(request: Request) -> TokenGroup:
-    """A prompt, as packs have it: with a response of one token, which nobody reads."""
+    """A prompt as a group for a pack, with a response of one token that is never read."""
     return TokenGroup(request.row, "", request.prompt_ids, (TokenResponse((0,)),))

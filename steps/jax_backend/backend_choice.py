@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
 class JaxTraining(TrainingBackend):
-    """As `JaxScoring`, for a model that is trained: all its weights, and without dropout.
+    """Training in JAX, of all weights and without dropout; see `JaxScoring`.
 
     Args:
-        devices: how many devices share the work; by default all.
-        check: compare the first examples with torch before training.
+        devices: how many devices share the work; null means all.
+        check: whether the first examples are compared with torch before training.
     """
 
     name: ClassVar[str] = "jax"
@@ -46,5 +46,5 @@ class JaxTraining(TrainingBackend):
 
 
 TRAINING_BACKENDS: Mapping[str, type] = {JaxTraining.name: JaxTraining}
-"""Backends by the names that a config gives them; an experiment hands them to ``main``. Without
-one, torch runs the model."""
+"""Backends by their names in a config; an experiment passes them to ``main``. Without a backend,
+torch runs the model."""

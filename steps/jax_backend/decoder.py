@@ -5,13 +5,14 @@ Weights have the names and the shapes of a Hugging Face folder, those of the lay
     {"model.embed_tokens.weight": [V, H], "model.norm.weight": [H], "lm_head.weight": [V, H],
      "layers": {"self_attn.q_proj.weight": [L, heads · d, H], "input_layernorm.weight": [L, H], …}}
 
-One layer is compiled and scanned over. A weight that a family lacks (a bias, a norm) is not there,
-and the step that it belongs to is left out. Norms, softmax and the logits are in float32 at least,
-as they are in transformers.
+One layer is compiled and scanned over all layers. If a family lacks a weight (a bias, a norm), the
+operation with this weight is left out. Norms, softmax and logits are in float32 at least, as in
+transformers.
 
-What a token sees is told by three integers of its own (see `PackArrays`), so a pack needs no mask
-of T × T in memory. Where no token sees further back than `reach`, a block of so many queries meets
-its own keys and those of the block before; else a few queries at a time meet all keys.
+Three integers per token define to which tokens it attends (see `PackArrays`), so a pack needs no
+T × T mask in memory. If no token attends further back than `reach`, a block of `reach` queries
+attends to its own keys and those of the block before; otherwise a few queries at a time attend to
+all keys.
 """
 
 import math
@@ -49,12 +50,12 @@ class PackArrays:
     """B packs of T tokens and S scored ones; int32, but for the angles.
 
     ids, positions: [B, T].
-    own: [B, T]; the first token of the segment that a token is in: it sees what lies from there to
+    own: [B, T]; the first token of a token's segment. The token attends to all tokens from there to
         itself,
-    first, last: [B, T]; and the tokens [first, last) of its group's prompt.
+    first, last: [B, T]; and to the tokens [first, last) of its group's prompt.
     cos, sin: [rotations, B, T, rotated channels].
-    predictors, targets: [B, S]; which row predicts a scored token, and the token.
-    reach: a divisor of T, or T; what a token sees lies among the `reach` tokens that end with it.
+    predictors, targets: [B, S]; the row that predicts each scored token, and the token.
+    reach: T or a divisor of T; a token attends only to the last `reach` tokens, including itself.
     """
 
     ids: Array
@@ -70,7 +71,7 @@ class PackArrays:
 
 
 class LayerFacts(NamedTuple):
-    """What differs from layer to layer besides weights; int32 []."""
+    """The settings that differ between layers, besides weights; int32 []."""
 
     window: Array
     rotation: Array
@@ -84,12 +85,12 @@ def token_logps(
     recomputed: str = "none",
     shard: Callable[[Array], Array] = lambda x: x,
 ) -> Array:
-    """log p(token | what it sees) of scored tokens: [B, S], float32 or float64.
+    """log p(token | tokens before it) of scored tokens: [B, S], float32 or float64.
 
     Args:
-        dtype: what is computed in; weights may be finer.
+        dtype: the dtype of the computation; weights may have a higher precision.
         recomputed: a name in `RECOMPUTED`.
-        shard: says how activations [B, …] are spread over devices.
+        shard: annotates how activations [B, …] are sharded over devices.
     """
     # TPUs multiply float32 in bfloat16 unless told otherwise.
     with jax.default_matmul_precision("highest" if dtype != jnp.bfloat16 else "default"):
@@ -118,7 +119,7 @@ def _layers(
     shard: Callable[[Array], Array],
 ) -> Array:
     def layer(x: Array, of_layer: tuple[Weights, LayerFacts]) -> tuple[Array, None]:
-        # Cast here, so that what is kept for the backward is the weights themselves.
+        # Cast here, so that the backward keeps the weights themselves and not a copy.
         weights = jax.tree.map(lambda w: w.astype(x.dtype), of_layer[0])
         return shard(_layer(a, weights, x, pack, of_layer[1])), None
 
@@ -160,7 +161,7 @@ def _attention(a: Architecture, w: Weights, x: Array, pack: PackArrays, facts: L
 
 
 def attend(a: Architecture, q: Array, k: Array, v: Array, pack: PackArrays, window: Array) -> Array:
-    """Attention of every token to what it sees: q [B, T, heads, d], k and v [B, T, key heads, d] to
+    """Attention of every token: q [B, T, heads, d], k and v [B, T, key heads, d] to
     [B, T, heads, d]."""
     tokens, slides = q.shape[1], min(a.windows) < NO_WINDOW
     q = q.reshape(*q.shape[:2], a.key_heads, -1, a.head_size)
@@ -185,7 +186,7 @@ def attend(a: Architecture, q: Array, k: Array, v: Array, pack: PackArrays, wind
 
 
 def _attend(a: Architecture, q: Array, k: Array, v: Array, mask: Array) -> Array:
-    """Of q [B, t, key heads, group, d] to the keys that mask [B, t, T] lets it see."""
+    """Attention of q [B, t, key heads, group, d] to the keys that `mask` [B, t, T] allows."""
     accurate = jnp.promote_types(q.dtype, jnp.float32)
     scores = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=accurate)
     scores = scores * jnp.asarray(a.attention_scale, accurate)
@@ -198,7 +199,7 @@ def _attend(a: Architecture, q: Array, k: Array, v: Array, mask: Array) -> Array
 def _mask(
     queries: tuple[Array, ...], key: Array, key_position: Array, window: Array, slides: bool
 ) -> Array:
-    """Which of some keys [B, K] each of some queries [B, t] sees: [B, t, K]."""
+    """To which of the keys [B, K] each of the queries [B, t] may attend: [B, t, K]."""
     index, own, first, last, position = (x[..., None] for x in queries)
     key, key_position = key[:, None], key_position[:, None]
     seen = ((key >= own) & (key <= index)) | ((key >= first) & (key < last))
@@ -267,8 +268,8 @@ def _in_blocks(x: Array, size: int) -> Array:
 
 
 def _with_block_before(blocks: Array) -> Array:
-    """[n, B, size, …] as [n, B, 2 · size, …]. The first has none before it: as tokens, those would
-    be -1, which nothing sees."""
+    """[n, B, size, …] as [n, B, 2 · size, …]. Before the first block there is filler, whose token
+    index is -1, to which no token attends."""
     before = jnp.roll(blocks, 1, axis=0)
     nothing = jnp.asarray(-1 if jnp.issubdtype(blocks.dtype, jnp.integer) else 0, blocks.dtype)
     return jnp.concatenate([before.at[0].set(nothing), blocks], axis=2)

@@ -1,4 +1,4 @@
-"""Scoring in JAX: a `Scorer` whose model is our decoder, on the devices of this process."""
+"""Scoring in JAX: a `Scorer` with the JAX decoder, on the devices of this process."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -42,8 +42,8 @@ NUMPY_DTYPES = {
 class JaxScorer(Scorer):
     """Scores with the decoder and the weights of a folder.
 
-    host_weights: these, until a trainer takes them over.
-    weights: gives the tree that is scored with, on its devices.
+    host_weights: the weights of the folder on the host, until a trainer takes them over.
+    weights: returns the current tree of weights, on its devices.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ def make_ready(
     check: bool,
     shown_by: Sequence[Reference] = (),
 ) -> tuple[ScoredBy, list[str]]:
-    """How `scorer` is going to compute `groups`, and notices; raises ValueError if what it computes
-    is not what transformers' model of the folder does.
+    """A record of how `scorer` computes `groups`, and notices. Raises ValueError if its logps
+    differ from those of transformers' model.
 
     Args:
-        shown_by: references that were computed this way need no second comparison.
+        shown_by: references; if they were computed in the same way, the comparison is skipped.
     """
     scorer.architecture.require_length(*longest(groups))
     scored_by = ScoredBy(
@@ -158,9 +158,8 @@ def make_ready(
 def check_parity(
     scorer: JaxScorer, folder: Path, dtype: Dtype, groups: Sequence[TokenGroup]
 ) -> None:
-    """Compares the longest and the shortest of `groups` with transformers' own model, on the host.
-
-    Raises ValueError if logps differ by more than rounding.
+    """Compare the logps of the longest and the shortest of `groups` with those of transformers'
+    own model, on the host. Raises ValueError if they differ by more than rounding.
     """
     by_length = sorted(groups, key=lambda group: group.packed_tokens)
     probe = [by_length[-1], by_length[0]]
@@ -175,7 +174,7 @@ def check_parity(
 
 
 def require_one_process(ranks: Ranks, attention: Attention) -> None:
-    """Refuses what this backend does not do."""
+    """Raise ValueError for settings that this backend does not support."""
     if ranks.count > 1:
         raise ValueError(
             f"backend=jax runs as one process, not {ranks.count}: it shares the work among the "
@@ -188,7 +187,7 @@ def require_one_process(ranks: Ranks, attention: Attention) -> None:
 
 
 def of_packs(values: np.ndarray, one: Round, packs: Sequence[Pack]) -> list[Tensor]:
-    """What a round [B, S] has of each of its packs, fillers left out."""
+    """The values of each pack in a round [B, S], without fillers."""
     return [
         torch.from_numpy(values[place, : len(packs[number].targets)].copy())
         for place, number in enumerate(one.numbers)

@@ -1,7 +1,7 @@
 """Verdicts on rollouts, and on a whole recording.
 
-What was drawn is decoded, judged, and written again with the verdicts. Nothing is sampled, so
-another checker judges an old recording in the time that checking takes.
+Completions are decoded, judged, and written again with verdicts. Nothing is sampled, so judging a
+recording with another checker is fast.
 """
 
 import shutil
@@ -63,10 +63,10 @@ def judge_rollouts(
     name: str,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Rollout]:
-    """The rollouts with a verdict each, and with the reward `name` where there is one.
+    """The rollouts with their verdicts, and with the reward `name` if there is a verdict.
 
     Args:
-        said: the text of each.
+        said: the text of each rollout.
         rows: the prompts, by their ids.
 
     Raises:
@@ -94,7 +94,8 @@ def _with(rollout: Rollout, judgement: Judgement, name: str) -> Rollout:
 
 
 def require_verdicts(rollouts: Sequence[Rollout], most_without: float) -> None:
-    """Raises ValueError if a larger share than `most_without` has no verdict; it says why."""
+    """Raise ValueError, with the most frequent reason, if a larger share than `most_without` of the
+    rollouts has no verdict."""
     without = [rollout for rollout in rollouts if rollout.verdict is Verdict.none]
     if len(without) > most_without * len(rollouts):
         count, why = Counter(r.reason for r in without).most_common(1)[0][::-1]

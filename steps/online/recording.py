@@ -1,9 +1,9 @@
-"""Drawing rollouts: finished ones are kept, and a run that is killed goes on.
+"""Sample rollouts. Finished completions are stored, and a killed run resumes.
 
     SCRATCH/parts/finished-RANK-NUMBER.parquet    completions, as they finish
 
-A completion follows from its request alone. So what is missing after a kill is drawn then, by as
-many ranks as there are then, and the recording is the same to the last bit.
+A completion depends only on its request. So a resumed run samples only the missing completions, on
+any number of ranks, and the recording is the same bit for bit.
 """
 
 import json
@@ -46,16 +46,16 @@ _Answer = tuple[str, int]
 """A row's id and the number of a completion."""
 _ENGINE = "engine.json"
 _SECONDS_A_PART = 20.0
-"""How much of a rank's work a kill costs, at most."""
+"""The most seconds of a rank's work that a kill can lose."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Rollouts, the rows that they answer, and how they came about.
+    """Rollouts, the rows that they answer, and how they were sampled.
 
-    rollouts: in the order of `rows`, and of a row by number.
-    tally: which prompts were kept and which not.
-    temperature: by which logits were divided; nothing else changes what a policy draws from.
+    rollouts: in the order of `rows`, and for each row by number.
+    tally: which prompts were kept and which dropped.
+    temperature: the divisor of the logits; nothing else changes the policy's distribution.
     """
 
     rows: Sequence[PromptRow]
@@ -66,7 +66,7 @@ class Drawn:
     temperature: float
 
     def metrics(self) -> dict[str, Any]:
-        """Counts, and what people should be told."""
+        """Counts, and notices for the user."""
         tokens = sum(len(rollout.ids) for rollout in self.rollouts)
         told = self.tally.metrics()
         notices = [*told.get("notices", ()), *filter(None, [self.choice.notice])]
@@ -84,13 +84,13 @@ class Drawn:
 def draw_rollouts(
     prompts: Path, model: Path, config: SamplingConfig, dtype: Dtype, place: Workplace
 ) -> Drawn:
-    """Completions of the prompts in a folder by the model in another; every rank gets all of them.
+    """Sample completions of the prompts in a folder with the model in another; every rank gets all.
 
-    A prompt that the model's chat template refuses is left out, and told.
+    A prompt that the model's chat template refuses is left out, and a notice names it.
 
     Raises:
         ValueError: no prompt is left.
-        Left: the run was told to leave; what is finished is kept.
+        Left: the run must stop; finished completions are stored.
     """
     tokenizer = load_tokenizer(model)
     rows, prompt_ids, tally = tokenized(prompts, tokenizer)
@@ -119,10 +119,10 @@ def write_recording(folder: Path, drawn: Drawn, model: Path) -> None:
 
 
 def require_whole_distribution(folder: Path) -> None:
-    """Raises ValueError unless a recording was drawn from all of what the policy says, as it says
-    it: at temperature 1, and without top-p or top-k.
+    """Raise ValueError unless a recording was sampled from the policy's unmodified distribution: at
+    temperature 1, and without top-p or top-k.
 
-    A ratio of probabilities would otherwise compare two distributions.
+    Otherwise a ratio of probabilities would compare two different distributions.
     """
     file = folder / _ENGINE
     told = json.loads(file.read_text()) if file.is_file() else {}
@@ -137,12 +137,13 @@ def require_whole_distribution(folder: Path) -> None:
 
 
 def record(engine: Engine, requests: Sequence[Request], place: Workplace) -> list[Rollout]:
-    """What `engine` gives to `requests`, in their order, without what is in scratch already.
+    """Sample `requests` with `engine`, except those that are finished in scratch; return all
+    rollouts in the order of the requests.
 
     Several ranks, each with an engine, share the rows, and each gets all rollouts.
 
     Raises:
-        Left: a rank was told to leave; what is finished is kept.
+        Left: a rank must stop; finished completions are stored.
     """
     ranks = place.ranks
     asked = {(request.row, request.k): request for request in requests}
@@ -165,7 +166,7 @@ def record(engine: Engine, requests: Sequence[Request], place: Workplace) -> lis
 
 
 class _Parts:
-    """Files of finished completions, one now and then."""
+    """Writes finished completions to files at intervals."""
 
     def __init__(self, place: Workplace) -> None:
         self.count = 0
@@ -187,8 +188,8 @@ class _Parts:
 
 
 def _kept(scratch: Path, asked: Mapping[_Answer, Request], weights: str) -> dict[_Answer, Rollout]:
-    """What an earlier attempt has finished, as far as it answers `asked`. A file that cannot be
-    read is as good as none: what it held is drawn again."""
+    """The completions that earlier attempts have finished, if they answer `asked`. An unreadable
+    file is ignored, and its completions are sampled again."""
     found = {}
     for file in sorted((scratch / "parts").glob("finished-*.parquet")):
         try:
@@ -218,7 +219,7 @@ def _gathered(
 def tokenized(
     prompts: Path, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[PromptRow], list[list[int]], Tally]:
-    """The prompts of a folder that the chat template takes, their tokens, what became of all."""
+    """The prompts of a folder that the chat template accepts, their tokens, and a tally of all."""
     rows = [from_record(PromptRow, record) for record in read_rows(prompts)]
     chats = [Chat(row.prompt, row.tools, row.template_kwargs) for row in rows]
     kept: list[tuple[PromptRow, list[int]]] = []
