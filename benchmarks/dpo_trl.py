@@ -2,9 +2,9 @@
 
     python dpo_trl.py JOB.json REPORT.json
 
-TRL is used as its documentation says, on conversations, with its own tokenisation and defaults
-besides what the job names. Rows come in the order in which they are to be seen. That TRL made the
-very token ids of the job is checked, not assumed.
+TRL is used as documented, on conversations, with its own tokenisation and its defaults except for
+the job's settings. Rows are in the order of training. The script checks that TRL made exactly the
+job's token ids.
 """
 
 import json
@@ -46,7 +46,7 @@ def main(job_file: str, report_file: str) -> None:
             phases.mark()
 
     class Trainer(DPOTrainer):
-        """Tells how long the reference takes; nothing else is changed."""
+        """Measures the time of the reference; nothing else is changed."""
 
         def _precompute_ref_logps(self, *arguments: Any) -> Any:
             with phases.phase("reference"):

@@ -1,4 +1,4 @@
-"""GRPO and its relatives: a model learns from its own answers to prompts that can be checked.
+"""GRPO and related methods: a model learns from its own answers, which a rule checks.
 
     temper run grpo --data problems.jsonl --model MODEL
     temper run grpo --data problems.jsonl --model MODEL checker=pattern checker.expression='^Yes'
@@ -30,13 +30,14 @@ from steps.train_online import train_online
 
 @dataclass
 class Config(ExperimentConfig):
-    """Learning from one's own answers.
+    """Online training with a checker.
 
     Args:
-        iterations: how often the policy draws and learns.
-        segment: how many iterations are one step, whose model is judged and kept.
-        checker: the rule that says which answers are right.
-        answering: how the held-out prompts are answered.
+        iterations: how many times the policy samples answers and learns from them.
+        segment: the number of iterations in one step; the model after each step is kept and
+            evaluated.
+        checker: the rule that decides which answers are right.
+        answering: how answers to the held-out prompts are sampled.
     """
 
     data: PreferenceData = field(default_factory=PreferenceData)
@@ -55,7 +56,8 @@ class Config(ExperimentConfig):
 
 
 def grpo(cfg: Config) -> dict[str, Step]:
-    """Prompts → segments of drawing, checking and learning → held-out prompts, before and after."""
+    """Prompts → segments of sampling, checking and learning → held-out prompts, before and after.
+    """
     policy = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.rl.dtype)
     rows = load_rows(load_prompts, cfg.data)
 

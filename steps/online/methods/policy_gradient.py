@@ -97,24 +97,25 @@ class OffPolicy(StrEnum):
 
 @dataclass(frozen=True)
 class PolicyGradient(Method):
-    """A policy-gradient update; without further settings Dr. GRPO with a leave-one-out baseline.
+    """A policy-gradient update. The defaults are Dr. GRPO with a leave-one-out baseline.
 
-    Clipping keeps the ratio in [1 − `clip_low`, 1 + `clip_high`]; null: no bound on that side.
+    Clipping keeps the ratio in [1 − `clip_low`, 1 + `clip_high`]; null removes the bound on that
+    side.
 
-    With `skip_without_signal`, prompts whose completions have equal rewards are not trained on, nor
-    counted in what the loss is divided by; without, they are, with advantages of 0.
+    With `skip_without_signal`, prompts whose completions have equal rewards are neither trained on
+    nor counted in the loss's denominator; otherwise they count, with advantages of 0.
 
     Args:
-        advantage: what a completion's reward is compared with.
-        ratio: how the policy is compared with the weights that an iteration began with.
-        clip_low: the ratio is kept above 1 − `clip_low`; null: no bound on that side.
-        clip_high: the ratio is kept below 1 + `clip_high`; null: no bound on that side.
-        over: what the sum over tokens is divided by.
-        kl: how the policy is held near a reference.
-        kl_weight: how much the distance from the reference counts.
-        off_policy: what is done where the sampler is not the trainer to the bit.
-        off_policy_limit: the bound of the weight that `off_policy` uses.
-        skip_without_signal: prompts whose completions have equal rewards are not trained on.
+        advantage: how a completion's reward is compared with those of the same prompt.
+        ratio: how the policy is compared with the policy at the iteration's start.
+        clip_low: the ratio is clipped at 1 − `clip_low` from below; null: no bound.
+        clip_high: the ratio is clipped at 1 + `clip_high` from above; null: no bound.
+        over: the denominator of the sum over tokens.
+        kl: how a KL penalty keeps the policy near a reference.
+        kl_weight: the weight of the KL penalty.
+        off_policy: the correction if sampler and trainer do not agree exactly.
+        off_policy_limit: the bound of the weights of `off_policy`.
+        skip_without_signal: leave out prompts whose completions have equal rewards.
     """
 
     name: ClassVar[str] = "policy_gradient"
