@@ -17,10 +17,10 @@ from phases import Phases
 
 PREFERENCE = ("prompt", "chosen", "rejected")
 SETTINGS: dict[str, dict[str, Any]] = {
-    # As it comes: a live reference, activations computed twice, all pairs of a step in one forward.
+    # TRL's defaults: a live reference, activations recomputed, all pairs of a step in one forward.
     "default": {},
-    # What is left to set: no activation is computed twice and no pair padded to another one. The
-    # filter by length closes over all settings, so that without it a reference can be used again.
+    # TRL's fastest settings: no activation is recomputed, and no pair is padded to another one.
+    # The filter by length captures all settings; without it TRL can reuse cached reference logps.
     "strongest": {
         "max_length": None,
         "gradient_checkpointing": False,

@@ -84,8 +84,7 @@ def why_not(kind: str) -> str:
 
 
 def _start(made: Manifest) -> float:
-    """Seconds from the creation of the attempt, a time in its name, to the function's first line.
-    """
+    """Seconds from the attempt's creation, a time in its name, to the function's first line."""
     stamp, _, rest = made.attempt.partition("-")
     ready = calendar.timegm(time.strptime(stamp, "%Y%m%dT%H%M%S")) + int(rest[:3]) / 1000
     return made.metrics["began"] - ready

@@ -56,8 +56,7 @@ class Config(ExperimentConfig):
 
 
 def grpo(cfg: Config) -> dict[str, Step]:
-    """Prompts → segments of sampling, checking and learning → held-out prompts, before and after.
-    """
+    """Prompts → segments of sampling, checking and learning → held-out prompts before and after."""
     policy = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.rl.dtype)
     rows = load_rows(load_prompts, cfg.data)
 

@@ -88,8 +88,7 @@ def judge(answers: Sequence[Answer], checks: Mapping[str, str]) -> list[Answer]:
 def check_answers(
     answers: Sequence[Answer], checks: Mapping[str, str]
 ) -> dict[str, Interval | int]:
-    """The share of answers that contain each named regular expression, and the number of answers.
-    """
+    """The share of answers that contain each named regular expression; the number of answers."""
     if not answers:
         return {}
     counts = count_matches(checks, [answer["answer"] for answer in answers])

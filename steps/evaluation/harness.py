@@ -77,8 +77,7 @@ def run_harness(
 
 
 class _Asked(_Model):
-    """A loaded model with the interface of the harness. It reports how many sequences it has read.
-    """
+    """A loaded model with the harness's interface. It reports how many sequences it has read."""
 
     def __init__(self, on_progress: OnProgress, model: Any, tokenizer: Any, batch_size: int):
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)

@@ -97,8 +97,7 @@ def _logps(
     reference_logps: Path,
     loss: PreferenceLoss | None,
 ) -> PairLogps:
-    """The logps of `pairs` as one batch, including those of single tokens if the loss needs them.
-    """
+    """The logps of `pairs` as one batch, with those of single tokens if the loss needs them."""
     policy, reference = read_reference(policy_logps), read_reference(reference_logps)
     policy.scored_by.require_comparable(reference.scored_by, reference_logps)
     (chosen, rejected), (theirs, others) = (

@@ -46,8 +46,7 @@ adapted = PeftModel.from_pretrained(base, model)
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The content of the card besides results; ``base_model`` and ``data`` are names for display.
-    """
+    """The card's content besides results; ``base_model`` and ``data`` are names for display."""
 
     title: str
     base_model: str

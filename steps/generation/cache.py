@@ -43,8 +43,7 @@ class Turn(Protocol):
 
 @contextmanager
 def attending(model: PreTrainedModel, attention: str = SLOTS) -> Iterator[None]:
-    """Switch `model` to slot attention (or another `attention`) inside the block, then restore it.
-    """
+    """Switch `model` to slot attention (or another `attention`) in the block, then restore it."""
     ALL_ATTENTION_FUNCTIONS.register(SLOTS, _attend)
     before = model.config._attn_implementation
     model.set_attn_implementation(attention)

@@ -97,8 +97,7 @@ class PairLogps:
 
     @property
     def lengths(self) -> "Tensor":
-        """The number of tokens of the chosen and the rejected response of each pair, int64 [n, 2].
-        """
+        """The number of tokens of each pair's chosen and rejected response, int64 [n, 2]."""
         import torch
 
         return torch.stack([self.chosen_tokens, self.rejected_tokens], dim=1)

@@ -98,8 +98,7 @@ class Stored(Mapping[str, Whole]):
 
 @dataclass(frozen=True)
 class _StoredTensor:
-    """parts: for each file that has rows of the tensor, the first of these rows and the open file.
-    """
+    """parts: for each file with rows of the tensor, the first of these rows and the open file."""
 
     name: str
     shape: tuple[int, ...]

@@ -118,8 +118,7 @@ class Scorer:
         return self.queue.submit(lambda: self._logps(batch))
 
     def examine(self, look: Callable[[PreTrainedModel], Result]) -> Result:
-        """Call `look` with the model after the queued work, without gradients; return its result.
-        """
+        """Call `look` with the model after queued work, without gradients; return its result."""
 
         def examined() -> Result:
             with torch.no_grad():

@@ -205,8 +205,7 @@ class Trainer:
         return self._queue.submit(load)
 
     def save_weights(self, path: Path) -> Future[None]:
-        """Write a file with this rank's shard of the trained parameters at the time of this call.
-        """
+        """Write a file with this rank's shard of the parameters as they are at this call."""
         return self._save(path, lambda: self._updater.weights())
 
     def save_checkpoint(self, path: Path) -> Future[None]:

@@ -67,8 +67,7 @@ def _is_lines(opening: bytes) -> bool:
 
 
 def _is_certain(error: json.JSONDecodeError) -> bool:
-    """Whether the error is certain: it is not at the end of the text, so more text cannot fix it.
-    """
+    """Whether the error is certain: it is not at the text's end, so more text cannot fix it."""
     unfinished = error.msg.startswith("Unterminated string")
     return not unfinished and error.pos < len(error.doc) - len("-Infinity")
 

@@ -18,8 +18,7 @@ OVER_LIMIT: Reason = "over the limit"
 
 @dataclass(frozen=True)
 class Entry:
-    """The outcome of one row of the file `source`; the fields are the columns of `tables.LEDGER`.
-    """
+    """The outcome of a row of the file `source`; the fields are the columns of `tables.LEDGER`."""
 
     split: str
     source: str

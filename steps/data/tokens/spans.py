@@ -205,8 +205,7 @@ class SpanFinder:
     def _marked(
         self, trace: "_Trace", text: str, blocks: list[Span] | None, turns: Sequence[int]
     ) -> list[Span]:
-        """The spans from the template's blocks; empty if there are no blocks or if they are wrong.
-        """
+        """The spans from the template's blocks; empty if there are none or if they are wrong."""
         every = assistant_turns(trace.shape.chat.messages)
         if blocks is None or len(blocks) != len(every):
             return []
@@ -489,8 +488,7 @@ _SEGMENT = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|\w+|.", re.DOTALL)
 
 
 def _after_header(piece: str, header: str) -> int | None:
-    """Where in `piece` the header ends, or the longest beginning of the header that occurs there.
-    """
+    """Where in `piece` the header ends, or the longest beginning of the header found there."""
     ends = [match.end() for match in _SEGMENT.finditer(header)]
     for end in reversed(ends):
         if header[:end].strip() and (at := piece.rfind(header[:end])) >= 0:

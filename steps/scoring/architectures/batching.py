@@ -70,8 +70,7 @@ def _is_read(pack: Pack, length: int) -> Tensor:
 
 
 def _predictors(pack: Pack, length: int) -> Tensor:
-    """The flat index, in a batch with rows of this `length`, that predicts each scored token, [S].
-    """
+    """The flat index, in a batch with rows of `length`, that predicts each scored token, [S]."""
     prompts = [span.prompt_stop - span.prompt_start for span in pack.responses]
     first = [length * number + prompt for number, prompt in enumerate(prompts)]
     starts = [span.start for span in pack.responses]
