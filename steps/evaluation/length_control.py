@@ -35,7 +35,7 @@ def length_controlled(
     won = np.asarray(wins, dtype=np.float64)
     apart = np.asarray(length_differences, dtype=np.float64)
     if len(won) == 0 or len(won) != len(apart):
-        raise ValueError(f"{len(won)} wins and {len(apart)} length differences are no pairs")
+        raise ValueError(f"{len(won)} wins and {len(apart)} length differences cannot be paired")
     scaled = apart / (apart.std() or 1.0)
     return bootstrap(len(won), lambda chosen: _rate(won[chosen], scaled[chosen]), seed)
 

@@ -58,5 +58,5 @@ def paired_shares(
 def _both(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray):
     first, second = (np.asarray(values, dtype=np.float64) for values in (one, other))
     if first.shape != second.shape or first.size == 0:
-        raise ValueError(f"{first.size} and {second.size} values are no pairs")
+        raise ValueError(f"{first.size} and {second.size} values cannot be paired")
     return first, second

@@ -25,14 +25,14 @@ class FittedStep(StrEnum):
 
 
 def fit(
-    step: Annotated[FittedStep, typer.Argument(help="What is to run there.")],
+    step: Annotated[FittedStep, typer.Argument(help="The step to compile.")],
     on: Annotated[str, typer.Option(help="A TPU topology, such as v5e:2x4 or v5p:2x2x2.")],
     model: Annotated[Path, typer.Option(help="A model folder, or its config.json alone.")],
-    tokens_per_forward: Annotated[int, typer.Option(help="Of one pack, on one chip.")] = 2048,
-    scored: Annotated[int | None, typer.Option(help="How many of them count; half.")] = None,
+    tokens_per_forward: Annotated[int, typer.Option(help="The tokens of a chip's pack.")] = 2048,
+    scored: Annotated[int | None, typer.Option(help="Scored tokens; default: half.")] = None,
     dtype: Dtype = Dtype.bfloat16,
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.full,
-    slices: Annotated[int, typer.Option(help="How many such slices share the work.")] = 1,
+    slices: Annotated[int, typer.Option(help="The number of such slices.")] = 1,
 ) -> None:
     """Compile a step for a TPU slice that need not be present; print its memory and whether it
     fits.

@@ -145,8 +145,8 @@ def _agreement(config: RlConfig, experience: Experience, iteration: int) -> Step
     found = mismatch(experience.policy, experience.sampler)
     if config.max_mismatch is not None and not found["mismatch/k3"] <= config.max_mismatch:
         raise ValueError(
-            f"iteration {iteration + 1}: the policy that is trained and the one that drew are "
-            f"{found['mismatch/k3']:.3g} nats a token apart, and max_mismatch is "
+            f"iteration {iteration + 1}: log-probabilities of trainer and sampler differ by "
+            f"{found['mismatch/k3']:.3g} nats a token, and max_mismatch is "
             f"{config.max_mismatch:g}; look at the sampler's weights, or use off_policy=truncate"
         )
     return dict(found)

@@ -35,21 +35,19 @@ HELP = "/clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
 def chat(
     name: ModelName,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="Answer this and end; - reads it.")
+        str | None, typer.Option("--prompt", "-p", help="The prompt to answer; - reads it.")
     ] = None,
     beside: Annotated[
         str | None, typer.Option(metavar="NAME|DIR", help="Another model that answers, too.")
     ] = None,
-    alone: Annotated[
-        bool, typer.Option("--alone", help="Without the model that training began from.")
-    ] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Compare with no other model.")] = False,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 512,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this sum.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the draws; equal seeds draw equally.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Probability mass of nucleus sampling.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The seed of sampling.")] = 0,
     dtype: Annotated[
-        Dtype | None, typer.Option(help="Of weights; bfloat16 on a GPU, else float32.")
+        Dtype | None, typer.Option(help="Dtype of weights; bfloat16 on a GPU, else float32.")
     ] = None,
     store: StoreUrl = "store",
 ) -> None:
@@ -131,8 +129,7 @@ def _prompt(given: str | None) -> str | None:
 
 
 def _answer_once(talks: Sequence[_Talk], prompt: str) -> None:
-    """Print each model's answer to standard output, under the models' names if there are several.
-    """
+    """Print each model's answer to standard output, under its name if there are several."""
     for talk in talks:
         if len(talks) > 1:
             print(f"{'' if talk is talks[0] else chr(10)}== {visible(talk.model.name)}")

@@ -24,7 +24,7 @@ ModelName = Annotated[
     str,
     typer.Argument(metavar="NAME|DIR", help="EXPERIMENT/RESULT, STEP[@KEY], or a model folder."),
 ]
-StoreUrl = Annotated[str, typer.Option("--store", envvar="TEMPER_STORE", help="Where NAME lies.")]
+StoreUrl = Annotated[str, typer.Option("--store", envvar="TEMPER_STORE", help="The store of NAME.")]
 
 WHOLE, ADAPTERS, GGUF = "config.json", "adapter_config.json", "*.gguf"
 """The files that identify a folder with a whole model, with adapters only, or with a GGUF file."""

@@ -30,10 +30,10 @@ _CARD_LINES_SHOWN = 40
 
 def push(
     name: ModelName,
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="As in my-name/my-model.")],
-    public: Annotated[bool, typer.Option("--public", help="For everybody to read.")] = False,
-    message: Annotated[str, typer.Option("--message", "-m", help="Of the commit.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Upload it.")] = False,
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="For example my-name/my-model.")],
+    public: Annotated[bool, typer.Option("--public", help="Make it public.")] = False,
+    message: Annotated[str, typer.Option("--message", "-m", help="Commit message.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Upload the files.")] = False,
     store: StoreUrl = "store",
 ) -> None:
     """Show what an upload of a model to a Hub would send; --yes sends it.
@@ -84,8 +84,7 @@ def _upload(files: Mapping[str, Path], repo: str, public: bool, message: str) ->
 
 
 def _card_of(repo: str, files: Mapping[str, Path]) -> Mapping[str, bytes]:
-    """The model card with the repository's name in its snippet, so that the snippet runs anywhere.
-    """
+    """The model card with the repository's name in its snippet, so the snippet runs anywhere."""
     from steps.export.card import HERE
 
     if CARD not in files:

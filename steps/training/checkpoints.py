@@ -149,7 +149,7 @@ class Checkpoints:
             trainer.load_checkpoint(_files(folder, _STATE)).result()
         except ValueError as error:
             raise ValueError(
-                f"checkpoint {folder} is of another model ({error}); delete it to start afresh"
+                f"checkpoint {folder} belongs to another model ({error}); delete it to start afresh"
             ) from error
         return read_metrics(folder / _METRICS)
 

@@ -60,8 +60,8 @@ def _change(model: PreTrainedModel, read: _Read, ids: Tensor) -> float:
 @execution_detail
 def _not_causal(model: PreTrainedModel, group: TokenGroup, off: float) -> str:
     return (
-        f"{type(model).__name__} is not causal: what it makes of a token depends on the tokens "
-        f"behind it (of row {group.row!r}, by {off:.2g} of its size); take a model that predicts "
+        f"{type(model).__name__} is not causal: its output for a token changes with the tokens "
+        f"after it (of row {group.row!r}, by {off:.2g} of its size); take a model that predicts "
         "the next token, or the same one with is_decoder=true in its config"
     )
 
