@@ -1,4 +1,4 @@
-"""Losses: frozen settings and a pure function from log-probabilities to losses, one file per loss.
+"""Losses: frozen settings and a pure function from log-probabilities to losses, one file a loss.
 
 Begin with ``base``, which defines the interface and the families of losses. This folder holds the
 losses that most runs use. The others are in folders:

@@ -1,4 +1,4 @@
-"""The formats of records; one module per format, each a frozen dataclass.
+"""The formats of records; one module a format, each a frozen dataclass.
 
 A format names the fields that it reads. ``parse(record, row)`` turns a record into a row, or raises
 ``MalformedRow``. Begin with ``preference``. ``choice`` finds a format by name or by its records,

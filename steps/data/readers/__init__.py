@@ -1,4 +1,4 @@
-"""Readers turn the bytes of a file into numbered records; one module per family of file formats.
+"""Readers turn the bytes of a file into numbered records; one module a family of file formats.
 
 Every reader yields `(number, record)`, where the number counts lines, elements of a list or rows of
 a table from one. For an unreadable record it yields a `MalformedRow` and continues. Only failures

@@ -1,4 +1,4 @@
-"""Methods of learning from a policy's own completions: one module per method, and shared code.
+"""Methods of learning from a policy's own completions: one module a method, and shared code.
 
 ``method`` defines the interface of a method and ``experience`` its input; ``choices`` lists all
 methods by name. ``policy_gradient`` has the settings of GRPO and its relatives, ``advantages`` and
