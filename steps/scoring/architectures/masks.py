@@ -73,9 +73,7 @@ def _watched(
 ) -> tuple[Tensor, None]:
     """Replaces a layer's attention: inspects the mask and returns zeros."""
     if watch is None:
-        raise ValueError(
-            "a layer drops keyword arguments, so packed forwards cannot pass it a pack"
-        )
+        raise ValueError("a layer does not hand on keywords, without a pack packs cannot be read")
     watch.look(module, query.shape[2], attention_mask, reach_of(module, sliding_window))
     batch, heads, tokens, _ = query.shape
     return value.new_zeros(batch, tokens, heads, value.shape[-1]), None
