@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
 ARGS ?=
 
 # Otherwise each of the many processes of a run, and of the tests, compiles all modules anew.
@@ -38,8 +38,9 @@ check: $(VENV)/with-dev  ## lint, format, types, which room uses which
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-logo
 
+# --quiet would hide the warnings that --strict counts
 docs: $(VENV)/with-docs  ## the documentation as a site, in build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 size:  ## lines of Python per room
 	@for room in $$(ls -d pipeline/*/ steps/*/ | grep -v __pycache__) experiments/ benchmarks/ tests/; do \

@@ -14,8 +14,8 @@ What an author needs is imported from here. The rooms, from the author to the ma
 - ``configs``: where configs come from, and what each setting means.
 - Below all of them: ``errors``; ``foreseen``, which says which exceptions are messages, and
   ``uncaught``, how a program shows them; ``extras`` that are not installed; ``redaction`` of
-  secrets; ``references`` to what a worker imports; ``taken_names`` that a user's file has, too;
-  ``text`` and ``html`` for people.
+  secrets; ``references`` to what a worker imports, and the ``cells`` of a notebook that define
+  it; ``taken_names`` that a user's file has, too; ``text`` and ``html`` for people.
 
 A room uses the rooms below it, in the order of ``[tool.importlinter]`` in ``pyproject.toml``;
 ``docs/architecture.md`` has the picture. Begin with ``dag.step``.

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pipeline import cells
 from pipeline.errors import TemperError
 
 
@@ -12,7 +13,7 @@ def reference_to(definition: Any) -> str:
     """``module:qualname`` of a function or class, under a name that a worker can import.
 
     Raises:
-        TemperError: it is defined inside a function, or in an interactive session.
+        TemperError: it is defined inside a function, or typed in where nobody keeps the text.
     """
     module, qualname = definition.__module__, definition.__qualname__
     if "<" in qualname:
@@ -40,8 +41,10 @@ def _script_module(qualname: str) -> str:
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         return spec.name
+    if cells.are_known():
+        return cells.MODULE
     file = getattr(main, "__file__", None)
-    if file is None or not Path(file).is_file():  # a notebook, a prompt, or standard input
+    if file is None or not Path(file).is_file():  # a prompt, or standard input
         raise interactive(qualname)
     return Path(file).stem
 
@@ -50,7 +53,7 @@ def interactive(name: str) -> TemperError:
     """The error of a function or class that is in no file, which a worker could import."""
     name = name.partition(".")[0]
     return TemperError(
-        f"{name} is defined interactively, where no worker can import it; put it in a file, and "
-        f"import it from there: in a notebook, begin its cell with %%writefile my_steps.py (with "
-        f"the imports that it needs), and then run: from my_steps import {name}"
+        f"{name} is defined interactively, where no worker can import it; put it in a file, "
+        f"such as my_steps.py, and import it from there: from my_steps import {name} (in a "
+        "notebook or in IPython, a cell will do)"
     )

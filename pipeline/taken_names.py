@@ -5,6 +5,10 @@ import.
 own. Python imports whichever it finds first, and then misses the modules of the other. When a
 module below such a name is not found, this says which file or folder takes the name. It is asked
 last, after everything that could find the module, so it costs nothing where nothing is wrong.
+
+A file ``pipeline.py`` that a script or a notebook imports in our place, Python itself must name:
+nothing of ours has run then. Where a worker would import it, or a script that we start,
+:func:`require_ours` says so.
 """
 
 import os
@@ -16,7 +20,8 @@ from typing import Any
 from pipeline.errors import TemperError
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = ("pipeline", "steps", "experiments")
+_CORE = "pipeline"
+_OURS = (_CORE, "steps", "experiments")
 
 
 class NameTaken(TemperError, ImportError):
@@ -38,9 +43,11 @@ class TakenNames:
         ours = _found(file, [_HOME])
         taken = _place(sys.modules.get(top))
         if ours and taken and not _is_ours(taken):
+            sys.excepthook = _one_line
             raise _taken(f"{name} is not in {taken}", taken, top)
         for theirs in [] if ours else _found(file, _folders()):
             folder = os.path.dirname(theirs)
+            sys.excepthook = _one_line
             raise _taken(f"{theirs} cannot be imported as {name}", folder, top)
 
 
@@ -50,8 +57,23 @@ def install() -> None:
         sys.meta_path.append(TakenNames())
 
 
+def require_ours(folders: Sequence[str]) -> None:
+    """Refuse folders in which another process, which looks through them in this order, finds
+    another ``pipeline``.
+
+    Raises:
+        NameTaken: it does.
+    """
+    for folder in folders:
+        if os.path.realpath(folder) == os.path.realpath(_HOME):
+            return
+        for place in (f"{folder}/pipeline/__init__.py", f"{folder}/pipeline.py"):
+            if os.path.exists(place):
+                place = place.removesuffix("/__init__.py")
+                raise _taken(f"{place} would be imported for pipeline", place, _CORE)
+
+
 def _taken(missing: str, place: str, top: str) -> NameTaken:
-    sys.excepthook = _one_line
     return NameTaken(
         f"{missing}: Temper has a package {top}, too; rename {place}, as in my_{top}, and import "
         "it by that name"

@@ -30,6 +30,7 @@ def decontaminate(
     Raises:
         TemperError: ``against`` holds no rows, or a split has no pairs left.
     """
+    from steps.data.images.image_table import copy_images
     from steps.data.rows.tables import LEDGER, PAIRS
 
     evaluation, tally = EvaluationSet(n), Tally()
@@ -48,6 +49,8 @@ def decontaminate(
             tally.add(entry)
     if missing := [split for split in splits if not kept.get(split)]:
         raise TemperError(f"nothing is left of {', '.join(missing)}: {tally.metrics()}")
+    for split in kept:
+        copy_images(pairs.path / split, out.path / split)
     lines = (line for path in sorted(out.scratch.glob("*/*.parquet")) for line in iter_rows(path))
     write_rows(out.path / "ledger.parquet", LEDGER, lines)
     return {"evaluation_rows": evaluated, **kept, **tally.metrics()}

@@ -3,8 +3,8 @@
 import json
 
 from pipeline import Metrics, Output, step
+from steps.data.images.of_tokens import rows_with_images
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
-from steps.data.rows.parquet import read_rows
 from steps.evaluation.config import EvaluateConfig
 from steps.glue.workplace_of import at_work
 from steps.kinds import Evaluation, Model, PairTokens
@@ -37,13 +37,14 @@ def evaluate(
     from steps.evaluation.preferences import preference_metrics, reward_margins
     from steps.scoring.reference import run_reference
 
-    records = read_rows(tokens.path)
+    records = list(rows_with_images(tokens.path))
     with at_work(out) as place:
         scored = run_reference(model.path, records, config.scoring(), place)
+        unanswered = held_out.unanswered(model.path)
         answers = held_out.answer_prompts(
             records,
             model.path,
-            config.sample_prompts,
+            0 if unanswered else config.sample_prompts,
             config.sampling,
             config.dtype,
             out.progress,
@@ -65,4 +66,6 @@ def evaluate(
         metrics |= held_out.compare_answers(before, answers, config.checks)
     metrics |= held_out.check_answers(answers, config.checks)
     (out.path / "metrics.json").write_text(json.dumps(metrics, indent=1), "utf-8")
-    return metrics | {name: value for name, value in scored.items() if name == "notices"}
+    told = [*scored.get("notices", ()), unanswered if config.sample_prompts else ""]
+    notices = [notice for notice in told if notice]
+    return metrics | ({"notices": notices} if notices else {})

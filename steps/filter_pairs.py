@@ -1,10 +1,12 @@
 """``filter_pairs``: keep preference pairs of sufficient score margin and of suitable lengths."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline import Metrics, Output, TemperError, step
+from steps.data.images.image_table import copy_images
+from steps.data.load.language import Languages
 from steps.data.rows.ledger import Entry, Tally
 from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
@@ -18,11 +20,11 @@ class FilterConfig:
     """Which pairs stay. A criterion that is not set filters nothing.
 
     Args:
-        min_margin: the least difference between the scores of chosen and rejected response. A pair
-            without scores is dropped.
-        min_characters, max_characters: limits for the length of each response.
-        max_length_ratio: the largest ratio of the longer to the shorter response, in characters.
-        splits: which splits are filtered; the others are copied unchanged.
+        min_margin: by how much the chosen side's score must be higher; pairs without scores go.
+        min_characters, max_characters: of each response.
+        max_length_ratio: of the longer response to the shorter one, in characters.
+        splits: which splits are filtered; the others stay as they are.
+        languages: those of pairs that stay; prompt and both responses must be in one of them.
     """
 
     min_margin: float | None = None
@@ -30,6 +32,7 @@ class FilterConfig:
     max_characters: int | None = None
     max_length_ratio: float | None = None
     splits: tuple[str, ...] = ("train",)
+    languages: Languages | None = field(default=None, metadata={"before": None})
 
     def __post_init__(self) -> None:
         if self.max_characters is not None and self.max_characters < max(1, self.min_characters):
@@ -57,6 +60,8 @@ def filter_pairs(out: Output, pairs: Preferences, config: FilterConfig = FilterC
             tally.add(entry)
     if missing := [split for split in config.splits if not kept.get(split)]:
         raise TemperError(f"nothing is left of {', '.join(missing)}: {tally.metrics()}")
+    for split in kept:
+        copy_images(pairs.path / split, out.path / split)
     lines = (line for path in sorted(out.scratch.glob("*/*.parquet")) for line in iter_rows(path))
     write_rows(out.path / "ledger.parquet", LEDGER, lines)
     return {**kept, **tally.metrics()}
@@ -81,7 +86,9 @@ def _filtered(
 
 
 def _check(row: PreferenceRow, config: FilterConfig) -> None:
-    """Raise a :class:`MalformedRow` with the reason if a pair must be dropped."""
+    """Raises why a pair does not stay."""
+    if config.languages is not None:
+        config.languages.check(row)
     if config.min_margin is not None:
         if row.score_chosen is None or row.score_rejected is None:
             raise MalformedRow("margin too small", "a side has no score")

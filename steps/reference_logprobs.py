@@ -1,7 +1,7 @@
 """``reference_logprobs``: compute the frozen reference's logps of each response, once."""
 
 from pipeline import Metrics, Output, step
-from steps.data.rows.parquet import iter_rows
+from steps.data.images.of_tokens import rows_with_images
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, ReferenceLogps, UnpairedTokens
 from steps.scoring.config import ReferenceConfig
@@ -25,7 +25,7 @@ def reference_logprobs(
     with at_work(out) as place:
         return run_reference(
             model.path,
-            iter_rows(tokens.path),
+            rows_with_images(tokens.path),
             config,
             place,
         )

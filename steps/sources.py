@@ -17,6 +17,7 @@ from pipeline import File, HubDataset, HubModel, Step, TemperError, packaged_fil
 from steps.data.formats.choice import AUTO, FormatChoice
 from steps.data.load.config import LoadConfig
 from steps.data.load.mixture import check_weights
+from steps.data.load.near import NearDuplicates
 from steps.data.load.shards import FileShard, files_at, is_glob, reaching, splits_of
 
 
@@ -135,12 +136,14 @@ class PartData:
     system: str | None = None
     turns: str = "alternating"
     pairs: str = "best_vs_worst"
+    images: str | None = None
 
     def __post_init__(self) -> None:
         self.choice()  # raises an error for an invalid combination of settings
 
     def choice(self) -> FormatChoice:
-        return FormatChoice(self.format, self.fields or None, self.system, self.turns, self.pairs)
+        named = self.fields or None
+        return FormatChoice(self.format, named, self.system, self.turns, self.pairs, self.images)
 
     def part(self, name: str) -> MixturePart:
         if bool(self.path) == bool(self.hub):
@@ -178,6 +181,8 @@ class PreferenceData:
         train_split: the split for training.
         test_split: the split that is held out.
         until: when a mixture ends, as in ``first exhausted``.
+        images: the column with the images of each pair; without it none are read.
+        near_duplicates: leave out pairs of which so large a share is in an earlier one: 0.8, say.
     """
 
     path: str | None = None
@@ -198,13 +203,19 @@ class PreferenceData:
     pairs: str = "best_vs_worst"
     deduplicate: bool = False
     max_dropped: float = 0.5
+    images: str | None = None
+    near_duplicates: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.test_fraction < 1:
             raise ValueError(f"data.test_fraction must be in (0, 1), got {self.test_fraction}")
         check_weights([part.weight for part in self.mixture.values()], self.until)
-        if self.deduplicate and any(part.repeat > 1 for part in self.mixture.values()):
-            raise ValueError("data.deduplicate=true leaves out what data.mixture.*.repeat repeats")
+        repeats = any(part.repeat > 1 for part in self.mixture.values())
+        if repeats and (self.deduplicate or self.near_duplicates):
+            raise ValueError(
+                "data.deduplicate and data.near_duplicates leave out what data.mixture.*.repeat "
+                "repeats"
+            )
         self.load()
 
     @property
@@ -271,9 +282,10 @@ class PreferenceData:
             self.test_fraction,
             self.max_train,
             self.max_test,
-            FormatChoice(self.format, named, self.system, self.turns, self.pairs),
+            FormatChoice(self.format, named, self.system, self.turns, self.pairs, self.images),
             self.deduplicate,
             self.max_dropped,
+            None if self.near_duplicates is None else NearDuplicates(self.near_duplicates),
         )
 
     def _check_one(self) -> None:

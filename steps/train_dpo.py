@@ -1,7 +1,7 @@
 """``train_dpo``: preference training by DPO or a related loss, against cached reference logps."""
 
 from pipeline import Metrics, Output, step
-from steps.data.rows.parquet import iter_rows
+from steps.data.images.of_tokens import rows_with_images
 from steps.glue.held_out_rows import with_reference
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens, ReferenceLogps
@@ -33,7 +33,7 @@ def train_dpo(
     with at_work(out) as place:
         return run_dpo(
             policy.path,
-            iter_rows(tokens.path),
+            rows_with_images(tokens.path),
             reference.path,
             config,
             place,

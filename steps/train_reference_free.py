@@ -1,7 +1,7 @@
 """``train_reference_free``: preference training by a loss without a reference model."""
 
 from pipeline import Metrics, Output, step
-from steps.data.rows.parquet import iter_rows
+from steps.data.images.of_tokens import rows_with_images
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, PairTokens
 from steps.training.config import ReferenceFreeConfig
@@ -27,8 +27,8 @@ def train_reference_free(
     with at_work(out) as place:
         return run_reference_free(
             policy.path,
-            iter_rows(tokens.path),
+            rows_with_images(tokens.path),
             config,
             place,
-            None if held_out is None else iter_rows(held_out.path),
+            None if held_out is None else rows_with_images(held_out.path),
         )

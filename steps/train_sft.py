@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline import Artifact, Metrics, Output, step
-from steps.data.rows.parquet import iter_rows
+from steps.data.images.of_tokens import rows_with_images
 from steps.glue.workplace_of import at_work
 from steps.kinds import ConversationTokens, Model, PairTokens
 from steps.training.config import TrainConfig
@@ -41,5 +41,5 @@ def train_sft(
 def _demonstrations(tokens: Artifact) -> Iterator[Mapping[str, Any]]:
     from steps.scoring.examples import chosen_as_demonstration
 
-    for record in iter_rows(tokens.path):
+    for record in rows_with_images(tokens.path):
         yield chosen_as_demonstration(record) if "chosen_ids" in record else record

@@ -82,14 +82,15 @@ def open_model(folder: Path) -> tuple[Any, Any]:
     """The model of a Hugging Face folder, in the dtype of its weights file, and its tokenizer."""
     from transformers import (
         AutoConfig,
-        AutoModelForCausalLM,
         AutoModelForSequenceClassification,
         AutoTokenizer,
     )
 
+    from steps.models.folders import language_model_of
+
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     scores = any("SequenceClassification" in name for name in config.architectures or ())
-    auto: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    auto: Any = AutoModelForSequenceClassification if scores else language_model_of(config)
     model = auto.from_pretrained(folder, dtype="auto", local_files_only=True)
     return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
 

@@ -1,7 +1,7 @@
 """The reference pages of the site, written from signatures and docstrings when the site is built.
 
-Three pages: every step with its inputs, every kind with its columns, and the settings of every
-config that a step takes. MkDocs is not needed to write them.
+Every step with its inputs, every kind with its columns, the settings of every config that a step
+takes, and every message of an error (``messages``). MkDocs is not needed to write them.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
+from messages import errors_page
 
 import steps
 from pipeline import Artifact
@@ -49,6 +50,7 @@ def pages() -> dict[str, str]:
         "reference/steps.md": "\n".join(_steps_page(shipped)),
         "reference/kinds.md": "\n".join(_kinds_page(shipped)),
         "reference/settings.md": "\n".join(_settings_page(shipped)),
+        "reference/errors.md": "\n".join(errors_page()),
     }
 
 

@@ -45,6 +45,7 @@ from pipeline.store.latest import forget_broken_links
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import forget_run, names_of_runs, one_run, read_run, read_runs
+from pipeline.taken_names import require_ours
 
 
 class Whole(TyperGroup):
@@ -300,6 +301,7 @@ def plan(
     """
     if not script.is_file():
         raise TemperError(f"there is no script {script}")
+    require_ours([str(script.parent), *sys.path])
     command = [sys.executable, str(script), "--plan", *context.args]
     status = subprocess.call(command, env={**os.environ, PLAN_ONLY: "1"})
     raise typer.Exit(status if status >= 0 else 128 - status)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from pipeline.errors import TemperError
+from pipeline.taken_names import require_ours
 from pipeline.tuning.driver import TUNING, Options
 
 
@@ -44,6 +45,7 @@ def tune(
     """
     if not script.is_file():
         raise TemperError(f"there is no script {script}")
+    require_ours([str(script.parent), *sys.path])
     if flags := [argument for argument in context.args if argument.startswith("-")]:
         raise TemperError(f"temper tune has no {flags[0]}; its settings are written NAME=VALUE")
     at = tuple(map(_count, filter(None, rungs.split(","))))

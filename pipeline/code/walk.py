@@ -21,6 +21,7 @@ from typing import Any
 
 import blake3
 
+from pipeline import cells
 from pipeline.code import walked_before
 from pipeline.code.effects import Effects
 from pipeline.code.form import (
@@ -233,7 +234,8 @@ def _fields_of(types: Iterable[type]) -> dict[Unit, frozenset[str]]:
 
 def _place_of(definition: Any) -> Unit:
     """The module and the top-level name by which a worker reaches a function or class."""
-    if getattr(sys.modules.get(definition.__module__), "__file__", None) is None:
+    module = definition.__module__
+    if module != "__main__" and getattr(sys.modules.get(module), "__file__", None) is None:
         raise interactive(definition.__name__)
     module, _, qualname = reference_to(definition).partition(":")
     return module, qualname.partition(".")[0]
@@ -241,10 +243,11 @@ def _place_of(definition: Any) -> Unit:
 
 def _script(*definitions: Any) -> dict[str, str]:
     """The file of ``__main__``, if one is defined there, by the name that a worker gives it."""
-    for definition in definitions:
-        if definition.__module__ == "__main__":
-            return {_place_of(definition)[0]: str(sys.modules["__main__"].__file__)}
-    return {}
+    mine = [definition for definition in definitions if definition.__module__ == "__main__"]
+    if not mine:
+        return {}
+    file = cells.written(mine) or sys.modules["__main__"].__file__
+    return {_place_of(mine[0])[0]: str(file)}
 
 
 def _walk(

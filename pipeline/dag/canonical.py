@@ -13,7 +13,8 @@ A value without a stable identity (a function, an open handle, an object with th
 to run or, worse, does not change when the value does. The order of a mapping is not part of its
 identity, so ``restore`` always gives mappings sorted: a step cannot depend on what its key ignores.
 (An ``OrderedDict`` keeps its order, in both.) A worker gets what was passed, of the same type;
-NumPy's ``float64`` alone counts as the ``float`` that it is, in the key and in the worker.
+but NumPy's ``float64`` counts as the ``float`` that it is, in the key and in the worker, and so
+does a whole number in a dataclass field or a parameter of a step that is annotated as ``float``.
 
 A dataclass field that cannot change a result (device, worker count, checkpoint interval) is
 declared with :func:`execution_detail`. One that was added when artifacts existed already is
@@ -233,7 +234,9 @@ class _Encoder:
         self.types.add(type(value))
         return self._fields(value, known, where)
 
-    def _is_detail(self, field: dataclasses.Field, value: Any, where: str) -> bool:
+    def _is_detail(
+        self, field: dataclasses.Field, held: Any, known: DataclassType, where: str
+    ) -> bool:
         """Whether a field bears on no result, or holds what it did before it existed."""
         if not field.metadata:
             return False
@@ -241,8 +244,8 @@ class _Encoder:
             return True
         if "before" not in field.metadata:
             return False
-        now, before = getattr(value, field.name), field.metadata["before"]
-        return same(self.encode(now, f"{where}.{field.name}"), self.encode(before, where))
+        before = known.meant(field.name, field.metadata["before"])
+        return same(self.encode(held, f"{where}.{field.name}"), self.encode(before, where))
 
     def _name(self, cls: type, where: str) -> str:
         raise NotImplementedError
@@ -287,8 +290,8 @@ class _Identity(_Encoder):
         fields = {
             field.name: self.encode(held, f"{where}.{field.name}")
             for field in known.fields
-            if (held := getattr(value, field.name, _ABSENT)) is not _ABSENT
-            and not self._is_detail(field, value, where)
+            if (held := known.held(value, field.name, _ABSENT)) is not _ABSENT
+            and not self._is_detail(field, held, known, where)
         }
         return {"$type": name, "fields": fields}
 
@@ -317,7 +320,7 @@ class _Portable(_Encoder):
         derived: dict[str, Json] = {}
         for field in known.fields:
             name = field.name
-            held = getattr(value, name, _ABSENT)
+            held = known.held(value, name, _ABSENT)
             if field.init and held is _ABSENT:
                 raise TemperError(f"{where}.{name}: the field has no value; give it one")
             if field.init:

@@ -34,6 +34,7 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
+from pipeline import cells
 from pipeline.code import NO_CODE, Closure, closure, forget
 from pipeline.dag.artifact import Artifact, Kind, annotations_of, check_kinds, kind_of_part
 from pipeline.dag.canonical import (
@@ -48,6 +49,7 @@ from pipeline.dag.canonical import (
 from pipeline.dag.inputs import File, forget_sources
 from pipeline.dag.resources import NOTHING, Resources
 from pipeline.dag.settings import leaves
+from pipeline.dag.value_types import as_taken
 from pipeline.errors import TemperError
 
 if TYPE_CHECKING:
@@ -158,6 +160,8 @@ class StepFunction:
             reference_to(function)  # so must it this; said here, where somebody types it
         if unknown := set(self.added) - set(self.signature.parameters):
             raise TemperError(f"step {self.name}: added={sorted(unknown)} are no parameters of it")
+        hints = annotations_of(function) if self.added else {}
+        self.added = {n: as_taken(value, hints.get(n, Any)) for n, value in self.added.items()}
 
     @property
     def reference(self) -> str:
@@ -174,6 +178,7 @@ class StepFunction:
         for name, value in bound.arguments.items():
             expected = annotations.get(name, Any)
             check_kinds(value, expected, f"{self.name}({name})", _kind_of)
+            bound.arguments[name] = as_taken(value, expected)
         if self.refuses is not None:
             self._refuse(bound.arguments)
         return Step(self, bound.arguments, self.makes)
@@ -189,8 +194,13 @@ class StepFunction:
         """The source that this step reaches; see :func:`pipeline.code.closure`.
 
         Looked at once per process (until :func:`look_again`): a plan sees one version of the code.
+        What cells of a notebook define is looked at whenever somebody asks.
         """
-        return _closure(self, types)
+        return _closure(self, types, self._cells(types))
+
+    def _cells(self, types: frozenset[type]) -> Path | None:
+        """The file in which a worker finds what cells of a notebook define of it."""
+        return cells.written((inspect.unwrap(self.function), *types))
 
     def code(self, types: frozenset[type] = frozenset()) -> Mapping[str, str]:
         """Digests of that source by name, to show what changed."""
@@ -199,6 +209,7 @@ class StepFunction:
     def made_by(self, types: frozenset[type] = frozenset()) -> dict[str, Json]:
         """What stands for the code in a recipe: the declared version, or the code itself."""
         if self.version is not None:
+            self._cells(types)
             return {"version": self.version}
         return {"code": self.closure(types).digest}
 
@@ -238,7 +249,7 @@ def _checked_names(name: Any, was: Any) -> tuple[str, tuple[str, ...]]:
 
 
 @cache
-def _closure(function: StepFunction, types: frozenset[type]) -> Closure:
+def _closure(function: StepFunction, types: frozenset[type], cells: Path | None) -> Closure:
     try:
         return closure(function.function, types)
     except TemperError:

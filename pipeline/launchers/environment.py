@@ -3,13 +3,20 @@
 import os
 import sys
 
+from pipeline.taken_names import require_ours
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 
 def import_path() -> str:
     """A ``PYTHONPATH`` by which a worker imports what the driver imports, from the same places in
-    the same order."""
-    return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    the same order.
+
+    Raises:
+        TemperError: a file of the user's has the name of our package, and comes first.
+    """
+    folders = [os.path.abspath(entry) for entry in sys.path]
+    require_ours(folders)
+    return os.pathsep.join(folders)
 
 
 def job_environment() -> dict[str, str]:

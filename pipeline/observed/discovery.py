@@ -22,6 +22,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from pipeline import cells
 from pipeline.code import Closure, digests_of
 from pipeline.code.modules import in_library
 from pipeline.dag.canonical import Json, hash_json
@@ -74,7 +75,7 @@ class Home:
 def home_of(function: Any) -> Home:
     """Where the code of a step function lies."""
     inner = inspect.unwrap(function.function)
-    return Home.of(function.reference.partition(":")[0], inner.__code__.co_filename)
+    return Home.of(function.reference.partition(":")[0], cells.project_file(inner))
 
 
 # --- the worker's side ---------------------------------------------------------------------------

@@ -4,7 +4,8 @@
 - ``rows``: the kinds of rows, their Parquet files, and the ledger with the outcome of each row.
 - ``tokens``: rows become tokens with masks, through a chat template. Begin with
   ``tokens.tokenizing``.
-- ``work`` processes files in parallel and resumes after a kill. ``view`` shows one row of tokens.
+- ``images``: those of rows, and what stands for them among tokens.
+- ``work`` spreads files over processes and goes on after a kill. ``view`` shows one row of tokens.
 
 Uses ``shared``. Nothing here imports torch or ``pipeline``.
 """

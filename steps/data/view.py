@@ -8,6 +8,7 @@ without mark-up, and control characters, also those that reverse text, are escap
 
 import difflib
 import heapq
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -54,7 +55,7 @@ def show_row(url: str, row: str, split: str | None, console: "Console") -> None:
         raise LookupError(_no_such_row(folder, row, split))
     core = _tokenizer(folder)
     for place, record in found:
-        _print_record(core, place, record, console)
+        _print_record(core, place, record, _images(folder, place, record), console)
 
 
 # --- finding -------------------------------------------------------------------------------------
@@ -147,7 +148,11 @@ def _similar(labels: list[str], row: str) -> list[str]:
 
 
 def _print_record(
-    core: "Tokenizer", split: str, record: Mapping[str, Any], console: "Console"
+    core: "Tokenizer",
+    split: str,
+    record: Mapping[str, Any],
+    images: Sequence[str],
+    console: "Console",
 ) -> None:
     from rich.text import Text
 
@@ -156,7 +161,8 @@ def _print_record(
         why = f"dropped: {record['reason']}: {visible(record['detail'] or '')}"
         console.print(Text(why), soft_wrap=True)
         return
-    console.print(Text(_facts(record)), soft_wrap=True)
+    for line in (_facts(record), *images):
+        console.print(Text(line), soft_wrap=True)
     for section in _sections(record):
         console.print()
         trained = sum(section.mask)
@@ -180,6 +186,30 @@ _FACTS = (
 def _facts(record: Mapping[str, Any]) -> str:
     facts = (f"{name} {record[name]}" for name in _FACTS if record.get(name) is not None)
     return ", ".join(facts) or f"{len(record['input_ids'])} tokens"
+
+
+def _images(folder: _Folder, split: str, record: Mapping[str, Any]) -> list[str]:
+    """The images of a record's prompt, and where among its tokens their placeholders lie."""
+    extras = (message["extra"] for message in record.get("prompt") or ())
+    images = [image for extra in extras if extra for image in json.loads(extra).get("images", ())]
+    if not images:
+        return []
+    lines = [
+        f"image {number}: {image['width']} x {image['height']} pixels, sha256 {image['sha256']}"
+        for number, image in enumerate(images, start=1)
+    ]
+    for name in (f"{split}/images/placeholder.json", "images/placeholder.json"):
+        if folder.fs.isfile(f"{folder.path}/{name}"):
+            with folder.open(name) as opened:
+                return [*lines, _placeholders(json.load(opened)["token"], record["prompt_ids"])]
+    return lines
+
+
+def _placeholders(token: int, prompt: Sequence[int]) -> str:
+    runs = groupby(enumerate(prompt), key=lambda place: place[1] == token)
+    found = [[index for index, _ in run] for stands, run in runs if stands]
+    listed = ", ".join(f"{run[0]} to {run[-1]}" for run in found)
+    return f"placeholders: {sum(map(len, found))} of the prompt's tokens, counted from 0: {listed}"
 
 
 def _sections(record: Mapping[str, Any]) -> list[Section]:

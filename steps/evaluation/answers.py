@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from steps.data.images.placeholders import reads_images
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow
 from steps.data.rows.tables import from_record
@@ -62,6 +63,16 @@ def answer_prompts(
         for row, (first, *_) in zip(asked, drawn, strict=True)
         for text in (decoded(tokenizer, first.ids),)
     ]
+
+
+def unanswered(model: Path) -> str:
+    """Why a model is asked nothing, if it is; else an empty text."""
+    if not reads_images(model):
+        return ""
+    return (
+        "no held-out prompt was answered: models that read images are evaluated by their "
+        "log-probabilities alone (evaluate.sample_prompts=0 asks for no answers)"
+    )
 
 
 def _prompt_ids(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import Artifact, TemperError
-from steps.data.rows.parquet import iter_rows
+from steps.data.images.of_tokens import rows_with_images
 
 
 def with_reference(
@@ -24,4 +24,4 @@ def with_reference(
             f"{missing} is missing; held-out examples are evaluated with a reference of their own, "
             "so give both or neither"
         )
-    return iter_rows(held_out.path), reference.path
+    return rows_with_images(held_out.path), reference.path

@@ -35,6 +35,7 @@ def write_splits(
             config.test_fraction,
             {"train": config.max_train, "test": config.max_test},
             config.deduplicate,
+            config.near_duplicates,
         )
         loaded = load_rows(
             load, out.path, out.scratch, lambda done, shown: out.progress(done, None, shown)
@@ -171,7 +172,7 @@ def _ignored(loaded: Loaded) -> Iterator[str]:
     if columns := [what for key, what in said.items() if "[]." not in key]:
         yield (
             f"columns that look as if they mattered are not read: {', '.join(columns)}; name them "
-            "in data.fields if they do"
+            "in data.fields if they do, or one of images with data.images=COLUMN"
         )
 
 

@@ -11,9 +11,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
+from steps.data.images.placeholders import PROCESSOR_FILES
 from steps.models.config import Dtype
 from steps.models.writing import writing
 
@@ -27,6 +35,7 @@ _TOKENIZER_FILES = (
     "merges.txt",
     "*.model",
     "*.tiktoken",
+    *PROCESSOR_FILES,
 )
 
 
@@ -38,7 +47,15 @@ def load_model(
 
     Raises FileNotFoundError for a folder that is missing or has no config.json.
     """
-    return load_as(AutoModelForCausalLM, path, dtype, on_host)[0]
+    return load_as(None, path, dtype, on_host)[0]
+
+
+def language_model_of(config: PreTrainedConfig) -> Any:
+    """The auto class for the language model of a config: of models that also see, where the config
+    is known as one of these alone."""
+    named = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    sees = "vision_config" in config.sub_configs and not named
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
 def load_as(
@@ -50,8 +67,8 @@ def load_as(
     arbitrary.
 
     Args:
-        kind: the auto class.
-        settings: replacements for settings of the model's config.
+        kind: the auto class; without one, that of language models.
+        settings: what the model's config is to say instead.
     """
     folder = Path(path)
     if not (folder / "config.json").is_file():
@@ -59,7 +76,7 @@ def load_as(
         raise FileNotFoundError(f"model folder {folder} {fault}; import the model into it first")
     config = AutoConfig.from_pretrained(folder)
     with _without_progress_bars():
-        model, found = kind.from_pretrained(
+        model, found = (kind or language_model_of(config)).from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
             attn_implementation="eager" if _soft_caps_scores(config) else None,

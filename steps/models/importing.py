@@ -1,5 +1,6 @@
 """Convert published pretrained models to plain Hugging Face folders."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -8,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers.utils import cached_file
 
+from steps.data.images.placeholders import PROCESSOR_FILES
 from steps.models.config import Dtype
-from steps.models.folders import save_model
+from steps.models.folders import language_model_of, save_model
 from steps.shared.execution_detail import execution_detail
 
 
@@ -36,7 +39,7 @@ def import_pretrained(
         with _loading("tokenizer", source):
             tokenizer = AutoTokenizer.from_pretrained(source, **where)
         with _loading("model", source):
-            model = AutoModelForCausalLM.from_pretrained(
+            model = _kind(source, where).from_pretrained(
                 source, dtype=getattr(torch, dtype), **where, **quantized
             )
     if chat_template is not None:
@@ -48,7 +51,25 @@ def import_pretrained(
         )
     tokenizer.save_pretrained(output)
     save_model(model, output)
+    _copy_processor(source, where, output)
     return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
+
+
+def _kind(source: str, where: dict[str, Any]) -> Any:
+    """The auto class for the language model of a source."""
+    if "gguf_file" in where:
+        return AutoModelForCausalLM
+    return language_model_of(AutoConfig.from_pretrained(source, **where))
+
+
+def _copy_processor(source: str, where: dict[str, Any], output: Path) -> None:
+    """Copy what says how images are read, where a model reads some."""
+    if "gguf_file" in where:
+        return
+    for name in PROCESSOR_FILES:
+        missing = {"_raise_exceptions_for_missing_entries": False}
+        if found := cached_file(source, name, **where, **missing):
+            shutil.copyfile(found, output / name)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from steps.scoring.architectures.images import seen_or_ids, with_features
 from steps.scoring.gradients import add_rows, is_plain
 from steps.scoring.packing import Pack
 
@@ -29,14 +30,15 @@ def embed(model: PreTrainedModel, pack: Pack) -> Embedded:
     """The pack's tokens as input of the base model, with a leaf if autograd records gradients."""
     table: Any = model.get_input_embeddings()
     if not is_plain(table, nn.Embedding) or table.max_norm is not None or table.scale_grad_by_freq:
-        return Embedded({"input_ids": pack.input_ids[None]}, pack.input_ids)
+        return Embedded(seen_or_ids(model, pack), pack.input_ids)
     with torch.no_grad():
         embeddings = table(pack.input_ids[None])
     if not (torch.is_grad_enabled() and table.weight.requires_grad):
-        return Embedded({"inputs_embeds": embeddings}, pack.input_ids)
+        return Embedded({"inputs_embeds": with_features(model, pack, embeddings)}, pack.input_ids)
     leaf = embeddings.requires_grad_()
-    # A clone, because some models write into their input (CTRL), which autograd forbids for a leaf.
-    return Embedded({"inputs_embeds": leaf.clone()}, pack.input_ids, table, leaf)
+    # Of a leaf no model may write into its input, as CTRL does.
+    seen = with_features(model, pack, leaf.clone())
+    return Embedded({"inputs_embeds": seen}, pack.input_ids, table, leaf)
 
 
 def add_to_embeddings(embedded: Embedded) -> None:

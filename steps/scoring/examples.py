@@ -10,9 +10,12 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from steps.data.images.of_tokens import ImageOfRow
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,9 @@ NO_TOKEN = -1
 class TokenGroup:
     """A prompt and the responses that share it. Equal `group_id`s mean equal tokens and masks.
 
-    After an empty prompt, nothing predicts the first token of a response, so it is not scored.
-    `label` says whether the response of an unpaired row is good. `weight` is the group's weight in
-    the loss.
+    The prompt may be empty; nothing predicts the first token of a response then, and it is not
+    scored. `label`: the verdict on the response of an unpaired row. `weight`: what the group counts
+    for in its loss. `images`: those that the prompt has placeholders for, in order.
 
     Raises ValueError, which names the row, for a response without a scored token.
     """
@@ -101,6 +104,7 @@ class TokenGroup:
     responses: tuple[TokenResponse, ...]
     label: bool | None = None
     weight: float = 1.0
+    images: tuple["ImageOfRow", ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -188,10 +192,9 @@ def read_demonstrations(records: Iterable[Mapping[str, Any]], vocabulary: int) -
         else:
             prompt = _token_ids(record, "prompt_ids", row, vocabulary)
             response = TokenResponse(_token_ids(record, "response_ids", row, vocabulary))
-        weight = _weight(record, row)
-        groups.append(
-            TokenGroup(row, _response_digest(prompt, response), prompt, (response,), weight=weight)
-        )
+        weight, images = _weight(record, row), tuple(record.get("images", ()))
+        digest = _response_digest(prompt, response)
+        groups.append(TokenGroup(row, digest, prompt, (response,), weight=weight, images=images))
     return _not_empty(groups)
 
 
@@ -203,6 +206,7 @@ def chosen_as_demonstration(record: Mapping[str, Any]) -> dict[str, Any]:
         "weight": record.get("weight"),
         "input_ids": [*record["prompt_ids"], *record["chosen_ids"]],
         "mask": [*record["prompt_mask"], *record["chosen_mask"]],
+        "images": record.get("images", ()),
     }
 
 
@@ -222,7 +226,9 @@ def _read(
         )
         group_id = str(_field(record, id_field, row))
         label = _label(record, row) if sides == ("completion",) else None
-        groups.append(TokenGroup(row, group_id, prompt, responses, label, _weight(record, row)))
+        images = tuple(record.get("images", ()))
+        weight = _weight(record, row)
+        groups.append(TokenGroup(row, group_id, prompt, responses, label, weight, images))
     return _not_empty(groups)
 
 

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from steps.models.folders import evaluating
 from steps.scoring.architectures.batching import backbone, batched_rows
+from steps.scoring.architectures.images import seen_or_ids
 from steps.scoring.architectures.pack_layouts import Layout, layout_of
 from steps.scoring.architectures.routing import Balancing, Load, Routing
 from steps.scoring.embedding import Embedded, add_to_embeddings, embed
@@ -137,7 +138,7 @@ def differentiable_logps(
     """`token_logps` with gradients recorded, and with dropout in training mode."""
     if layout_of(model) is Layout.alone:
         return unpacked_logps(model, pack, routing)
-    tokens = Embedded({"input_ids": pack.input_ids[None]}, pack.input_ids)
+    tokens = Embedded(seen_or_ids(model, pack), pack.input_ids)
     return _head_logps(output_head(model), predicting_rows(model, pack, tokens, routing), pack)
 
 

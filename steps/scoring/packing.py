@@ -21,12 +21,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from steps.scoring.examples import TokenGroup, TokenResponse, WholeResponse
+
+if TYPE_CHECKING:
+    from steps.data.images.of_tokens import ImageOfRow
 
 _ROW_MULTIPLE, _FEWEST_ROWS = 8, 32
 
@@ -86,12 +89,12 @@ class Pack:
 
     input_ids, position_ids: int64 [T].
     predictors: int64 [S]; the row whose hidden state predicts each scored token. The last row of a
-        prompt predicts the first token of each of its responses. A response that is scored as a
-        whole has its last row here.
-    targets: int64 [S]; the ids of the scored tokens, group by group and response by response;
-        `NO_TOKEN` where a whole response is scored.
-    num_scored: int64 [N]; the number of scored tokens of each sequence.
-    lengths: int64 [n, k]; the same numbers by group, see `lengths_of`.
+        prompt serves all of its responses. Of a response that is scored as a whole: its last row.
+    targets: int64 [S]; the scored tokens; `NO_TOKEN` where a whole response is scored. They stand
+        group by group, and in a group response by response.
+    num_scored: int64 [N]; how many each sequence has.
+    lengths: int64 [n, k]; the same by group, see `lengths_of`.
+    images: of each response, those of its prompt; empty where no group has any.
     """
 
     input_ids: Tensor
@@ -103,6 +106,7 @@ class Pack:
     segments: tuple[Segment, ...]
     responses: tuple[ResponseSpan, ...]
     groups: tuple[GroupSpan, ...]
+    images: tuple[tuple["ImageOfRow", ...], ...] = ()
 
     def to(self, device: torch.device | str) -> Self:
         """The pack with its tensors on `device`; from pinned memory the copy is asynchronous."""
@@ -154,7 +158,14 @@ def make_pack(groups: Sequence[TokenGroup], responses: int | None = None) -> Pac
         segments=tuple(builder.segments),
         responses=tuple(builder.responses),
         groups=tuple(builder.groups),
+        images=_images(groups),
     )
+
+
+def _images(groups: Sequence[TokenGroup]) -> tuple[tuple["ImageOfRow", ...], ...]:
+    if not any(group.images for group in groups):
+        return ()
+    return tuple(group.images for group in groups for _ in group.responses)
 
 
 def lengths_of(groups: Sequence[TokenGroup], responses: int | None = None) -> Tensor:

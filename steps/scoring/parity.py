@@ -92,6 +92,8 @@ def choose_attention(
 
     Raises ValueError if ranks would choose different ways.
     """
+    if ranks.count > 1 and any(group.images for group in groups):
+        raise ValueError("rows with images are read on one device; use one rank")
     probe = scorer.readout.probe
     packing = scorer.examine(lambda model: check_packing(model, groups, wanted, is_known, probe))
     if len(set(ranks.gather(packing.layout))) > 1:
@@ -148,10 +150,14 @@ def _tried(
 
 
 def _telling(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
-    """The groups with the longest sequence, the largest pack and the smallest, each once."""
+    """The groups with the longest sequence, the largest pack, the smallest, and the most images,
+    each once."""
     by_tokens = sorted(groups, key=lambda group: group.packed_tokens)
     by_length = sorted(groups, key=lambda group: group.longest_sequence)
-    found = {id(group): group for group in (by_length[-1], by_tokens[-1], by_tokens[0])}
+    telling = [by_length[-1], by_tokens[-1], by_tokens[0]]
+    if most := max(len(group.images) for group in groups):
+        telling.append(next(group for group in by_tokens if len(group.images) == most))
+    found = {id(group): group for group in telling}
     return list(found.values())
 
 

@@ -7,14 +7,20 @@ the prompt again.
 """
 
 import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from steps.scoring.architectures.images import inputs_of
 from steps.scoring.architectures.routing import Routing
 from steps.scoring.packing import Pack, ResponseSpan
+
+if TYPE_CHECKING:
+    from steps.data.images.of_tokens import ImageOfRow
 
 
 def unpacked_logps(model: PreTrainedModel, pack: Pack, routing: Routing | None = None) -> Tensor:
@@ -23,7 +29,13 @@ def unpacked_logps(model: PreTrainedModel, pack: Pack, routing: Routing | None =
     Gradients are recorded if autograd is on. Dropout is on if the model is in training mode.
     """
     keeps_some = "logits_to_keep" in inspect.signature(model.forward).parameters
-    return torch.cat([_logps(model, pack, span, keeps_some, routing) for span in pack.responses])
+    images = pack.images or ((),) * len(pack.responses)
+    return torch.cat(
+        [
+            _logps(model, pack, span, keeps_some, routing, own)
+            for span, own in zip(pack.responses, images, strict=True)
+        ]
+    )
 
 
 def _logps(
@@ -32,6 +44,7 @@ def _logps(
     span: ResponseSpan,
     keeps_some: bool,
     routing: Routing | None,
+    images: "Sequence[ImageOfRow]",
 ) -> Tensor:
     prompt, own = slice(span.prompt_start, span.prompt_stop), slice(span.start, span.stop)
     input_ids = torch.cat([pack.input_ids[prompt], pack.input_ids[own]])[None]
@@ -39,7 +52,8 @@ def _logps(
     first = max(prompt_tokens - 1, 0) if keeps_some else 0
     options = {"logits_to_keep": input_ids.shape[1] - first} if keeps_some else {}
     asked = {} if routing is None else {"output_router_logits": True}
-    outputs = model(input_ids=input_ids, use_cache=False, **asked, **options)
+    seen = inputs_of(model, images, input_ids)
+    outputs = model(input_ids=input_ids, use_cache=False, **asked, **options, **seen)
     if routing is not None:
         routing.see(outputs, input_ids.new_ones(input_ids.shape[1]))
     logits = outputs.logits[0]

@@ -4,6 +4,7 @@ pages and the reference say of names agrees with the code."""
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,7 @@ def test_names_of_other_tools_mean_what_the_command_line_suggests(page: str) -> 
             assert f"`{suggested[theirs]}`" == ours.strip(), theirs
 
 
+@cache
 def reference_pages() -> dict[str, str]:
     """What the site's reference says, as it is written when the site is built."""
     sys.path.insert(0, str(DOCS / "hooks"))
@@ -101,3 +103,10 @@ def test_links_within_the_reference_lead_to_its_headings() -> None:
     for text in pages.values():
         for page, anchor in re.findall(r"\]\((\w+\.md)#(\w+)\)", text):
             assert anchor in headings[page], f"{page}#{anchor}"
+
+
+def test_the_errors_are_those_of_the_code() -> None:
+    page = reference_pages()["reference/errors.md"]
+    assert "| `RunFailed` | `TemperError` | Some steps failed;" in page
+    assert page.count("| `TemperError` |\n") > 200
+    assert "| put @step above a `def` | `TemperError` |" in page

@@ -31,6 +31,7 @@ from pipeline import File, HubModel, Step, Store, TemperError, adopt, look_again
 from pipeline.cli import app
 from pipeline.foreseen import message_of
 from pipeline.launchers.config import LauncherConfig
+from pipeline.launchers.environment import import_path
 from pipeline.plan.planning import make_plan
 from pipeline.running.session import RunFailed, require_packages
 from steps.data.formats.choice import FormatChoice
@@ -435,7 +436,20 @@ def test_a_step_that_is_typed_in_is_refused_with_what_to_do(source: str, tmp_pat
     command = [sys.executable, source, *([text] if source == "-c" else [])]
     typed = subprocess.run(command, input=text, cwd=tmp_path, capture_output=True, text=True)
     assert typed.returncode == 1
-    require_message(typed.stderr, "%%writefile my_steps.py", "from my_steps import mine")
+    require_message(typed.stderr, "my_steps.py", "from my_steps import mine")
+
+
+def test_a_file_that_takes_the_name_of_the_core_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a command that starts the script, and before a worker would import it."""
+    for name in ("pipeline.py", "mine.py"):
+        (tmp_path / name).touch()
+    told = CliRunner().invoke(app, ["plan", str(tmp_path / "mine.py")]).exception
+    require_message(str(told), "rename", "pipeline.py, as in my_pipeline")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TemperError, match=r"pipeline\.py would be imported for pipeline"):
+        import_path()
 
 
 def test_a_notebook_shows_the_message_in_place_of_a_traceback() -> None:

@@ -1,5 +1,6 @@
-"""README's Python, as it is printed, in one file."""
+"""README's Python, as it is printed, in one file; and the how-to's step."""
 
+import importlib
 import json
 import os
 import re
@@ -45,10 +46,12 @@ def test_the_experiment_is_planned_with_all_its_steps(folder: Path) -> None:
 def test_the_step_of_one_s_own_keeps_both_splits(folder: Path) -> None:
     """It is in a script of one's own, and a worker imports that."""
     source = (folder / "readme.py").read_text()
-    own = source.replace("run(results,", "run([drop_long(load_preferences(File('pairs.jsonl')))],")
-    guard = own.index("if __name__")
-    end = own.index("\n\n", guard)
-    moved = f"{own[:guard]}{own[end:]}\n{own[guard:end]}\n".replace(
+    guard = source.index("if __name__")
+    end = source.index("\n\n", guard)
+    own = (
+        'if __name__ == "__main__":\n    run([drop_long(load_preferences(File("pairs.jsonl")))])\n'
+    )
+    moved = f"{source[:guard]}{source[end:]}\n\n{own}".replace(
         "limit: int = 2000", "limit: int = 200"
     )
     (folder / "own.py").write_text(moved)
@@ -58,3 +61,20 @@ def test_the_step_of_one_s_own_keeps_both_splits(folder: Path) -> None:
         rows = parquet.read_table(made / split / "pairs-00000.parquet").to_pylist()
         assert rows
         assert all(len(str(row["chosen"])) <= 200 for row in rows)
+
+
+def test_its_key_reaches_nothing_of_the_experiment_in_the_same_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    reached = importlib.import_module("readme").drop_long.code()
+    assert "readme:drop_long" in reached
+    assert not [name for name in reached if name.startswith(("readme:betas", "steps.train"))]
+
+
+def test_the_how_to_s_step_runs(folder: Path, repository: Path) -> None:
+    page = (repository / "docs" / "howto" / "own_step.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (folder / "lengths.py").write_text(snippet)
+    said = call(folder, "lengths.py").splitlines()
+    assert any(line.startswith("{'rows': ") and "} [" in line for line in said)

@@ -52,8 +52,9 @@ class FormatChoice:
         name: one of `FORMATS`, or `auto`, which detects it from the first records.
         fields: the names of fields that differ from the format's: `{"prompt": "question"}`.
         system: a system prompt for every conversation that has none.
-        turns: how turns out of order are handled: one of `TURNS`.
-        pairs: which pairs are made from several completions: one of `PAIRS`.
+        turns: what is done with turns out of order: one of `TURNS`.
+        pairs: which pairs are made of several completions: one of `PAIRS`.
+        images: the column with the images of preference pairs; without it none are read.
     """
 
     name: str = AUTO
@@ -61,6 +62,7 @@ class FormatChoice:
     system: str | None = None
     turns: str = field(default=TURNS[0], metadata={"before": TURNS[0]})
     pairs: str = field(default=PAIRS[0], metadata={"before": PAIRS[0]})
+    images: str | None = field(default=None, metadata={"before": None})
 
     def __post_init__(self) -> None:
         for name, known in (("turns", TURNS), ("pairs", PAIRS)):

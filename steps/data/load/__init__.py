@@ -1,8 +1,9 @@
 """Sources become shards of rows.
 
-Begin with ``loading``, which runs the whole process. ``shards`` opens a source at any row,
-``mixture`` takes rows from several sources in turn, ``splits`` decides which prompts are held out,
-``overlap`` finds duplicates, ``config`` has the settings.
+``loading`` does it all; begin there. ``shards`` opens a source at any row, ``mixture`` draws from
+several sources, ``splits`` decides what is held out, ``overlap`` finds rows that say the same,
+``near`` those that nearly do, ``language`` guesses what they are written in, ``config`` is what a
+caller chooses.
 
-Uses ``formats``, ``readers``, ``rows`` and ``work``.
+Uses ``formats``, ``readers``, ``images``, ``rows`` and ``work``.
 """

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from steps.data.formats.choice import FormatChoice
+from steps.data.load.near import NearDuplicates
 from steps.data.rows.ledger import check_max_dropped
 
 
@@ -11,13 +12,12 @@ class LoadConfig:
     """How raw rows are read and split.
 
     Args:
-        test_fraction: the share of prompts that is held out if there is no test source. A stable
-            hash of the prompt decides.
-        max_train, max_test: the most rows of a split; the first ones are kept.
-        format: the format of the rows; ``auto`` detects it if it is unambiguous.
-        deduplicate: leave out rows that equal an earlier row of either split.
-        max_dropped: how many rows may be unusable: below 1 a fraction of the rows, from 1 on a
-            number of rows.
+        test_fraction: of the prompts, held out by a stable hash where no test source is given.
+        max_train, max_test: keep only the first so many rows of a split.
+        format: how the rows are spelled; ``auto`` where that is plain.
+        deduplicate: leave out rows that an earlier one equals, in either split.
+        max_dropped: how many rows may be unusable: below 1 a fraction of them, from 1 on a number.
+        near_duplicates: leave out rows that say nearly what an earlier one says.
     """
 
     test_fraction: float = 0.0
@@ -26,6 +26,7 @@ class LoadConfig:
     format: FormatChoice = field(default_factory=FormatChoice)
     deduplicate: bool = False
     max_dropped: float = 0.5
+    near_duplicates: NearDuplicates | None = field(default=None, metadata={"before": None})
 
     def __post_init__(self) -> None:
         if not 0 <= self.test_fraction < 1:

@@ -17,9 +17,13 @@ from typing import Any
 
 from steps.data.formats.choice import Format, FormatChoice, choose_format, ignored_keys
 from steps.data.formats.turns import with_system
+from steps.data.images.finding import ImageColumn, Pictures, with_images
+from steps.data.images.image_table import IMAGES, write_images
+from steps.data.images.pictures import Picture
 from steps.data.load.mixture import Mixture
+from steps.data.load.near import NearDuplicates, NearRows
 from steps.data.load.overlap import content_key, texts_of
-from steps.data.load.shards import Source, label, open_shard
+from steps.data.load.shards import FileShard, Source, label, open_shard
 from steps.data.load.splits import in_test_split, prompt_key, prompt_of
 from steps.data.readers import Item
 from steps.data.rows.ledger import OVER_LIMIT, Entry, Tally
@@ -47,6 +51,14 @@ class Part:
     format: Format
     weight: float = 1.0
     name: str = ""
+    images: ImageColumn | None = None
+
+    def folder_of(self, shard: str) -> Path | None:
+        """The folder in which a file of the source lies, if that is on this machine."""
+        for one in self.source.shards:
+            if isinstance(one, FileShard) and one.name == shard and "://" not in one.url:
+                return Path(one.url).parent
+        return None
 
 
 @dataclass(frozen=True)
@@ -68,10 +80,10 @@ class Load:
 
     Args:
         kind: the kind of row.
-        test: the source of held-out rows; without it, the share `test_fraction` of the prompts of
-            `train` is held out.
-        limits: the most rows of each split; the first ones are kept.
-        deduplicate: drop rows that equal an earlier row of either split.
+        test: without it, `test_fraction` of the prompts of `train` are held out.
+        limits: keep only the first so many rows of a split.
+        deduplicate: drop rows that say what an earlier row of either split says.
+        near: drop those that say nearly that.
     """
 
     kind: type
@@ -80,6 +92,7 @@ class Load:
     test_fraction: float = 0.0
     limits: Mapping[str, int | None] = field(default_factory=dict)
     deduplicate: bool = False
+    near: NearDuplicates | None = None
 
     def readings(self) -> list[tuple[str, Reading]]:
         every = (("train", self.train), ("test", self.test))
@@ -146,8 +159,11 @@ def part_of(
     Raises:
         ValueError: the rows fit no format or several.
     """
+    if choice.images is not None and kind is not PreferenceRow:
+        raise ValueError("data.images names a column of preference pairs; other rows have none")
     records = () if choice.name != "auto" else _first_records(source)
-    return Part(source, choose_format(choice, records, kind, source.name), weight, name)
+    images = None if choice.images is None else ImageColumn(choice.images)
+    return Part(source, choose_format(choice, records, kind, source.name), weight, name, images)
 
 
 class _Work:
@@ -161,6 +177,9 @@ class _Work:
             split: [_without_system(part.format) for part in reading.parts]
             for split, reading in self.readings
         }
+        self._near = None if load.near is None else NearRows(load.near, resumed)
+        self._pictures: dict[str, list[Picture]] = {}
+        self._image_bytes = 0
         self._open_reading()
 
     def _open_reading(self) -> None:
@@ -174,7 +193,7 @@ class _Work:
         rows: dict[str, list[Row]] = {}
         entries: list[Entry] = []
         size = 0
-        while len(entries) < ROWS_PER_SHARD and size < CHUNK_BYTES:
+        while len(entries) < ROWS_PER_SHARD and size + self._image_bytes < CHUNK_BYTES:
             if (drawn := self.mixture.draw()) is None:
                 if not self._next_reading():
                     break
@@ -215,17 +234,24 @@ class _Work:
         try:
             if isinstance(record, MalformedRow):
                 raise record
+            pictures: Pictures = ()
+            if part.images is not None:
+                record, pictures = part.images.take(record, part.folder_of(shard))
             parsed = self._bare[self.split][index].parse(record, name)
             self._note_ignored(ignored_keys(part.format, record))
         except MalformedRow as problem:
             yield Entry.dropped(split, shard, name, problem), None
             return
         for row in parsed if isinstance(parsed, list) else [parsed]:
-            yield self._judge_row(row, index, shard)
+            yield self._judge_row(row, index, shard, pictures)
 
-    def _judge_row(self, row: Row, index: int, shard: str) -> tuple[Entry, Row | None]:
+    def _judge_row(
+        self, row: Row, index: int, shard: str, pictures: Pictures
+    ) -> tuple[Entry, Row | None]:
         split, part = self.split, self.reading.parts[index]
         try:
+            if part.images is not None and isinstance(row, PreferenceRow):
+                row = with_images(row, pictures)
             if self.load.test is None and in_test_split(prompt_of(row), self.load.test_fraction):
                 split = "test"
             row = _under_system(row, part.format.system)
@@ -237,7 +263,15 @@ class _Work:
         self.state["kept"][split] += 1
         counts = self.state["kept_of"][split]
         counts[part.name] = counts.get(part.name, 0) + 1
+        self._keep(pictures, split)
         return Entry(split, shard, row.row, "kept"), row
+
+    def _keep(self, pictures: Pictures, split: str) -> None:
+        """Remember the images of a kept row that no earlier row of the split has."""
+        for picture in pictures:
+            if self.resumed.is_new(f"image {split}", picture.sha256.encode()):
+                self._pictures.setdefault(split, []).append(picture)
+                self._image_bytes += len(picture.content)
 
     def _choose(self, row: Row, split: str) -> None:
         """Drop a valid row that is over a limit or a duplicate."""
@@ -246,6 +280,8 @@ class _Work:
             raise MalformedRow(OVER_LIMIT, f"{split} has its {limit} rows already")
         if self.load.deduplicate and not self.resumed.is_new("content", content_key(row)):
             raise MalformedRow("duplicate", "an earlier row has the same prompt and responses")
+        if self._near and (found := self._near.like(row, sum(self.state["kept"].values()))):
+            raise MalformedRow("near duplicate", found)
 
     def _note_scores(self, row: Row) -> None:
         if isinstance(row, PreferenceRow):
@@ -282,6 +318,12 @@ class _Work:
 
     def _write(self, rows: Mapping[str, list[Row]], entries: list[Entry]) -> None:
         numbers = self.state["shards"]
+        for split, pictures in self._pictures.items():
+            path = self.folder / split / IMAGES / f"images-{numbers[split]:05d}.parquet"
+            write_images(path, pictures)
+            _settle(path)
+        self._pictures.clear()
+        self._image_bytes = 0
         for split, kept in rows.items():
             path = self.folder / split / shard_name(self.load.kind, numbers[split])
             _write_settled(path, SCHEMAS[self.load.kind], map(to_record, kept))
@@ -334,6 +376,10 @@ def _first_records(source: Source) -> list[Mapping[str, Any]]:
 def _write_settled(path: Path, schema: Any, records: Iterable[Mapping[str, Any]]) -> None:
     """Write a file and force it to disk, before the chunk is committed."""
     write_rows(path, schema, records)
+    _settle(path)
+
+
+def _settle(path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
@@ -343,6 +389,8 @@ def _publish(shards: Path, folder: Path) -> None:
     for path in sorted(shards.glob("*/*.parquet")):
         if path.parent.name != "ledger":
             place(path, folder / path.parent.name / path.name)
+    for path in sorted(shards.glob(f"*/{IMAGES}/*.parquet")):
+        place(path, folder / path.relative_to(shards))
     write_rows(folder / "ledger.parquet", LEDGER, _lines(shards / "ledger"))
 
 

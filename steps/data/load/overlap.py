@@ -72,7 +72,7 @@ class EvaluationSet:
     def add(self, row: str, texts: Iterable[str]) -> None:
         """Take in the texts of one evaluation row."""
         for text in texts:
-            words = _words(text)
+            words = words_of(text)
             if len(words) >= self.n:
                 for gram in self._ngrams(words):
                     self._grams.setdefault(_hash(gram), row)
@@ -82,7 +82,7 @@ class EvaluationSet:
     def overlap(self, texts: Iterable[str]) -> str | None:
         """A description of the words that the texts share with the set, or `None`."""
         for text in texts:
-            words = _words(text)
+            words = words_of(text)
             if self._short and (row := self._short.get(_hash(words))) is not None:
                 return f"the same message as evaluation row {row}: {' '.join(words)!r}"
             for gram in self._ngrams(words):
@@ -102,7 +102,8 @@ def _said(messages: Iterable[Message]) -> Iterator[str]:
     return (message["content"] for message in messages if message["role"] != "system")
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """The words of a text, without regard to case."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 

@@ -37,14 +37,21 @@ Reason = Literal[
     "verdict not understood",  # of a column that says which side is better
     "different prompts",
     "identical responses",
+    # --- images of a row
+    "no image",  # missing, or its file is
+    "broken image",
+    "image too large",
+    "images not matched",  # a text has places for more of them, or for fewer
     # --- choosing: a good row that was not wanted; never counted against `max_dropped`
     "duplicate",  # the same prompt and responses as an earlier row
+    "near duplicate",  # nearly the same
     "tie",  # neither side is better, or all completions are equally good
     "over the limit",  # more rows than were asked for
     "margin too small",  # less than was asked for, or no scores to tell
     "response too short",
     "response too long",
     "lengths too different",  # of the two responses
+    "other language",  # than those asked for
     "overlaps evaluation",  # shares an n-gram with the evaluation set
     # --- tokenising
     "template refuses the conversation",
@@ -65,8 +72,9 @@ Reason = Literal[
 
 CHOICES: frozenset[Reason] = frozenset(
     {
-        "duplicate", "tie", "over the limit", "overlaps evaluation", "margin too small",
-        "response too short", "response too long", "lengths too different",
+        "duplicate", "near duplicate", "tie", "over the limit", "overlaps evaluation",
+        "margin too small", "response too short", "response too long", "lengths too different",
+        "other language",
     }
 )  # fmt: skip
 """Reasons for dropping a valid row by choice."""

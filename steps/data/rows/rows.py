@@ -1,8 +1,9 @@
 """The five kinds of rows, as frozen dataclasses, independent of the format of their files.
 
-`row` is a label for people to find the row: the record's own id, or `FILE:LINE`, counted from one.
-It is unique within a source. `tools` and `template_kwargs` are passed to the chat template
-unchanged. `formats.turns` describes the checks that a row has passed.
+`row` is the label by which a person finds a row again: the record's own id, else `FILE:LINE`,
+counted from one; no two rows of a source share one. `tools` and `template_kwargs` are handed to
+the chat template as they are. What `images` of a message are, `steps.data.images` says. Which
+checks a row has passed is said in `formats.turns`.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ class Message(TypedDict):
     name: NotRequired[str]
     tool_call_id: NotRequired[str]
     reasoning_content: NotRequired[str]
+    images: NotRequired[list[dict[str, Any]]]
 
 
 EXTRA_KEYS = ("tool_calls", "name", "tool_call_id", "reasoning_content")

@@ -6,5 +6,5 @@ the assistant's turns in the text and ``tracing`` proves them, ``encoding`` make
 cuts long rows. ``token_shards`` and ``token_folders`` process files and folders, ``token_tables``
 has the columns; ``histograms`` and ``packing_report`` summarise lengths.
 
-Uses ``rows`` and ``work``.
+Uses ``images``, ``rows`` and ``work``.
 """

@@ -9,9 +9,11 @@ Both sides of a pair are rendered completely, but their common prompt is encoded
 completely.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from steps.data.images.finding import images_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Messages, PreferenceRow
 from steps.data.tokens.encoding import Encoder, Pieces
@@ -33,17 +35,25 @@ from steps.data.tokens.tokenizing import (
 
 @dataclass(frozen=True)
 class TokenizedPair:
-    """A pair as tokens. The full sequence of a side is the prompt's tokens followed by its own."""
+    """A pair as tokens. A side's full sequence is the prompt's tokens and then its own.
+
+    images: the sha256 of each image that the prompt has placeholders for, in order.
+    """
 
     row: str
     prompt: Tokens
     chosen: Tokens
     rejected: Tokens
     findings: Findings
+    images: tuple[str, ...] = ()
 
     @property
     def pair_id(self) -> str:
-        return tokens_id(self.prompt.ids, self.chosen.ids, self.rejected.ids)
+        """What pairs share that have equal tokens, and equal images."""
+        found = tokens_id(self.prompt.ids, self.chosen.ids, self.rejected.ids)
+        if self.images:
+            found = hashlib.sha256(" ".join([found, *self.images]).encode()).hexdigest()[:16]
+        return found
 
     @property
     def shared_prefix(self) -> int:
@@ -209,4 +219,15 @@ def _finish_pair(
         len(side.spans) > 1 for side in text
     )
     found = replace(found, unknown=unknown, several_turns=several)
-    return TokenizedPair(row.row, prompt, chosen, rejected, found)
+    images = tuple(image["sha256"] for image in images_of(row.prompt))
+    if images and tokenization.images is not None:
+        _check_placeholders(tokenization.images.token_id, ids.prompt, prompt, chosen, rejected)
+    return TokenizedPair(row.row, prompt, chosen, rejected, found, images)
+
+
+def _check_placeholders(token: int, whole: Tokens, prompt: Tokens, *sides: Tokens) -> None:
+    """Refuse a pair whose images were cut off, or that is trained to write one."""
+    if whole.ids.count(token) != prompt.ids.count(token):
+        raise MalformedRow("prompt too long", "cut to the limits, the prompt would lose an image")
+    if any(token in side.ids for side in sides):
+        raise MalformedRow("images not matched", "a response holds placeholders of an image")

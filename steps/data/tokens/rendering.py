@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steps.data.images.finding import MARK, parts_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
 
@@ -44,19 +45,19 @@ class ChatFormat:
     Attributes:
         special_tokens: the special tokens that the template gets, by name: `bos_token` and so on.
         special: matches the text of any special token.
-        looked_for: matches texts that the template itself may search for, such as `<think>`.
-        opening: white space that the template writes between the header and an assistant's text
-            (as Mistral's does). The model must write it too, so it belongs to the turn.
-        closing: the text that the template writes after an assistant's text to end the turn: a run
-            of special tokens, up to and including the end of sequence or up to the next header.
-            Without special tokens, it extends to the first added token, which then counts as
-            special; without added tokens, it is all of the text.
-        between_turns: the end of a turn before another turn, if it differs (gpt-oss).
-        header: the text that the template writes before an assistant's text as generation prompt.
-        marks_generation: whether the template marks assistant turns with `{% generation %}` blocks
-            whose positions are known reliably.
-        late_header: the text that opens an assistant's turn only when the turn exists, and is not
-            part of the generation prompt.
+        looked_for: matches what the template itself may look for in a text, such as `<think>`.
+        opening: white space that the template writes between the header and an assistant's text,
+            as Mistral's does: the model has to write it too, so it belongs to the text.
+        closing: what the template writes after an assistant's text to end the turn: a run of
+            special tokens, up to and with the end of sequence or up to the next header; where
+            there is none, up to the first added token, which then counts as special; where there
+            is neither, all of it.
+        between_turns: the same where another turn follows, as far as it differs (gpt-oss).
+        header: what the template writes before an assistant's text when it is asked to.
+        marks_generation: the template marks assistant turns itself, with `{% generation %}`, and
+            where jinja knows the positions of these blocks.
+        late_header: what opens an assistant's turn only once the turn is there, whatever is asked.
+        in_parts: the template is a processor's, which takes the content of a message in parts.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -69,6 +70,7 @@ class ChatFormat:
     between_turns: str = ""
     header: str = ""
     late_header: str = ""
+    in_parts: bool = False
 
     @property
     def eos(self) -> str:
@@ -111,8 +113,9 @@ class ChatFormat:
         return end
 
 
-def chat_format(tokenizer: "PreTrainedTokenizerBase") -> ChatFormat:
-    """The chat format of a tokenizer, which this function finds by rendering test conversations.
+def chat_format(tokenizer: "PreTrainedTokenizerBase", *, in_parts: bool = False) -> ChatFormat:
+    """What :mod:`steps.data.tokens.spans` needs to know of a tokenizer, found by asking its
+    template.
 
     Raises:
         ValueError: the tokenizer is a slow one, which does not report the characters of a token.
@@ -128,10 +131,11 @@ def chat_format(tokenizer: "PreTrainedTokenizerBase") -> ChatFormat:
         tokenizer,
         tokenizer.special_tokens_map,
         special,
-        _looked_for(_templates(tokenizer)),
+        _looked_for(_templates(tokenizer), {MARK} if in_parts else set()),
         "",
         str(tokenizer.eos_token or ""),
         all(map(_marks_generation, _templates(tokenizer))),
+        in_parts=in_parts,
     )
     return _probed(found)
 
@@ -218,7 +222,7 @@ def _rendered(chat_format: ChatFormat, chat: Chat, **settings: bool) -> tuple[st
     tools: Any = None if chat.tools is None else [dict(tool) for tool in chat.tools]
     try:
         texts, blocks = render_jinja_template(
-            [[_for_template(message) for message in chat.messages]],
+            [[_for_template(message, chat_format.in_parts) for message in chat.messages]],
             tools=tools,
             chat_template=chat_format.tokenizer.get_chat_template(tools=tools),
             **settings,
@@ -231,8 +235,14 @@ def _rendered(chat_format: ChatFormat, chat: Chat, **settings: bool) -> tuple[st
     return texts[0], blocks[0] if blocks else []
 
 
-def _for_template(message: Message) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if value is not None}
+def _for_template(message: Message, in_parts: bool) -> dict[str, Any]:
+    given = {key: value for key, value in message.items() if value is not None}
+    if in_parts:
+        given["content"] = parts_of(message)
+    elif "images" in message:
+        raise ValueError("a message has images, and the model's folder has no processor of images")
+    given.pop("images", None)
+    return given
 
 
 @cache
@@ -302,12 +312,12 @@ def _is_generation(block: Any) -> bool:
     return getattr(block.call.node, "name", "") == "_generation_support"
 
 
-def _looked_for(templates: list[str]) -> re.Pattern[str]:
-    """Matches, as a group, the string constants of a template that contain a punctuation mark."""
+def _looked_for(templates: list[str], also: set[str]) -> re.Pattern[str]:
+    """The texts that a template holds as values, with a sign in them, in a group of their own."""
     from jinja2 import TemplateError, nodes
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    found = {"<think>", "</think>"}
+    found = {"<think>", "</think>", *also}
     for template in templates:
         try:
             program = _compile_jinja_template(template).environment.parse(template)

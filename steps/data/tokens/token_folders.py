@@ -8,10 +8,13 @@
 If all rows of a shard are dropped, its file is empty, so the numbers of files stay the same.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from steps.data.images.image_table import IMAGES, copy_images
+from steps.data.images.placeholders import Placeholders, reads_images
 from steps.data.rows.parquet import shards
 from steps.data.tokens.encoding import save_tokenizer
 from steps.data.tokens.histograms import plot, quantiles
@@ -60,6 +63,7 @@ def tokenize_folders(
     for split in splits:
         of_split = [done for done in finished if done.shard.source.parent == source / split]
         counts[split or rows] = _place_split(of_split, output / split, split or rows)
+    _place_images(source, splits, tokenizer, output)
     write_row_ledger(output / "ledger.parquet", finished)
     save_tokenizer(tokenizer, output / "tokenizer.json")
     report = merged_report(finished)
@@ -81,6 +85,17 @@ def _place_split(finished: Sequence[Finished], folder: Path, name: str) -> int:
         number = done.shard.name.rpartition("-")[2]
         place(done.folder / TOKENS, folder / f"tokens-{number}.parquet")
     return tally.rows - tally.dropped_rows
+
+
+def _place_images(source: Path, splits: Sequence[str], tokenizer: Path, output: Path) -> None:
+    """Put the images of the rows beside their tokens, and which token stands for them."""
+    seen = [split for split in splits if (source / split / IMAGES).is_dir()]
+    if not seen or not reads_images(tokenizer):
+        return
+    token = Placeholders(tokenizer).token_id
+    for split in seen:
+        copy_images(source / split, output / split)
+        (output / split / IMAGES / "placeholder.json").write_text(json.dumps({"token": token}))
 
 
 def _metrics(report: Report) -> dict[str, Any]:

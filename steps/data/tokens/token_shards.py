@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import pyarrow as pa
 
+from steps.data.images.placeholders import Placeholders, reads_images
 from steps.data.rows.ledger import Entry, Tally
 from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
@@ -142,7 +143,8 @@ class _Rows(Generic[_Row, _Tokens]):
 
 def _with_template(tokenize: Any) -> Any:
     def opened(folder: str, config: TokenizeConfig) -> Any:
-        return partial(tokenize, tokenization(load_tokenizer(folder), config))
+        images = Placeholders(Path(folder)) if reads_images(Path(folder)) else None
+        return partial(tokenize, tokenization(load_tokenizer(folder), config, images))
 
     return opened
 

@@ -15,8 +15,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from steps.data.images.finding import images_of
+from steps.data.images.placeholders import Placeholders, reads_images
 from steps.data.rows.ledger import check_max_dropped
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, Messages, UnpairedRow
@@ -185,12 +188,13 @@ class TokenizedCompletion:
 
 @dataclass(frozen=True)
 class Tokenization:
-    """A tokenizer, its template, and the settings."""
+    """A tokenizer, its template, and what is wanted of them; `images`: what stands for those."""
 
     format: ChatFormat
     encoder: Encoder
     config: TokenizeConfig
     finder: SpanFinder
+    images: Placeholders | None = None
 
     @cached_property
     def ends(self) -> frozenset[int]:
@@ -209,14 +213,17 @@ _MOST_KINDS_OF_SPACE = 4
 
 
 def tokenization(
-    tokenizer: "PreTrainedTokenizerBase", config: TokenizeConfig = TokenizeConfig()
+    tokenizer: "PreTrainedTokenizerBase",
+    config: TokenizeConfig = TokenizeConfig(),
+    images: Placeholders | None = None,
 ) -> Tokenization:
     """Prepare a tokenizer; `rendering.chat_format` describes which tokenizers are refused.
 
     Raises:
         ValueError: `config.end_of_turn` is not a special token of the tokenizer.
     """
-    found, core = chat_format(tokenizer), encoder(tokenizer)
+    in_parts = images is not None or reads_images(Path(tokenizer.name_or_path))
+    found, core = chat_format(tokenizer, in_parts=in_parts), encoder(tokenizer)
     end = config.end_of_turn or ""
     if end and not found.special.fullmatch(end):
         raise ValueError(
@@ -224,7 +231,7 @@ def tokenization(
             "one that the model stops at"
         )
     finder = SpanFinder(found, end, config.inserted == Inserted.read)
-    return Tokenization(found, core, config, finder)
+    return Tokenization(found, core, config, finder, images)
 
 
 def tokenize_conversations(
@@ -289,6 +296,10 @@ def tokenize_prompts(
     or the reason why the template refuses it."""
 
     def render_prompt(prompt: Chat) -> str:
+        if images_of(prompt.messages):
+            raise MalformedRow(
+                "template refuses the conversation", "prompts with images are not answered"
+            )
         return render(tokenization.format, prompt, header=True)
 
     return in_one_batch(
@@ -430,7 +441,11 @@ def _rendered(
         raise MalformedRow(
             "template leaves out a message", f"the chat template does not write {what} as it is"
         )
-    return rendered
+    if tokenization.images is None:
+        return rendered
+    sizes = [(image["width"], image["height"]) for image in images_of(chat.messages)]
+    text, spans = tokenization.images.expanded(rendered.text, rendered.spans, sizes)
+    return replace(rendered, text=text, spans=spans)
 
 
 # --- lengths -------------------------------------------------------------------------------------

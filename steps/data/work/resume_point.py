@@ -32,6 +32,10 @@ class ResumePoint:
                 "CREATE TABLE IF NOT EXISTS seen"
                 " (kind TEXT, key BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID"
             )
+            self._database.execute(
+                "CREATE TABLE IF NOT EXISTS noted"
+                " (kind TEXT, key BLOB, value BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID"
+            )
         found = self._database.execute("SELECT json FROM state").fetchone()
         self.state: Any = None if found is None else json.loads(found[0])
 
@@ -45,8 +49,26 @@ class ResumePoint:
         found = "SELECT 1 FROM seen WHERE kind = ? AND key = ?"
         return self._database.execute(found, (kind, key)).fetchone() is not None
 
+    def note(self, kind: str, key: bytes, value: bytes = b"") -> None:
+        """Keep a value under a key of its kind."""
+        self._database.execute("INSERT OR REPLACE INTO noted VALUES (?, ?, ?)", (kind, key, value))
+
+    def noted(self, kind: str, key: bytes) -> bytes:
+        """What was kept under a key; KeyError where nothing was."""
+        found = "SELECT value FROM noted WHERE kind = ? AND key = ?"
+        value = self._database.execute(found, (kind, key)).fetchone()
+        if value is None:
+            raise KeyError(f"{kind} {key!r}")
+        return value[0]
+
+    def noted_after(self, kind: str, prefix: bytes) -> list[bytes]:
+        """Of the keys that are `prefix` and 8 bytes, these bytes, in order."""
+        found = "SELECT key FROM noted WHERE kind = ? AND key BETWEEN ? AND ? ORDER BY key"
+        keys = self._database.execute(found, (kind, prefix + b"\0" * 8, prefix + b"\xff" * 8))
+        return [key[len(prefix) :] for (key,) in keys]
+
     def commit(self, state: Any) -> None:
-        """Store `state`, a JSON value, and the keys recorded since the last commit."""
+        """Keep `state`, a JSON value, and what was seen and noted since the last commit."""
         self._database.execute("DELETE FROM state")
         self._database.execute("INSERT INTO state VALUES (?)", (json.dumps(state),))
         self._database.commit()

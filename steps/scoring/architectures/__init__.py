@@ -1,9 +1,10 @@
 """Differences between architectures that matter when a model reads many responses at once.
 
-``pack_layouts`` names the three ways of reading and records which one a model uses. ``batching``
-implements the second way; the first and the third are ``attention`` and ``unpacked``, one folder
-above. ``parity`` uses ``causality`` and ``masks`` when it chooses a way. ``routing`` is the
-load-balancing loss of a mixture of experts. Begin with ``pack_layouts``.
+``pack_layouts`` names the three ways of reading and says which a model takes, ``batching`` is the
+second of them (the first and the third are ``attention`` and ``unpacked``, a floor above).
+``causality`` and ``masks`` are what ``parity`` looks at besides values before it chooses one.
+``routing`` is the load-balancing loss of a mixture of experts, ``images`` what a model that sees
+makes of a prompt's images. Begin with ``pack_layouts``.
 
 Uses ``steps.models`` and, of ``steps.scoring``, examples, packs and attention.
 """

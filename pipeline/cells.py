@@ -1,0 +1,369 @@
+"""The definitions of a notebook's cells, as a module that a worker can import.
+
+A worker runs elsewhere, so what it is to run must lie in a file. Where ``__main__`` is a notebook
+or an IPython shell, this writes one: the functions and classes that a step needs, and what these
+name, one after the other, as the session has them now. It is a module like any other from then on:
+the step's key reaches into it, and a worker refuses it when it is no longer what the key says.
+
+- A function is written as in the cell that defined it, which Python keeps, whatever was run since.
+- A class is written as in the newest cell that defines it; it must have the methods and the
+  annotations of the class that the session has.
+- A name that an ``import`` of some cell gives is imported likewise.
+- A number, a text and the like, also in lists and dicts, is written as the value that it has.
+- Anything else, such as a table that was loaded, exists in this process alone, and is refused.
+
+The file lies in the working folder, below :data:`FOLDER`, in a folder that is named by what it
+says: no later cell changes the file of a job that waits in a queue.
+"""
+
+import ast
+import builtins
+import inspect
+import linecache
+import os
+import symtable
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import blake3
+
+from pipeline.errors import TemperError
+
+MODULE = "notebook_cells"
+"""What a worker calls it."""
+FOLDER = ".temper/cells"
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_HOLDERS = (list, tuple, set, dict)
+_COMPREHENSIONS = ("listcomp", "setcomp", "dictcomp", "genexpr")
+_ROOTS: dict[str, None] = {}
+"""What was asked for so far: all of it is one module, so that a class is one class to all steps."""
+_ABSENT = object()
+
+
+def are_known() -> bool:
+    """Whether ``__main__`` is a session that keeps the text of its cells."""
+    main = sys.modules["__main__"]
+    return getattr(main, "__file__", None) is None and isinstance(vars(main).get("In"), list)
+
+
+def written(definitions: Iterable[Any]) -> Path | None:
+    """The file of a module with all of these functions and classes that are of the session, and
+    all they name; ``None`` if none is.
+
+    Workers that are started from now on find it. To be asked again after every cell.
+
+    Raises:
+        TemperError: the session has another definition of that name by now, or something that is
+            needed cannot be written down.
+    """
+    definitions = [one for one in definitions if one.__module__ == "__main__"]
+    if not definitions or not are_known():
+        return None
+    session = vars(sys.modules["__main__"])
+    found: dict[str, _Part] = {}
+    for definition in definitions:
+        name = definition.__qualname__.partition(".")[0]
+        _require_newest(name, definition, session)
+        _collect(name, "", session, found)
+        _ROOTS[name] = None
+    for name in _ROOTS:
+        others = dict(found)
+        try:
+            _collect(name, "", session, others)
+        except TemperError:  # no longer, and nobody asks for it
+            continue
+        found = others
+    return _saved("\n\n".join(_in_order(found)) + "\n")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A name with the statements that define it.
+
+    Attributes:
+        early: names that they need when they are run.
+        late: names that only calls need.
+    """
+
+    text: str
+    early: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
+
+
+def _require_newest(name: str, definition: Any, session: Mapping[str, Any]) -> None:
+    present = session.get(name)
+    for inner in definition.__qualname__.split(".")[1:]:
+        present = getattr(present, inner, None)
+    if definition is not present and definition is not _function_in(present):
+        raise TemperError(
+            f"{name} was defined again since; run the cells again that use it, so that steps and "
+            "their arguments are made with what it is now"
+        )
+
+
+def _collect(name: str, user: str, session: Mapping[str, Any], found: dict[str, _Part]) -> None:
+    """Add the part of a name, and of all that it needs."""
+    if name in found or (user and _is_of_python(name, session)):
+        return
+    part = found[name] = _part(name, user, session)
+    for needed in sorted(part.early | part.late):
+        _collect(needed, name, session, found)
+
+
+def _is_of_python(name: str, session: Mapping[str, Any]) -> bool:
+    """Whether a name is built in, or nowhere, which is Python's to say."""
+    value = session.get(name, _ABSENT)
+    if callable(value):
+        value = inspect.unwrap(value)  # IPython wraps `open`
+    return value is _ABSENT or (hasattr(builtins, name) and value is getattr(builtins, name))
+
+
+def _part(name: str, user: str, session: Mapping[str, Any]) -> _Part:
+    value = session.get(name)
+    if imports := list(dict.fromkeys(_imports(name, value, session))):
+        return _Part("\n".join(imports))
+    function = _function_in(value)
+    if function is not None and (function.__module__, function.__qualname__) == ("__main__", name):
+        return _with_names(_source_of_function(function))
+    if isinstance(value, type) and (value.__module__, value.__qualname__) == ("__main__", name):
+        return _with_names(_source_of_class(value, session))
+    if _is_plain(value):
+        return _Part(f"{name} = {_literal(value)}")
+    where = f"{name}, which {user} uses," if user else name
+    raise TemperError(
+        f"{where} is a value of type {type(value).__qualname__} that only this notebook has; "
+        "define it inside the step, import it from a file, or pass it to the step as an argument"
+    )
+
+
+# --- where a name comes from ---------------------------------------------------------------------
+
+
+def _imports(name: str, value: Any, session: Mapping[str, Any]) -> Iterator[str]:
+    """The imports that give this value: those of cells, else by what the value says of itself."""
+    found = False
+    for cell in session["In"]:
+        for node in _statements(cell):
+            for text in _giving(node, name, value):
+                found = True
+                yield text
+    if found or getattr(value, "__module__", None) == "__main__":
+        return
+    if isinstance(value, ModuleType) and sys.modules.get(value.__name__) is value:
+        yield f"import {value.__name__} as {name}"
+    elif isinstance(value, FunctionType | type):
+        module, own = str(value.__module__), value.__name__
+        if value.__qualname__ == own and _member(module, own) is value and module != "builtins":
+            yield f"from {module} import {own} as {name}"
+
+
+def _giving(node: ast.stmt, name: str, value: Any) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            top = alias.name.partition(".")[0]
+            if alias.asname == name and sys.modules.get(alias.name, _ABSENT) is value:
+                yield f"import {alias.name} as {name}"
+            elif alias.asname is None and top == name and sys.modules.get(top, _ABSENT) is value:
+                yield f"import {alias.name}"
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        for alias in node.names:
+            own = name if alias.name == "*" else alias.name
+            is_it = alias.name == "*" or (alias.asname or alias.name) == name
+            if is_it and _member(node.module, own) is value:
+                yield f"from {node.module} import {own} as {name}"
+
+
+def _member(module: str, name: str) -> Any:
+    found = getattr(sys.modules.get(module), name, _ABSENT)
+    return sys.modules.get(f"{module}.{name}", _ABSENT) if found is _ABSENT else found
+
+
+def _function_in(value: Any) -> FunctionType | None:
+    """The function that a step function, or what some decorator made of one, is made from."""
+    if type(value).__name__ == "StepFunction":
+        value = value.function
+    inner = inspect.unwrap(value) if callable(value) else value
+    return inner if isinstance(inner, FunctionType) else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is what its text says."""
+    if type(value) in _PLAIN:
+        return type(value) is not float or value - value == 0  # neither infinite nor no number
+    if type(value) not in _HOLDERS:
+        return False
+    items = [*value, *value.values()] if isinstance(value, dict) else value
+    return all(map(_is_plain, items))
+
+
+def _literal(value: Any) -> str:
+    """A plain value as Python source. The order of a set, which differs between processes, has no
+    part in it."""
+    if isinstance(value, set):
+        return f"{{{', '.join(sorted(map(_literal, value)))}}}" if value else "set()"
+    if isinstance(value, dict):
+        items = (f"{_literal(key)}: {_literal(item)}" for key, item in value.items())
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, tuple):
+        return f"({''.join(f'{_literal(item)}, ' for item in value)})"
+    return repr(value)
+
+
+# --- what cells say ------------------------------------------------------------------------------
+
+
+def _source_of_function(function: FunctionType) -> str:
+    text = "".join(linecache.getlines(function.__code__.co_filename))
+    for node in _statements(text):
+        is_it = isinstance(node, ast.FunctionDef) and node.name == function.__name__
+        if is_it and _first_line(node) == function.__code__.co_firstlineno:
+            return _lines_of(text, node)
+    raise _no_source(function.__name__)
+
+
+def _source_of_class(cls: type, session: Mapping[str, Any]) -> str:
+    methods = [value for value in vars(cls).values() if isinstance(value, FunctionType)]
+    files = {method.__code__.co_filename for method in methods}
+    texts = ["".join(linecache.getlines(file)) for file in sorted(files)]
+    for text in (*filter(None, texts), *reversed(session["In"])):
+        for node in reversed(_statements(text)):
+            if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+                if not _is_of(node, cls):
+                    raise _no_source(cls.__name__)
+                return _lines_of(text, node)
+    raise _no_source(cls.__name__)
+
+
+def _is_of(node: ast.ClassDef, cls: type) -> bool:
+    """Whether a class may be made by this statement: it has the same annotations, and the values
+    that are plainly written there."""
+    names = [part.target.id for part in node.body if _annotates(part)]  # type: ignore[attr-defined]
+    values = [part for part in node.body if isinstance(part, ast.Assign | ast.AnnAssign)]
+    return list(dict.fromkeys(names)) == list(inspect.get_annotations(cls)) and all(
+        _plain_value(part.value) in (vars(cls).get(target.id), _ABSENT)
+        for part in values
+        for target in (part.targets if isinstance(part, ast.Assign) else [part.target])
+        if isinstance(target, ast.Name) and _is_plain(vars(cls).get(target.id))
+    )
+
+
+def _annotates(part: ast.stmt) -> bool:
+    return isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+
+
+def _plain_value(written: ast.expr | None) -> Any:
+    try:
+        return _ABSENT if written is None else ast.literal_eval(written)
+    except (ValueError, TypeError):
+        return _ABSENT
+
+
+def _no_source(name: str) -> TemperError:
+    return TemperError(
+        f"the text of {name} is in no cell of this notebook, or not as it is now; define it at the "
+        "top level of a cell, and run that again"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _statements(cell: str) -> list[ast.stmt]:
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        tree: Any = compile(cell, MODULE, "exec", flags, dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return []  # it has not run either
+    return tree.body
+
+
+def _first_line(node: Any) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+def _lines_of(text: str, node: ast.stmt) -> str:
+    return "\n".join(text.splitlines()[_first_line(node) - 1 : node.end_lineno])
+
+
+def _with_names(text: str) -> _Part:
+    """A part with the global names that it needs: those of its own scope and of class bodies when
+    it is defined, those of functions later."""
+    early: set[str] = set()
+    late: set[str] = set()
+    waiting = [symtable.symtable(text, MODULE, "exec")]
+    while waiting:
+        scope = waiting.pop()
+        is_early = scope.get_type() in ("module", "class") or scope.get_name() in _COMPREHENSIONS
+        names = early if is_early else late
+        for symbol in scope.get_symbols():
+            if symbol.is_referenced() and (scope.get_type() == "module" or symbol.is_global()):
+                names.add(symbol.get_name())
+        waiting += scope.get_children()
+    return _Part(text, frozenset(early), frozenset(late))
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def _in_order(parts: Mapping[str, _Part]) -> Iterator[str]:
+    """The texts, each after those that it needs when it is run. A function that is needed then may
+    be called then, as a decorator is."""
+    done: set[tuple[str, bool]] = set()
+    shown: set[str] = set()
+
+    def ordered(name: str, is_called: bool) -> Iterator[str]:
+        if name not in parts or (name, is_called) in done:
+            return
+        done.add((name, is_called))
+        part = parts[name]
+        for needed in sorted(part.early | part.late if is_called else part.early):
+            yield from ordered(needed, True)
+        if name not in shown:
+            shown.add(name)
+            yield part.text
+
+    for name in sorted(parts):
+        yield from ordered(name, False)
+
+
+def _saved(text: str) -> Path:
+    """The file with this text, which workers find before any other of its name."""
+    top = Path.cwd() / FOLDER
+    folder = top / blake3.blake3(text.encode()).hexdigest()[:16]
+    file = folder / f"{MODULE}.py"
+    try:
+        if not (file.is_file() and file.read_text("utf-8") == text):
+            folder.mkdir(parents=True, exist_ok=True)
+            (top.parent / ".gitignore").write_text("*\n")
+            descriptor, temporary = tempfile.mkstemp(dir=folder)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+                opened.write(text)
+            os.replace(temporary, file)
+    except OSError as error:
+        raise TemperError(
+            f"cannot write {file}, where workers find what your cells define ({error}); change to "
+            "a folder that you may write to"
+        ) from error
+    sys.path[:] = [str(folder), *(entry for entry in sys.path if not _is_ours(entry))]
+    return file
+
+
+def project_file(function: Any) -> str:
+    """The file by which to find the project of a function: of one in a cell, a name in the working
+    folder."""
+    file = function.__code__.co_filename
+    if function.__module__ == "__main__" and are_known():
+        file = os.path.join(next(filter(_is_ours, sys.path), ""), f"{MODULE}.py")
+    folder = Path(file).parent
+    return str(folder.parents[2] / f"{MODULE}.py") if _is_ours(str(folder)) else file
+
+
+def _is_ours(folder: str) -> bool:
+    return Path(folder).parent.as_posix().endswith(FOLDER)

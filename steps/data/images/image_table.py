@@ -1,0 +1,102 @@
+"""Images as they lie beside rows: `images/images-00000.parquet` and so on, each image once.
+
+They are known by the sha256 of their bytes, which is looked at whenever one is read.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+
+from steps.data.images.pictures import Picture
+
+IMAGES = "images"
+_FILES = "images-*.parquet"
+_TOGETHER = 8
+"""Images that are read together where one is asked for."""
+
+SCHEMA = pa.schema(
+    [
+        pa.field("sha256", pa.string(), nullable=False),
+        pa.field("width", pa.int32(), nullable=False),
+        pa.field("height", pa.int32(), nullable=False),
+        pa.field("content", pa.binary(), nullable=False),
+    ]
+)
+"""`content` holds the bytes of the image's file, as they were found."""
+
+
+def write_images(path: Path, pictures: Sequence[Picture]) -> None:
+    """Write a file of images."""
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = [
+        [picture.sha256 for picture in pictures],
+        [picture.width for picture in pictures],
+        [picture.height for picture in pictures],
+        [picture.content for picture in pictures],
+    ]
+    table = pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)],
+        schema=SCHEMA,
+    )
+    pq.write_table(
+        table,
+        path,
+        row_group_size=_TOGETHER,
+        compression="none",  # images are compressed already
+        use_dictionary=False,
+        write_statistics=False,  # they would hold images a second time
+        store_schema=False,
+    )
+
+
+def copy_images(source: Path, target: Path) -> None:
+    """Copy the images that lie beside the rows of a folder, if any do, to another one."""
+    for file in sorted((source / IMAGES).glob(_FILES)):
+        (target / IMAGES).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target / IMAGES / file.name)
+
+
+class ImageTable:
+    """The images beside the rows of `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / IMAGES
+
+    def content(self, sha256: str) -> bytes:
+        """The bytes of an image.
+
+        Raises:
+            ValueError: it is not there, or is damaged.
+        """
+        import pyarrow.parquet as pq
+
+        if sha256 not in self._places:
+            raise ValueError(f"{self.folder} lacks the image {sha256}; tokenise the rows again")
+        file, group, row = self._places[sha256]
+        try:
+            with pq.ParquetFile(file) as opened:
+                column = opened.read_row_group(group, columns=["content"], use_threads=False)
+            content = column["content"][row].as_py()
+        except (OSError, IndexError, pa.ArrowException) as error:
+            raise ValueError(f"{file} is damaged: {error}; make it again") from error
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise ValueError(f"{file} is damaged: the image {sha256} is another; make it again")
+        return content
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[Path, int, int]]:
+        """Of each image the file, the row group and the row in it."""
+        import pyarrow.parquet as pq
+
+        found: dict[str, tuple[Path, int, int]] = {}
+        for file in sorted(self.folder.glob(_FILES)):
+            names = pq.read_table(file, columns=["sha256"], use_threads=False)["sha256"].to_pylist()
+            for index, name in enumerate(names):
+                found.setdefault(name, (file, *divmod(index, _TOGETHER)))
+        return found

@@ -1,0 +1,100 @@
+"""Images as bytes, and as the pixels that a processor is given.
+
+An image is read as it is meant to be looked at (turned as its EXIF data says) and in RGB; of an
+animation, its first frame.
+"""
+
+import hashlib
+import io
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from steps.data.rows.reasons import MalformedRow
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""What is read. Others of Pillow's start programs or have no pixels."""
+MAX_BYTES = 32 * 2**20
+MAX_PIXELS = 2**26
+"""67 million: a larger image is a mistake, or a file that is meant to fill a memory."""
+_MODES = frozenset(
+    {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
+)
+"""With 8 bits a channel at most: Pillow cuts what has more at white, without a word."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image that can be read; its size in pixels."""
+
+    content: bytes
+    width: int
+    height: int
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+
+def picture(content: bytes, where: str) -> Picture:
+    """The image that `content` holds, every pixel of which was decoded.
+
+    Args:
+        where: names the image in errors.
+
+    Raises:
+        MalformedRow: it is too large, or no image that can be read.
+    """
+    if len(content) > MAX_BYTES:
+        raise too_large(where, f"{len(content):,} bytes, over the limit of {MAX_BYTES:,}")
+    width, height = _readable(content, where).size
+    return Picture(content, width, height)
+
+
+def pixels(content: bytes) -> "Image":
+    """The image in RGB; raises whatever a damaged one makes a decoder raise."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
+        return _turned(opened)
+
+
+def _readable(content: bytes, where: str) -> "Image":
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
+            _check(opened, where)
+            return _turned(opened)
+    except MalformedRow:
+        raise
+    except Exception as error:  # decoders raise whatever a damaged file makes them
+        said = re.sub(r" at 0x\w+", "", " ".join(str(error).split()))[:200]
+        raise MalformedRow(
+            "broken image", f"{where} cannot be read: {type(error).__name__}: {said}"
+        ) from None
+
+
+def _turned(opened: "Image") -> "Image":
+    from PIL import ImageOps
+
+    turned: Any = ImageOps.exif_transpose(opened)
+    return turned.convert("RGB")
+
+
+def too_large(where: str, size: str) -> MalformedRow:
+    return MalformedRow("image too large", f"{where} has {size}")
+
+
+def _check(opened: "Image", where: str) -> None:
+    width, height = opened.size
+    if width * height > MAX_PIXELS:
+        raise too_large(where, f"{width} x {height} pixels, over the limit of {MAX_PIXELS:,}")
+    if opened.mode not in _MODES:
+        raise MalformedRow(
+            "broken image", f"{where} is in Pillow's mode {opened.mode}; convert it to 8-bit RGB"
+        )

@@ -1,0 +1,119 @@
+"""What the documentation tells people to type: Python that compiles, commands that plan.
+
+All commands are planned in this process, one after the other, and the Python of how-tos builds its
+steps in it; training is left to the tests of the recipes and examples.
+"""
+
+import builtins
+import contextlib
+import importlib
+import json
+import re
+import shlex
+import symtable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from command_line import script, temper
+from places import REPOSITORY
+
+from pipeline.running.session import PLAN_ONLY
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PLANS = re.compile(r"temper run |python experiments/")
+ELSEWHERE = re.compile(r"…|gs://|scheduler=|launcher=|/shared/|tune |python -m|--help")
+"""What stands for something else, or needs a machine or a server that tests do not have."""
+FILES = {
+    "pairs.jsonl": {"prompt": "{}?", "chosen": "Yes.", "rejected": "No, and no again."},
+    "held_out.jsonl": {"prompt": "{}!", "chosen": "Yes.", "rejected": "No, and no again."},
+    "thumbs.jsonl": {"prompt": "{}?", "completion": "Yes.", "label": True},
+    "chats.jsonl": {"messages": [{"role": "user", "content": "{}?"}]},
+    "problems.jsonl": {"prompt": "{}?", "answer": "1"},
+}
+
+
+def blocks(*languages: str) -> list[tuple[str, str]]:
+    return [
+        (page.name, text)
+        for page in PAGES
+        for language, text in BLOCK.findall(page.read_text("utf-8"))
+        if language in languages
+    ]
+
+
+def commands() -> dict[tuple[str, ...], str]:
+    """The commands that plan something, as a shell splits them, with the error that the
+    documentation shows for them."""
+    found: dict[tuple[str, ...], str] = {}
+    for _, text in blocks("sh", ""):
+        lines = [*text.replace("\\\n", " ").splitlines(), ""]
+        for line, after in pairwise(lines):
+            line = line.removeprefix("$ ").partition(" # ")[0].strip()
+            if PLANS.match(line) and not ELSEWHERE.search(line):
+                found[tuple(shlex.split(line))] = after if after.startswith("error: ") else ""
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the documentation names."""
+    for name, row in FILES.items():
+        rows = (json.dumps(row).replace("{}", f"Question {n}") for n in range(20))
+        (tmp_path / name).write_text("".join(f"{row}\n" for row in rows))
+    (tmp_path / "MODEL").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / "MODEL" / name).write_text("{}")
+    (tmp_path / "experiments").symlink_to(REPOSITORY / "experiments")
+    (tmp_path / "my.yaml").write_text("recipe: dpo\ndata: pairs.jsonl\nmodel: MODEL\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(PLAN_ONLY, "1")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("python"), ids=lambda value: value[:20])
+def test_python_compiles(page: str, text: str) -> None:
+    compile(text, page, "exec")
+
+
+def test_every_command_plans_or_fails_as_the_documentation_says(folder: Path) -> None:
+    wrong = []
+    for (program, *words), error in commands().items():
+        asked = [word for word in words if word != "--plan"]
+        said = temper(*asked, "--plan") if program == "temper" else script(*asked, "--plan")
+        told = said.err.strip() == error if error else " to run, " in said.out
+        if not told:
+            wrong.append((program, *words, said.err))
+    assert wrong == []
+
+
+def names_that_are_missing(text: str) -> set[str]:
+    """The names that a snippet uses and neither binds nor imports."""
+    waiting = [top := symtable.symtable(text, "snippet", "exec")]
+    used: set[str] = set()
+    while waiting:
+        scope = waiting.pop()
+        symbols = [s for s in scope.get_symbols() if scope is top or s.is_global()]
+        used |= {symbol.get_name() for symbol in symbols if symbol.is_referenced()}
+        waiting += scope.get_children()
+    bound = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned()}
+    imported = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_imported()}
+    return used - bound - imported - set(dir(builtins)) - {"__name__"}
+
+
+def test_every_snippet_that_is_whole_builds_its_steps(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    whole = [
+        (page, text)
+        for page, text in blocks("python")
+        if not names_that_are_missing(text) and page != "tutorial.md"  # that uses a trained model
+    ]
+    for number, (page, text) in enumerate(whole):
+        name = f"snippet_{number}_{page.removesuffix('.md').lower()}"
+        (folder / f"{name}.py").write_text(text)
+        with contextlib.suppress(SystemExit):  # of a run() that plans
+            importlib.import_module(name)
+    assert {"own_step.md", "from_trl.md", "python.md"} <= {page for page, _ in whole}
