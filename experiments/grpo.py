@@ -4,6 +4,7 @@
     temper run grpo --data problems.jsonl --model MODEL checker=pattern checker.expression='^Yes'
     temper run grpo --data problems.jsonl --model MODEL rl=raft iterations=20
     temper run grpo --data problems.jsonl --model MODEL segment=10  a checkpoint to keep every 10
+    temper run grpo --data problems.jsonl --model MODEL "engine.addresses=['http://127.0.0.1:8471']"
 
 A row is {"prompt": …, "answer": …}.
 """
@@ -17,6 +18,8 @@ from steps.checking.checkers import CHECKERS
 from steps.checking.config import JudgeConfig
 from steps.checking.verdicts import Checker
 from steps.generation.config import SamplingConfig
+from steps.generation.engine_config import EngineConfig, OwnEngine
+from steps.generation.engines_by_name import ENGINES
 from steps.import_model import import_model
 from steps.judge import judge
 from steps.load_prompts import load_prompts
@@ -33,11 +36,11 @@ class Config(ExperimentConfig):
     """Online training with a checker.
 
     Args:
-        iterations: how many times the policy samples answers and learns from them.
-        segment: the number of iterations in one step; the model after each step is kept and
-            evaluated.
-        checker: the rule that decides which answers are right.
-        answering: how answers to the held-out prompts are sampled.
+        iterations: how often the policy draws and learns.
+        segment: how many iterations are one step, whose model is judged and kept.
+        checker: the rule that says which answers are right.
+        answering: how the held-out prompts are answered.
+        engine: who draws what the policy learns from.
     """
 
     data: PreferenceData = field(default_factory=PreferenceData)
@@ -48,6 +51,7 @@ class Config(ExperimentConfig):
     rl: RlConfig = field(default_factory=RlConfig)
     judging: JudgeConfig = field(default_factory=JudgeConfig)
     answering: SamplingConfig = field(default_factory=SamplingConfig)
+    engine: EngineConfig = field(default_factory=OwnEngine)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +72,14 @@ def grpo(cfg: Config) -> dict[str, Step]:
     for done in range(0, cfg.iterations, cfg.segment):
         length = min(cfg.segment, cfg.iterations - done)
         trained = train_online(
-            rows["train"], policy, length, cfg.checker, cfg.rl, cfg.judging, start=start
+            rows["train"],
+            policy,
+            length,
+            cfg.checker,
+            cfg.rl,
+            cfg.judging,
+            start=start,
+            engine=cfg.engine,
         )
         results[f"model after {done + length}"] = trained
         results[f"after {done + length}"] = judged(trained["model"])
@@ -77,4 +88,7 @@ def grpo(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(grpo, {"checker": CHECKERS, "rl.method": METHODS, "rl.lora": ADAPTERS})
+    main(
+        grpo,
+        {"checker": CHECKERS, "rl.method": METHODS, "rl.lora": ADAPTERS, "engine": ENGINES},
+    )

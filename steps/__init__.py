@@ -5,10 +5,10 @@ A step file shows a step's inputs, outputs and its few lines of work: read ``tra
 them, and ``sources`` where rows and models come from. ``train_on_pairs`` composes steps.
 
 A preference row passes through the rooms in this order: ``data`` (files become rows, rows become
-tokens), ``scoring`` (log-probabilities of responses), ``training`` (with ``losses`` and
-``models``), ``generation``, ``evaluation``, ``export``. ``reward_models`` trains reward models with
-the same engine. ``online`` trains a policy on completions that it samples and that ``checking``
-judges. ``jax_backend`` scores and trains in JAX. These libraries do not import ``pipeline``;
-``glue`` joins them to steps. ``prices`` estimates the time and memory of steps, ``serving`` has the
-commands that use a trained model, and every room may use ``shared``.
+tokens), ``scoring`` (how likely a model finds a response), ``training`` (with ``losses`` and
+``models``), ``generation``, ``evaluation``, ``export``. ``reward_models`` are trained on the same
+engine, ``online`` trains on what a policy draws, ``checking`` judges and ``environments`` reply in
+the middle of it; ``jax_backend`` scores and trains in JAX. ``glue`` joins steps to these libraries,
+which know nothing of ``pipeline``; ``prices`` says beforehand what steps will take, ``serving`` has
+the commands that use a finished model, and ``shared`` is what every room may use.
 """

@@ -26,6 +26,8 @@ def judge(
     from steps.evaluation.intervals import proportion
     from steps.online.judging import count_verdicts, judge_recording
 
-    judged = judge_recording(rollouts.path, checker, config, out.path, out.progress)
+    judged = judge_recording(
+        rollouts.path, checker, config, out.path, out.progress, out.scratch / "verdicts"
+    )
     counts = count_verdicts(judged)
     return {"right_share": proportion(counts["right"], len(judged)), **counts}

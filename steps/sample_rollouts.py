@@ -1,7 +1,10 @@
 """``sample_rollouts``: sample a policy's completions of prompts, as token ids."""
 
 from pipeline import Metrics, Output, step
+from steps.checking.config import JudgeConfig
+from steps.environments.environment import Environment
 from steps.generation.config import SamplingConfig
+from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, Prompts, Rollouts
 from steps.models.config import Dtype
@@ -14,19 +17,29 @@ def sample_rollouts(
     model: Model,
     config: SamplingConfig = SamplingConfig(temperature=1.0),
     dtype: Dtype = Dtype.float32,
+    engine: EngineConfig = OwnEngine(),
+    environment: Environment | None = None,
+    judging: JudgeConfig = JudgeConfig(),
 ) -> Metrics:
     """Write ``rollouts-*.parquet``: for each prompt ``config.num_completions`` completions, as
     token ids with their logps and finish reason; beside them the prompts, the tokenizer and a
     record of the sampling engine.
 
-    Prompts are rendered like training data, with their tools and template arguments. A prompt that
-    the model's chat template refuses is left out, and a notice names it. Finished completions stay
-    in scratch, so an interrupted step samples only the missing ones.
+    Prompts are rendered as the training data is, with their tools and template arguments. One that
+    the model's chat template refuses is left out, and told. Finished completions are kept in
+    scratch, so an interrupted run goes on with what is missing.
+
+    Args:
+        engine: who draws: this process, or engines elsewhere.
+        environment: replies to the policy's turns: completions are episodes then, and those that it
+            judges for itself have a verdict.
+        judging: how long a reply may take, and in how many processes.
     """
+    from steps.environments.playing import replying
     from steps.online.recording import draw_rollouts, write_recording
 
-    with at_work(out) as place:
-        drawn = draw_rollouts(prompts.path, model.path, config, dtype, place)
+    with at_work(out) as place, replying(environment, judging) as replies:
+        drawn = draw_rollouts(prompts.path, model.path, config, dtype, place, engine, replies)
         if not place.ranks.is_first:
             return {}
         write_recording(out.path, drawn, model.path)

@@ -4,6 +4,8 @@ from pipeline import Metrics, Output, step
 from steps.checking.boxed import Boxed
 from steps.checking.config import JudgeConfig
 from steps.checking.verdicts import Checker
+from steps.environments.environment import Environment
+from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, OnlineRun, OnlineState, Prompts
 from steps.online.config import RlConfig
@@ -20,6 +22,8 @@ def train_online(
     judging: JudgeConfig = JudgeConfig(),
     start: OnlineState | None = None,
     reference: Model | None = None,
+    engine: EngineConfig = OwnEngine(),
+    environment: Environment | None = None,
 ) -> Metrics:
     """Write the trained ``model``, the ``state`` from which another segment can continue, the
     sampled ``rollouts`` with verdicts, and ``metrics.jsonl`` with one line per iteration.
@@ -29,17 +33,23 @@ def train_online(
     the arguments alone determine the weights.
 
     Args:
-        iterations: the iterations of this segment. Two segments give the same result as one run of
-            their total length, if the second starts from the state of the first.
-        start: ``run["state"]`` of another segment. Its weights replace those of ``policy``.
-        reference: the reference model, for methods that use one; ``policy`` by default.
+        iterations: of this segment. Two segments, the second with the state of the first as its
+            ``start``, are one run of as many as both.
+        start: ``run["state"]`` of another segment; its weights take the place of the policy's.
+        reference: what methods with a reference compare with; the policy, without.
+        engine: who draws: this process, or engines elsewhere.
+        environment: replies to the policy's turns, as ``judging`` says for verdicts. What it leaves
+            open, the checker judges by the last turn.
     """
     from steps.checking.judges import Judges
+    from steps.environments.playing import replying
     from steps.online.online_run import Folders, run_sampling
 
     folders = Folders(policy.path, start and start.path, reference and reference.path)
-    judges = Judges(checker, judging.processes, judging.time_limit)
-    with at_work(out) as place, judges:
+    kept = out.scratch / "verdicts"
+    judges = Judges(checker, judging.processes, judging.time_limit, kept, judging.most_without)
+    with at_work(out) as place, judges, replying(environment, judging) as replies:
         return run_sampling(
-            folders, config, prompts.path, judges, judging.most_without, iterations, place
+            folders, config, prompts.path, judges, judging.most_without, iterations, place, engine,
+            replies,
         )

@@ -4,8 +4,8 @@ The kinds in :mod:`steps.kinds` name these functions."""
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ ONLINE_CURVES = {
     "clip_ratio/high_mean": "share clipped above (clip_ratio/high_mean)",
     "clip_ratio/low_mean": "share clipped below (clip_ratio/low_mean)",
     "completions/mean_length": "length in tokens (completions/mean_length)",
+    "completions/mean_turns": "turns of an episode (completions/mean_turns)",
     "completions/clipped_ratio": "share cut at the limit (completions/clipped_ratio)",
     "mismatch/k3": "mismatch of sampler and trainer, nats a token (mismatch/k3)",
     "loss": "loss",
@@ -74,7 +75,10 @@ MOST_ITERATIONS_OF_A_PROMPT = 6
 MOST_TOKEN_FILES = 8
 CALIBRATION, BEST_OF_N = "calibration.jsonl", "best_of_n.jsonl"
 _OF_ROLLOUTS = ["ids", "finish", "verdict"]
-_PER_ITERATION = ["iteration", "row", "k", "prompt_ids", "ids", "finish", "verdict", "rewards"]
+_COMPLETION = ["iteration", "row", "k", "prompt_ids", "ids", "scored", "finish", "verdict"]
+_PER_ITERATION = [*_COMPLETION, "rewards"]
+_REPLIED = "◄ "
+"""Before what a policy read in the middle of its completion, and did not draw."""
 _PREDICTED = "predicted probability of being right"
 
 
@@ -187,6 +191,8 @@ def rollouts(made: Made) -> Iterator[View]:
     if lengths:
         yield Histogram("Lengths of completions, by how they ended", "tokens", lengths)
         yield Table("Verdicts", ["verdict", "completions"], [*map(list, verdicts.most_common())])
+    if texts := _episodes(made):
+        yield Texts("Episodes", texts)
 
 
 def rows(made: Made) -> Iterator[View]:
@@ -240,7 +246,7 @@ def _over_iterations(made: Made) -> list[Text]:
         Text(
             record["row"],
             decode(record["prompt_ids"]),
-            decode(record["ids"]),
+            _by_speaker(record, decode),
             ", ".join(_remarks(record)),
             {"judged right": record["verdict"] == "right"} if record["verdict"] else {},
             f"iteration {record['iteration'] + 1}",
@@ -250,11 +256,46 @@ def _over_iterations(made: Made) -> list[Text]:
     ]
 
 
-def _drawn(made: Made) -> Iterator[Mapping[str, Any]]:
+def _episodes(made: Made) -> list[Text]:
+    """The first completion of the first prompts, if any was replied to."""
+    from tokenizers import Tokenizer
+
+    if (tokenizer := made.text("tokenizer.json")) is None:
+        return []
+    decode = Tokenizer.from_str(tokenizer).decode
+    records = list(islice(_drawn(made, ""), MOST_TEXTS))
+    if all(all(record["scored"]) for record in records):
+        return []
+    return [
+        Text(
+            record["row"],
+            decode(record["prompt_ids"]),
+            _by_speaker(record, decode),
+            ", ".join(_remarks(record)),
+            {"judged right": record["verdict"] == "right"} if record["verdict"] else {},
+        )
+        for record in records
+    ]
+
+
+def _by_speaker(record: Mapping[str, Any], decode: Callable[[list[int]], str]) -> str:
+    """What a completion says; where it was replied to, a line a turn and a line a reply."""
+    parts = [
+        (drawn, decode([token for token, _ in tokens]))
+        for drawn, tokens in groupby(
+            zip(record["ids"], record["scored"], strict=True), lambda token: token[1]
+        )
+    ]
+    if len(parts) == 1:
+        return parts[0][1]
+    return "\n".join(f"{'' if drawn else _REPLIED}{text.strip()}" for drawn, text in parts)
+
+
+def _drawn(made: Made, folder: str = "rollouts/") -> Iterator[Mapping[str, Any]]:
     """The first completion of every prompt and iteration."""
     import pyarrow.parquet as pq
 
-    for file in made.names("rollouts/rollouts-*.parquet")[:MOST_TOKEN_FILES]:
+    for file in made.names(f"{folder}rollouts-*.parquet")[:MOST_TOKEN_FILES]:
         if (data := made.read(file)) is not None:
             table = pq.read_table(io.BytesIO(data), columns=_PER_ITERATION, filters=[("k", "=", 0)])
             yield from table.to_pylist()

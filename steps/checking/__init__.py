@@ -1,9 +1,9 @@
-"""Checking: rules, without a model, that decide whether a completion is right.
+"""Checking: rules that say whether a completion is right, with no model of ours in them.
 
-Begin with ``verdicts``, which defines the interface of a checker. ``boxed``, ``exact``,
-``pattern``, ``code`` and ``math_expression`` are checkers, one per file; ``checkers`` finds them by
-name. ``judges`` runs a checker in separate processes, with a time limit for each verdict from
-``config``.
+Begin with ``verdicts``, which says what a checker is. ``boxed``, ``exact``, ``pattern``, ``code``,
+``math_expression`` and ``llm_judge`` are checkers, one file each; ``checkers`` knows them by name.
+``judges`` runs a checker in processes that can be killed, each verdict with a clock of its own, as
+``config`` says; ``kept_verdicts`` are those that were paid for.
 
-Importable without torch. Uses nothing of this project but ``steps.shared.checks``.
+Importable without torch, and uses nothing of this project but ``steps.shared``.
 """

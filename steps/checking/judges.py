@@ -21,9 +21,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from types import TracebackType
 
-from steps.checking.verdicts import Answered, Checker, Judgement, no_verdict
+from steps.checking.kept_verdicts import KeptVerdicts, content_of
+from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
 from steps.shared.checks import require
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -40,11 +42,21 @@ class Judges:
     """Processes that judge with one checker; a context manager. They start on first use.
 
     Args:
-        processes: the number of processes; 0: one for each core.
-        time_limit: the seconds that one verdict may take.
+        processes: how many; 0: one for each core.
+        time_limit: seconds for one verdict.
+        scratch: where verdicts of a costly checker are kept.
+        most_without: a costly checker is asked no further once a larger share of completions is
+            sure to have no verdict.
     """
 
-    def __init__(self, checker: Checker, processes: int = 1, time_limit: float = 10.0) -> None:
+    def __init__(
+        self,
+        checker: Checker,
+        processes: int = 1,
+        time_limit: float = 10.0,
+        scratch: Path | None = None,
+        most_without: float = 1.0,
+    ) -> None:
         require(processes >= 0, "processes must be at least 0", processes)
         require(0 < time_limit < math.inf, "time_limit must be above 0", time_limit)
         self._checker = checker
@@ -52,6 +64,8 @@ class Judges:
         self._time_limit = time_limit
         self._processes: list[_Process] = []
         self._failed_starts = 0
+        self._kept = KeptVerdicts(scratch) if checker.is_costly and scratch else None
+        self._most_without = most_without
 
     @property
     def name(self) -> str:
@@ -67,13 +81,46 @@ class Judges:
 
         Raises:
             JudgeError: processes end before they are ready.
+            ValueError: a costly checker gives too few verdicts.
         """
+        kept = self._kept
+        if kept is None:
+            return self._judge(completions, on_progress, lambda number, judgement: None)
+        contents = list(map(content_of, completions))
+        different = dict(zip(reversed(contents), reversed(completions), strict=True))
+        missing = [content for content in different if kept.get(content) is None]
+        without: list[str] = []
+
+        def keep(number: int, judgement: Judgement) -> None:
+            kept.put(missing[number], judgement)
+            if judgement.verdict is Verdict.none:
+                without.append(judgement.reason)
+                self._require_verdicts(without, len(completions))
+
+        found = self._judge([different[content] for content in missing], on_progress, keep)
+        new = dict(zip(missing, found, strict=True))
+        return [kept.get(content) or new[content] for content in contents]
+
+    def _require_verdicts(self, without: Sequence[str], total: int) -> None:
+        if len(without) > self._most_without * total:
+            raise ValueError(
+                f"{len(without)} of {total} completions have no verdict, the last because: "
+                f"{without[-1]}; mend the checker, or raise most_without; verdicts are kept"
+            )
+
+    def _judge(
+        self,
+        completions: Sequence[Answered],
+        on_progress: Callable[[int, int], None],
+        on_verdict: Callable[[int, Judgement], None],
+    ) -> list[Judgement]:
         queue = deque(range(len(completions)))
         found: dict[int, Judgement] = {}
         while len(found) < len(completions):
             while len(self._processes) < min(self._most, len(completions) - len(found)):
                 self._processes.append(_Process(self._checker, self._time_limit))
-            share = max(1, min(_MOST_AT_ONCE, len(queue) // len(self._processes)))
+            most = 1 if self._kept else _MOST_AT_ONCE  # none is paid for that nobody takes
+            share = max(1, min(most, len(queue) // len(self._processes)))
             for process in self._processes:
                 if process.is_idle and queue:
                     numbers = [queue.popleft() for _ in range(min(share, len(queue)))]
@@ -82,7 +129,10 @@ class Judges:
             answering = wait([p.connection for p in self._processes], min(patience, 3600))
             for process in list(self._processes):
                 if process.connection in answering or process.seconds_left <= 0:
-                    found |= self._answers(process, queue)
+                    new = self._answers(process, queue)
+                    found |= new
+                    for number, judgement in new.items():
+                        on_verdict(number, judgement)
                     on_progress(len(found), len(completions))
         return [found[number] for number in range(len(completions))]
 

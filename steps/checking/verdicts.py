@@ -49,11 +49,13 @@ class Answered:
 class Checker:
     """A rule that judges completions: frozen settings and a function.
 
-    Define subclasses at the top level of a module, because they are sent to other processes. `name`
-    is the checker's name in a config, and the name of its reward.
+    It is defined at the top of a module, as it is handed to processes of its own. `name` is its
+    name in a config, and that of its reward. What `is_costly` is not asked twice: its verdicts are
+    kept, so that an interrupted run pays for the rest only.
     """
 
     name: ClassVar[str]
+    is_costly: ClassVar[bool] = False
 
     def check(self, answered: Answered) -> Judgement:
         """Judge one completion. This method may take long, hang, raise or crash: it runs in a

@@ -109,6 +109,11 @@ class KeyValueCache:
         for block, piece in zip(self.blocks, pieces, strict=False):
             block[:, :, slots, :, : piece.shape[3]] = piece[:, :, None]
 
+    def get(self, slot: int, tokens: int) -> Tensor:
+        """A copy of the keys and values of a slot's first tokens, as `put` takes them."""
+        blocks = self.blocks[: -(-tokens // BLOCK)]
+        return torch.cat([block[:, :, slot] for block in blocks], dim=3)[..., :tokens, :]
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the content of the slots `sources` to `targets`."""
         for block in self.blocks if sources else ():

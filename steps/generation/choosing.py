@@ -6,8 +6,8 @@ prompt and completion. It then samples the same completion alone, to see whether
 depends, in any bit, on others in its batch.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,14 +32,16 @@ class EngineChoice:
     """The chosen engine.
 
     name: ``slots`` or ``alone``.
-    batch_invariant: whether completions had the same bits alone and in a batch.
-    why_not: the reason why slots cannot be used, if they cannot.
+    batch_invariant: whether completions were the same bits alone and beside others.
+    why_not: why not slots.
+    facts: what else is to be known of it, as JSON values.
     """
 
     engine: Engine
     name: str
     batch_invariant: bool
     why_not: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def notice(self) -> str | None:
@@ -49,16 +51,8 @@ class EngineChoice:
         return f"each completion is written alone, which is much slower: {self.why_not}"
 
     def described(self) -> dict[str, Any]:
-        """A description of the engine, as JSON values."""
-        model: Any = getattr(self.engine, "model")  # noqa: B009 (both engines of this process)
-        return {
-            "engine": self.name,
-            "batch_invariant": self.batch_invariant,
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "device": model.device.type,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
+        """What drew the completions, as JSON values."""
+        return {"engine": self.name, "batch_invariant": self.batch_invariant, **self.facts}
 
 
 def choose_engine(
@@ -79,10 +73,21 @@ def choose_engine(
     engine = SlotEngine(model, weights, slots, tokens_per_forward)
     fault = rescaled_rotation(model, by_length[-1].longest_sequence)
     fault, drawn = (fault, []) if fault else _try(engine, tried)
+    facts = _facts(model)
     if fault:
-        return EngineChoice(AloneEngine(model, weights), "alone", True, fault)
+        return EngineChoice(AloneEngine(model, weights), "alone", True, fault, facts)
     alone = [finished for request in tried for finished in engine.sample([request], weights)]
-    return EngineChoice(engine, "slots", sorted(map(_told, drawn)) == sorted(map(_told, alone)))
+    invariant = sorted(map(_told, drawn)) == sorted(map(_told, alone))
+    return EngineChoice(engine, "slots", invariant, facts=facts)
+
+
+def _facts(model: PreTrainedModel) -> dict[str, Any]:
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": model.device.type,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
 
 
 def _short(request: Request, k: int) -> Request:
@@ -105,14 +110,14 @@ def _try(engine: SlotEngine, requests: Sequence[Request]) -> tuple[str | None, l
         # A model may raise any error here; it can still be run in another way.
         return _takes_no_slots(model, error), []
     actual = torch.tensor([logp for finished in drawn for logp in finished.logps])
-    expected = torch.cat([_own_logps(model, *both) for both in zip(requests, drawn, strict=True)])
+    expected = torch.cat([own_logps(model, *both) for both in zip(requests, drawn, strict=True)])
     difference = logp_difference(actual.double(), expected.double(), model.dtype)
     return difference and f"in slots, {type(model).__name__} differs: {difference}", drawn
 
 
 @torch.no_grad()
-def _own_logps(model: PreTrainedModel, request: Request, finished: Finished) -> Tensor:
-    """The logps of a completion from the model's own forward, on the host."""
+def own_logps(model: PreTrainedModel, request: Request, finished: Finished) -> Tensor:
+    """The logps of what was drawn by the model's own forward, on the host."""
     ids = torch.tensor([[*request.prompt_ids, *finished.ids]], device=model.device)
     with evaluating(model), attending(model, own_attention(model)):
         logits = model(input_ids=ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1]

@@ -2,20 +2,23 @@
 
     requests ──► Engine.sample(requests, weights) ──► Finished, in the order in which they end
 
-A request asks for one completion of one prompt. The completion depends only on the weights, the
-prompt and the request's seed, row and number (``draws``). So a caller may distribute requests over
-engines, ranks and attempts, and join the completions by (row, k).
+A completion may be a conversation: `converse` hands each turn to whoever replies (a tool, a game),
+and writes on behind the reply. Its tokens are context then, which the policy did not draw.
+
+A request asks for one completion of one prompt. What is drawn follows from the weights, the prompt
+and the request's own seed, row and number alone (``draws``), so a caller may split requests over
+engines, ranks and attempts, and put the completions together by (row, k).
 
 Every request and every completion names the weights by a digest. An engine with other weights
 raises `StaleWeightsError`; otherwise a policy would be trained on rollouts of an older policy as if
 they were its own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # whoever reads rollouts needs no torch
     from torch import Tensor
@@ -64,9 +67,10 @@ class Finished:
     """A completion.
 
     ids: its tokens, with the stop token if there is one.
-    logps: the log-probability of each token given all tokens before it, under the sampling
-        distribution: with logits divided by the temperature (at temperature 0, by 1).
-    weights: the digest of the sampler's weights.
+    logps: of each token, its log-probability given all before it, by the distribution that it was
+        drawn from: of logits divided by the temperature (at temperature 0, by 1).
+    weights: the digest of the weights that drew it.
+    scored: of each token, whether it was drawn; a reply was not, and its logps are 0. None: all.
     """
 
     row: str
@@ -75,6 +79,7 @@ class Finished:
     logps: tuple[float, ...]
     finish: Finish
     weights: str
+    scored: tuple[bool, ...] | None = None
 
 
 class StaleWeightsError(RuntimeError):
@@ -105,6 +110,58 @@ class Engine(Protocol):
         Raises:
             ValueError: a weight is missing or has an unknown name or another shape, or the folder's
                 digest is not `weights`. The engine then keeps all its old weights.
+        """
+        ...
+
+
+Reply = tuple[int, ...] | Finish
+"""To a turn: the tokens that the policy reads before its next one, at least one; or how the
+completion has ended: ``stop``, or ``error`` if whoever replies has failed."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A completion whose last turn has ended with a stop token.
+
+    ids, scored: all of it, as in `Finished`.
+    """
+
+    request: Request
+    ids: tuple[int, ...]
+    scored: tuple[bool, ...]
+
+    @property
+    def place(self) -> "Place":
+        """Which completion it is."""
+        return self.request.row, self.request.k
+
+
+Place = tuple[str, int]
+"""A row's id and the number of a completion."""
+
+
+class Replies(Protocol):
+    """Whoever replies to turns, while the engine writes other completions."""
+
+    def ask(self, ended: Ended) -> None:
+        """Takes a turn that is to be replied to."""
+        ...
+
+    def given(self, wait: bool) -> Sequence[tuple[Place, Reply]]:
+        """The replies that are there, each once; with `wait`, at least one, if any is due."""
+        ...
+
+
+@runtime_checkable
+class Converses(Engine, Protocol):
+    """An engine that writes completions of several turns."""
+
+    def converse(
+        self, requests: Iterable[Request], weights: str, replies: Replies
+    ) -> Iterator[Finished]:
+        """As `sample`, with a reply to each turn. A completion goes on behind the reply, and token
+        number p is drawn with the p-th number of its stream, whatever came before it. One that
+        would reach `max_new_tokens` with a reply, which counts, is cut before that reply.
         """
         ...
 

@@ -26,7 +26,7 @@ def replace_weights(
         ValueError: a folder's digest (`model_digest`) is not `weights`; a weight is missing, has an
             unknown name or another shape. Nothing is copied then.
     """
-    given = _read(source, weights) if isinstance(source, Path) else source
+    given = read_weights(source, weights) if isinstance(source, Path) else source
     present = model.state_dict()
     if unknown := sorted(given.keys() - present.keys()):
         raise ValueError(f"the model has no weight {unknown[0]}, of {len(unknown)} such names")
@@ -41,7 +41,12 @@ def replace_weights(
         present[name].copy_(tensor)
 
 
-def _read(folder: Path, weights: str) -> dict[str, Tensor]:
+def read_weights(folder: Path, weights: str) -> dict[str, Tensor]:
+    """The tensors of a folder, by name.
+
+    Raises:
+        ValueError: the folder's digest (`model_digest`) is not `weights`.
+    """
     found = model_digest(folder)
     if found != weights:
         raise ValueError(f"{folder} holds the weights {found}, not {weights}; write it again")

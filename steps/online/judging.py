@@ -1,7 +1,8 @@
 """Verdicts on rollouts, and on a whole recording.
 
-Completions are decoded, judged, and written again with verdicts. Nothing is sampled, so judging a
-recording with another checker is fast.
+What was drawn is decoded, judged, and written again with the verdicts. Nothing is sampled, so
+another checker judges an old recording in the time that checking takes. Of an episode of several
+turns, a checker is given the last one: what a tool said is nobody's answer.
 """
 
 import shutil
@@ -29,16 +30,22 @@ def judge_recording(
     config: JudgeConfig,
     output: Path,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    scratch: Path | None = None,
 ) -> list[Rollout]:
     """Writes a recording to another folder, with the checker's verdicts and rewards; its rollouts.
+
+    Args:
+        scratch: where verdicts of a costly checker are kept, for a run that goes on.
 
     Raises:
         ValueError: too many completions have no verdict.
     """
     drawn = list(read_rollouts(recording))
     rows = read_prompts(recording)
-    with Judges(checker, config.processes, config.time_limit) as judges:
-        said = texts(recording, drawn)
+    with Judges(
+        checker, config.processes, config.time_limit, scratch, config.most_without
+    ) as judges:
+        said = texts(recording, (rollout.last_turn for rollout in drawn))
         rollouts = judge_rollouts(judges, drawn, said, rows, checker.name, on_progress)
     require_verdicts(rollouts, config.most_without)
     write_rollouts(output, rollouts)
@@ -84,7 +91,7 @@ def judge_rollouts(
 
 def _with(rollout: Rollout, judgement: Judgement, name: str) -> Rollout:
     if rollout.finish is Finish.error:
-        judgement = no_verdict("sampling it failed")
+        judgement = no_verdict(rollout.reason or "sampling it failed")
     rewards = {other: value for other, value in rollout.rewards.items() if other != name}
     if judgement.reward is not None:
         rewards[name] = judgement.reward

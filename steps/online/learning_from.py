@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from steps.environments.environment import turns_of
 from steps.online.methods.advantages import has_signal
 from steps.online.methods.experience import Experience
 from steps.online.rollouts import Rollout, by_row
@@ -55,12 +56,14 @@ def describe(rollouts: Sequence[Rollout], experience: Experience) -> StepMetrics
     frac_reward_zero_std: the share of prompts whose completions have equal rewards.
     completions/mean_length: in tokens that the policy drew; clipped_ratio: the share that did not
         end by itself; unscorable: how many have no reward.
+    completions/mean_turns, mean_reply_length: of episodes, where any was replied to.
     """
     lengths = [sum(rollout.scored) for rollout in rollouts]
     told: StepMetrics = {
         "completions/mean_length": sum(lengths) / len(lengths),
         "completions/clipped_ratio": sum(r.is_cut for r in rollouts) / len(rollouts),
         "completions/unscorable": sum(not _teaches(rollout) for rollout in rollouts),
+        **_turns(rollouts),
     }
     if not experience.groups:
         return told
@@ -75,6 +78,17 @@ def describe(rollouts: Sequence[Rollout], experience: Experience) -> StepMetrics
         "reward_std": sum(spreads) / len(spreads),
         "frac_reward_zero_std": equal.double().mean().item(),
         **told,
+    }
+
+
+def _turns(rollouts: Sequence[Rollout]) -> StepMetrics:
+    if all(all(rollout.scored) for rollout in rollouts):
+        return {}
+    turns = sum(len(turns_of(rollout.ids, rollout.scored)) for rollout in rollouts)
+    read = sum(len(rollout.scored) - sum(rollout.scored) for rollout in rollouts)
+    return {
+        "completions/mean_turns": turns / len(rollouts),
+        "completions/mean_reply_length": read / len(rollouts),
     }
 
 

@@ -14,13 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from steps.checking.judges import Judges
 from steps.data.tokens.rendering import load_tokenizer
-from steps.generation.choosing import EngineChoice, choose_engine
+from steps.generation.choosing import EngineChoice
+from steps.generation.engine import Engine, Finished, Request
+from steps.generation.engine_config import EngineConfig, OwnEngine
+from steps.generation.remote.syncing import Score, SyncedEngines
 from steps.generation.sampling import decoded, end_tokens
 from steps.models.folders import load_model, vocabulary_size
 from steps.models.workplace import Workplace
 from steps.online.config import RlConfig
+from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept, Recorded
 from steps.online.iterations import Learner, Segment, Source, iterate
 from steps.online.judging import judge_rollouts, require_verdicts
@@ -29,7 +35,7 @@ from steps.online.recording import Drawn, require_whole_distribution, tokenized,
 from steps.online.rollouts import Rollout
 from steps.online.sampled import Asked, Sampled, longest_examples
 from steps.scoring.config import Attention
-from steps.scoring.examples import TokenGroup
+from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.parity import choose_attention
 from steps.scoring.scorer import Scorer
 from steps.shared.checks import require
@@ -110,9 +116,15 @@ def run_sampling(
     most_without: float,
     iterations: int,
     place: Workplace,
+    engine: EngineConfig = OwnEngine(),
+    environment: Judges | None = None,
 ) -> dict[str, Any]:
     """`run_online` with completions that the policy samples and `judges` reward. Also writes the
     rollouts.
+
+    Args:
+        environment: processes that reply to turns, where completions are episodes; `judges` give a
+            reward where these give none.
 
     Raises ValueError if there are too few prompts for an iteration, or if a larger share of its
     completions than `most_without` gets no verdict.
@@ -126,19 +138,24 @@ def run_sampling(
     stop_ids = tuple(end_tokens(model, tokenizer))
     asked = Asked([(row.row, tuple(ids)) for row, ids in pairs], stop_ids)
     first = asked.requests(config, 0)
-    choice = choose_engine(model, first, "", config.slots, config.tokens_per_forward)
+    choice = engine.connect(model, first, "", config.slots, config.tokens_per_forward)
     examples = longest_examples(asked, config, vocabulary_size(model))
 
     by_row = {row.row: row for row in rows}
 
+    world = environment and World(environment, by_row, tokenizer)
+
     def judge(rollouts: Sequence[Rollout]) -> list[Rollout]:
-        said = [decoded(tokenizer, rollout.ids) for rollout in rollouts]
-        judged = judge_rollouts(judges, rollouts, said, by_row, judges.name)
-        require_verdicts(judged, most_without)
-        return judged
+        open_ones = [rollout for rollout in rollouts if rollout.verdict is None]
+        said = [decoded(tokenizer, rollout.last_turn) for rollout in open_ones]
+        judged = iter(judge_rollouts(judges, open_ones, said, by_row, judges.name))
+        every = [next(judged) if r.verdict is None else r for r in rollouts]
+        require_verdicts(every, most_without)
+        return every
 
     def source(trainer: Trainer, kept: Kept) -> Source:
-        return Sampled(trainer, choice.engine, asked, config, judge, kept, place)
+        drawing = checked_by(choice.engine, trainer)
+        return Sampled(trainer, drawing, asked, config, judge, kept, place, world)
 
     summary = run_online(start, config, examples, source, iterations, place)
     drawn = list(Kept(place.scratch / _ROLLOUTS).all())
@@ -146,6 +163,22 @@ def run_sampling(
     write_recording(place.output / _ROLLOUTS, recorded, start.policy)
     told = [*summary.get("notices", ()), *_notices(choice)]
     return summary | tally.metrics() | ({"notices": told} if told else {})
+
+
+def checked_by(engine: Engine, trainer: Trainer) -> Engine:
+    """An engine whose new weights are compared with the trainer's scoring, if it is elsewhere."""
+    return engine.scored_by(_scoring(trainer)) if isinstance(engine, SyncedEngines) else engine
+
+
+def _scoring(trainer: Trainer) -> Score:
+    def score(pairs: Sequence[tuple[Request, Finished]]) -> list[Tensor]:
+        groups = [
+            TokenGroup(request.row, "", request.prompt_ids, (TokenResponse(finished.ids),))
+            for request, finished in pairs
+        ]
+        return list(trainer.logps(trainer.prepare(groups)).result().tokens)
+
+    return score
 
 
 @execution_detail

@@ -9,14 +9,16 @@ any number of ranks, and the recording is the same bit for bit.
 import json
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from steps.checking.judges import Judges
+from steps.checking.verdicts import Verdict
 from steps.data.rows.ledger import Entry, Tally
 from steps.data.rows.parquet import read_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
@@ -25,14 +27,16 @@ from steps.data.rows.tables import PROMPTS, from_record, to_record
 from steps.data.tokens.encoding import save_tokenizer
 from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
-from steps.generation.choosing import EngineChoice, choose_engine
+from steps.generation.choosing import EngineChoice
 from steps.generation.config import SamplingConfig
-from steps.generation.engine import Engine, Finish, Finished, Request
+from steps.generation.engine import Converses, Engine, Finish, Finished, Request
+from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.generation.sampling import end_tokens, make_requests, share
 from steps.models.config import Dtype
 from steps.models.folders import load_model
 from steps.models.ranks import Ranks
 from steps.models.workplace import Left, Workplace
+from steps.online.episodes import World
 from steps.online.rollouts import (
     Rollout,
     as_rollout,
@@ -66,8 +70,10 @@ class Drawn:
     temperature: float
 
     def metrics(self) -> dict[str, Any]:
-        """Counts, and notices for the user."""
-        tokens = sum(len(rollout.ids) for rollout in self.rollouts)
+        """Counts, and what people should be told."""
+        tokens = sum(sum(rollout.scored) for rollout in self.rollouts)
+        replied = [rollout for rollout in self.rollouts if not all(rollout.scored)]
+        read = sum(len(rollout.ids) for rollout in replied) - sum(sum(r.scored) for r in replied)
         told = self.tally.metrics()
         notices = [*told.get("notices", ()), *filter(None, [self.choice.notice])]
         return {
@@ -76,21 +82,32 @@ class Drawn:
             "cut": sum(rollout.is_cut for rollout in self.rollouts),
             "tokens": tokens,
             "tokens_per_completion": tokens / len(self.rollouts),
+            **({"replied_to": len(replied), "tokens_of_replies": read} if replied else {}),
             **told,
             **({"notices": notices} if notices else {}),
         }
 
 
 def draw_rollouts(
-    prompts: Path, model: Path, config: SamplingConfig, dtype: Dtype, place: Workplace
+    prompts: Path,
+    model: Path,
+    config: SamplingConfig,
+    dtype: Dtype,
+    place: Workplace,
+    engine: EngineConfig = OwnEngine(),
+    environment: Judges | None = None,
 ) -> Drawn:
     """Sample completions of the prompts in a folder with the model in another; every rank gets all.
 
     A prompt that the model's chat template refuses is left out, and a notice names it.
 
+    Args:
+        environment: processes that reply to turns, where completions are episodes.
+
     Raises:
-        ValueError: no prompt is left.
-        Left: the run must stop; finished completions are stored.
+        ValueError: no prompt is left, or an engine elsewhere is not what it should be.
+        EngineError: an engine elsewhere fails; what is finished is kept.
+        Left: the run was told to leave; what is finished is kept.
     """
     tokenizer = load_tokenizer(model)
     rows, prompt_ids, tally = tokenized(prompts, tokenizer)
@@ -100,12 +117,13 @@ def draw_rollouts(
     asked = [(row.row, ids) for row, ids in zip(rows, prompt_ids, strict=True)]
     requests = make_requests(asked, config, end_tokens(loaded, tokenizer))
     weights = model_digest(model)
-    choice = choose_engine(loaded, requests, weights, config.slots, config.tokens_per_forward)
+    choice = engine.connect(loaded, requests, weights, config.slots, config.tokens_per_forward)
     if len(set(place.ranks.gather(choice.name))) > 1:
         raise ValueError("the model takes slots on some ranks only; sample with one process")
     if choice.notice and place.ranks.is_first:
         warnings.warn(choice.notice, stacklevel=2)
-    rollouts = record(choice.engine, requests, place)
+    world = environment and World(environment, {row.row: row for row in rows}, tokenizer)
+    rollouts = record(choice.engine, requests, place, world)
     return Drawn(rows, rollouts, tokenizer, tally, choice, config.temperature)
 
 
@@ -136,33 +154,64 @@ def require_whole_distribution(folder: Path) -> None:
             )
 
 
-def record(engine: Engine, requests: Sequence[Request], place: Workplace) -> list[Rollout]:
-    """Sample `requests` with `engine`, except those that are finished in scratch; return all
-    rollouts in the order of the requests.
+def record(
+    engine: Engine, requests: Sequence[Request], place: Workplace, world: World | None = None
+) -> list[Rollout]:
+    """What `engine` gives to `requests`, in their order, without what is in scratch already.
 
     Several ranks, each with an engine, share the rows, and each gets all rollouts.
 
+    Args:
+        world: where completions are episodes, what they are played in; they get its verdicts.
+
     Raises:
-        Left: a rank must stop; finished completions are stored.
+        Left: a rank was told to leave; what is finished is kept, as it is if the engine fails.
     """
     ranks = place.ranks
     asked = {(request.row, request.k): request for request in requests}
-    own = _kept(place.scratch, asked, engine.weights)
+    weights = engine.weights
+    own = _kept(place.scratch, asked, weights)
     done = {(row, k) for of_rank in ranks.gather(list(own)) for row, k in of_rank}
     missing = [r for r in share(requests, ranks) if (r.row, r.k) not in done]
     parts = _Parts(place)
     leaving = False
-    for finished in engine.sample(missing, engine.weights):
-        answered = finished.row, finished.k
-        own[answered] = as_rollout(asked[answered], finished)
-        leaving = place.stopping() and parts.count + 1 < len(missing)
-        parts.add(own[answered], at_once=leaving)
-        place.on_progress(min(len(done) + parts.count * ranks.count, len(asked)), len(asked), {})
-        if leaving:
-            break
+    try:
+        for rollout in _drawn(engine, missing, weights, world):
+            own[rollout.row, rollout.k] = rollout
+            leaving = place.stopping() and parts.count + 1 < len(missing)
+            parts.add(rollout, at_once=leaving)
+            reached = min(len(done) + parts.count * ranks.count, len(asked))
+            place.on_progress(reached, len(asked), {})
+            if leaving:
+                break
+    except Exception:  # an engine elsewhere may fail at any time
+        parts.write()
+        raise
     if ranks.any(leaving)[0]:
         raise Left("left while sampling; the completions that are finished are kept")
-    return _gathered(ranks, own, asked, engine.weights)
+    return _gathered(ranks, own, asked, weights)
+
+
+def _drawn(
+    engine: Engine, requests: Sequence[Request], weights: str, world: World | None
+) -> Iterator[Rollout]:
+    """What an engine gives to requests, as it ends."""
+    asked = {(request.row, request.k): request for request in requests}
+    if world is None:
+        for finished in engine.sample(requests, weights):
+            yield as_rollout(asked[finished.row, finished.k], finished)
+        return
+    if not isinstance(engine, Converses):
+        raise ValueError(
+            f"{type(engine).__name__} does not wait for replies in the middle of a completion; "
+            "sample without an environment, or with an engine of this process"
+        )
+    episodes = world.episodes()
+    try:
+        for finished in engine.converse(requests, weights, episodes):
+            yield episodes.of(as_rollout(asked[finished.row, finished.k], finished))
+    finally:
+        episodes.close()
 
 
 class _Parts:
@@ -178,7 +227,12 @@ class _Parts:
     def add(self, rollout: Rollout, at_once: bool) -> None:
         self.count += 1
         self._pending.append(rollout)
-        if not at_once and time.monotonic() - self._written < _SECONDS_A_PART:
+        if at_once or time.monotonic() - self._written >= _SECONDS_A_PART:
+            self.write()
+
+    def write(self) -> None:
+        """Keeps what is finished."""
+        if not self._pending:
             return
         number = len(list(self._folder.glob(f"finished-{self._rank:05d}-*")))
         file = self._folder / f"finished-{self._rank:05d}-{number:05d}.parquet"
@@ -209,11 +263,24 @@ def _gathered(
     """The rollouts of all ranks, in the order in which they were asked for."""
     every = dict(own)
     if ranks.count > 1:
-        told = [[r.row, r.k, r.ids, r.logps, r.finish] for r in own.values()]
-        for row, k, ids, logps, finish in chain.from_iterable(ranks.gather(told)):
-            finished = Finished(row, k, tuple(ids), tuple(logps), Finish(finish), weights)
-            every[row, k] = as_rollout(asked[row, k], finished)
+        told = [_told(rollout) for rollout in own.values()]
+        for row, k, ids, logps, finish, scored, *said in chain.from_iterable(ranks.gather(told)):
+            marks = tuple(map(bool, scored))
+            finished = Finished(row, k, tuple(ids), tuple(logps), Finish(finish), weights, marks)
+            verdict, reason, rewards = said
+            every[row, k] = replace(
+                as_rollout(asked[row, k], finished),
+                verdict=verdict and Verdict(verdict),
+                reason=reason,
+                rewards=dict(rewards),
+            )
     return [every[answered] for answered in asked]
+
+
+def _told(r: Rollout) -> list[Any]:
+    """What ranks tell each other of a completion."""
+    marks = list(map(int, r.scored))
+    return [r.row, r.k, r.ids, r.logps, r.finish, marks, r.verdict, r.reason, dict(r.rewards)]
 
 
 def tokenized(

@@ -88,15 +88,21 @@ class Rollout:
         """Whether the completion has no stop token from the policy: it was cut, or it failed."""
         return self.finish is not Finish.stop
 
+    @property
+    def last_turn(self) -> tuple[int, ...]:
+        """What the policy drew behind the last reply; all of `ids`, where there was none."""
+        drawn_last = self.scored[::-1].index(False) if False in self.scored else len(self.ids)
+        return self.ids[len(self.ids) - drawn_last :]
+
 
 def as_rollout(request: Request, finished: Finished, iteration: int = 0) -> Rollout:
-    """Convert an engine's result to a rollout, of which the policy sampled every token."""
+    """What an engine gave to a request."""
     return Rollout(
         request.row,
         request.k,
         request.prompt_ids,
         finished.ids,
-        (True,) * len(finished.ids),
+        (True,) * len(finished.ids) if finished.scored is None else finished.scored,
         finished.logps,
         finished.finish,
         finished.weights,
@@ -152,12 +158,12 @@ def by_row(rollouts: Iterable[Rollout]) -> dict[tuple[int, str], list[Rollout]]:
     return groups
 
 
-def texts(folder: Path, rollouts: Sequence[Rollout]) -> list[str]:
-    """The text of each rollout, without special tokens, by the folder's ``tokenizer.json``."""
+def texts(folder: Path, completions: Iterable[Sequence[int]]) -> list[str]:
+    """What token ids say, without special tokens, by the folder's ``tokenizer.json``."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return tokenizer.decode_batch([list(r.ids) for r in rollouts], skip_special_tokens=True)
+    return tokenizer.decode_batch(list(map(list, completions)), skip_special_tokens=True)
 
 
 def _to_record(rollout: Rollout) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from steps.generation.engine import Engine, Request
 from steps.models.workplace import Workplace, ignore_progress
 from steps.online.config import RlConfig
+from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept
 from steps.online.recording import record
 from steps.online.rollouts import Rollout
@@ -54,7 +55,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A `Source` that draws with `engine`, which it gives the trainer's weights before."""
+    """A `Source` that draws with `engine`, which it gives the trainer's weights before; episodes,
+    where there is a world to play them in."""
 
     trainer: Trainer
     engine: Engine
@@ -63,6 +65,7 @@ class Sampled:
     judge: Judge
     kept: Kept
     place: Workplace
+    world: World | None = None
 
     def draw(self, iteration: int) -> Sequence[Rollout]:
         """The iteration's judged rollouts with the current weights, from scratch if they are there.
@@ -75,7 +78,8 @@ class Sampled:
             self.engine.update_weights(tensors, weights)
         scratch = self.place.scratch / "drawing" / f"{iteration:06d}"
         place = replace(self.place, scratch=scratch, on_progress=ignore_progress)
-        drawn = record(self.engine, self.asked.requests(self.config, iteration), place)
+        requests = self.asked.requests(self.config, iteration)
+        drawn = record(self.engine, requests, place, self.world)
         return self.judge([replace(rollout, iteration=iteration) for rollout in drawn])
 
 

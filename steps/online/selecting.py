@@ -121,9 +121,9 @@ def _comparable(recording: Path) -> tuple[list[list[Rollout]], dict[str, int]]:
 
 def _different(drawn: Sequence[Rollout]) -> list[Rollout]:
     """The completions without those that an earlier one equals."""
-    first: dict[tuple[int, ...], Rollout] = {}
+    first: dict[tuple[tuple[int, ...], tuple[bool, ...]], Rollout] = {}
     for rollout in drawn:
-        first.setdefault(rollout.ids, rollout)
+        first.setdefault((rollout.ids, rollout.scored), rollout)
     return list(first.values())
 
 
@@ -146,13 +146,13 @@ def _pair_records(
     recording: Path, pairs: Sequence[tuple[Rollout, Rollout]]
 ) -> Iterator[dict[str, Any]]:
     rows = read_prompts(recording)
-    said = texts(recording, [rollout for pair in pairs for rollout in pair])
+    said = texts(recording, [rollout.ids for pair in pairs for rollout in pair])
     for number, (good, bad) in enumerate(pairs):
         asked = to_record(rows[good.row])
         shared = _common(good.ids, bad.ids)
         yield {
             "row": _name(good),
-            "pair_id": tokens_id(good.prompt_ids, good.ids, bad.ids),
+            "pair_id": tokens_id(good.prompt_ids, good.ids, bad.ids, *_masks(good, bad)),
             "prompt_ids": list(good.prompt_ids),
             "prompt_mask": [False] * len(good.prompt_ids),
             "prompt_length": len(good.prompt_ids),
@@ -162,6 +162,11 @@ def _pair_records(
             "weight": None,
             **{name: asked[name] for name in ("prompt", "tools", "template_kwargs")},
         }
+
+
+def _masks(*pair: Rollout) -> Sequence[tuple[bool, ...]]:
+    """What the policy drew of either side, where that is not all of both."""
+    return () if all(all(side.scored) for side in pair) else [side.scored for side in pair]
 
 
 def _side(name: str, rollout: Rollout, text: str) -> dict[str, Any]:

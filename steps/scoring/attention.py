@@ -29,7 +29,10 @@ from steps.scoring.packing import Pack
 
 PACKED = "temper_packed"
 
-# Keywords that the layers of some families pass on and that do not change the attention.
+_WITH_FLASH = {"cuda"}
+"""Kinds of devices with the variable-length kernel."""
+
+# Keywords that every layer of some family passes on and that say nothing of how to attend.
 _NO_MATTER = {"position_ids", "position_embeddings", "use_cache", "cache_position", "is_causal"}
 _NO_MATTER |= {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 _NO_MATTER |= {"past_key_values", "past_key_value", "layer_idx"}
@@ -243,7 +246,7 @@ def _varlen_fits(query: Tensor, value: Tensor, options: _Options) -> bool:
     """Whether the installed variable-length flash attention supports these inputs and options."""
     available, window = _varlen_options(), options.reach.window
     return (
-        query.is_cuda
+        query.device.type in _WITH_FLASH
         and query.dtype in (torch.bfloat16, torch.float16)
         and query.shape[-1] == value.shape[-1] <= 256
         and query.shape[-1] % 8 == 0

@@ -1,12 +1,13 @@
 """Choose how a model reads examples, by a comparison with the unmodified model.
 
-Some architectures compute something else under packed attention and at most warn; some cannot share
-a prefix at all. So three groups of the run (with the longest sequence, the largest and the smallest
-pack) are packed, and their logps are compared, token by token, with the model's own forward of each
-sequence alone. The longest sequence covers everything that depends on length (a window, chunks, a
-rescaled rotation), and several groups reveal leaks between groups. Logps agree only up to rounding,
-so `architectures.masks` also compares the masks exactly. A model that fails is compared in padded
-batches in the same way. If these fail too, it reads each response alone.
+Some architectures only warn when attention is not what they expect and compute something else; some
+cannot share a prefix at all. So the groups with the longest sequence, the largest and the smallest
+pack are packed and compared, token by token, with the model's own forward of each sequence alone.
+The longest sequence reaches whatever depends on length (a window, chunks, a rescaled rotation), and
+several groups show what leaks between them. `architectures.masks` compares exactly what this can
+only compare up to a rounding. A model that cannot be packed is tried in padded batches next, in the
+same way, and reads each response alone if these are not right either; whether it is causal, which
+packs show as well, takes forwards of its own then.
 
 A run skips the comparison if its reference was packed, with the same model, the same libraries and
 the same kind of device: then the reference made it, on all examples of the run.
@@ -49,6 +50,10 @@ _TOLERANCES = {
     torch.float16: (0.1, 0.01),
     torch.bfloat16: (1.0, 0.05),
 }
+
+
+_FEW_TOKENS = 4096
+"""Of a forward on a GPU; below, starting its kernels may take longer than their work."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,6 @@ def check_packing(
         use_packed_attention(model)
         return Packing(Attention.packed)
     with evaluating(model):
-        require_causal(model, groups)
         return _tried(model, groups, wanted, probe)
 
 
@@ -136,6 +140,9 @@ def _tried(
 ) -> Packing:
     """The first way of reading `groups` that is wanted and correct."""
     pack = make_pack(_telling(groups)).to(model.device)
+    packs_tell = wanted is not Attention.padded and _tells_of_later_tokens(model, pack)
+    if not packs_tell:
+        require_causal(model, groups)
     expected = probe(model, pack)
     by_length = rescaled_rotation(model, longest(groups)[1])
     fault = None
@@ -144,9 +151,21 @@ def _tried(
         if fault is None:
             return Packing(Attention.packed)
         model.set_attn_implementation(own_attention(model))
+        if packs_tell:
+            require_causal(model, groups)
         if wanted is Attention.packed:
             raise ValueError(f"the model cannot be packed: {fault}; set attention=padded")
     return Packing(Attention.padded, fault, by_length or _try_batched(model, pack, probe, expected))
+
+
+def _tells_of_later_tokens(model: PreTrainedModel, pack: Pack) -> bool:
+    """Whether a model that is right on this pack is causal.
+
+    Its attention is: `mask_fault` compares masks exactly. Any other part that looks at later tokens
+    finds another segment's behind the end of a segment, and nothing there when a response is read
+    alone. In half precision the difference could pass for rounding.
+    """
+    return len(pack.segments) > 1 and model.dtype in (torch.float32, torch.float64)
 
 
 def _telling(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
@@ -167,6 +186,22 @@ def _longer(model: PreTrainedModel, limit: int, tokens: int) -> str:
         f"beyond {limit} tokens {type(model).__name__} turns every position of a forward by other "
         f"angles, and the longest sequence has {tokens}"
     )
+
+
+@execution_detail
+def slow_on_gpu(model: PreTrainedModel, tokens_per_forward: int) -> str | None:
+    """What makes `model` slow on the GPU that it is on, if anything does."""
+    if model.device.type != "cuda":
+        return None
+    if model.dtype in (torch.float32, torch.float64):
+        name = str(model.dtype).removeprefix("torch.")
+        return f"{name} on a GPU goes without flash attention; dtype=bfloat16 is much faster"
+    if tokens_per_forward < _FEW_TOKENS:
+        return (
+            f"tokens_per_forward={tokens_per_forward} is little work for a GPU, which waits "
+            "between forwards; try 16384, as far as memory goes"
+        )
+    return None
 
 
 def own_logps(model: PreTrainedModel, pack: Pack) -> Tensor:

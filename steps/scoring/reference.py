@@ -39,7 +39,7 @@ from steps.scoring.config import ReferenceConfig
 from steps.scoring.examples import TokenGroup, longest, mismatched, read_pairs, read_unpaired
 from steps.scoring.logps import TokenLogps
 from steps.scoring.packing import lengths_of
-from steps.scoring.parity import choose_attention
+from steps.scoring.parity import choose_attention, slow_on_gpu
 from steps.scoring.scored_by import ScoredBy, model_digest
 from steps.scoring.scorer import Logps, Scorer, build_scorer
 
@@ -136,7 +136,8 @@ class _TorchModel:
     def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
         config, model = self._config, self._model
         packing = choose_attention(self.scorer, groups, config.attention, self._ranks)
-        told = (packing.notice, beyond_training(model, *longest(groups)))
+        slow = slow_on_gpu(model, config.tokens_per_forward)
+        told = (packing.notice, beyond_training(model, *longest(groups)), slow)
         scored_by = ScoredBy.of(model, config.dtype, packing.attention, config.tokens_per_forward)
         return scored_by, [notice for notice in told if notice]
 

@@ -1,9 +1,10 @@
 """Commands for trained models: chat, serve, push.
 
-``chatting`` talks with a model in the terminal, ``serve`` offers it over HTTP, ``push`` uploads it
-to a Hub. Each is a command of ``temper``, by an entry point in ``temper.commands``. Begin with
-``chatting``. ``named_models`` finds a model by its name, and the model from which its training
-started. ``replies`` generates an answer piece by piece.
+``chatting`` talks with it in the terminal, ``serve`` puts it behind an HTTP interface,
+``engine_process`` lets it draw completions for runs, ``push`` uploads it to a Hub; each is a
+command of ``temper``, through the entry points ``temper.commands``. Begin with ``chatting``.
+``named_models`` finds the model that a person names, and the one that its training began from.
+``replies`` lets a model answer, piece by piece.
 
 Uses ``pipeline`` and its command line, ``steps.generation``, ``steps.data``, ``steps.models``, and
 the model card of ``steps.export``.

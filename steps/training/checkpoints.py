@@ -2,6 +2,7 @@
 
     DIRECTORY/step-000012/state.safetensors    the trainer's state: weights, optimiser, version
                           metrics.jsonl        the steps logged so far
+                          reference.safetensors  where the reference follows the policy: its logps
                           checkpoint.json      the step, and size and CRC-32 of each file above
               best-000008/weights.safetensors  the best weights so far, by `keep_best`
                           checkpoint.json
@@ -34,13 +35,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
 from steps.models.pieces import Stored
 from steps.models.ranks import ALONE, Ranks
 from steps.shared.execution_detail import kept
 from steps.training.metrics import StepMetrics, read_metrics, write_metrics
 from steps.training.trainer import Trainer
 
-_STATE, _WEIGHTS = "state", "weights"
+_STATE, _WEIGHTS, _REFERENCE = "state", "weights", "reference"
 _METRICS, _MANIFEST = "metrics.jsonl", "checkpoint.json"
 _STEP, _BEST = "step", "best"
 _UNFINISHED = "unfinished"
@@ -53,13 +57,17 @@ Sizes = dict[str, list[int]]
 class Checkpoints:
     """The checkpoints of one training run, of which the newest `keep_last` are kept.
 
-    This is a context manager; its exit waits until all saved files are on disk. All ranks make the
-    same calls.
+    Used as a context: leaving it waits until what was saved is on disk. All ranks make the same
+    calls.
+
+    reference: logps by a reference that follows the policy, by step, of the checkpoint that was
+        restored.
     """
 
     def __init__(self, directory: Path, keep_last: int = 1, ranks: Ranks = ALONE) -> None:
         self.directory = directory
         self.keep_last = keep_last
+        self.reference: Mapping[str, Tensor] = {}
         self._ranks = ranks
         self._beside = ranks.beside()
         self._on_this_disk = _on_one_disk(directory, ranks)
@@ -78,12 +86,18 @@ class Checkpoints:
             self.wait()
 
     def save(
-        self, step: int, trainer: Trainer, log: list[StepMetrics], best: int | None = None
+        self,
+        step: int,
+        trainer: Trainer,
+        log: list[StepMetrics],
+        best: int | None = None,
+        reference: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Save the state after `step` steps in the background, then remove older checkpoints.
 
-        Waits for the previous folder, so that at most one copy of the state is in memory, and
-        raises its error if it failed. `best` is the best step so far.
+        Waits for the folder before this one, so that one copy of the state is held at most, and
+        raises what went wrong with it. `best` is the step whose weights the run would end with,
+        `reference` what the property of that name brings back.
         """
         self.wait()
         file = self._file(_STATE)
@@ -95,7 +109,11 @@ class Checkpoints:
             if not self._leads:
                 return [file]
             write_metrics(file.with_name(_METRICS), so_far)
-            return [file, file.with_name(_METRICS)]
+            written = [file, file.with_name(_METRICS)]
+            if reference:
+                written.append(file.with_name(f"{_REFERENCE}.safetensors"))
+                save_file(dict(reference), written[-1])
+            return written
 
         def write() -> None:
             self._commit(write_files, self._folder(_STEP, step), {"step": step, "best": best})
@@ -151,6 +169,8 @@ class Checkpoints:
             raise ValueError(
                 f"checkpoint {folder} belongs to another model ({error}); delete it to start afresh"
             ) from error
+        for file in _files(folder, _REFERENCE):
+            self.reference = load_file(file)
         return read_metrics(folder / _METRICS)
 
     def wait(self) -> None:

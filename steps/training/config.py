@@ -209,13 +209,30 @@ class PreferenceConfig(TrainConfig):
     """Training on pairs with any loss; `by_family` converts it to the config of the right step.
 
     Args:
-        loss: the loss that training minimises.
-        check_start: raise an error if policy and reference differ before the first step. Then their
-            tokens, their models or their settings differ.
+        loss: what is minimised.
+        check_start: a policy that does not equal its reference before its first step is an error:
+            then the two were computed from other tokens, from other models or in other ways.
+        follow_every: after every so many steps the reference becomes the policy as it is then
+            (TR-DPO's hard update, Gorbatovski et al. 2024, https://arxiv.org/abs/2404.09656);
+            null: it stays what it was.
     """
 
     loss: PreferenceLoss = field(default_factory=Dpo)
     check_start: bool = detail_field(True)
+    follow_every: int | None = added_field(None, before=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count(self, "follow_every", or_null=True)
+        if self.follow_every is None:
+            return
+        if not isinstance(self.loss, ReferenceLoss):
+            raise ValueError(f"follow_every is set, but the loss {self.loss.name} has no reference")
+        if self.loss.needs_tokens:
+            raise ValueError(
+                f"the loss {self.loss.name} looks at single tokens, of which a reference that "
+                "follows the policy keeps none; leave out follow_every"
+            )
 
 
 @dataclass(frozen=True)
@@ -267,5 +284,7 @@ def by_family(config: PreferenceConfig) -> DpoConfig | ReferenceFreeConfig:
     settings: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(TrainConfig)}
     settings["loss"] = config.loss
     if isinstance(config.loss, ReferenceLoss):
-        return DpoConfig(**settings, check_start=config.check_start)
+        return DpoConfig(
+            **settings, check_start=config.check_start, follow_every=config.follow_every
+        )
     return ReferenceFreeConfig(**settings)

@@ -12,7 +12,7 @@ stop.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -28,7 +28,7 @@ from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig, UpdateConfig
 from steps.training.held_out import best_step, evaluate, has_stopped
 from steps.training.metrics import StepMetrics, sum_shares
-from steps.training.objectives import Objective
+from steps.training.objectives import MovingReference, Objective
 from steps.training.schedule import (
     batch_indices,
     learning_rate,
@@ -36,7 +36,7 @@ from steps.training.schedule import (
     steps_per_epoch,
     total_steps,
 )
-from steps.training.trainer import Trainer
+from steps.training.trainer import BatchLoss, Trainer
 
 Result = TypeVar("Result")
 AtStart = Callable[[Sequence[TokenGroup], Tensor], None]
@@ -70,7 +70,7 @@ def train(
     """
     log = checkpoints.restore(trainer)
     with checkpoints:
-        stepper = _Stepper(trainer, objective, config, at_start)
+        stepper = _Stepper(trainer, objective, config, at_start, checkpoints.reference)
         _steps(stepper, log, checkpoints, on_progress, held_out, stopping, ranks)
         best = best_step(log, config)
         if best is not None and best != len(log):
@@ -105,7 +105,7 @@ def _steps(
         leaving, due = ranks.any(stopping(), is_due(config, *since))
         # The last state becomes the model folder, so it needs no checkpoint.
         if done < stepper.steps and (due or leaving):
-            checkpoints.save(done, trainer, log, best)
+            checkpoints.save(done, trainer, log, best, stepper.reference)
             saved_at, saved_step = time.monotonic(), done
         on_progress(done, stepper.steps, {**metrics, **usage})
         if done < stepper.steps and leaving:
@@ -131,6 +131,7 @@ class _Stepper:
         objective: Objective,
         config: TrainConfig,
         at_start: AtStart | None,
+        reference: Mapping[str, Tensor],
     ) -> None:
         self.trainer = trainer
         self.config = config
@@ -140,6 +141,15 @@ class _Stepper:
         self._objective = objective
         self._at_start = at_start
         self._next: _Prepared | None = None
+        following = objective.following
+        self._moving = following and MovingReference(
+            following.every, self.steps, self._logps, reference
+        )
+
+    @property
+    def reference(self) -> Mapping[str, Tensor]:
+        """What a checkpoint must bring along of a reference that follows the policy."""
+        return {} if self._moving is None else self._moving.logps
 
     def step(self, log: Sequence[StepMetrics]) -> tuple[StepMetrics, Batch]:
         """Run the step after those in `log`; return its log entry and its batch."""
@@ -149,6 +159,8 @@ class _Stepper:
         loss = self._objective.batch_loss(now.indices, self._baseline(now))
         if log and self._objective.continued is not None:
             loss = self._objective.continued(loss, log[-1])
+        if self._moving is not None:
+            loss = self._referred(loss, self._moving.of_step(number))
         result = self.trainer.forward_backward(now.batch, loss)
         if number == 0 and self._at_start is not None:
             self._at_start(now.batch.groups, finite(result, number).logps)
@@ -179,6 +191,16 @@ class _Stepper:
         elif objective.baseline_groups is not None:
             baseline = self.trainer.prepare([objective.baseline_groups[i] for i in indices])
         return _Prepared(indices, batch, baseline)
+
+    def _referred(self, loss: BatchLoss, reference: Tensor | None) -> BatchLoss:
+        following = self._objective.following
+        return (
+            loss if following is None or reference is None else following.referred(loss, reference)
+        )
+
+    def _logps(self, step: int) -> Tensor:
+        batch = self._prepare(step).batch
+        return self.trainer.logps(batch).result().of(batch.groups).sums()
 
     def _baseline(self, prepared: _Prepared) -> TokenLogps | None:
         if prepared.baseline is None:

@@ -31,16 +31,66 @@ class Objective:
     """Examples for training or evaluation, and their loss.
 
     groups: the examples.
-    batch_loss: returns the loss of the examples with the given indices as one batch. Its second
-        argument is the logps of their baseline groups, if there are any.
-    baseline_groups: one group for each example, scored without gradients just before its batch.
-    continued: adds the logged metrics of the previous step to a batch's loss.
+    batch_loss: the loss of the examples with these indices as one batch; given the logps of their
+        baseline groups, where there are any.
+    baseline_groups: one for each example, scored without gradients just before its batch.
+    continued: a batch's loss that knows what was logged of the step before.
+    following: how the reference follows the policy, if it does.
     """
 
     groups: Sequence[TokenGroup]
     batch_loss: Callable[[Sequence[int], TokenLogps | None], BatchLoss]
     baseline_groups: Sequence[TokenGroup] | None = None
     continued: Callable[[BatchLoss, Mapping[str, float]], BatchLoss] | None = None
+    following: "Following | None" = None
+
+
+@dataclass(frozen=True)
+class Following:
+    """A reference that becomes the policy after every `every` steps.
+
+    referred: a batch's loss against other logps of its examples, float64 [n, responses].
+    """
+
+    every: int
+    referred: Callable[[BatchLoss, Tensor], BatchLoss]
+
+
+class MovingReference:
+    """The logps of a :class:`Following` reference, step by step.
+
+    Those of all batches of an interval are computed when it begins, by the weights that the policy
+    has then. So no second model is held, and what an interrupted run needs is a few numbers.
+
+    Args:
+        steps: of the whole run.
+        score: logps by the present weights of the examples of a 0-based step.
+        known: `logps` of the run that is gone on from.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        steps: int,
+        score: Callable[[int], Tensor],
+        known: Mapping[str, Tensor],
+    ) -> None:
+        self._every, self._steps, self._score = every, steps, score
+        self.logps = dict(known)
+
+    def of_step(self, step: int) -> Tensor | None:
+        """Those of a 0-based step before its update; None as long as the reference has not moved.
+
+        Raises ValueError where a checkpoint did not bring them along.
+        """
+        if step < self._every:
+            return None
+        if step % self._every == 0:
+            interval = range(step, min(step + self._every, self._steps))
+            self.logps = {f"{each}": self._score(each) for each in interval}
+        if f"{step}" not in self.logps:
+            raise ValueError(f"the checkpoint has no reference of step {step + 1}; delete it")
+        return self.logps[f"{step}"]
 
 
 def sft_objective(groups: Sequence[TokenGroup]) -> Objective:
@@ -60,12 +110,14 @@ def preference_objective(
     loss: PreferenceLoss,
     reference: Tensor | None = None,
     reference_tokens: TokenLogps | None = None,
+    follow_every: int | None = None,
 ) -> Objective:
     """The mean of `loss` over pairs.
 
     Args:
-        reference: the reference's logps of the groups, float64 [n, 2], in their order.
-        reference_tokens: the reference's logps of single tokens, for a loss that `needs_tokens`.
+        reference: the reference's logps of them, float64 [n, 2], in their order.
+        reference_tokens: the same token by token, for a loss that `needs_tokens`.
+        follow_every: the reference becomes the policy after every so many steps.
     """
     lengths = lengths_of(groups)
     weights = _weights(groups)
@@ -86,9 +138,14 @@ def preference_objective(
         assert isinstance(batch, _PairBatch)
         return replace(batch, last=last)
 
+    def referred(batch: BatchLoss, reference: Tensor) -> BatchLoss:
+        assert isinstance(batch, _PairBatch)
+        return replace(batch, reference=reference)
+
+    following = None if follow_every is None else Following(follow_every, referred)
     if not loss.needs_batch:
-        return Objective(groups, batch_loss)
-    return Objective(groups, batch_loss, groups, continued)
+        return Objective(groups, batch_loss, following=following)
+    return Objective(groups, batch_loss, groups, continued, following)
 
 
 def unpaired_objective(

@@ -22,7 +22,7 @@ from steps.models.recomputing import checkpoint_activations
 from steps.scoring.architectures.routing import find_balancing
 from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, longest
-from steps.scoring.parity import choose_attention
+from steps.scoring.parity import choose_attention, slow_on_gpu
 from steps.scoring.reference import Reference, show_packing
 from steps.scoring.scored_by import ScoredBy
 from steps.training.config import TrainConfig, UpdateConfig
@@ -144,7 +144,8 @@ class TorchPolicy:
         how = config.activation_checkpointing
         if how is ActivationCheckpointing.full or packing.attention is Attention.packed:
             checkpoint_activations(model, how)
-        told = (packing.notice, unbalanced, beyond_training(model, *longest(every)))
+        slow = slow_on_gpu(model, config.tokens_per_forward)
+        told = (packing.notice, unbalanced, beyond_training(model, *longest(every)), slow)
         scored_by = replace(packed, attention=packing.attention)
         return scored_by, [notice for notice in told if notice]
 

@@ -76,11 +76,16 @@ def run_dpo(
     place: Workplace,
     held_out: Examples | None = None,
 ) -> dict[str, Any]:
-    """Like `run_reference_free`, with a `reference`: a folder that `run_reference` wrote."""
+    """As `run_reference_free`, compared with `reference`, a folder that `run_reference` wrote.
+
+    Held-out examples are compared with that even if the reference follows the policy: their values
+    would mean something else after each of its moves.
+    """
 
     def objective(pairs: Sequence[TokenGroup], reference: Reference) -> Objective:
         tokens = reference.tokens_of(pairs) if config.loss.needs_tokens else None
-        return preference_objective(pairs, config.loss, reference.of(pairs), tokens)
+        every = config.follow_every
+        return preference_objective(pairs, config.loss, reference.of(pairs), tokens, every)
 
     return _against_reference(
         policy,

@@ -26,7 +26,7 @@ RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
 
 
 def test_every_checker_of_the_folder_has_a_name() -> None:
-    assert {"boxed", "code", "exact", "math_expression", "pattern"} <= CHECKERS.keys()
+    assert {"boxed", "code", "exact", "llm_judge", "math_expression", "pattern"} <= CHECKERS.keys()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The kinds of rows, and the files that pass rows between steps.
 
-Begin with ``rows``, which defines five kinds of rows. ``tables`` has their Parquet schemas;
-``parquet`` and ``jsonl`` read and write files. ``reasons`` lists the reasons why a row is dropped,
-``ledger`` records the outcome of every row. ``arithmetic`` generates the small verifiable task.
+``rows`` has the five kinds of rows; begin there. ``tables`` is their schema in Parquet, ``parquet``
+and ``jsonl`` read and write files. ``reasons`` are the reasons for which a row is left out,
+``ledger`` says what became of every row. ``arithmetic`` makes the small verifiable task, ``sums``
+one of several steps, with a tool.
 """

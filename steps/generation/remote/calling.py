@@ -1,0 +1,131 @@
+"""One HTTP request to an engine, and one sentence where it fails.
+
+An engine may be down, hang, end in the middle of an answer, or answer something else. Each of these
+is an `EngineError` that names the address and says what to do. Nothing is tried again here: what
+was answered is kept by whoever asked, and a run that goes on asks for the rest.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+from steps.generation.engine import StaleWeightsError
+
+_STALE = 409
+_UNSUITABLE = 422
+_LONGEST_TOLD = 400
+_PIECE = 2**16
+"""The most bytes that are waited for; an engine of ours sends each line as a piece of its own."""
+
+
+class EngineError(RuntimeError):
+    """An engine in another process did not do what it was asked for."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Sends requests to one address.
+
+    address: such as ``http://127.0.0.1:8471``.
+    token: what the engine knows its clients by; it is sent, and stored nowhere.
+    patience: the most seconds between two pieces of an answer.
+    needs_proxy: whether the environment's proxies are used; never for this machine.
+    """
+
+    address: str
+    token: str | None = None
+    patience: float = 600.0
+    needs_proxy: bool = False
+
+    def ask(self, method: str, path: str, **content: Any) -> Any:
+        """The JSON value that the engine answers; None for an empty answer.
+
+        Args:
+            content: as the keyword arguments of `requests.request`.
+
+        Raises:
+            EngineError: there is no such answer.
+            StaleWeightsError: the engine says that it has other weights.
+            ValueError: the engine says that it cannot take what it was given.
+        """
+        with self._answering(method, path, content) as answer:
+            body = answer.content
+        try:
+            return json.loads(body) if body.strip() else None
+        except ValueError as error:
+            raise self.fault(f"answers {path} with what is no JSON") from error
+
+    def lines(self, path: str, content: Mapping[str, Any]) -> Iterator[Any]:
+        """The JSON values that the engine answers, a line each, as they come. Raises as `ask`."""
+        with self._answering("POST", path, {"json": content}, stream=True) as answer:
+            for line in answer.iter_lines(_PIECE):
+                if line.strip():
+                    try:
+                        yield json.loads(line)
+                    except ValueError as error:
+                        raise self.fault("answers with a line that is no JSON") from error
+
+    def fault(self, what: str) -> EngineError:
+        """An error of this engine, to be raised."""
+        return EngineError(
+            f"the engine at {self.address} {what}; start it again, and then this run: finished "
+            "completions are kept"
+        )
+
+    @contextmanager
+    def _answering(
+        self, method: str, path: str, content: Mapping[str, Any], stream: bool = False
+    ) -> Iterator[requests.Response]:
+        url = self.address.rstrip("/") + path
+        with requests.Session() as session:
+            session.trust_env = self.needs_proxy
+            try:
+                with session.request(
+                    method,
+                    url,
+                    auth=self._sign,
+                    timeout=self.patience,
+                    stream=stream,
+                    allow_redirects=False,  # the token is for this address
+                    **content,
+                ) as answer:
+                    self._require_success(path, answer)
+                    yield answer
+            except requests.RequestException as error:
+                raise self.fault(self._told(error)) from error
+
+    def _told(self, error: requests.RequestException) -> str:
+        said = str(error).lower()
+        if isinstance(error, requests.Timeout) or "timed out" in said:
+            return f"has said nothing for {self.patience:g} s"
+        if isinstance(error, requests.exceptions.ChunkedEncodingError):
+            return "ended in the middle of an answer"
+        if "refused" in said:
+            return "is not there (nothing listens)"
+        if isinstance(error, requests.exceptions.ConnectionError):
+            return "has broken the connection"
+        return f"cannot be asked ({error})"
+
+    def _sign(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self.token:
+            request.headers["Authorization"] = f"Bearer {self.token}"
+        return request
+
+    def _require_success(self, path: str, answer: requests.Response) -> None:
+        if answer.status_code == 200:
+            return
+        told = " ".join(answer.text.split())[:_LONGEST_TOLD]
+        if answer.status_code == _STALE:
+            raise StaleWeightsError(f"the engine at {self.address} refuses: {told}")
+        if answer.status_code == _UNSUITABLE:
+            raise ValueError(f"the engine at {self.address} refuses: {told}")
+        if answer.status_code in (401, 403):
+            raise EngineError(
+                f"the engine at {self.address} does not know this token; set the one that it was "
+                "started with"
+            )
+        raise self.fault(f"answers {path} with status {answer.status_code}: {told}")

@@ -1,0 +1,153 @@
+"""New weights to every engine, and proof that these are what the engines draw with.
+
+    sync_weights(engines, tensors, digest, probe)
+        every engine ── takes over ── draws the probe's prompts ──► tokens, logps
+        the trainer  ── scores the same tokens with the weights that it handed over
+        further apart than rounding explains: SyncError
+
+An engine that answers "done" may have kept one matrix, or keys and values of the old weights. So
+its word counts for nothing: the probe is drawn after every hand-over, from the same prompts each
+time, which an engine that keeps what old weights have computed would answer from there.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steps.generation.choosing import own_logps
+from steps.generation.engine import Engine, Finished, Request, StaleWeightsError
+from steps.generation.remote.several import Engines
+
+_PROMPTS = 8
+_TOKENS = 16
+_TOLERANCES = {  # of one token, and of the mean of all; nats
+    torch.float64: (1e-4, 3e-5),
+    torch.float32: (1e-4, 3e-5),
+    torch.float16: (0.1, 0.01),
+    torch.bfloat16: (1.0, 0.05),
+}
+
+Score = Callable[[Sequence[tuple[Request, Finished]]], Sequence[Tensor]]
+"""The trainer's log-probabilities of each completion's tokens, float64, on the host."""
+
+
+class SyncError(RuntimeError):
+    """An engine draws with other weights than it was handed."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Requests that are drawn after every hand-over, and who knows the right logps of what comes.
+
+    dtype: what the engines compute in, from which follows how far rounding may go.
+    """
+
+    requests: Sequence[Request]
+    score: Score
+    dtype: torch.dtype
+
+
+def probe_requests(requests: Sequence[Request]) -> list[Request]:
+    """Up to eight prompts of those that are asked, the longest and the shortest among them: sixteen
+    tokens of each, at temperature 1, whatever they are."""
+    by_length = sorted(
+        {r.prompt_ids: r for r in requests}.values(), key=lambda r: r.longest_sequence
+    )
+    count = min(_PROMPTS, len(by_length))
+    places = [number * (len(by_length) - 1) // max(1, count - 1) for number in range(count)]
+    return [
+        replace(
+            by_length[place],
+            k=number,
+            max_new_tokens=min(by_length[place].max_new_tokens, _TOKENS),
+            temperature=1.0,
+            stop_ids=(),
+        )
+        for number, place in enumerate(places)
+    ]
+
+
+def sync_weights(
+    engines: Sequence[Engine],
+    source: Path | Mapping[str, Tensor],
+    weights: str,
+    probe: Probe,
+) -> None:
+    """Hands weights to every engine, and compares what each then draws with the trainer's scoring.
+
+    Needs no trainer: with `scoring_with` any process that has the model can do it.
+
+    Args:
+        source: a Hugging Face folder of the digest `weights`, or tensors by name.
+
+    Raises:
+        SyncError: an engine draws with other weights.
+        ValueError: an engine refuses the weights; it keeps what it had.
+    """
+    for engine in engines:
+        engine.update_weights(source, weights)
+        require_synced(engine, weights, probe)
+
+
+def require_synced(engine: Engine, weights: str, probe: Probe) -> None:
+    """Raises SyncError unless an engine draws the probe as the trainer scores it."""
+    asked = {(request.row, request.k): request for request in probe.requests}
+    drawn = list(engine.sample(probe.requests, weights))
+    pairs = [(asked[finished.row, finished.k], finished) for finished in drawn]
+    actual = torch.tensor([logp for finished in drawn for logp in finished.logps]).double()
+    expected = torch.cat([logps.double().cpu() for logps in probe.score(pairs)])
+    errors = (actual - expected).abs()
+    largest, mean = _TOLERANCES[probe.dtype]
+    if not (errors.max() <= largest and errors.mean() <= mean):  # also for what is not a number
+        raise SyncError(
+            f"{_called(engine)} has accepted the weights {weights} and draws with others: logps of "
+            f"a probe are off by up to {errors.max():.2g} and by {errors.mean():.2g} on average, "
+            f"where rounding explains {largest:g} and {mean:g}; restart it on these weights"
+        )
+
+
+def scoring_with(model: PreTrainedModel) -> Score:
+    """A `Score` by the own forward of a model of this process that has the weights."""
+    return lambda pairs: [own_logps(model, request, finished) for request, finished in pairs]
+
+
+class SyncedEngines:
+    """Engines elsewhere as one `Engine`, whose weights count only once a probe has shown them."""
+
+    def __init__(self, engines: Sequence[Engine], probe: Probe) -> None:
+        self._all = Engines(engines)
+        self._probe = probe
+        self._shown = ""
+
+    def scored_by(self, score: Score) -> "SyncedEngines":
+        """The same engines, compared with another's scoring from the next hand-over on."""
+        return SyncedEngines(self._all.engines, replace(self._probe, score=score))
+
+    @property
+    def weights(self) -> str:
+        """The digest of the weights that all engines have, and have been shown to draw with."""
+        return self._shown if self._shown and self._all.weights == self._shown else ""
+
+    def update_weights(self, source: Path | Mapping[str, Tensor], weights: str) -> None:
+        """As `sync_weights`."""
+        self._shown = ""
+        sync_weights(self._all.engines, source, weights, self._probe)
+        self._shown = weights
+
+    def sample(self, requests: Iterable[Request], weights: str) -> Iterator[Finished]:
+        """As `Engine.sample`."""
+        if self._shown != weights:
+            raise StaleWeightsError(
+                f"completions by the weights {weights!r} are asked for, and the engines have been "
+                f"shown to have {self._shown!r}; update their weights first"
+            )
+        return self._all.sample(requests, weights)
+
+
+def _called(engine: Engine) -> str:
+    address = getattr(engine, "address", None)
+    return f"the engine at {address}" if address else f"the engine {type(engine).__name__}"

@@ -1,0 +1,143 @@
+"""Online training with an engine in a process of its own: the bits of a run without one."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from online_bed import ASKED, END, even_share, rl
+from places import REPOSITORY
+from tiny_models import VOCABULARY, folder_bytes, model_folder
+from waiting import HANGS_SECONDS, wait_until
+
+from steps.generation.choosing import EngineChoice
+from steps.generation.engine import Request
+from steps.generation.engine_config import EngineConfig, OwnEngine
+from steps.generation.remote.calling import EngineError
+from steps.generation.remote.connecting import TOKEN
+from steps.models.folders import load_model
+from steps.models.workplace import Workplace
+from steps.online.iteration_rollouts import Kept
+from steps.online.iterations import Source
+from steps.online.online_run import Folders, checked_by, run_online
+from steps.online.recording import record
+from steps.online.rollouts import read_rollouts
+from steps.online.sampled import Sampled, longest_examples
+from steps.training.trainer import Trainer
+
+pytestmark = pytest.mark.slow  # a process imports torch for seconds
+
+COMMAND = "import typer; from steps.serving.engine_process import engine; typer.run(engine)"
+
+
+class EngineProcess:
+    """``temper engine``, as somebody starts it in another terminal."""
+
+    def __init__(self, model: Path, port: int = 0) -> None:
+        environment = {
+            **os.environ,
+            TOKEN: "a token of the tests",
+            "OMP_NUM_THREADS": str(torch.get_num_threads()),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        command = [sys.executable, "-c", COMMAND, str(model), "--port", str(port), "--slots", "3"]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, env=environment, text=True, cwd=REPOSITORY
+        )
+        assert self.process.stdout is not None
+        told = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", told)
+        assert found, told
+        self.address, self.port = found[0], int(found[1])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(HANGS_SECONDS)
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "policy")
+
+
+@pytest.fixture
+def engine(policy: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineProcess]:
+    monkeypatch.setenv(TOKEN, "a token of the tests")
+    process = EngineProcess(policy)
+    yield process
+    process.kill()
+
+
+def run(policy: Path, work: Path, drawn_by: EngineConfig, iterations: int = 2) -> Any:
+    """An online run into ``work/out``; who draws in it."""
+    config = rl(slots=8)
+    place = Workplace(work / "out", work / "scratch")
+    model = load_model(policy, config.dtype)
+    choice = drawn_by.connect(model, ASKED.requests(config, 0), "", config.slots, 64)
+
+    def source(trainer: Trainer, kept: Kept) -> Source:
+        drawing = checked_by(choice.engine, trainer)
+        return Sampled(trainer, drawing, ASKED, config, even_share, kept, place)
+
+    examples = longest_examples(ASKED, config, VOCABULARY)
+    run_online(Folders(policy), config, examples, source, iterations, place)
+    return choice
+
+
+def test_a_run_with_an_engine_process_ends_with_the_bits_of_a_run_without(
+    policy: Path, engine: EngineProcess, tmp_path: Path
+) -> None:
+    run(policy, tmp_path / "here", OwnEngine())
+    choice = run(policy, tmp_path / "there", OwnEngine((engine.address,)))
+    assert isinstance(choice, EngineChoice)
+    for part in ("out", "scratch/rollouts"):
+        assert folder_bytes(tmp_path / "there" / part) == folder_bytes(tmp_path / "here" / part)
+    drawn = read_rollouts(next((tmp_path / "there/scratch/rollouts").glob("iteration-000001")))
+    assert len({rollout.weights for rollout in drawn}) == 1
+
+
+def test_what_an_engine_drew_before_it_was_killed_is_kept_and_the_rest_is_drawn_again(
+    policy: Path, engine: EngineProcess, tmp_path: Path
+) -> None:
+    model = load_model(policy)
+    asked = [
+        Request(f"row {n}", k, (3, 4, 5 + n), 20, 1.0, (END,)) for n in range(20) for k in (0, 1)
+    ]
+    config = OwnEngine((engine.address,))
+    drawing = config.connect(model, asked, "w", 3, 64).engine
+    killed = []
+
+    def kill(done: int, total: int, metrics: Any) -> None:
+        if done == 6 and not killed:
+            killed.append(done)
+            engine.kill()
+
+    place = Workplace(tmp_path / "out", tmp_path / "scratch", on_progress=kill)
+    with pytest.raises(EngineError, match="finished completions are kept"):
+        record(drawing, asked, place)
+    parts = tmp_path / "scratch" / "parts"
+    kept = sum(len(list(read_rollouts(file))) for file in parts.glob("*.parquet"))
+    assert 6 <= kept < len(asked)
+
+    again = EngineProcess(policy, engine.port)
+    wait_until(lambda: again.process.poll() is None)
+    try:
+        counted: list[int] = []
+        drawing = config.connect(model, asked, "w", 3, 64).engine
+        place = Workplace(
+            tmp_path / "out",
+            tmp_path / "scratch",
+            on_progress=lambda done, total, metrics: counted.append(done),
+        )
+        rollouts = record(drawing, asked, place)
+    finally:
+        again.kill()
+    assert len(counted) == len(asked) - kept
+    whole = OwnEngine().connect(model, asked, "w", 64, 64).engine
+    alone = record(whole, asked, Workplace(tmp_path / "out", tmp_path / "alone"))
+    assert [r.ids for r in rollouts] == [r.ids for r in alone]

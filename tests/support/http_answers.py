@@ -1,0 +1,47 @@
+"""A server of this machine that answers as a test wants, in place of other people's servers."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Asked(BaseHTTPRequestHandler):
+    """A request, which can be answered."""
+
+    def say(self, body: Any, status: int = 200, missing: int = 0) -> None:
+        """Answers with JSON, or with bytes; `missing` bytes of it never come."""
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(sent) + missing))
+        self.end_headers()
+        self.wfile.write(sent)
+
+    def content(self) -> Any:
+        """The JSON that came with it; None if nothing did."""
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return json.loads(body) if body else None
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@contextmanager
+def answering(answer: Callable[[Asked, Any], None]) -> Iterator[str]:
+    """The address of a server that lets `answer` answer each request, with its content."""
+
+    class Handler(Asked):
+        def do_POST(self) -> None:
+            answer(self, self.content())
+
+        do_GET = do_POST
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
