@@ -50,6 +50,13 @@ def train_online(
     judges = Judges(checker, judging.processes, judging.time_limit, kept, judging.most_without)
     with at_work(out) as place, judges, replying(environment, judging) as replies:
         return run_sampling(
-            folders, config, prompts.path, judges, judging.most_without, iterations, place, engine,
+            folders,
+            config,
+            prompts.path,
+            judges,
+            judging.most_without,
+            iterations,
+            place,
+            engine,
             replies,
         )
