@@ -182,6 +182,8 @@ class RewardEvaluation(Artifact):
 class Influences(Artifact):
     """``influences.jsonl``: how much training on each pair would lower the held-out loss."""
 
+    views = "steps.views:influences"
+
 
 class Divergence(Artifact):
     """``kl.jsonl``: responses sampled from a model, with their logps under it and a reference."""

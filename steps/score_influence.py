@@ -15,9 +15,8 @@ def score_influence(
     model: Model,
     config: InfluenceConfig = InfluenceConfig(),
 ) -> Metrics:
-    """Write ``influences.jsonl``: for each row of ``tokens``, how much a gradient step on it, at
-    learning rate 1, would lower the mean loss on ``held_out``, to first order. The most harmful
-    rows come first.
+    """Write ``influences.jsonl``: of each pair of ``tokens``, by how much a step on it at a rate of
+    1 would lower the mean loss of ``held_out``, to first order; the most harmful rows first.
 
     Args:
         held_out: trusted pairs. Their gradient is the direction in which the model should move.
@@ -28,7 +27,10 @@ def score_influence(
 
     rows, trusted = (read_rows_of(model.path, iter_rows(of.path)) for of in (tokens, held_out))
     influences = score_rows(model.path, rows, trusted, config, out.progress).tolist()
-    found = [{"row": r.row, "influence": i} for r, i in zip(rows, influences, strict=True)]
+    found = [
+        {"row": r.row, "pair": r.group_id, "influence": i}
+        for r, i in zip(rows, influences, strict=True)
+    ]
     write_json_lines(out.path / "influences.jsonl", sorted(found, key=lambda r: r["influence"]))
     return {
         "rows": len(found),

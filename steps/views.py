@@ -165,6 +165,21 @@ def benchmark(made: Made) -> Iterator[View]:
         yield Texts(task, texts)
 
 
+def influences(made: Made) -> Iterator[View]:
+    """The pairs that pull hardest against the held-out ones, and for them."""
+    found = [
+        (str(r.get("row")), str(r.get("pair")), value)
+        for r in made.records("influences.jsonl")
+        if isinstance(value := r.get("influence"), float)
+    ]
+    found.sort(key=lambda row: row[2])
+    headings = ("row", "pair", "a step on it lowers the held-out loss by")
+    if against := [row for row in found[:MOST_TEXTS] if row[2] < 0]:
+        yield Table("Pairs that pull hardest against", headings, against)
+    if towards := [row for row in reversed(found[-MOST_TEXTS:]) if row[2] > 0]:
+        yield Table("Pairs that pull hardest for", headings, towards)
+
+
 def completions(made: Made) -> Iterator[View]:
     """The first answer to each of the first prompts."""
     texts = [

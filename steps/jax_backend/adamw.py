@@ -100,7 +100,7 @@ class JaxUpdater:
         """Tensors of the host as weights on the devices; raises ValueError if they are others."""
         if differing := sorted(tensors.keys() ^ self._shapes.keys()):
             raise ValueError(f"parameters that only one of the two models has: {differing[:3]}")
-        held = self.trained["model.norm.weight"].dtype
+        held = jax.tree.leaves(self.trained)[0].dtype
 
         def read(name: str) -> np.ndarray:
             if tuple(tensors[name].shape) != self._shapes[name]:
@@ -113,7 +113,7 @@ class JaxUpdater:
 
 def clipped(gradient: Tree, max_norm: float | None) -> tuple[Tree, Array]:
     """The gradient scaled down to a global 2-norm of `max_norm`, and the norm it had."""
-    dtype = accurate(gradient["model.norm.weight"].dtype)
+    dtype = accurate(jax.tree.leaves(gradient)[0].dtype)
     squares = [jnp.sum(jnp.square(g.astype(dtype))) for g in jax.tree.leaves(gradient)]
     norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
     if max_norm is None:

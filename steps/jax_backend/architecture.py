@@ -47,13 +47,16 @@ class Rotation:
 class Architecture:
     """A decoder without its weights.
 
-    norm_offset: added to the weight of a norm (Gemma stores the weight minus 1).
-    embedding_scale: a factor of the embeddings.
-    attention_scale, attention_cap: scores are multiplied by the scale, then soft-capped.
-    logits_cap: the soft cap of the logits.
-    windows: for each layer, the number of tokens to which a token attends, including itself.
-    rotation_of: for each layer, the index of its rotation in `rotations`.
-    padding: the token whose embedding gets no gradient when it is read, as in torch.
+    norm_offset: what is added to the weight of a norm (Gemma stores how far it is from 1).
+    embedding_scale: what embeddings are multiplied by.
+    attention_scale, attention_cap: scores are multiplied by the one, then squashed by the other.
+    logits_cap: as `attention_cap`, of the logits.
+    windows: of each layer, how many tokens a token sees, itself included.
+    rotation_of: of each layer, which of `rotations`.
+    padding: the token whose embedding gets no gradient from being read, as in torch.
+    attention_dropout: of attention's weights, where training lets it act.
+    adapter_scale, adapter_dropout: what the product of an adapter's factors counts, and how much of
+        its input is dropped in training; for weights that have adapters beside them.
     """
 
     family: str
@@ -76,6 +79,9 @@ class Architecture:
     padding: int | None
     tied: bool
     longest: int
+    attention_dropout: float = 0.0
+    adapter_scale: float = 1.0
+    adapter_dropout: float = 0.0
 
     def require_length(self, row: str, tokens: int) -> None:
         """Raise ValueError, which names the `row`, if a sequence of `tokens` tokens would change
@@ -134,13 +140,14 @@ def architecture_of(config: PreTrainedConfig) -> Architecture:
         padding=c.pad_token_id,
         tied=bool(c.tie_word_embeddings),
         longest=c.max_position_embeddings,
+        attention_dropout=getattr(c, "attention_dropout", None) or 0.0,
     )
 
 
-def dropout_of(folder: Path) -> dict[str, float]:
-    """The dropouts that a model's config asks for, by their names, those of 0 left out."""
+def other_dropouts(folder: Path) -> dict[str, float]:
+    """The dropouts that a model's config asks for and that the decoder lacks, by their names."""
     config = AutoConfig.from_pretrained(folder)
-    names = ("attention_dropout", "resid_pdrop", "embd_pdrop")
+    names = ("resid_pdrop", "embd_pdrop")
     found = {name: getattr(config, name, None) or 0.0 for name in names}
     return {name: share for name, share in found.items() if share}
 

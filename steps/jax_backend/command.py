@@ -32,7 +32,8 @@ def fit(
     scored: Annotated[int | None, typer.Option(help="Scored tokens; default: half.")] = None,
     dtype: Dtype = Dtype.bfloat16,
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.full,
-    slices: Annotated[int, typer.Option(help="The number of such slices.")] = 1,
+    slices: Annotated[int, typer.Option(help="How many such slices share the work.")] = 1,
+    kernel: Annotated[bool, typer.Option(help="Attention as a TPU kernel of our own.")] = False,
 ) -> None:
     """Compile a step for a TPU slice that need not be present; print its memory and whether it
     fits.
@@ -46,7 +47,8 @@ def fit(
     tokens = filled_size(tokens_per_forward, tokens_per_forward)
     counted = filled_size(scored or tokens // 2, tokens)
     trains = step is not FittedStep.reference_logprobs
-    wanted = Step(tokens, counted, dtype, trains, recomputed=activation_checkpointing)
+    recomputed = activation_checkpointing
+    wanted = Step(tokens, counted, dtype, trains, recomputed=recomputed, kernel=kernel)
     try:
         found = compile_step(model, on, wanted, slices)
     except (ValueError, FileNotFoundError) as error:

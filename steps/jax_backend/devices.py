@@ -1,11 +1,16 @@
-"""The devices of this process as a mesh over which weights are sharded (FSDP, ZeRO-3).
+"""The devices of all processes as one mesh, over which weights are in pieces (FSDP, ZeRO-3).
 
-Each weight is sharded along its first axis that divides evenly, except the axis of layers. A round
-has one pack for each device. The compiler adds the collectives: a weight is gathered while its
-layer runs, and its gradient is summed over the devices.
+Of each weight a device keeps a share of the first axis that divides evenly, that of the layers left
+out; a round of packs has one for each device. The compiler adds the gathers and the sums: a weight
+is whole while its layer is at work, and its gradient is summed over the devices.
+
+On several hosts there is one process a host (`steps.models.ranks`). Every process lays out the same
+rounds and asks for the same programs in the same order; it holds what lies on its own devices, and
+gets whole what comes back to the host.
 """
 
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +20,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from steps.models.ranks import ALONE, Ranks
 
 _AXIS = "fsdp"
 _WORTH_KEEPING_SECONDS = 0.1
+
+_coordinators: list[str] = []
+"""Where the processes that this one has joined have found each other: joining is for life."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +71,27 @@ class Devices:
 
     def put_weights(self, tree: Any) -> Any:
         """Copies of host arrays on the devices, each with its share."""
-        return jax.tree.map(jax.device_put, tree, self.weights(tree))
+        return jax.tree.map(put, tree, self.weights(tree))
 
     def spread(self, activations: Array) -> Array:
         """Tell the compiler to shard activations [B, …] like their packs."""
         return jax.lax.with_sharding_constraint(activations, self.of_packs())
 
 
-def open_devices(count: int | None, dtype: np.dtype) -> Devices:
-    """The first `count` devices of this process, or all, prepared for computations in `dtype`.
+def put(array: Any, where: NamedSharding) -> Array:
+    """A host array that every process has, spread: each copies what its own devices hold."""
+    return jax.make_array_from_callback(array.shape, where, lambda part: array[part])
+
+
+def on_host(array: Array) -> np.ndarray:
+    """All of an array, on every process; all must ask."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
+def open_devices(count: int | None, dtype: np.dtype, ranks: Ranks = ALONE) -> Devices:
+    """The first `count` devices of each process, or all, made ready to compute in `dtype`.
 
     On a host without accelerators, `count` devices are simulated on the CPU; this works only before
     JAX has computed anything. Compiled programs are cached in ``~/.cache/temper/jax``
@@ -83,13 +106,41 @@ def open_devices(count: int | None, dtype: np.dtype) -> Devices:
         jax.config.update("jax_enable_x64", True)
     if count is not None and count > 1:
         _simulate(count)
-    found = jax.devices()
-    if count is not None and len(found) < count:
+    _join(ranks)
+    found = [jax.local_devices(process) for process in range(jax.process_count())]
+    fewest = min(found, key=len)
+    if count is not None and len(fewest) < count:
         raise ValueError(
-            f"backend.devices is {count}, but JAX sees {len(found)} ({found[0].platform}); on "
+            f"backend.devices is {count}, but JAX sees {len(fewest)} ({fewest[0].platform}); on "
             "processors, a process that has computed with JAX already cannot have more"
         )
-    return Devices(Mesh(np.array(found[:count]), (_AXIS,)))
+    taken = [device for of_process in found for device in of_process[:count]]
+    return Devices(Mesh(np.array(taken), (_AXIS,)))
+
+
+def _join(ranks: Ranks) -> None:
+    """Makes one system of the processes of a step, once; its devices are those of all of them.
+
+    The first says where the others find it: on the machine that `torchrun` has told everybody.
+    Raises RuntimeError if this process has computed with JAX alone before.
+    """
+    if ranks.count == 1 or _coordinators:
+        return
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    address = ranks.gather(f"{os.environ['MASTER_ADDR']}:{port}")[0]
+    jax.distributed.initialize(address, ranks.count, ranks.index)
+    _coordinators.append(address)
+
+
+def leave_together() -> None:
+    """Ends the watch that processes keep over each other, once all of them are here: otherwise who
+    ends a moment later than the first takes that for its death, and ends with an error.
+
+    Devices go on working together.
+    """
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
 
 
 def _simulate(count: int) -> None:

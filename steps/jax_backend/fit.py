@@ -24,11 +24,13 @@ from jax.sharding import Mesh
 
 from steps.jax_backend.adamw import clipped, updated
 from steps.jax_backend.architecture import Architecture, read_architecture
-from steps.jax_backend.decoder import PackArrays, token_logps
+from steps.jax_backend.attending.with_kernel import open_kernel
+from steps.jax_backend.decoder import token_logps
 from steps.jax_backend.devices import Devices, accurate
 from steps.jax_backend.jax_scorer import NUMPY_DTYPES
 from steps.jax_backend.jax_trainer import forward_and_backward
-from steps.jax_backend.stacked import expected_shapes, shape_tree
+from steps.jax_backend.pack_arrays import PackArrays
+from steps.jax_backend.stacked import NOTHING, expected_shapes, shape_tree
 from steps.models.config import ActivationCheckpointing, Dtype
 from steps.training.config import OptimizerConfig
 
@@ -56,8 +58,7 @@ _WITHOUT_A_TPU = {
 class Step:
     """The step to compile: a training step, or with `trains` false a scoring step.
 
-    tokens: the tokens of a forward on one chip.
-    scored: the number of scored tokens among them.
+    tokens: of a forward on one chip; scored: how many of them count; kernel: as in `JaxTraining`.
     """
 
     tokens: int
@@ -66,6 +67,7 @@ class Step:
     trains: bool = True
     master_weights: bool = True
     recomputed: ActivationCheckpointing = ActivationCheckpointing.full
+    kernel: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,9 @@ def compile_step(config: Path, topology: str, step: Step, slices: int = 1) -> Fi
     Needs the extra ``temper-ml[tpu]``, but no TPU. Raises ValueError for a topology that libtpu
     does not know.
     """
-    for name, value in _WITHOUT_A_TPU.items():
-        os.environ.setdefault(name, value)
+    without_a_tpu()
     architecture, shapes = _described(config)
-    devices = Devices(_mesh(topology, slices))
+    devices = Devices(mesh_of(topology, slices))
     programs = tuple(_programs(architecture, shapes, devices, step))
     generation = topology.partition(":")[0]
     return Fit(
@@ -149,7 +150,14 @@ def _described(config: Path) -> tuple[Architecture, dict[str, tuple[int, ...]]]:
     return read_architecture(folder), expected_shapes(folder)
 
 
-def _mesh(topology: str, slices: int) -> Mesh:
+def without_a_tpu() -> None:
+    """Lets libtpu compile on a machine that has none; before JAX has looked for devices."""
+    for name, value in _WITHOUT_A_TPU.items():
+        os.environ.setdefault(name, value)
+
+
+def mesh_of(topology: str, slices: int) -> Mesh:
+    """All chips of slices; raises ValueError for a topology that libtpu does not know."""
     options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}
     if slices > 1:
         options["num_slices"] = slices
@@ -160,6 +168,8 @@ def _mesh(topology: str, slices: int) -> Mesh:
             f"no TPU topology {topology!r} ({str(error).splitlines()[0]}); names are like v5e:2x4, "
             "v5p:2x2x2 or v6e:4x4, and the extra temper-ml[tpu] must be installed"
         ) from error
+    if slices > 1:  # which JAX lays out as axes of their own, or not at all
+        return Mesh(np.array(found.devices), ("fsdp",))
     return topologies.make_mesh(found, (len(found.devices),), ("fsdp",))
 
 
@@ -177,7 +187,8 @@ def _programs(
         is_leaf=lambda leaf: isinstance(leaf, tuple),
     )
     pack = _pack(a, devices, step)
-    logps_of = partial(token_logps, a, dtype=dtype, shard=devices.spread)
+    kernel = {"attend": open_kernel(a, devices.mesh, "tpu")} if step.kernel else {}
+    logps_of = partial(token_logps, a, dtype=dtype, shard=devices.spread, **kernel)
     with jax.sharding.use_abstract_mesh(devices.mesh.abstract_mesh):
         if not step.trains:
             yield _compiled("score", jax.jit(logps_of), weights, pack)[0]
@@ -185,9 +196,10 @@ def _programs(
         forward, backward = forward_and_backward(
             partial(logps_of, recomputed=str(step.recomputed)), devices
         )
-        program, (logps, pull) = _compiled("forward", forward, weights, pack)
+        program, (logps, pull) = _compiled("forward", forward, weights, NOTHING, pack)
         yield program
-        program, _ = _compiled("backward", backward, weights, weights, pack, pull, logps)
+        given = (weights, NOTHING, pack, pull, logps)
+        program, _ = _compiled("backward", backward, weights, *given)
         yield program
         config = OptimizerConfig(weight_decay=0.1)
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from steps.jax_backend.architecture import read_architecture
 from steps.jax_backend.config import InfluenceConfig
+from steps.jax_backend.devices import on_host
 from steps.jax_backend.jax_scorer import JaxScorer, make_ready, of_packs
 from steps.jax_backend.jax_trainer import JaxTrainer
 from steps.jax_backend.rounds import RoundsBatch
@@ -84,7 +84,7 @@ def along(trainer: JaxTrainer, direction: Tree, objective: Objective) -> Tensor:
     for one in batch.rounds:
         arrays = trainer.scorer.on_devices(one.arrays)
         values = trainer.scorer.derivative(direction, arrays)
-        logps, moved = (of_packs(np.asarray(value), one, batch.packs) for value in values)
+        logps, moved = (of_packs(on_host(value), one, batch.packs) for value in values)
         for number, per_token, change in zip(one.numbers, logps, moved, strict=True):
             pack, members = batch.packs[number], batch.members[number]
             _, of_logps = loss_gradients(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from steps.jax_backend.architecture import Architecture, angle_tables
-from steps.jax_backend.decoder import PackArrays
+from steps.jax_backend.pack_arrays import PackArrays
 from steps.scoring.packing import Pack
 from steps.scoring.scorer import Batch
 
