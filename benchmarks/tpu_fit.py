@@ -1,10 +1,10 @@
-"""What a training step takes of each chip of a TPU slice, by the compiler's account: no TPU needed.
+"""The memory of a training step on each chip of a TPU slice, by the compiler; needs no TPU.
 
     python benchmarks/tpu_fit.py                  the table of docs/tpu.md, a few minutes a row
     python benchmarks/tpu_fit.py 1b v5e:2x4       one row
     python benchmarks/tpu_fit.py 1b v5e:2x4 2     of two slices
 
-Needs ``pip install 'temper-ml[tpu]'``. Rows have random weights' shapes: nothing is loaded.
+Needs ``pip install 'temper-ml[tpu]'``. Only the shapes of weights are used: nothing is loaded.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """The steps that ship with Temper: one file a step, and the libraries that do their work.
 
-A step file says what goes in, what comes out, and little else: read ``train_dpo``. ``kinds`` are
-the kinds of artifacts that steps hand to each other, ``views`` what there is to see of them,
-``sources`` where rows come from; ``train_on_pairs`` composes steps.
+A step file shows a step's inputs, outputs and its few lines of work: read ``train_dpo`` first.
+``kinds`` defines the kinds of artifacts that steps pass to each other, ``views`` how reports show
+them, and ``sources`` where rows and models come from. ``train_on_pairs`` composes steps.
 
 A preference row passes through the rooms in this order: ``data`` (files become rows, rows become
 tokens), ``scoring`` (how likely a model finds a response), ``training`` (with ``losses`` and

@@ -1,4 +1,4 @@
-"""``sample_rollouts``: what a policy draws for prompts, as the token ids that it drew."""
+"""``sample_rollouts``: sample a policy's completions of prompts, as token ids."""
 
 from pipeline import Metrics, Output, step
 from steps.checking.config import JudgeConfig
@@ -21,9 +21,9 @@ def sample_rollouts(
     environment: Environment | None = None,
     judging: JudgeConfig = JudgeConfig(),
 ) -> Metrics:
-    """Write ``rollouts-*.parquet``: of each prompt ``config.num_completions`` completions, as token
-    ids with their logps and how each ended; beside them the prompts, the tokenizer and what is to
-    be known of the engine.
+    """Write ``rollouts-*.parquet``: for each prompt ``config.num_completions`` completions, as
+    token ids with their logps and finish reason; beside them the prompts, the tokenizer and a
+    record of the sampling engine.
 
     Prompts are rendered as the training data is, with their tools and template arguments. One that
     the model's chat template refuses is left out, and told. Finished completions are kept in

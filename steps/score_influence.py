@@ -1,4 +1,4 @@
-"""``score_influence``: which training pairs pull a model towards held-out pairs, and which away."""
+"""``score_influence``: which training pairs lower a model's held-out loss, and which raise it."""
 
 from pipeline import Metrics, Output, step
 from steps.data.rows.jsonl import write_json_lines
@@ -19,8 +19,9 @@ def score_influence(
     1 would lower the mean loss of ``held_out``, to first order; the most harmful rows first.
 
     Args:
-        held_out: pairs that are to be trusted; their gradient says what is wanted.
-        model: what is asked; before training, the model that training starts from.
+        held_out: trusted pairs. Their gradient is the direction in which the model should move.
+        model: the model whose gradients are compared; before training, the model that training
+            starts from.
     """
     from steps.jax_backend.influence import read_rows_of, score_rows
 

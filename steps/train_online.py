@@ -1,4 +1,4 @@
-"""``train_online``: a policy learns from completions that it draws itself."""
+"""``train_online``: train a policy on completions that it samples itself."""
 
 from pipeline import Metrics, Output, step
 from steps.checking.boxed import Boxed
@@ -25,12 +25,12 @@ def train_online(
     engine: EngineConfig = OwnEngine(),
     environment: Environment | None = None,
 ) -> Metrics:
-    """Write the trained ``model``, the ``state`` that another segment goes on from, the
-    ``rollouts`` that were drawn, with verdicts, and a ``metrics.jsonl`` with a line an iteration.
+    """Write the trained ``model``, the ``state`` from which another segment can continue, the
+    sampled ``rollouts`` with verdicts, and ``metrics.jsonl`` with one line per iteration.
 
-    Resumes from checkpoints and finished completions in scratch. As long as completions do not
-    depend on what is written beside them (``rollouts/engine.json`` says), the weights follow from
-    these arguments alone.
+    An interrupted step resumes from checkpoints and finished completions in scratch. If a
+    completion does not depend on the others in its batch (``rollouts/engine.json`` records this),
+    the arguments alone determine the weights.
 
     Args:
         iterations: of this segment. Two segments, the second with the state of the first as its

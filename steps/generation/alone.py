@@ -1,7 +1,7 @@
-"""The slow way to sample, for models that cannot take slots (state spaces, hybrids, remote code).
+"""The slow engine, for models that do not support slots (state spaces, hybrids, remote code).
 
-Each completion is written alone, by transformers' own `generate` with the model's own cache. Only
-the draw is ours, so what is drawn follows from the request as in every engine.
+Transformers' own `generate`, with the model's own cache, generates each completion separately. Only
+the draw of tokens is this module's, so a completion depends only on its request, as in any engine.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -88,7 +88,7 @@ class AloneEngine:
 
 
 class _Drawing(LogitsProcessor):
-    """Draws each token of one completion, and leaves `generate` no other."""
+    """Draws each token of one completion, and masks all other tokens for `generate`."""
 
     def __init__(self, request: Request) -> None:
         self._numbers = uniforms(request.seed, request.row, request.k)
@@ -123,7 +123,8 @@ class _Drawing(LogitsProcessor):
 
 @contextmanager
 def _decoding_recipe(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
-    """`generate` fills what its settings leave open from the model's recipe: make that ours too."""
+    """Replace the model's generation config by `settings`, because `generate` takes unset settings
+    from it."""
     shipped = model.generation_config
     model.generation_config = settings
     try:

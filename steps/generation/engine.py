@@ -1,4 +1,4 @@
-"""What a sampler is: it is given requests, and gives completions as they finish.
+"""The interface of a sampler: it takes requests, and yields completions as they finish.
 
     requests ──► Engine.sample(requests, weights) ──► Finished, in the order in which they end
 
@@ -9,8 +9,8 @@ A request asks for one completion of one prompt. What is drawn follows from the 
 and the request's own seed, row and number alone (``draws``), so a caller may split requests over
 engines, ranks and attempts, and put the completions together by (row, k).
 
-Every request and every answer names the weights, by a digest. An engine that has other weights than
-it is asked for refuses (`StaleWeightsError`): rollouts of an older policy would be trained on as if
+Every request and every completion names the weights by a digest. An engine with other weights
+raises `StaleWeightsError`; otherwise a policy would be trained on rollouts of an older policy as if
 they were its own.
 """
 
@@ -34,13 +34,13 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """One completion, number `k` of those of a row.
+    """A request for completion number `k` of a row.
 
-    row: the row's id, of which no two rows have the same.
+    row: the row's unique id.
     prompt_ids: the prompt's tokens; at least one.
-    temperature: logits are divided by it; 0 takes the likeliest token.
-    stop_ids: tokens that end a completion and are its last token.
-    seed: whole numbers that the draws follow from, besides `row` and `k`.
+    temperature: the divisor of the logits; 0 takes the likeliest token.
+    stop_ids: tokens that end a completion, as its last token.
+    seed: whole numbers that, with `row` and `k`, determine the random numbers.
     """
 
     row: str
@@ -103,13 +103,13 @@ class Engine(Protocol):
         ...
 
     def update_weights(self, source: "Path | Mapping[str, Tensor]", weights: str) -> None:
-        """Takes over the weights of a Hugging Face folder, or of tensors by name: all or none.
+        """Replace all weights by those of a Hugging Face folder, or of tensors by name.
 
-        Nothing that was computed with the old ones is used again.
+        No cached result of the old weights is used again.
 
         Raises:
-            ValueError: the source lacks a weight, has one of another name or shape, or is a folder
-                of another digest than `weights`. The engine keeps what it had.
+            ValueError: a weight is missing or has an unknown name or another shape, or the folder's
+                digest is not `weights`. The engine then keeps all its old weights.
         """
         ...
 

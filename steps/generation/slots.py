@@ -1,13 +1,13 @@
-"""The engine in this process: slots that completions are written in, and keys that are kept.
+"""The engine in this process: continuous batching of completions in slots, with a cache.
 
     requests ─ by prompt ─► prefill ─► start ─► decode ─► draw ─► finished
                             a pack of  a slot   a token    ▲ │
                             prompts    each     of each    └─┘
 
-A prompt is read once for all of its completions. A slot that is free is taken by the next
-completion at once, so every forward reads a token of as many sequences as there are. On a CPU, ids
-and logps are the same bits in any slots, order and company: rows of a matrix product are padded as
-packs are, and ``cache`` says why attention has no neighbours.
+A prompt is read once for all of its completions. The next completion takes a free slot at once, so
+every forward reads a token of as many sequences as possible. On a CPU, ids and logps have the same
+bits whatever the slot, the order and the other sequences: rows of matrix products are padded as in
+packs, and ``cache`` explains why attention does not depend on other sequences.
 
 A completion that waits for a reply gives its slot away and keeps its keys and values. Behind the
 reply it takes any slot again, and reads the reply a token a forward, beside what others draw.
@@ -52,12 +52,11 @@ class SlotEngine:
     """Samples with a model of this process.
 
     Args:
-        model: on its device. It is this engine's until the last completion is taken: its attention
-            is another meanwhile, and whoever else calls it is refused.
-        weights: the digest of its weights.
+        model: the model, on its device. Until the last completion has been taken, only this engine
+            can call it, because its attention is replaced.
+        weights: the digest of the model's weights.
         slots: the most sequences of one forward.
-        tokens_per_forward: the most tokens of prompts that are read at once; a longer prompt is
-            read alone.
+        tokens_per_forward: the most prompt tokens of one forward; a longer prompt is read alone.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class SlotEngine:
         """As `Engine.sample`.
 
         Raises:
-            FloatingPointError: naming a row whose logits are not numbers.
+            FloatingPointError: the logits of a row, which the message names, are not finite.
             StaleWeightsError: also if the weights are replaced before the last completion is taken.
         """
         return self._write(requests, weights, None)
@@ -120,7 +119,7 @@ class _Sequence:
 
     @property
     def position(self) -> int:
-        """Of the last token, within the sequence."""
+        """The position of the last token in the sequence."""
         return len(self.request.prompt_ids) + len(self.ids) - 1
 
     def extend(self, token: int, logp: float) -> bool:
@@ -154,8 +153,8 @@ class _Sequence:
 
 @dataclass(eq=False)
 class _Prompt:
-    """A prompt that has been read: keys and values, logits [V] of its next token, and who
-    waits for it."""
+    """A prompt that has been read: keys and values, logits [V] of its next token, and the requests
+    that wait for it."""
 
     keys_and_values: Tensor
     logits: Tensor
@@ -163,7 +162,7 @@ class _Prompt:
 
 
 class _Writing:
-    """One call of `sample`: what waits, what has been read, and what runs in which slot."""
+    """The state of one call of `sample`: waiting requests, read prompts, and running sequences."""
 
     def __init__(
         self, engine: SlotEngine, requests: Sequence[Request], replies: Replies | None
@@ -271,7 +270,7 @@ class _Writing:
         return begun
 
     def _close_gaps(self) -> None:
-        """Moves the last sequences into slots that nobody takes any more."""
+        """Move the last sequences into free slots when no requests are left."""
         taken = [slot for slot, sequence in enumerate(self.running) if sequence]
         gaps = sorted(set(range(len(taken))) - set(taken))
         last = [slot for slot in taken if slot >= len(taken)]
@@ -281,7 +280,7 @@ class _Writing:
         del self.running[len(taken) :]
 
     def _prefill(self) -> None:
-        """Reads prompts, at least one, as far as the budget of tokens goes."""
+        """Read prompts up to the budget of tokens, but at least one."""
         taken: list[deque[Request]] = []
         tokens = 0
         while self.unread:
@@ -298,7 +297,7 @@ class _Writing:
             self.read.append(_Prompt(prompt, row, requests))
 
     def _decode(self, running: Sequence[_Sequence]) -> Tensor:
-        """Reads the last token of each sequence; logits [N, V] of the next."""
+        """Read the last token of each sequence; return the logits [N, V] of the next."""
         device = self.model.device
         missing = padded_rows(len(running)) - len(running)
         positions = [sequence.position for sequence in running]
@@ -323,7 +322,7 @@ class _Writing:
         return output_head(self.model).logits(padded)[: len(rows)]
 
     def _extend(self, sequences: Sequence[_Sequence], logits: Tensor) -> list[_Sequence]:
-        """Draws a token for each; those that end with it."""
+        """Draw a token for each sequence; return those that end with it."""
         device = logits.device
         heats = torch.tensor([s.request.temperature for s in sequences], dtype=torch.float64)
         numbers = torch.tensor([next(s.numbers) for s in sequences], dtype=torch.float64)
@@ -337,5 +336,5 @@ class _Writing:
 
 
 def _as_group(request: Request) -> TokenGroup:
-    """A prompt, as packs have it: with a response of one token, which nobody reads."""
+    """A prompt as a group for a pack, with a response of one token that is never read."""
     return TokenGroup(request.row, "", request.prompt_ids, (TokenResponse((0,)),))

@@ -1,4 +1,4 @@
-"""The JAX backend: the same scoring and training on processors and TPUs, with a decoder of our own.
+"""The JAX backend: scoring and training on CPUs and TPUs, with its own decoder.
 
 Begin with ``decoder``, the model, which reads ``pack_arrays``; ``attending`` is its attention,
 ``architecture`` reads its facts from a Hugging Face config and ``stacked`` its weights from a
@@ -8,6 +8,6 @@ mesh, ``adamw`` updates. ``jax_scorer`` and ``jax_trainer`` do what `steps.scori
 ``command`` asks for it. ``influence`` says which rows pull a model where. ``config`` and
 ``backend_choice`` are the backend as a value in a config, importable without JAX.
 
-Nothing reaches this room but by such a value, so an edit here leaves what torch computed as it is.
+Only these settings lead to this room, so an edit here does not change the keys of torch's results.
 Uses ``steps.training``, ``steps.scoring`` and ``steps.models``.
 """

@@ -1,11 +1,11 @@
-"""AdamW in JAX, that of `steps.training.optimizer` to a rounding, its state under the same names.
+"""AdamW in JAX. It equals `steps.training.optimizer` up to rounding, and names its state the same.
 
-    model/NAME                    what is updated: masters in float32 of a bfloat16 model
-    optimizer/exp_avg/NAME        the mean of the gradients
-    optimizer/exp_avg_sq/NAME     and of their squares
-    optimizer/step/NAME           how many updates there were
+    model/NAME                    the updated weights; for a bfloat16 model, float32 master weights
+    optimizer/exp_avg/NAME        the running mean of gradients
+    optimizer/exp_avg_sq/NAME     the running mean of squared gradients
+    optimizer/step/NAME           the number of updates
 
-So a checkpoint of either is one of the other.
+So each of the two can load checkpoints of the other.
 """
 
 import math
@@ -51,7 +51,7 @@ class JaxUpdater:
         self._update = jax.jit(partial(updated, config=config), donate_argnums=(0, 1))
 
     def zeros(self) -> Tree:
-        """A gradient to add to: as the weights are, in their dtype."""
+        """A gradient of zeros, with the shapes, dtype and sharding of the weights."""
         return jax.tree.map(jnp.zeros_like, self.trained)
 
     def step(self, rate: float) -> float:

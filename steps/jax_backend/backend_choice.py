@@ -49,5 +49,5 @@ class JaxTraining(TrainingBackend):
 
 
 TRAINING_BACKENDS: Mapping[str, type] = {JaxTraining.name: JaxTraining}
-"""Backends by the names that a config gives them; an experiment hands them to ``main``. Without
-one, torch runs the model."""
+"""Backends by their names in a config; an experiment passes them to ``main``. Without a backend,
+torch runs the model."""

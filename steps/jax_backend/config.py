@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
 class JaxScoring(ScoringBackend):
-    """Our decoder in JAX, for processors and TPUs.
+    """Temper's decoder in JAX, for CPUs and TPUs.
 
     Args:
         devices: how many of the process's devices share the work; null is all of them. More than
@@ -47,9 +47,10 @@ class JaxScoring(ScoringBackend):
 
 @dataclass(frozen=True)
 class InfluenceConfig:
-    """How the influence of rows is found; `devices` and `check` as in `JaxScoring`.
+    """How the influence of rows is computed. `devices` and `check` are those of `JaxScoring`.
 
-    loss: whose gradient it is. One that compares with a reference compares with the model itself.
+    loss: the loss whose gradient is taken. If it uses a reference, the model itself is the
+        reference.
     """
 
     loss: PreferenceLoss = field(default_factory=Dpo)

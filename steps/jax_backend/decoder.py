@@ -5,9 +5,9 @@ Weights have the names and the shapes of a Hugging Face folder, those of the lay
     {"model.embed_tokens.weight": [V, H], "model.norm.weight": [H], "lm_head.weight": [V, H],
      "layers": {"self_attn.q_proj.weight": [L, heads · d, H], "input_layernorm.weight": [L, H], …}}
 
-One layer is compiled and scanned over. A weight that a family lacks (a bias, a norm) is not there,
-and the step that it belongs to is left out. Norms, softmax and the logits are in float32 at least,
-as they are in transformers.
+One layer is compiled and scanned over all layers. If a family lacks a weight (a bias, a norm), the
+operation with this weight is left out. Norms, softmax and logits are in float32 at least, as in
+transformers.
 
 What a token sees is told by three integers of its own (`PackArrays`); `attending` reads them.
 """
@@ -57,10 +57,10 @@ def token_logps(
     shard: Callable[[Array], Array] = lambda x: x,
     attend: Attend = attend,
 ) -> Array:
-    """log p(token | what it sees) of scored tokens: [B, S], float32 or float64.
+    """log p(token | tokens before it) of scored tokens: [B, S], float32 or float64.
 
     Args:
-        dtype: what is computed in; weights may be finer.
+        dtype: the dtype of the computation; weights may have a higher precision.
         recomputed: a name in `RECOMPUTED`.
         shard: says how activations [B, …] are spread over devices.
         attend: `query_blocks.attend`, or what does the same.
@@ -93,7 +93,7 @@ def _layers(
     attend: Attend,
 ) -> Array:
     def layer(x: Array, of_layer: tuple[Weights, LayerFacts]) -> tuple[Array, None]:
-        # Cast here, so that what is kept for the backward is the weights themselves.
+        # Cast here, so that the backward keeps the weights themselves and not a copy.
         weights = jax.tree.map(lambda w: w.astype(x.dtype), of_layer[0])
         facts = of_layer[1]
         if pack.noise is not None:

@@ -40,23 +40,23 @@ class Devices:
 
     @property
     def count(self) -> int:
-        """How many there are: the packs of a round."""
+        """The number of devices, which is also the number of packs in a round."""
         return self.mesh.size
 
     @property
     def kind(self) -> str:
-        """What they are: cpu, gpu or tpu."""
+        """The kind of the devices: cpu, gpu or tpu."""
         return self.mesh.devices.flat[0].platform
 
     def of_weight(self, shape: Sequence[int], is_stacked: bool) -> NamedSharding:
-        """How a weight is spread, the layers of a stack being its first axis."""
+        """The sharding of a weight; the first axis of a stack is the layers."""
         for axis in range(int(is_stacked), len(shape)):
             if shape[axis] % self.count == 0:
                 return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, _AXIS))
         return NamedSharding(self.mesh, PartitionSpec())
 
     def of_packs(self, axis: int = 0) -> NamedSharding:
-        """How a round is spread, whose packs are along `axis`."""
+        """The sharding of a round whose packs are along `axis`."""
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, _AXIS))
 
     def weights(self, tree: Any) -> Any:
@@ -74,7 +74,7 @@ class Devices:
         return jax.tree.map(put, tree, self.weights(tree))
 
     def spread(self, activations: Array) -> Array:
-        """Tells the compiler that activations [B, …] are spread as their packs are."""
+        """Tell the compiler to shard activations [B, …] like their packs."""
         return jax.lax.with_sharding_constraint(activations, self.of_packs())
 
 
@@ -93,11 +93,11 @@ def on_host(array: Array) -> np.ndarray:
 def open_devices(count: int | None, dtype: np.dtype, ranks: Ranks = ALONE) -> Devices:
     """The first `count` devices of each process, or all, made ready to compute in `dtype`.
 
-    On a host without accelerators `count` processors are simulated; that must be asked for before
-    JAX has computed anything. Compiled programs are kept in ``~/.cache/temper/jax`` (`TEMPER_CACHE`
-    names another folder).
+    On a host without accelerators, `count` devices are simulated on the CPU; this works only before
+    JAX has computed anything. Compiled programs are cached in ``~/.cache/temper/jax``
+    (`TEMPER_CACHE` names another folder).
 
-    Raises ValueError if there are fewer.
+    Raises ValueError if there are fewer devices than `count`.
     """
     cache = Path(os.environ.get("TEMPER_CACHE", "~/.cache/temper")).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(cache / "jax"))
@@ -144,13 +144,13 @@ def leave_together() -> None:
 
 
 def _simulate(count: int) -> None:
-    """Has an effect on processors alone, and only until JAX has looked for devices."""
+    """Simulate several devices on a CPU; this has no effect after JAX has initialised devices."""
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
-        return  # it has looked: `open_devices` counts what there is
+        return  # JAX has initialised its devices; `open_devices` checks their number
 
 
 def accurate(dtype: np.dtype) -> np.dtype:
-    """What is summed in: float32, or float64 for a float64 model."""
+    """The dtype of sums: float32, or float64 for a float64 model."""
     return jnp.promote_types(dtype, jnp.float32)

@@ -1,4 +1,4 @@
-"""Scoring in JAX: a `Scorer` whose model is our decoder, on the devices of this process."""
+"""Scoring in JAX: a `Scorer` with the JAX decoder, on the devices of this process."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -173,11 +173,11 @@ def make_ready(
     shown_by: Sequence[Reference] = (),
     ranks: Ranks = ALONE,
 ) -> tuple[ScoredBy, list[str]]:
-    """How `scorer` is going to compute `groups`, and notices; raises ValueError if what it computes
-    is not what transformers' model of the folder does.
+    """A record of how `scorer` computes `groups`, and notices. Raises ValueError if its logps
+    differ from those of transformers' model.
 
     Args:
-        shown_by: references that were computed this way need no second comparison.
+        shown_by: references; if they were computed in the same way, the comparison is skipped.
     """
     scorer.architecture.require_length(*longest(groups))
     scored_by = ScoredBy(
@@ -203,9 +203,8 @@ def make_ready(
 def check_parity(
     scorer: JaxScorer, folder: Path, dtype: Dtype, groups: Sequence[TokenGroup]
 ) -> None:
-    """Compares the longest and the shortest of `groups` with transformers' own model, on the host.
-
-    Raises ValueError if logps differ by more than rounding.
+    """Compare the logps of the longest and the shortest of `groups` with those of transformers'
+    own model, on the host. Raises ValueError if they differ by more than rounding.
     """
     in_order = by_length(groups)
     probe = [in_order[-1], in_order[0]]
@@ -233,7 +232,7 @@ def require_packs(attention: Attention) -> None:
 
 
 def of_packs(values: np.ndarray, one: Round, packs: Sequence[Pack]) -> list[Tensor]:
-    """What a round [B, S] has of each of its packs, fillers left out."""
+    """The values of each pack in a round [B, S], without fillers."""
     return [
         torch.from_numpy(values[place, : len(packs[number].targets)].copy())
         for place, number in enumerate(one.numbers)

@@ -1,14 +1,14 @@
-"""Training in JAX: a `Trainer` whose model is our decoder.
+"""Training in JAX: a `Trainer` with the JAX decoder.
 
-The loss stays a torch function. A forward gives logps to the host and keeps what its backward
-needs; the loss, and its gradient for each logp, are computed there in float64; the gradient goes
-back into the vector-Jacobian product (`jax.vjp`), whose result is added to what has gathered:
+The loss remains a torch function. A forward sends logps to the host and keeps the data for its
+backward. The host computes the loss and its gradient by each logp in float64. This gradient is the
+input of the vector-Jacobian product (`jax.vjp`), whose result is added to the accumulated gradient:
 
     weights, round → logps [B, S], pull                  compiled
     logps → loss, d loss / d logps                       torch, on the host
     gathered, weights, round, pull, d logps → gathered   compiled
 
-So every loss works here unchanged, and a gradient is that of the batch however it is cut.
+So every loss works unchanged, and the gradient does not depend on how the batch is cut.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,11 +57,12 @@ if TYPE_CHECKING:
 @partial(jax.tree_util.register_dataclass, data_fields=("kept",), meta_fields=("whole", "given"))
 @dataclass(frozen=True)
 class Pull:
-    """What a backward needs of its forward, less what it is given anyway: a program's results are
-    copies, and a copy of the weights would be half of all memory.
+    """The data of a forward for its backward, without the arrays that are inputs anyway: a
+    program's results are copies, and a copy of the weights would take half of the memory.
 
-    kept: arrays; whole: the structure of the product that they are part of; given: of each of its
-    arrays, which of the forward's inputs it is, or None.
+    kept: the arrays that are not inputs.
+    whole: the structure of the vector-Jacobian product.
+    given: for each of its arrays, the index of the equal input of the forward, or None.
     """
 
     kept: list[Array]
@@ -70,7 +71,7 @@ class Pull:
 
     @classmethod
     def of(cls, pull: Any, inputs: Sequence[Array]) -> Self:
-        """Those of a product that was traced with these inputs."""
+        """Split a vector-Jacobian product that was traced with these inputs."""
         leaves, whole = jax.tree.flatten(pull)
         places = {id(value): place for place, value in enumerate(inputs)}
         given = tuple(places.get(id(leaf)) for leaf in leaves)
@@ -78,7 +79,7 @@ class Pull:
         return cls(kept, whole, given)
 
     def with_inputs(self, inputs: Sequence[Array]) -> Any:
-        """The whole product."""
+        """Rebuild the vector-Jacobian product."""
         kept = iter(self.kept)
         leaves = [next(kept) if place is None else inputs[place] for place in self.given]
         return jax.tree.unflatten(self.whole, leaves)
@@ -154,7 +155,7 @@ class JaxTrainer(Trainer):
                 )
 
     def take_gradient(self) -> Tree:
-        """What has gathered since the last update, which then does not count for the next."""
+        """Return the accumulated gradient, and reset it to zero."""
         gathered, self._jax.gradient = self._jax.gradient, None
         assert gathered is not None
         return gathered
@@ -207,8 +208,8 @@ class JaxTrainer(Trainer):
 def forward_and_backward(
     logps_of: Callable[[Tree, PackArrays], Array], devices: Devices
 ) -> tuple[Forward, Backward]:
-    """The two compiled halves of a gradient (see the module); the second uses up what had
-    gathered."""
+    """The compiled forward and backward (see the module). The backward overwrites the accumulated
+    gradient."""
 
     @jax.jit
     def forward(weights: Tree, frozen: Tree, arrays: PackArrays) -> tuple[Array, Pull]:

@@ -1,10 +1,10 @@
-"""Weights of a Hugging Face folder as the decoder has them: those of the layers stacked.
+"""The weights of a Hugging Face folder in the decoder's form, with those of the layers stacked.
 
     model.layers.0.mlp.up_proj.weight [F, H]  ┐
     model.layers.1.mlp.up_proj.weight [F, H]  ┴→  tree["layers"]["mlp.up_proj.weight"] [2, F, H]
 
-Arrays are NumPy's, bfloat16 as `ml_dtypes` has it. On the other side of a trainer's protocol they
-are torch's tensors on the host, by the names of the folder.
+Arrays are NumPy arrays, with bfloat16 from `ml_dtypes`. The trainer's interface uses torch tensors
+on the host, by the names of the folder.
 """
 
 import re
@@ -41,7 +41,7 @@ _ADAPTER = re.compile(r"(self_attn|mlp)\.\w+_proj\.lora_[AB]\.default\.weight")
 def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the parameters that transformers gives the model of a folder, by name.
 
-    Raises ValueError naming a parameter that the decoder would not read.
+    Raises ValueError, which names the parameter, if the decoder would not use one.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
@@ -58,7 +58,7 @@ def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def read_weights(folder: Path, dtype: np.dtype) -> Tree:
     """The weights in a model folder's safetensors, as `dtype`.
 
-    Raises ValueError naming a parameter that is missing or has another shape.
+    Raises ValueError, which names the parameter, if one is missing or has another shape.
     """
     shapes = expected_shapes(folder)
     files = {}

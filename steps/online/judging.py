@@ -70,10 +70,10 @@ def judge_rollouts(
     name: str,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Rollout]:
-    """The rollouts with a verdict each, and with the reward `name` where there is one.
+    """The rollouts with their verdicts, and with the reward `name` if there is a verdict.
 
     Args:
-        said: the text of each.
+        said: the text of each rollout.
         rows: the prompts, by their ids.
 
     Raises:
@@ -101,7 +101,8 @@ def _with(rollout: Rollout, judgement: Judgement, name: str) -> Rollout:
 
 
 def require_verdicts(rollouts: Sequence[Rollout], most_without: float) -> None:
-    """Raises ValueError if a larger share than `most_without` has no verdict; it says why."""
+    """Raise ValueError, with the most frequent reason, if a larger share than `most_without` of the
+    rollouts has no verdict."""
     without = [rollout for rollout in rollouts if rollout.verdict is Verdict.none]
     if len(without) > most_without * len(rollouts):
         count, why = Counter(r.reason for r in without).most_common(1)[0][::-1]

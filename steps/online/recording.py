@@ -1,9 +1,9 @@
-"""Drawing rollouts: finished ones are kept, and a run that is killed goes on.
+"""Sample rollouts. Finished completions are stored, and a killed run resumes.
 
     SCRATCH/parts/finished-RANK-NUMBER.parquet    completions, as they finish
 
-A completion follows from its request alone. So what is missing after a kill is drawn then, by as
-many ranks as there are then, and the recording is the same to the last bit.
+A completion depends only on its request. So a resumed run samples only the missing completions, on
+any number of ranks, and the recording is the same bit for bit.
 """
 
 import json
@@ -50,16 +50,16 @@ _Answer = tuple[str, int]
 """A row's id and the number of a completion."""
 _ENGINE = "engine.json"
 _SECONDS_A_PART = 20.0
-"""How much of a rank's work a kill costs, at most."""
+"""The most seconds of a rank's work that a kill can lose."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Rollouts, the rows that they answer, and how they came about.
+    """Rollouts, the rows that they answer, and how they were sampled.
 
-    rollouts: in the order of `rows`, and of a row by number.
-    tally: which prompts were kept and which not.
-    temperature: by which logits were divided; nothing else changes what a policy draws from.
+    rollouts: in the order of `rows`, and for each row by number.
+    tally: which prompts were kept and which dropped.
+    temperature: the divisor of the logits; nothing else changes the policy's distribution.
     """
 
     rows: Sequence[PromptRow]
@@ -97,9 +97,9 @@ def draw_rollouts(
     engine: EngineConfig = OwnEngine(),
     environment: Judges | None = None,
 ) -> Drawn:
-    """Completions of the prompts in a folder by the model in another; every rank gets all of them.
+    """Sample completions of the prompts in a folder with the model in another; every rank gets all.
 
-    A prompt that the model's chat template refuses is left out, and told.
+    A prompt that the model's chat template refuses is left out, and a notice names it.
 
     Args:
         environment: processes that reply to turns, where completions are episodes.
@@ -137,10 +137,10 @@ def write_recording(folder: Path, drawn: Drawn, model: Path) -> None:
 
 
 def require_whole_distribution(folder: Path) -> None:
-    """Raises ValueError unless a recording was drawn from all of what the policy says, as it says
-    it: at temperature 1, and without top-p or top-k.
+    """Raise ValueError unless a recording was sampled from the policy's unmodified distribution: at
+    temperature 1, and without top-p or top-k.
 
-    A ratio of probabilities would otherwise compare two distributions.
+    Otherwise a ratio of probabilities would compare two different distributions.
     """
     file = folder / _ENGINE
     told = json.loads(file.read_text()) if file.is_file() else {}
@@ -215,7 +215,7 @@ def _drawn(
 
 
 class _Parts:
-    """Files of finished completions, one now and then."""
+    """Writes finished completions to files at intervals."""
 
     def __init__(self, place: Workplace) -> None:
         self.count = 0
@@ -242,8 +242,8 @@ class _Parts:
 
 
 def _kept(scratch: Path, asked: Mapping[_Answer, Request], weights: str) -> dict[_Answer, Rollout]:
-    """What an earlier attempt has finished, as far as it answers `asked`. A file that cannot be
-    read is as good as none: what it held is drawn again."""
+    """The completions that earlier attempts have finished, if they answer `asked`. An unreadable
+    file is ignored, and its completions are sampled again."""
     found = {}
     for file in sorted((scratch / "parts").glob("finished-*.parquet")):
         try:
@@ -286,7 +286,7 @@ def _told(r: Rollout) -> list[Any]:
 def tokenized(
     prompts: Path, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[PromptRow], list[list[int]], Tally]:
-    """The prompts of a folder that the chat template takes, their tokens, what became of all."""
+    """The prompts of a folder that the chat template accepts, their tokens, and a tally of all."""
     rows = [from_record(PromptRow, record) for record in read_rows(prompts)]
     chats = [Chat(row.prompt, row.tools, row.template_kwargs) for row in rows]
     kept: list[tuple[PromptRow, list[int]]] = []

@@ -1,13 +1,14 @@
-"""The optimisation loop, written once for every loss, on one device or many.
+"""The optimisation loop, the same for every loss, on one device or many.
 
-What differs between losses is an `Objective`: the examples, and the loss of any batch of them. Its
-values are shares of the batch's means, divided by counts of the whole batch which are known before
-the step, so the gradient is that of the batch however a trainer cuts it into forwards.
+Losses differ in their `Objective`: the examples, and the loss of any batch of them. Its values are
+shares of the batch's means: they are divided by counts of the whole batch, which are known before
+the step. So the gradient does not depend on how a trainer cuts the batch into forwards.
 
-Every step is a function of the weights, the optimiser's state and its own number: the examples, the
-rate and the dropout noise all follow from (seed, step). That is what makes a resumed run end with
-the bits of an uninterrupted one. What is best so far, and when to stop, follow from the log. What
-depends on a clock or a signal (when to save, whether to leave) ranks agree on after every step.
+Every step is a function of the weights, the optimiser's state and its own number: examples,
+learning rate and dropout noise depend only on (seed, step). So a resumed run ends with the same
+bits as an uninterrupted one. The best step and early stopping depend only on the log. After every
+step, ranks agree on the decisions that depend on a clock or a signal: when to save, and whether to
+stop.
 """
 
 import time
@@ -39,8 +40,8 @@ from steps.training.trainer import BatchLoss, Trainer
 
 Result = TypeVar("Result")
 AtStart = Callable[[Sequence[TokenGroup], Tensor], None]
-"""Called with the first batch and the logps that the untrained weights give it, float64 [n, k];
-ends the run by raising an error."""
+"""Called with the first batch and its logps under the untrained weights, float64 [n, k]. It may
+raise an error to end the run."""
 
 
 def train(
@@ -54,17 +55,18 @@ def train(
     stopping: Stopping = never,
     ranks: Ranks = ALONE,
 ) -> list[StepMetrics]:
-    """Trains `trainer`, from the latest checkpoint if there is one; returns all steps' log.
+    """Train from the latest checkpoint, if there is one; return the log of all steps.
 
-    Each step logs `step` (1-based), `epoch`, `loss`, what the objective adds, `grad_norm` (before
-    clipping), `learning_rate` and `num_tokens` (so far); a step after which `held_out` is scored
-    also the objective's values there, with the prefix `eval_`. Progress has the device's usage
-    beside these.
+    Each step logs `step` (1-based), `epoch`, `loss`, the objective's metrics, `grad_norm` (before
+    clipping), `learning_rate` and `num_tokens` (so far). A step after which `held_out` is evaluated
+    also logs the objective's values there, with the prefix `eval_`. Progress reports these and the
+    device's usage.
 
-    The trainer ends with the weights of the last step, or of the best one (`config.keep_best`).
-    `at_start` is asked before the first update, and not on resuming. Raises FloatingPointError,
-    naming the step, if a loss or a gradient is not finite, and Left, with a checkpoint of the step
-    just done, once `stopping` says so on any of `ranks`.
+    At the end, the trainer has the weights of the last step, or of the best one
+    (`config.keep_best`). `at_start` is called before the first update, but not in a resumed run.
+
+    Raises FloatingPointError, which names the step, if a loss or a gradient is not finite. Raises
+    Left, after writing a checkpoint, when `stopping` is true on any of `ranks`.
     """
     log = checkpoints.restore(trainer)
     with checkpoints:
@@ -85,7 +87,7 @@ def _steps(
     stopping: Stopping,
     ranks: Ranks,
 ) -> None:
-    """Adds to `log` until the last step, or the one after which training stops early."""
+    """Run steps and append them to `log`, until the last step or until training stops early."""
     trainer, config = stepper.trainer, stepper.config
     saved_at, saved_step = time.monotonic(), len(log)
     while len(log) < stepper.steps and not has_stopped(log, config):
@@ -101,7 +103,7 @@ def _steps(
             checkpoints.save_best(done, trainer)
         since = done - saved_step, time.monotonic() - saved_at
         leaving, due = ranks.any(stopping(), is_due(config, *since))
-        # The last state becomes the model folder; a checkpoint of it would only be thrown away.
+        # The last state becomes the model folder, so it needs no checkpoint.
         if done < stepper.steps and (due or leaving):
             checkpoints.save(done, trainer, log, best, stepper.reference)
             saved_at, saved_step = time.monotonic(), done
@@ -113,7 +115,7 @@ def _steps(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """The examples of one step, laid out."""
+    """The prepared batches of one step."""
 
     indices: Sequence[int]
     batch: Batch
@@ -121,7 +123,7 @@ class _Prepared:
 
 
 class _Stepper:
-    """Runs one step and, while the device is at it, prepares the next."""
+    """Runs one step and prepares the next one while the device computes."""
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class _Stepper:
         return {} if self._moving is None else self._moving.logps
 
     def step(self, log: Sequence[StepMetrics]) -> tuple[StepMetrics, Batch]:
-        """The step after those of `log`: what is logged of it, and its batch."""
+        """Run the step after those in `log`; return its log entry and its batch."""
         number = len(log)
         now, self._next = self._next or self._prepare(number), None
         rate = learning_rate(self.config.optimizer, number, self.steps)
@@ -208,7 +210,7 @@ class _Stepper:
 
 
 def finite(future: Future[Result], step: int) -> Result:
-    """What 0-based `step` came to; raises FloatingPointError with advice if it is not finite."""
+    """The result of the 0-based `step`; a FloatingPointError gets the step's number and advice."""
     try:
         return future.result()
     except FloatingPointError as error:
@@ -219,7 +221,7 @@ def finite(future: Future[Result], step: int) -> Result:
 
 
 def is_due(config: UpdateConfig, steps: int, seconds: float) -> bool:
-    """Whether a checkpoint is to be written so many steps and seconds after the last one."""
+    """Whether a checkpoint is due, this many steps and seconds after the last one."""
     every_steps, every_seconds = config.checkpoint_every_steps, config.checkpoint_every_seconds
     return (every_steps is not None and steps >= every_steps) or (
         every_seconds is not None and seconds >= every_seconds

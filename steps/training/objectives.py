@@ -1,7 +1,7 @@
-"""What a run minimises: its examples, and the loss of any batch of them, for each family of losses.
+"""The objective of a run: its examples and the loss of any batch, for each family of losses.
 
-A batch's loss holds what belongs to its examples (reference logps, counts, weights, labels), so it
-can be asked for the losses of any few of them.
+A batch's loss contains the data of its examples (reference logps, counts, weights, labels), so it
+can compute the losses of any subset of the batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from steps.training.trainer import BatchLoss, GroupLosses
 
 @dataclass(frozen=True)
 class Objective:
-    """What is trained on, or evaluated, and the loss.
+    """Examples for training or evaluation, and their loss.
 
     groups: the examples.
     batch_loss: the loss of the examples with these indices as one batch; given the logps of their
@@ -94,7 +94,7 @@ class MovingReference:
 
 
 def sft_objective(groups: Sequence[TokenGroup]) -> Objective:
-    """The mean over response tokens of their negative log-likelihood."""
+    """The mean negative log-likelihood of response tokens."""
     tokens = lengths_of(groups)
     weights = _weights(groups)
 
@@ -158,9 +158,9 @@ def unpaired_objective(
     """The mean of `loss` over single responses.
 
     Args:
-        reference: the reference's logps of them, float64 [n].
-        baseline_groups: what the loss's baseline is found on, one for each response.
-        baseline_reference: the reference's logps of those, float64 [n].
+        reference: the reference's logps of the responses, float64 [n].
+        baseline_groups: the groups for the loss's baseline, one for each response.
+        baseline_reference: the reference's logps of the baseline groups, float64 [n].
     """
     tokens = lengths_of(groups)[:, 0]
     weights = _weights(groups)
@@ -186,7 +186,7 @@ def unpaired_objective(
 
 
 class _OnDevice:
-    """A dataclass of tensors and of what is no tensor."""
+    """A mixin for dataclasses that moves their tensors to a device."""
 
     def to(self, device: torch.device) -> Self:
         tensors = {
@@ -208,8 +208,8 @@ class _SftBatch(_OnDevice):
 
 @dataclass(frozen=True)
 class _PairBatch(_OnDevice):
-    """`reference_tokens` [S] and `policy` [n, 2], the logps before the step, are there for losses
-    that look at them."""
+    """The loss of a batch of pairs. `reference_tokens` [S], and `policy` [n, 2], the logps before
+    the step, are set only for losses that need them."""
 
     loss: PreferenceLoss
     totals: Totals
@@ -271,6 +271,6 @@ def _weights(groups: Sequence[TokenGroup]) -> Tensor:
 
 
 def _totals(tokens: Tensor) -> Totals:
-    """Of a batch whose responses have so many scored tokens, [n] or [n, k], the chosen first."""
+    """The totals of a batch, from the numbers of scored tokens of its responses, [n] or [n, k]."""
     chosen = tokens if tokens.ndim == 1 else tokens[:, 0]
     return Totals(examples=len(tokens), tokens=int(chosen.sum()))
