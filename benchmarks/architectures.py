@@ -1,12 +1,12 @@
-"""Which architectures are packed, batched, read alone or refused, and whether what comes out is
-right: a tiny random float64 model of every text architecture that transformers has, against the
-plain forward of each sequence alone, logps and gradients.
+"""Which architectures are packed, batched, read alone or refused, and whether the results are
+right. The benchmark compares logps and gradients of a tiny random float64 model of every text
+architecture in transformers with the model's own forward of each sequence alone.
 
     python benchmarks/architectures.py                  all, as a Markdown table
     python benchmarks/architectures.py qwen3_next mpt   these
 
-Windows, chunks and the sequences that rotations were made for are shorter than the sequences, and
-held-out rows are longer than training rows, so that whatever depends on length shows.
+Windows, chunks and the original lengths of rotations are shorter than the sequences, and held-out
+rows are longer than training rows, to reveal errors that depend on length.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from steps.scoring.parity import check_packing
 
 VOCABULARY, WINDOW, POSITIONS = 97, 12, 256
 LOGPS, GRADIENTS = 1e-7, 1e-6
-"""How far off, relative to the largest logp and to a parameter's gradient, is still rounding."""
+"""The tolerances for rounding, relative to the largest logp and to a parameter's gradient."""
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -126,7 +126,7 @@ _SIZES: dict[str, Any] = {
     "vocab_size_per_layer_input": VOCABULARY,
     "hidden_size_per_layer_input": 8,
 }
-"""Of these a config gets what it has."""
+"""Settings for tiny models; each config gets those that it has."""
 
 _LATENT = {"num_key_value_heads": 4}
 _SPARSE = {**_LATENT, "index_n_heads": 16, "index_head_dim": 16, "index_topk": 8}
@@ -164,12 +164,13 @@ _OWN: dict[str, dict[str, Any]] = {
     "minimax": {"layer_types": ["linear_attention", "full_attention"]},
     "mpt": {"max_seq_len": POSITIONS},
 }
-"""What some need besides."""
+"""Further settings that some architectures need."""
 
 
 class Float64(TorchFunctionMode):
-    """Within the block no float64 tensor becomes float32, as transformers makes some in norms,
-    rotations and softmaxes whatever the model's dtype: other shapes then round otherwise."""
+    """Keeps float64 tensors in float64 inside the block. Transformers computes some norms,
+    rotations and softmaxes in float32 whatever the model's dtype, where rounding depends on shapes.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -188,8 +189,8 @@ _CASTS = {Tensor.float, Tensor.to, torch.nn.functional.softmax, Tensor.softmax, 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an architecture. logps, gradients: how far off, relatively; None where nothing
-    was computed."""
+    """The result for an architecture. logps, gradients: the relative errors; None if nothing was
+    computed."""
 
     architecture: str
     result: str
@@ -199,7 +200,7 @@ class Outcome:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether something was computed that is not what the model itself gives."""
+        """Whether a result differs from the model's own."""
         if self.logps is None or self.gradients is None:
             return False
         return not (self.logps <= LOGPS and self.gradients <= GRADIENTS)
@@ -242,7 +243,7 @@ def examine(
     training: Sequence[TokenGroup] = TRAINING,
     held_out: Sequence[TokenGroup] = HELD_OUT,
 ) -> Outcome:
-    """How `model` reads these rows, and how far that is from its own forward."""
+    """How `model` reads these rows, and the error relative to its own forward."""
     name = model.config.model_type
     model.set_attn_implementation(own_attention(model))
     every = [*training, *held_out]
@@ -312,8 +313,8 @@ def _gradients(model: PreTrainedModel, backward: Any) -> dict[str, Tensor]:
 
 
 def _relative(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """The largest relative difference of a parameter's gradient; of those that are next to nothing,
-    relative to a thousandth of all."""
+    """The largest relative difference of a parameter's gradient. Very small gradients are compared
+    relative to a thousandth of the whole gradient."""
     least = 1e-3 * torch.stack([g.norm() for g in theirs.values()]).norm()
     return max(
         ((ours[name] - gradient).norm() / torch.maximum(gradient.norm(), least)).item()
@@ -340,11 +341,11 @@ stablelm starcoder2 trocr vaultgemma whisper xlm xlm-roberta xlm-roberta-xl xlne
 zaya
 """
 ARCHITECTURES = _TYPES.split()
-"""Every type of `AutoModelForCausalLM` that reads text alone and can be made small; those that
-another type stands for (gpt-sw3 is a GPT-2) are left out."""
+"""Every type of `AutoModelForCausalLM` that reads only text and can be made small, without types
+that equal another one (gpt-sw3 is a GPT-2)."""
 
 _MIXED = {"nemotron_h"}
-"""Makes float32 tensors of its own, so it runs in mixed precision and not in float64 throughout."""
+"""This type creates float32 tensors, so it runs in mixed precision and not fully in float64."""
 
 
 def examined(architecture: str) -> Outcome:
@@ -354,7 +355,7 @@ def examined(architecture: str) -> Outcome:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Who is read how, and how far off, in Markdown."""
+    """A Markdown table of how each architecture is read, and of its errors."""
     lines = ["| read | types | | logps off by | gradients off by |", "|---|--:|---|--:|--:|"]
     for result in ("packed", "batched", "alone", "refused", "failed"):
         found = [outcome for outcome in outcomes if outcome.result == result]
@@ -369,7 +370,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def main() -> None:
-    """Prints what is not packed and why, as it is found, then the table."""
+    """Print architectures that are not packed, with the reason, and then the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("architectures", nargs="*", default=ARCHITECTURES)
     wanted = parser.parse_args().architectures

@@ -1,10 +1,10 @@
-"""Masks of a folder of real chat templates, judged by an oracle: one table of what is wrong.
+"""Masks for a folder of real chat templates, judged by an oracle; prints a table of errors.
 
     python -m benchmarks.chat_templates FOLDER [--only NAME] [--cases CASE] [--details]
 
-FOLDER holds `*.jinja` files. Each is given a small byte-level tokenizer that has the special
-tokens which the template names, and is tried on the conversations below, once for the last turn
-and once for all. `template_oracle` says what is right; it shares no code with what it judges.
+FOLDER holds `*.jinja` files. Each template gets a small byte-level tokenizer with the special
+tokens that it names, and is tested on the conversations below, once for the last turn and once for
+all turns. `template_oracle` defines the right masks; it shares no code with the code under test.
 """
 
 import argparse
@@ -29,7 +29,7 @@ _ENDS = (
     "<｜end▁of▁sentence｜>", "<|return|>", "<|end_of_text|>", "[|endofturn|]", "<|im_sep|>",
     "<|endoftext|>", "<|eom|>", "[e~[", "</s>", "<eos>", "<|end|>", "<|eos|>", "<|endofturn|>",
 )  # fmt: skip
-"""What may end a sequence: the first of these that a template names."""
+"""Candidates for the end-of-sequence token; the first one that a template names is used."""
 
 CALL = {"name": "weather", "arguments": {"city": "Zürich", "days": 2}}
 TOOL = {
@@ -205,7 +205,7 @@ def tokenizer_for(template: str) -> tuple[Any, list[str]]:
 
 
 def made_of(tokenizer: Any, conversation: Conversation, every: bool, config: Any) -> Made:
-    """What Temper makes of a conversation."""
+    """Temper's tokens and mask of a conversation."""
     from steps.data.rows.reasons import MalformedRow
     from steps.data.rows.rows import ConversationRow
     from steps.data.tokens.tokenizing import tokenize_conversations
@@ -219,7 +219,7 @@ def made_of(tokenizer: Any, conversation: Conversation, every: bool, config: Any
 
 
 def judged(path: Path, names: set[str]) -> Iterator[tuple[str, str, bool, Any, Made]]:
-    """Every case of a template with what is made of it and the verdict."""
+    """Every case of a template, with its result and the verdict."""
     from steps.data.tokens.rendering import _prepared
     from steps.data.tokens.tokenizing import TokenizeConfig, TrainOn, tokenization
 

@@ -1,10 +1,10 @@
-"""Pairs of real chat templates as tokens, beside those of TRL's own DPOTrainer: where they differ.
+"""Compare the tokens of pairs under real chat templates with those of TRL's DPOTrainer.
 
     PYTHONPATH=$PWD PYTHON_WITH_TRL -m benchmarks.chat_templates_trl FOLDER
 
-Each conversation of `chat_templates` is the chosen side of a pair. TRL's tokens are made with its
-own functions, as `DPOTrainer._prepare_dataset` makes them. TRL trains on all that follows the
-prompt, to the end of the text; a pair here ends with the end of its turn.
+Each conversation of `chat_templates` is the chosen side of a pair. TRL's own functions make its
+tokens, as in `DPOTrainer._prepare_dataset`. TRL trains on everything after the prompt, to the end
+of the text; in Temper, a pair ends with the end of its turn.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def differences(path: Path) -> list[str]:
 
 
 def of_trl(tokenizer: Any, prompt: Any, answer: Any, tools: Any) -> tuple[list, list] | None:
-    """Prompt and chosen side as TRL's trainer has them; None where it fails."""
+    """Prompt and chosen side as TRL's trainer tokenises them; None if it fails."""
     from trl.data_utils import (  # pyright: ignore[reportMissingImports]
         _tokenize,
         common_prefix_length,

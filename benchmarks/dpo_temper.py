@@ -2,10 +2,10 @@
 
     python dpo_temper.py reference JOB.json REPORT.json   the reference's logps
     python dpo_temper.py train JOB.json REPORT.json       the training against them
-    python dpo_temper.py run JOB.json REPORT.json         both as steps of an experiment, or as much
-                                                          of it as is not cached
+    python dpo_temper.py run JOB.json REPORT.json         both as steps of an experiment, except
+                                                          cached steps
 
-The first two are what a step's process does, without Temper around it.
+The first two do the work of a step's process, without Temper's planning and caching.
 """
 
 import json
@@ -26,7 +26,7 @@ def main(stage: str, job_file: str, report_file: str) -> None:
 
 
 def run_stage(stage: str, job: dict[str, Any], phases: Phases) -> dict[str, Any]:
-    """The reference, or the training, in this process; a mark after every step."""
+    """Run the reference or the training in this process, with a mark after every step."""
     with phases.phase("import"):
         import torch
 
@@ -59,7 +59,7 @@ def run_stage(stage: str, job: dict[str, Any], phases: Phases) -> dict[str, Any]
 
 
 def run_experiment(job: dict[str, Any], phases: Phases) -> dict[str, Any]:
-    """The same as an experiment in a store, which plans, starts workers and commits."""
+    """Run both as an experiment with a store, which plans, starts workers and commits."""
     with phases.phase("import"):
         from pipeline import adopt, run
         from steps.kinds import Model, PairTokens
@@ -78,7 +78,7 @@ def run_experiment(job: dict[str, Any], phases: Phases) -> dict[str, Any]:
 
 
 def count_flops() -> list[int]:
-    """Counts what models do from now on, in their own thread; one number for each call."""
+    """Count the operations of models from now on, in their own thread; one number per call."""
     from flops import flop_counter
 
     from steps.scoring.scorer import Scorer

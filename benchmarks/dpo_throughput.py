@@ -1,22 +1,23 @@
-"""What a DPO run costs: Temper beside TRL, on the same pairs, in one sitting.
+"""The cost of a DPO run: Temper compared with TRL, on the same pairs, in one session.
 
     python benchmarks/dpo_throughput.py --trl PYTHON                        minutes
     python benchmarks/dpo_throughput.py --trl PYTHON --model smollm2        an hour
     python benchmarks/dpo_throughput.py --trl PYTHON --pairs 8 --rounds 1   does it work?
     python benchmarks/dpo_throughput.py --trl PYTHON --only second
 
-PYTHON is an interpreter that can import trl, which is no dependency of Temper. Every sample is a
-process of its own with one thread; the contenders take turns (A B C A B C …), so that what else the
-machine does falls on all of them alike; a ratio is the median of the ratios of samples of the same
-round. CPU seconds are the steadiest unit on a machine that others use too.
+PYTHON is an interpreter that can import trl, which is not a dependency of Temper. Every sample is a
+separate process with one thread. The contenders take turns (A B C A B C …), so that other load on
+the machine affects all of them equally. A ratio is the median of the ratios of samples of the same
+round. CPU seconds are the most stable unit on a shared machine.
 
-All get the same model, the same token ids in the same order (which is checked), float32, a constant
-rate and AdamW, and must come to the same losses (which is printed). Two experiments:
+All contenders get the same model, the same token ids in the same order (this is checked), float32,
+a constant learning rate and AdamW, and should reach the same losses (these are printed). There are
+two experiments:
 
     cost     reference logps and training: CPU seconds, memory, floating-point operations.
-    second   the experiment is run; then again with another learning rate: whole processes, from the
-             command to the saved model, with every cache that a contender has. The first of the two
-             is what an experiment costs as a whole, imports and Temper's planning included.
+    second   the experiment, and then the same with another learning rate: whole processes, from the
+             command to the saved model, with all caches of a contender. The first of the two is the
+             total cost of an experiment, including imports and Temper's planning.
 """
 
 import json
@@ -43,13 +44,13 @@ CONTENDERS = {"TRL, default": "default", "TRL, strongest": "strongest", TEMPER: 
 RATE, OTHER_RATE = 1e-5, 2e-5
 
 Sample = dict[str, Any]
-"""One process: ``wall`` and ``cpu`` seconds and ``peak`` MiB of it and all it started, and what it
-reported of itself."""
+"""Measurements of one process and its children: ``wall`` and ``cpu`` seconds, ``peak`` MiB, and
+the process's own report."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all samples share."""
+    """The settings that all samples share."""
 
     workload: Workload
     model: Model
@@ -87,7 +88,8 @@ class Bench:
         return self._call([sys.executable, str(HERE / "dpo_temper.py"), stage], job)
 
     def _call(self, command: list[str], job: Mapping[str, Any]) -> Sample:
-        """Run a process to its end; what it and all it started used, and what it reported."""
+        """Run a process to its end; return its measurements, including its children, and its
+        report."""
         output = Path(job["output"])
         output.mkdir(parents=True, exist_ok=True)
         job_file, report = output / "job.json", output / "report.json"
@@ -123,7 +125,7 @@ def _environment() -> dict[str, str]:
 
 
 def cost_sample(bench: Bench, contender: str, flops: bool = False) -> Sample:
-    """A reference and a training against it, as seconds by what they are for."""
+    """A reference and a training with it, as seconds by purpose."""
     if contender != TEMPER:
         sample = bench.trl_sample(CONTENDERS[contender], flops=flops)
         reference = sample["phases"].get("reference", {"wall": 0.0, "cpu": 0.0})
@@ -152,7 +154,7 @@ COST: dict[str, Callable[[Sample], float]] = {
 
 
 def _a_step(sample: Sample, of: str) -> float:
-    """The mean step after the first, with which what is done once ends."""
+    """The mean time of a step, without the first, which includes one-time work."""
     marks = [mark[of] for mark in sample["marks"]]
     return (marks[-1] - marks[0]) / (len(marks) - 1)
 
@@ -197,7 +199,7 @@ def _cell(rounds: list[dict[str, Sample]], contender: str, value: Callable[[Samp
 
 
 def second_samples(bench: Bench, contender: str) -> dict[str, Sample]:
-    """The experiment, and the same with another learning rate; the caches are new at first."""
+    """The experiment, and the same with another learning rate, starting with empty caches."""
     new = bench.job()["output"]
     if contender != TEMPER:
         setting, cache = CONTENDERS[contender], f"{new}-cache"

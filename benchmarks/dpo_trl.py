@@ -2,9 +2,9 @@
 
     python dpo_trl.py JOB.json REPORT.json
 
-TRL is used as its documentation says, on conversations, with its own tokenisation and defaults
-besides what the job names. Rows come in the order in which they are to be seen. That TRL made the
-very token ids of the job is checked, not assumed.
+TRL is used as documented, on conversations, with its own tokenisation and its defaults except for
+the job's settings. Rows are in the order of training. The script checks that TRL made exactly the
+job's token ids.
 """
 
 import json
@@ -17,10 +17,10 @@ from phases import Phases
 
 PREFERENCE = ("prompt", "chosen", "rejected")
 SETTINGS: dict[str, dict[str, Any]] = {
-    # As it comes: a live reference, activations computed twice, all pairs of a step in one forward.
+    # TRL's defaults: a live reference, activations recomputed, all pairs of a step in one forward.
     "default": {},
-    # What is left to set: no activation is computed twice and no pair padded to another one. The
-    # filter by length closes over all settings, so that without it a reference can be used again.
+    # TRL's fastest settings: no activation is recomputed, and no pair is padded to another one.
+    # The filter by length captures all settings; without it TRL can reuse cached reference logps.
     "strongest": {
         "max_length": None,
         "gradient_checkpointing": False,
@@ -46,7 +46,7 @@ def main(job_file: str, report_file: str) -> None:
             phases.mark()
 
     class Trainer(DPOTrainer):
-        """Tells how long the reference takes; nothing else is changed."""
+        """Measures the time of the reference; nothing else is changed."""
 
         def _precompute_ref_logps(self, *arguments: Any) -> Any:
             with phases.phase("reference"):

@@ -1,12 +1,12 @@
-"""What was foreseen of steps against what they took.
+"""Compare the estimates of steps with their measured time and memory.
 
     python benchmarks/estimates.py STORE [STORE …]
 
-The stores hold runs, the earliest first. Every artifact that recorded what it took is priced twice:
-as its estimator foresaw it, and as a plan would have told it that knew all attempts of the runs
-before, on like hardware. Times are compared as wall time, and as processor seconds, which other
-work on the machine changes less. Printed are the ratios of what was told to what was measured;
-the last lines count how many lie within the factor that is promised: 1.5 for time, 1.2 for memory.
+List the stores of earlier runs first. For every artifact with measurements there are two estimates:
+that of its estimator, and that of a plan that knows all attempts of earlier runs on similar
+hardware. Times are compared as wall time, and as CPU seconds, which depend less on other load. The
+script prints the ratios of estimates to measurements. The last lines count how many are within the
+promised factor: 1.5 for time, 1.2 for memory.
 """
 
 import math
@@ -28,7 +28,7 @@ FORESEEN_AS = {"cpu_seconds": "seconds"}
 
 
 def told(what: str, one: Experience, earlier: Sequence[Experience]) -> float | None:
-    """What a plan would have said, knowing the attempts before; ``None`` if nothing is foreseen."""
+    """The estimate of a plan that knows earlier attempts; ``None`` if there is no estimate."""
     name = FORESEEN_AS.get(what, what)
     foreseen = one.foreseen.get(name)
     if foreseen is None:

@@ -1,7 +1,7 @@
-"""Floating-point operations of matrix products, counted as they are done.
+"""Count the floating-point operations of matrix products as they are executed.
 
-Attention between tokens is not among them: torch counts none of it on a CPU, and a floor of
-`6 N (P + C + R) + 6 V H (C + R)` for a pair has none either.
+Attention between tokens is not counted: torch does not count it on a CPU, and the lower bound
+`6 N (P + C + R) + 6 V H (C + R)` for a pair does not include it either.
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def flop_counter() -> FlopCounterMode:
-    """A context, for one thread, with `get_total_flops()` at its end. It takes time: do not also
-    measure that."""
+    """A context for one thread, with `get_total_flops()` at its end. Counting takes time, so do not
+    measure time in it."""
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _in_place_product})
 
 

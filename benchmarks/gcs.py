@@ -1,4 +1,4 @@
-"""A Google Cloud Storage server on this machine, with objects in memory, to count requests on."""
+"""A local Google Cloud Storage server with objects in memory, to count requests."""
 
 import contextlib
 import socket
@@ -16,10 +16,11 @@ START_SECONDS = 120.0
 def gcs_server() -> Iterator[Mapping[str, str]]:
     """The environment in which gcsfs talks to the server.
 
-    The package's own way to start it reads no log and so stops after some thousand requests.
+    The package's own starter never reads the server's log, so the server blocks after some thousand
+    requests.
 
     Raises:
-        ModuleNotFoundError: the package that ships the server is not installed.
+        ModuleNotFoundError: the package with the server is not installed.
     """
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:

@@ -1,4 +1,4 @@
-"""The step of ``launchers.py``: says when it began."""
+"""The step of ``launchers.py``: it records when it began."""
 
 import time
 
@@ -7,7 +7,7 @@ from pipeline import Output, step
 
 @step(version="1")
 def say_when(out: Output, number: int) -> dict:
-    """Nothing but its own beginning and its number."""
+    """Return the time at which the step began, and its number."""
     began = time.time()
     (out.path / "number.txt").write_text(str(number))
     return {"began": began}

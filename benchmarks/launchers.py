@@ -1,12 +1,13 @@
-"""What a launcher costs: from "ready" to the step function's first line, and the driver's own time.
+"""The cost of launchers: the time from a ready step to its function, and the driver's CPU time.
 
     python -m benchmarks.launchers [local] [slurm] [ray] [--steps 200] [--jobs 8]
 
-Clusters are real and started here, on one machine, so workers share its processors with all that
-runs them. *Start* is from the moment at which a driver makes an attempt until the step function
-begins, the import of Python and Temper included; of the steps of one run, one after the other. The
-sweep is of independent steps, submitted together; the driver's processor time is that of all its
-processes, and of the clients it calls, but not of workers (which only another engine keeps apart).
+The script starts real clusters on this machine, so workers share its CPUs with the cluster's
+daemons. *Start* is the time from the creation of an attempt until the step function begins,
+including the start of Python and the import of Temper, for steps that run one after another. The
+sweep consists of independent steps, submitted together. The driver's CPU time includes all its
+processes and the clients that it calls, but not workers (only with engines that start workers
+elsewhere can the two be separated).
 """
 
 import argparse
@@ -65,7 +66,7 @@ def measure(kind: str, steps: int, jobs: int) -> Cost:
 
 @contextlib.contextmanager
 def engine(kind: str, folder: str) -> Iterator[LauncherConfig]:
-    """An engine that runs, as a launcher is configured for it."""
+    """A running engine, as the configuration of its launcher."""
     if kind == "local":
         yield LauncherConfig()
     elif kind == "slurm":
@@ -83,7 +84,7 @@ def why_not(kind: str) -> str:
 
 
 def _start(made: Manifest) -> float:
-    """From the making of the attempt, which its name says, to the first line of the function."""
+    """Seconds from the attempt's creation, a time in its name, to the function's first line."""
     stamp, _, rest = made.attempt.partition("-")
     ready = calendar.timegm(time.strptime(stamp, "%Y%m%dT%H%M%S")) + int(rest[:3]) / 1000
     return made.metrics["began"] - ready

@@ -1,11 +1,11 @@
-"""What watching costs the driver: the live view of a sweep, in shares of one core.
+"""The cost of the live view of a sweep for the driver, as a share of one core.
 
     python benchmarks/live_view.py                   a quarter of a minute
     python benchmarks/live_view.py --steps 1000
 
-The view is drawn as in a run (4 times a second, progress read from the store) for a sweep of so
-many steps, of which some run and report their progress. No step really runs: what is measured is
-the process time of the view alone, once its first picture is drawn.
+The view is drawn as in a run (4 times a second, with progress from the store) for a sweep of many
+steps, of which some run and report progress. No step really runs: the script measures only the
+process time of the view, after its first drawing.
 """
 
 import io
@@ -37,7 +37,7 @@ def main(
     running: Annotated[int, typer.Option(min=0, help="At once.")] = 8,
     seconds: Annotated[float, typer.Option(min=1, help="To watch.")] = 10.0,
 ) -> None:
-    """Print the share of a core that the view of a terminal takes, and that of plain lines."""
+    """Print the share of a core for the terminal's live view, and for plain lines."""
     for kind, terminal in (("terminal", True), ("plain lines", False)):
         share = watch(steps, min(running, steps), seconds, terminal)
         print(f"{steps} steps, {running} running, {kind}: {share:.1%} of one core")
@@ -72,7 +72,7 @@ def make_board(store: Store, steps: int, terminal: bool) -> Board:
 
 
 def report(board: Board, step: str, key: str, done: int) -> None:
-    """What a worker writes of its progress."""
+    """Write progress as a worker does."""
     progress = {"done": done, "total": 1000, "metrics": METRICS}
     path = Path(board.resolver.store.progress_path(step, key))
     path.parent.mkdir(parents=True, exist_ok=True)

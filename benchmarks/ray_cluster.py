@@ -1,7 +1,7 @@
 """A real Ray cluster of two nodes on this machine, for tests and benchmarks.
 
-The second node says that it is the first host of a TPU pod slice. Ports, folders and the token that
-clients need are its own.
+The second node claims to be the first host of a TPU pod slice. The cluster has its own ports,
+folders and client token.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from benchmarks.daemons import ending_with_us
 
 START_SECONDS = 120.0
 _TOKEN = secrets.token_hex(32)
-"""What clients show; of all clusters of a process, as Ray's client reads it once a process."""
+"""The token of clients, for all clusters of this process, as Ray's client reads it only once."""
 
 
 @dataclass
 class RayCluster:
-    """A cluster that runs.
+    """A running cluster.
 
     Attributes:
-        address: of the dashboard, which takes jobs.
-        environment: in which clients speak to it.
+        address: the address of the dashboard, which accepts jobs.
+        environment: the environment variables for clients.
     """
 
     folder: Path
@@ -44,7 +44,7 @@ class RayCluster:
     nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def add_node(self, cpus: int, resources: Mapping[str, float]) -> subprocess.Popen[bytes]:
-        """Add a node with a process of its own, which can be killed."""
+        """Add a node in a separate process, which can be killed."""
         node = _start(
             self.folder, self.environment, f"node-{len(self.nodes)}",
             *("--address", self.gcs, "--num-cpus", str(cpus), "--num-gpus", "0"),
@@ -54,7 +54,7 @@ class RayCluster:
         return node
 
     def kill(self, node: subprocess.Popen[bytes]) -> None:
-        """End every process of a node at once, as a machine does that loses its power."""
+        """Kill every process of a node at once, like a power failure."""
         doomed = [node.pid, *_below(node.pid)]
         for pid in doomed:
             with contextlib.suppress(ProcessLookupError):

@@ -63,7 +63,7 @@ def by_generate(model: PreTrainedModel, prompts: list[Ids], batch: int) -> int:
 
 @torch.no_grad()
 def by_full_recompute(model: PreTrainedModel, prompts: list[Ids], batch: int) -> int:
-    """Without a cache: each token is drawn after a forward over all before it."""
+    """Without a cache: each token takes a forward over all tokens before it."""
     drawn = 0
     for ids, mask in _padded(prompts, batch):
         for _ in range(NEW_TOKENS):

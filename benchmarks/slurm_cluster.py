@@ -1,7 +1,7 @@
 """A real Slurm cluster of two nodes on this machine, for tests and benchmarks.
 
-Its own ``munged``, ``slurmctld`` and two ``slurmd``, all of Debian's ``slurm-wlm``, with folders,
-ports and keys of their own, so that a cluster of the machine's is not touched. Their GPUs are
+It consists of ``munged``, ``slurmctld`` and two ``slurmd`` from Debian's ``slurm-wlm``, with
+separate folders, ports and keys, so that it does not touch a cluster of the machine. Its GPUs are
 null devices. There is no accounting, as on many clusters.
 """
 
@@ -28,10 +28,10 @@ NODES = ("temper1", "temper2")
 
 @dataclass(frozen=True)
 class SlurmCluster:
-    """A cluster that runs.
+    """A running cluster.
 
     Attributes:
-        environment: in which Slurm's commands speak to it.
+        environment: the environment variables for Slurm's commands.
     """
 
     folder: Path

@@ -103,7 +103,7 @@ def dag(steps: int, names: int, shape: str = "grid") -> Step:
 
 
 def fill(root: Step, store: Store) -> None:
-    """Commit what a run would have: real keys, code, files, manifests and index."""
+    """Commit the artifacts of a run, with real keys, code, files, manifests and index."""
     store.prepare()
     catalog = Catalog(store)
     resolver = Resolver(catalog)

@@ -1,18 +1,18 @@
-"""Who wrote each character of a rendered conversation, and whether a mask is right: an oracle.
+"""An oracle that finds the author of each character of a rendered conversation, and judges masks.
 
-Every ASCII letter and digit that a message holds is replaced by a character of a private plane that
-says which message it is of and which letter it was. The template renders that; mapped back, the
-result must be what it renders of the true words: then each letter's author is known. This shares
-nothing with how `steps.data` finds masks: no slots, no searching, no rules of spans.
+Every ASCII letter and digit of a message is replaced by a character of a private plane that encodes
+the message and the letter. The template renders the result. Mapped back, it must equal the
+rendering of the true words; then the author of each letter is known. This method has nothing in
+common with that of `steps.data`: no slots, no searching, no rules of spans.
 
-What is right is said here once more and otherwise, as one would check a mask by hand:
+The rules for masks are stated here independently, as in a check by hand:
 
 * no letter of another message is trained on, and every letter of a trained turn is;
-* a turn is trained on from where the generation prompt ends, or a notice says that it is not;
-* the end of sequence is trained on where the template writes it among the tokens after the words,
-  nothing after it is, and no token with which the next turn is opened;
-* turns of one template end alike, be they plain, reasoned or calls;
-* what the template leaves out is told;
+* a turn is trained on from the end of the generation prompt on, or a notice reports otherwise;
+* the end of sequence is trained on if the template writes it among the tokens after the words;
+  nothing after it is trained on, and no token that opens the next turn;
+* all turns of one template end in the same way: plain answers, reasoning and calls;
+* everything that the template leaves out is reported;
 * ids are those of the whole text.
 """
 
@@ -28,7 +28,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages that end with the assistant's, and what else the template is given."""
+    """Messages that end with the assistant's, and other arguments of the template."""
 
     name: str
     messages: tuple[Message, ...]
@@ -37,8 +37,8 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Made:
-    """What was made of a conversation: ids and mask up to the last trained token, and what was
-    told; or why it was refused."""
+    """A tokenised conversation: ids and mask up to the last trained token, and notices; or the
+    reason why it was refused."""
 
     ids: Sequence[int] = ()
     mask: Sequence[bool] = ()
@@ -49,7 +49,7 @@ class Made:
 
 @dataclass
 class Verdict:
-    """What is wrong with it; `end`: the tokens with which its last turn ends."""
+    """The errors of a result; `end` are the tokens that end its last turn."""
 
     wrong: list[str] = field(default_factory=list)
     end: str = ""
@@ -69,7 +69,7 @@ class Oracle:
         self.special = re.compile("|".join(longest))
 
     def judge(self, conversation: Conversation, turns: Sequence[int], made: Made) -> Verdict:
-        """What is wrong with `made`, in which the messages `turns` were to be trained on."""
+        """The errors of `made`, which should train on the messages `turns`."""
         verdict = Verdict()
         try:
             text = self._render(conversation.messages, conversation.tools)
@@ -122,7 +122,7 @@ class Oracle:
     def _is_written(
         self, conversation: Conversation, authors: Sequence[int | None], turn: int
     ) -> bool:
-        """Whether all that a turn says is there, and nobody else's letter in its midst."""
+        """Whether all letters of a turn are written, without letters of others among them."""
         own = [at for at, author in enumerate(authors) if author == turn]
         parts = _parts(conversation.messages[turn], self.names)
         needed = (*parts["content"], *parts["call"])
@@ -358,7 +358,7 @@ def _marked_message(message: Message, index: int, names: bool) -> dict[str, Any]
 
 
 def _parts(message: Message, names: bool) -> dict[str, list[str]]:
-    """What a message says, as far as it is marked."""
+    """The texts of a message that are marked."""
     *reasoning, content = re.split("</think>", message["content"])
     reasoned = [re.sub("<think>", "", text) for text in reasoning]
     calls = [

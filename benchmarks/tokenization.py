@@ -1,13 +1,13 @@
-"""CPU seconds and memory of tokenising preference pairs, beside TRL's own dataset preparation.
+"""CPU seconds and memory of tokenising preference pairs, compared with TRL's dataset preparation.
 
     python benchmarks/tokenization.py ROWS.jsonl --tokenizer FOLDER --trl PYTHON [--rounds 5]
 
 ROWS has UltraFeedback's columns; FOLDER is a saved tokenizer with a chat template; PYTHON is an
-interpreter that can import trl (it is no dependency of Temper). The two take turns, each sample in
-a process of its own, on one core: no sample shares a cache with another, and a machine that is
-busy is busy for both. What is timed is the preparation alone, from rows that are there (Parquet
-here, a dataset in memory there) to tokens on disk, after all imports and with the tokenizer
-loaded. No row is cut or dropped, and the tokens of both are compared.
+interpreter that can import trl (it is not a dependency of Temper). The two take turns, each sample
+in a separate process on one core: samples share no cache, and other load affects both equally. The
+script times only the preparation, from existing rows (Parquet in Temper, a dataset in memory in
+TRL) to tokens on disk, after all imports and with a loaded tokenizer. No row is cut or dropped, and
+the tokens of both are compared.
 
 Memory is the peak of a whole process, for the rows once and 20 times over.
 """
@@ -72,7 +72,7 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def sample(options: argparse.Namespace, kind: str, output: Path, times: int) -> dict[str, float]:
-    """One preparation in a process of its own."""
+    """Run one preparation in a separate process."""
     python = options.trl if kind == "trl" else sys.executable
     command = [python, __file__, options.rows, "--tokenizer", options.tokenizer,
                "--sample", kind, "--output", output, "--times", str(times)]  # fmt: skip
@@ -98,7 +98,7 @@ def records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def temper(options: argparse.Namespace) -> dict[str, float]:
-    """Rows in Parquet, as `load_preferences` leaves them, to tokens in Parquet."""
+    """From rows in Parquet, as `load_preferences` writes them, to tokens in Parquet."""
     from steps.data.rows.parquet import count_rows
     from steps.data.tokens.token_shards import TokenizeShards
     from steps.data.tokens.tokenizing import TokenizeConfig
@@ -147,7 +147,7 @@ def write_pairs(options: argparse.Namespace) -> list[Path]:
 
 
 def trl(options: argparse.Namespace) -> dict[str, float]:
-    """A dataset with prompts, as TRL's documentation asks for, to tokens in a dataset's cache."""
+    """From a dataset with prompts, as TRL's documentation recommends, to tokens in its cache."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import DPOTrainer  # pyright: ignore[reportMissingImports]
@@ -177,7 +177,8 @@ def write_tokens(options: argparse.Namespace, rows: Any) -> None:
 
 
 def same_tokens(ours: Path, theirs: Path) -> str:
-    """Whether both made the same of every row; TRL keeps what a template writes after a turn."""
+    """Whether both made the same tokens of every row. TRL also keeps the template's text after a
+    turn."""
     rows = zip(
         *(json.loads((path / "tokens.json").read_text()) for path in (ours, theirs)), strict=True
     )

@@ -1,9 +1,10 @@
-"""What a training step takes of each chip of a TPU slice, by the compiler's account: no TPU needed.
+"""The memory of a training step on each chip of a TPU slice, by the compiler; needs no TPU.
 
     python benchmarks/tpu_fit.py                  the table of docs/tpu.md, a few minutes a row
     python benchmarks/tpu_fit.py 1b v5e:2x4       one row
+    python benchmarks/tpu_fit.py 1b v5e:2x4 2     of two slices
 
-Needs ``pip install 'temper-ml[tpu]'``. Rows have random weights' shapes: nothing is loaded.
+Needs ``pip install 'temper-ml[tpu]'``. Only the shapes of weights are used: nothing is loaded.
 """
 
 import sys
@@ -47,17 +48,25 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-ROWS = [("1b", "v5e:2x4"), ("8b", "v5e:4x4"), ("8b", "v5p:2x2x2")]
+ROWS = [
+    ("1b", "v5e:2x4", "1"),
+    ("1b", "v5e:2x4", "2"),
+    ("1b", "v6e:2x4", "1"),
+    ("8b", "v5e:4x4", "1"),
+    ("8b", "v5p:2x2x2", "1"),
+    ("8b", "v6e:2x4", "1"),
+    ("8b", "v6e:2x4", "2"),
+]
 
 
-def main(shape: str, topology: str, tokens: int = 2048) -> None:
+def main(shape: str, topology: str, slices: str = "1", tokens: int = 2048) -> None:
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(**SHAPES[shape], max_position_embeddings=8192).save_pretrained(folder)
         step = Step(tokens, tokens // 2, recomputed=ActivationCheckpointing.full)
-        found = compile_step(Path(folder), topology, step)
+        found = compile_step(Path(folder), topology, step, int(slices))
     print(f"{shape}\n{report(found, step.tokens, step.scored)}\n", flush=True)
 
 
 if __name__ == "__main__":
-    for row in [(sys.argv[1], sys.argv[2])] if len(sys.argv) > 2 else ROWS:
+    for row in [sys.argv[1:4]] if len(sys.argv) > 2 else ROWS:
         main(*row)

@@ -1,9 +1,9 @@
-"""Twenty steps of TRL's `DPOTrainer`, recorded, so that a test without TRL can take the same ones.
+"""Record twenty steps of TRL's `DPOTrainer`, for a test that repeats them without TRL.
 
     python benchmarks/trl_steps.py PYTHON     write tests/golden/trl_steps.json
 
-PYTHON is an interpreter that can import trl. The model is tiny, and its weights and the pairs come
-of a formula, so that nothing but this file is needed to make them again.
+PYTHON is an interpreter that can import trl. The model is tiny. A formula generates its weights and
+the pairs, so this file is sufficient to reproduce them.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What both sides of the benchmark do alike: the shape of the DAG, and the work of each step."""
+"""The code that both sides of the benchmark share: the shape of the DAG and the work of a step."""
 
 import json
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ class Node:
     """One step of the DAG.
 
     Attributes:
-        stage: which of the names it has.
-        lane: which of the chains it is in.
+        stage: the index of its name.
+        lane: the index of its chain.
         inputs: the positions of its inputs in the DAG.
     """
 
@@ -24,10 +24,10 @@ class Node:
 
 
 def shape(steps: int, names: int) -> list[Node]:
-    """A mixture of chains and fans, as of a large sweep; ``steps`` nodes of ``names`` names.
+    """A mixture of chains and fans, as in a large sweep: ``steps`` nodes with ``names`` names.
 
-    Each lane is a chain with a step of every name but the last. In ten lanes nine also take what
-    the first of them made at each stage. The last node takes the ends of all lanes.
+    Each lane is a chain with one step of every name except the last. In every ten lanes, nine also
+    take the outputs of the first one at each stage. The last node takes the ends of all lanes.
     """
     stages = names - 1
     nodes: list[Node] = []
@@ -48,7 +48,7 @@ def chain(steps: int, names: int) -> list[Node]:
 
 
 def fan_in(steps: int, names: int) -> list[Node]:
-    """The last node takes all others, and these take nothing."""
+    """The last node takes all other nodes, which have no inputs."""
     stages = names - 1
     return [*(Node(i % stages, i, []) for i in range(steps - 1)), Node(stages, 0, range(steps - 1))]
 
@@ -57,6 +57,6 @@ SHAPES = {"grid": shape, "chain": chain, "fan-in": fan_in}
 
 
 def write_value(path: Path, value: int) -> dict[str, int]:
-    """Write a small file; the metrics of the step."""
+    """Write a small file; return the metrics of the step."""
     path.write_text(json.dumps(value))
     return {"value": value}

@@ -1,8 +1,8 @@
 """Does a preference signal transfer? A task whose answers can be checked, from scratch.
 
-A small Llama is taught two-digit addition by annotators half of whom forget the carry. It then
-samples answers, a rule says which are right, and DPO learns from right against wrong. The claim
-can fail: held-out exact match must rise, and must not when the labels are shuffled.
+A small Llama learns two-digit addition from annotators, half of whom forget the carry. It then
+samples answers, a rule decides which are right, and DPO learns to prefer right to wrong ones. The
+claim can fail: held-out exact match must rise, but not if the labels are shuffled.
 
     python experiments/dpo_arithmetic.py
     python experiments/dpo_arithmetic.py control=false    without the shuffled-label control
@@ -10,7 +10,8 @@ can fail: held-out exact match must rise, and must not when the labels are shuff
     python experiments/dpo_arithmetic.py dpo/loss=ipo     another loss
     python experiments/dpo_arithmetic.py sft/backend=jax dpo/backend=jax
 
-Which beta and rate are best, by trials of which the half is stopped early by held-out pairs:
+A search for the best beta and learning rate, which stops half of the trials early by their results
+on held-out pairs:
 
     temper tune experiments/dpo_arithmetic.py held_out_pairs=0.1 dpo.eval_every_steps=5 \\
         dpo.loss.beta=0.1,0.3,1.0,3.0 dpo.optimizer.learning_rate=3e-5,1e-4,3e-4 \\
@@ -53,12 +54,12 @@ class Config(ExperimentConfig):
     """Addition from careless annotators, then DPO from a checker's verdicts.
 
     Args:
-        seed: of the task, the weights, the training and the draws.
-        control: train on shuffled labels, too, which should teach nothing.
-        train_problems: how many problems there are to train on.
-        test_problems: how many are held out.
-        max_pairs: the most pairs that DPO learns from.
-        held_out_pairs: the share of pairs that DPO is evaluated on and does not learn from.
+        seed: the seed of the task, the weights, the training and the sampling.
+        control: also train on shuffled labels, which should not improve the model.
+        train_problems: the number of problems for training.
+        test_problems: the number of held-out problems.
+        max_pairs: the most pairs for DPO.
+        held_out_pairs: the share of pairs that are held out from DPO for evaluation.
     """
 
     seed: int = 0

@@ -1,7 +1,7 @@
 """How far may DPO move from its reference? One run of DPO for each of several betas.
 
-Every variant is a whole ``dpo_ultrafeedback``. What does not depend on beta (data, tokens, SFT,
-reference logprobs, the evaluation before DPO) is equal in all of them, and equal steps are one.
+Every variant is a complete ``dpo_ultrafeedback``. Steps that do not depend on beta (data, tokens,
+SFT, reference logprobs, the evaluation before DPO) are the same in all variants and run only once.
 
 python experiments/dpo_beta_sweep.py                       the embedded demo
 python experiments/dpo_beta_sweep.py betas=[0.02,0.1,0.5]  betas of your own
@@ -30,7 +30,7 @@ class Config(OneBeta):
 
 
 def dpo_beta_sweep(cfg: Config) -> dict[str, Step]:
-    """The evaluation before DPO, that after DPO with each beta, and a page that plots them."""
+    """The evaluation before DPO, one evaluation after DPO for each beta, and a report of them."""
     results = {"before DPO": dpo_ultrafeedback(cfg)["before DPO"]}
     for name, variant in grid(cfg, {"dpo.loss.beta": cfg.betas}).items():
         results[name] = dpo_ultrafeedback(variant)["after DPO"]

@@ -3,7 +3,7 @@
 python experiments/dpo_ultrafeedback.py                     the embedded demo, a few CPU minutes
 python experiments/dpo_ultrafeedback.py dpo.loss.beta=0.05  reruns DPO and what follows it
 python experiments/dpo_ultrafeedback.py dpo/loss=simpo      another loss; docs/training.md has all
-python experiments/dpo_ultrafeedback.py data.path=my.jsonl  one's own pairs
+python experiments/dpo_ultrafeedback.py data.path=my.jsonl  your own pairs
 python experiments/dpo_ultrafeedback.py scale=full --plan   UltraFeedback and Llama-3.1-8B
 """
 
@@ -31,7 +31,7 @@ from steps.train_sft import train_sft
 from steps.training.config import PreferenceConfig, TrainConfig
 
 CHOICES = {"dpo.loss": PAIR_LOSSES, "dpo.lora": ADAPTERS, "sft.lora": ADAPTERS}
-"""What may be put where a config has a choice, by its name, as in ``dpo/loss=simpo``."""
+"""The options of a config's choices, by name, as in ``dpo/loss=simpo``."""
 
 
 @dataclass
@@ -40,10 +40,12 @@ class Config(ExperimentConfig):
 
     Args:
         export_dtype: the dtype of the exported weights.
-        adapters: of a LoRA run: merged into the weights, kept beside them, or exported alone.
-        export_gguf: write the trained model as one GGUF file, too, in this type of numbers.
-        measure_kl: measure how far DPO has moved the model, too.
-        lm_eval_tasks: a folder with tasks of the evaluation harness, asked before and after DPO.
+        adapters: how the adapters of a LoRA run are exported: merged into the weights, also kept
+            separately, or alone.
+        export_gguf: also write the trained model as a GGUF file with this type of weights.
+        measure_kl: also measure the KL divergence of the model after DPO from the model before.
+        lm_eval_tasks: a folder with tasks of the evaluation harness, which are run before and after
+            DPO.
     """
 
     data: PreferenceData = field(default_factory=PreferenceData)

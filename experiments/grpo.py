@@ -1,4 +1,4 @@
-"""GRPO and its relatives: a model learns from its own answers to prompts that can be checked.
+"""GRPO and related methods: a model learns from its own answers, which a rule checks.
 
     temper run grpo --data problems.jsonl --model MODEL
     temper run grpo --data problems.jsonl --model MODEL checker=pattern checker.expression='^Yes'
@@ -33,7 +33,7 @@ from steps.train_online import train_online
 
 @dataclass
 class Config(ExperimentConfig):
-    """Learning from one's own answers.
+    """Online training with a checker.
 
     Args:
         iterations: how often the policy draws and learns.
@@ -60,7 +60,7 @@ class Config(ExperimentConfig):
 
 
 def grpo(cfg: Config) -> dict[str, Step]:
-    """Prompts → segments of drawing, checking and learning → held-out prompts, before and after."""
+    """Prompts → segments of sampling, checking and learning → held-out prompts before and after."""
     policy = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.rl.dtype)
     rows = load_rows(load_prompts, cfg.data)
 

@@ -1,18 +1,18 @@
-"""Learning from one's own answers: online training on a task whose answers can be checked.
+"""Online training on a task whose answers can be checked: a model learns from its own answers.
 
-The model of ``dpo_arithmetic``, taught by annotators half of whom forget the carry, samples
-answers, a checker says which are right, and the policy learns from that, twelve times over, in
-segments of six iterations.
+The model of ``dpo_arithmetic``, which learnt from annotators half of whom forget the carry, samples
+answers, a checker decides which are right, and the model learns from them. This is repeated twelve
+times, in segments of six iterations.
 
     python experiments/grpo_arithmetic.py
     python experiments/grpo_arithmetic.py rl=raft           another method; conf/rl has them all
-    python experiments/grpo_arithmetic.py iterations=18     goes on where twelve ended
-    python experiments/grpo_arithmetic.py replay=true       each segment again, from its rollouts
+    python experiments/grpo_arithmetic.py iterations=18     continues after the first twelve
+    python experiments/grpo_arithmetic.py replay=true       repeats each segment from its rollouts
     python experiments/grpo_arithmetic.py seed=1
 
-On this task all methods arrive in seconds: the right answer is already half of what the model was
-taught. With one update a sampling and answers of one length, GRPO, DAPO, GSPO and CISPO are one
-algorithm here. It shows that the plumbing is right, and not which method is better.
+On this task all methods succeed in seconds, because half of the demonstrations are right already.
+With one update per iteration and answers of equal length, GRPO, DAPO, GSPO and CISPO are the same
+algorithm here. So this experiment tests the implementation; it does not compare the methods.
 """
 
 from dataclasses import dataclass, field
@@ -40,12 +40,12 @@ class Config(ExperimentConfig):
     """Addition from careless annotators, then online training with a checker.
 
     Args:
-        seed: of the task, the weights, the training and the draws.
-        train_problems: how many problems there are to train on.
-        test_problems: how many are held out.
-        iterations: how often the policy draws and learns.
-        segment: how many iterations are one step.
-        replay: make each segment again from the rollouts that it recorded.
+        seed: the seed of the task, the weights, the training and the sampling.
+        train_problems: the number of problems for training.
+        test_problems: the number of held-out problems.
+        iterations: how many times the policy samples answers and learns from them.
+        segment: the number of iterations in one step.
+        replay: also repeat each segment from its recorded rollouts.
     """
 
     seed: int = 0

@@ -1,4 +1,4 @@
-"""KTO: a model learns from single responses of one's own that are each good or bad.
+"""KTO: a model learns from your own responses, each of which is labelled good or bad.
 
     temper run kto --data thumbs.jsonl --model MODEL
     temper run kto --data thumbs.jsonl --model MODEL kto.loss.undesirable_weight=1.5
@@ -24,7 +24,7 @@ from steps.training.config import KtoConfig
 
 @dataclass
 class Config(ExperimentConfig):
-    """Learning from responses that are good or bad."""
+    """KTO on responses labelled good or bad."""
 
     data: PreferenceData = field(default_factory=PreferenceData)
     model: ModelSource = field(default_factory=ModelSource)
@@ -33,7 +33,7 @@ class Config(ExperimentConfig):
 
 
 def kto(cfg: Config) -> dict[str, Step]:
-    """Responses with a verdict → tokens → reference logps → KTO."""
+    """Labelled responses → tokens → reference logps → KTO."""
     base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.kto.dtype)
     rows = load_rows(load_unpaired, cfg.data)
     tokens = tokenize_unpaired(rows, tokenizer=base, config=cfg.tokenize)["train"]

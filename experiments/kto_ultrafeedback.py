@@ -1,8 +1,8 @@
-"""KTO: learning from responses that are each good or bad, without pairs.
+"""KTO: learning from responses that are each labelled good or bad, without pairs.
 
-The training rows are those of ``dpo_ultrafeedback`` with each pair taken apart, or, with
-``feedback=``, responses of one's own: ``{"prompt": …, "completion": …, "label": true}``. Before and
-after are compared on held-out pairs, as DPO's are, so that the two can be set side by side.
+The training rows are the pairs of ``dpo_ultrafeedback``, split into single responses; or, with
+``feedback=``, your own responses: ``{"prompt": …, "completion": …, "label": true}``. The models
+before and after KTO are evaluated on held-out pairs, as in DPO, so that the two can be compared.
 
 python experiments/kto_ultrafeedback.py                          the embedded demo's data
 python experiments/kto_ultrafeedback.py feedback=thumbs.jsonl    thumbs up and down
@@ -38,7 +38,7 @@ class Config(OnPairs):
     """KTO beside DPO, on the same held-out pairs.
 
     Args:
-        feedback: responses of one's own that are good or bad, instead of the pairs taken apart.
+        feedback: a file of your own labelled responses, in place of the split pairs.
     """
 
     kto: KtoConfig = field(default_factory=KtoConfig)

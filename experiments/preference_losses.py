@@ -1,9 +1,9 @@
-"""Which preference loss? The same data, the same start and one run for each of several losses.
+"""A comparison of preference losses: one run for each, from the same data and the same model.
 
-Every variant is a whole ``dpo_ultrafeedback``. What does not depend on the loss (data, tokens, SFT,
-the evaluation before; for losses that want one, the reference) is equal in all, and equal steps are
-one. Each loss has the settings it comes with, and is evaluated by itself: compare accuracies and
-answers, not values of the losses.
+Every variant is a complete ``dpo_ultrafeedback``. Steps that do not depend on the loss (data,
+tokens, SFT, the evaluation before, and the reference if a loss needs one) are the same in all
+variants and run only once. Each loss has its default settings, and its evaluation uses the same
+loss: compare accuracies and answers, not values of the losses.
 
 python experiments/preference_losses.py                    dpo, ipo, simpo, orpo and cpo
 python experiments/preference_losses.py losses=[dpo,hinge] others; see steps/losses
@@ -25,15 +25,15 @@ class Config(OneLoss):
     """One run for each of several losses.
 
     Args:
-        losses: the names of the losses, each with the settings it comes with.
+        losses: the names of the losses, each with its default settings.
     """
 
     losses: list[str] = field(default_factory=lambda: ["dpo", "ipo", "simpo", "orpo", "cpo"])
 
 
 def preference_losses(cfg: Config) -> dict[str, Step]:
-    """The evaluation before preference training, that after it with each loss, and a page that
-    plots them."""
+    """The evaluation before preference training, one evaluation after it for each loss, and a
+    report of them."""
     if unknown := [name for name in cfg.losses if name not in PAIR_LOSSES]:
         raise TemperError(
             f"losses: there is no loss {', '.join(unknown)}; there are {', '.join(PAIR_LOSSES)}"

@@ -1,4 +1,4 @@
-"""A reward model from preference pairs of one's own, and how often it is right on held-out ones.
+"""A reward model from your own preference pairs, and its accuracy on held-out pairs.
 
     temper run reward --data pairs.jsonl --model MODEL
     temper run reward --data pairs.jsonl --model MODEL reward.loss.center_rewards_coefficient=0.01
@@ -34,7 +34,7 @@ class Config(ExperimentConfig):
 
 
 def reward(cfg: Config) -> dict[str, Step]:
-    """Pairs → tokens → reward model → how often it is right on held-out pairs."""
+    """Pairs → tokens → reward model → accuracy on held-out pairs."""
     base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.reward.dtype)
     rows = load_rows(load_preferences, cfg.data)
     tokens = tokenize_preferences(rows, tokenizer=base, config=cfg.tokenize)

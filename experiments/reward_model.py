@@ -1,10 +1,10 @@
 """How far can a reward model be trusted? A task whose answers can be checked, from scratch.
 
-A small Llama is taught two-digit addition by annotators half of whom forget the carry, and samples
-answers; a rule says which are right. A reward model learns from right against wrong, on training
-prompts. On held-out prompts the best of n samples is picked by the reward model, by majority vote
-and by the checker. More samples find the errors of the reward model, too: where its curve falls it
-is over-optimised.
+A small Llama learns two-digit addition from annotators, half of whom forget the carry, and samples
+answers; a rule decides which are right. A reward model learns to prefer right to wrong answers on
+training prompts. On held-out prompts, the reward model, a majority vote and the checker each pick
+the best of n samples. With more samples, the reward model's errors also matter more: where its
+curve falls, it is over-optimised.
 
     python experiments/reward_model.py
     python experiments/reward_model.py seed=1
@@ -39,11 +39,12 @@ class Config(ExperimentConfig):
     """Addition from careless annotators, then a reward model from a checker's verdicts.
 
     Args:
-        seed: of the task, the weights, the training and the draws.
-        shuffle_labels: shuffle the labels of training pairs: the control, with nothing to learn.
-        train_problems: how many problems there are to train on.
-        test_problems: how many are held out.
-        max_pairs: the most pairs that the reward model learns from; null: all.
+        seed: the seed of the task, the weights, the training and the sampling.
+        shuffle_labels: shuffle the labels of training pairs, as a control without anything to
+            learn.
+        train_problems: the number of problems for training.
+        test_problems: the number of held-out problems.
+        max_pairs: the most pairs for the reward model; null: all.
     """
 
     seed: int = 0

@@ -1,4 +1,4 @@
-"""SFT: a model learns to answer as in conversations, or prompts with completions, of one's own.
+"""SFT: a model learns from your own conversations, or from prompts with completions.
 
     temper run sft --data chats.jsonl --model MODEL
     temper run sft --data chats.jsonl --model MODEL sft/lora=lora sft.optimizer.learning_rate=1e-4

@@ -1,14 +1,14 @@
 """The steps that ship with Temper: one file a step, and the libraries that do their work.
 
-A step file says what goes in, what comes out, and little else: read ``train_dpo``. ``kinds`` are
-the kinds of artifacts that steps hand to each other, ``views`` what there is to see of them,
-``sources`` where rows come from; ``train_on_pairs`` composes steps.
+A step file shows a step's inputs, outputs and its few lines of work: read ``train_dpo`` first.
+``kinds`` defines the kinds of artifacts that steps pass to each other, ``views`` how reports show
+them, and ``sources`` where rows and models come from. ``train_on_pairs`` composes steps.
 
 A preference row passes through the rooms in this order: ``data`` (files become rows, rows become
 tokens), ``scoring`` (how likely a model finds a response), ``training`` (with ``losses`` and
 ``models``), ``generation``, ``evaluation``, ``export``. ``reward_models`` are trained on the same
-engine, ``online`` trains on what a policy draws and ``checking`` judges; ``jax_backend`` scores and
-trains in JAX. ``glue`` joins steps to these libraries, which know nothing of ``pipeline``;
-``prices`` says beforehand what steps will take, ``serving`` has the commands that use a finished
-model, and ``shared`` is what every room may use.
+engine, ``online`` trains on what a policy draws, ``checking`` judges and ``environments`` reply in
+the middle of it; ``jax_backend`` scores and trains in JAX. ``glue`` joins steps to these libraries,
+which know nothing of ``pipeline``; ``prices`` says beforehand what steps will take, ``serving`` has
+the commands that use a finished model, and ``shared`` is what every room may use.
 """

@@ -1,4 +1,4 @@
-"""``build_pairs``: a checker's verdicts on sampled completions become preference pairs."""
+"""``build_pairs``: make preference pairs from sampled completions that a checker judges."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,12 +20,14 @@ class PairConfig:
     """Which pairs are made.
 
     Args:
-        keep_cut: also from completions that were cut at their most tokens. As a response they would
-            be given an end that the model never drew, and training would be for or against that.
-        max_pairs: at most this many, prompts taking turns.
-        shuffle_labels: swap chosen and rejected in half of the pairs, at random: the control that
-            shows whether a gain comes from the preference and not from training as such.
-        test_fraction: of the prompts whose pairs are held out, with their labels as they are.
+        keep_cut: also use completions that were cut at the token limit. As a response, such a
+            completion gets an end that the model never sampled, and training learns that end.
+        max_pairs: the most training pairs. Each prompt gives its first pair before any gives a
+            second one.
+        shuffle_labels: swap chosen and rejected in a random half of the pairs. This control
+            experiment shows whether a gain comes from the preferences or from training as such.
+        test_fraction: the share of prompts whose pairs are held out. Their labels are never
+            swapped.
     """
 
     max_pairs: int | None = None
@@ -45,8 +47,9 @@ class PairConfig:
 def build_pairs(
     out: Output, completions: Completions, config: PairConfig = PairConfig()
 ) -> Metrics:
-    """Write ``train/pairs-*.parquet``: chosen is right, rejected wrong, by the rule-based checker;
-    and ``test/pairs-*.parquet`` of the prompts that are held out, if any are.
+    """Write ``train/pairs-*.parquet``, and ``test/pairs-*.parquet`` if any prompts are held out.
+
+    The rule-based checker finds the chosen response right and the rejected one wrong.
 
     Raises:
         TemperError: no prompt has both a right and a wrong completion.
@@ -82,13 +85,13 @@ def build_pairs(
 
 
 def _in_turn(rounds: Iterable[list[PreferenceRow]]) -> list[PreferenceRow]:
-    """The first pair of every prompt, then the second of every one that has two, and so on."""
+    """The first pair of every prompt, then the second pair of every prompt that has two, ..."""
     in_turn = zip_longest(*rounds)
     return [pair for turn in in_turn for pair in turn if pair is not None]
 
 
 def _pairs(record: Mapping[str, Any], keep_cut: bool) -> Iterator[PreferenceRow]:
-    """The different right completions of a prompt, each with a different wrong one."""
+    """Pair each distinct right completion of a prompt with another distinct wrong one."""
     ended = zip(record["completions"], record["finish"], strict=True)
     texts = dict.fromkeys(text for text, finish in ended if keep_cut or finish == "stop")
     right = [text for text in texts if is_correct(text, record["answer"])]

@@ -1,4 +1,4 @@
-"""``decontaminate``: preference pairs without those that overlap with an evaluation set."""
+"""``decontaminate``: remove preference pairs that overlap with an evaluation set."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +21,14 @@ def decontaminate(
     n: int = NGRAM_WORDS,
     splits: tuple[str, ...] = ("train",),
 ) -> Metrics:
-    """Write ``pairs`` again, less what shares ``n`` words in a row with a text of ``against``.
+    """Write ``pairs`` without those that share ``n`` consecutive words with a text of ``against``.
 
     Args:
-        against: what a ``load_`` step made, or one part of it: ``pairs["test"]``, for one.
-        splits: which splits of ``pairs`` are cleaned; the others stay as they are.
+        against: the output of a ``load_`` step, or one part of it, such as ``pairs["test"]``.
+        splits: which splits of ``pairs`` are cleaned; the others are copied unchanged.
 
     Raises:
-        TemperError: ``against`` holds no rows, or nothing is left of a split.
+        TemperError: ``against`` holds no rows, or a split has no pairs left.
     """
     from steps.data.images.image_table import copy_images
     from steps.data.rows.tables import LEDGER, PAIRS
@@ -75,7 +75,7 @@ def _clean(
     source: str,
     entries: list[Entry],
 ) -> Iterator[dict[str, Any]]:
-    """The records that share nothing with the evaluation set; all are entered."""
+    """The records that do not overlap with the evaluation set. ``entries`` gets every record."""
     from steps.data.rows.tables import from_record
 
     for record in records:

@@ -1,4 +1,4 @@
-"""``evaluate``: a model on held-out pairs, by its logps and by what it writes."""
+"""``evaluate``: measure a model on held-out pairs, by its logps and by its answers."""
 
 import json
 
@@ -20,16 +20,17 @@ def evaluate(
     baseline: Evaluation | None = None,
     loss: PreferenceLoss | None = None,
 ) -> Metrics:
-    """Write logps, ``answers.jsonl`` and ``metrics.json``; beside a baseline also ``summary.md``
-    and, given a loss, ``calibration.jsonl``, which says how often pairs are right by how sure their
-    margins are.
+    """Write logps, ``answers.jsonl`` and ``metrics.json``.
+
+    With a baseline, also write ``summary.md``; with a baseline and a loss, ``calibration.jsonl``:
+    the share of pairs ranked right, in bins of the probability that their margins predict.
 
     Args:
         tokens: held-out pairs.
-        baseline: the evaluation of the reference model on the same pairs. A model without one is
-            its own reference: a loss that compares with a reference gives it no reward.
-        loss: what says how responses are rewarded, and what ``eval_loss`` is. A model that is its
-            own reference needs none, and what is known of it then depends on no loss's code.
+        baseline: the evaluation of the reference model on the same pairs. Without one, the model
+            is its own reference: a loss with a reference then gives every response reward 0.
+        loss: defines the rewards of responses and ``eval_loss``. A model that is its own reference
+            needs no loss; its evaluation then does not depend on a loss's code.
     """
     from steps.evaluation import answers as held_out
     from steps.evaluation.calibration import reliability

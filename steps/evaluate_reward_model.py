@@ -1,4 +1,4 @@
-"""``evaluate_reward_model``: how often a reward model is right, and for how long more helps."""
+"""``evaluate_reward_model``: a reward model's accuracy on pairs, and its best-of-n curve."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -10,10 +10,10 @@ from steps.kinds import RewardEvaluation, RewardScores
 
 @dataclass(frozen=True)
 class BestOfConfig:
-    """The curve of best of n.
+    """The best-of-n curve.
 
     Args:
-        sizes: of how many samples the best one is picked, each size a point of the curve.
+        sizes: the values of n, one for each point of the curve.
     """
 
     sizes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
@@ -30,15 +30,18 @@ def evaluate_reward_model(
     completions: RewardScores | None = None,
     config: BestOfConfig = BestOfConfig(),
 ) -> Metrics:
-    """Write ``metrics.json`` and ``calibration.jsonl`` of held-out pairs and, given completions
-    with a known answer, ``best_of_n.jsonl``: how often the best of n is right when it is picked by
-    the reward model, by majority vote and by the rule-based checker.
+    """Write ``metrics.json`` and ``calibration.jsonl`` for held-out pairs.
+
+    Given completions whose answer is known, also write ``best_of_n.jsonl``: how often the best of n
+    is right when the reward model, a majority vote or the rule-based checker picks it.
 
     Args:
-        pairs, completions: what ``score_with_reward_model`` made of them, by one reward model.
+        pairs: the scores of held-out pairs, from ``score_with_reward_model``.
+        completions: the scores of completions, by the same reward model.
 
     Raises:
-        TemperError: either is of the other kind, or there are too few completions.
+        TemperError: ``pairs`` or ``completions`` holds scores of the other kind, or prompts have
+            too few completions.
     """
     from steps.evaluation.best_of_n import Sampled, best_of_n, one_right_of_four, over_optimised
     from steps.evaluation.calibration import reliability

@@ -1,4 +1,4 @@
-"""``export_gguf``: a model as one file, as llama.cpp, Ollama and LM Studio run it."""
+"""``export_gguf``: write a model as one file for llama.cpp, Ollama and LM Studio."""
 
 from pipeline import Metrics, Output, TemperError, step
 from steps.export.config import GgufType
@@ -11,7 +11,7 @@ def export_gguf(
 ) -> Metrics:
     """Write ``TITLE-TYPE.gguf``: weights, tokenizer and chat template.
 
-    Models of the types llama, mistral, qwen2 and qwen3 can be written, with a byte-level BPE.
+    The model must be a llama, mistral, qwen2 or qwen3 whose tokenizer is a byte-level BPE.
     """
     from steps.export.gguf_file import file_name, write_gguf
 

@@ -1,4 +1,4 @@
-"""``export_hf``: the folder to hand over: weights, tokenizer and a model card."""
+"""``export_hf``: write a folder to publish: weights, tokenizer and a model card."""
 
 import json
 from typing import Any
@@ -32,10 +32,11 @@ def export_hf(
     """Write a Hugging Face folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load.
 
     Args:
-        evaluation: of ``model``, for its card; ``before``: of the model it was trained from.
-        base: the model that all began with; ``data``: what it was trained on; for the card's
-            lineage.
-        adapters: what becomes of adapters that it was trained with.
+        evaluation: the evaluation of ``model``, for the card.
+        before: the evaluation of the model that ``model`` was trained from, for the card.
+        base: the original pretrained model, for the card's lineage.
+        data: the training data, for the card's lineage.
+        adapters: whether adapters are merged, also kept, or written alone.
     """
     from steps.export.handed_over import export_adapters, export_merged
     from steps.export.made_with import made_with

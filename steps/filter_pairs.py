@@ -1,4 +1,4 @@
-"""``filter_pairs``: preference pairs that are clear enough, and neither too short nor too long."""
+"""``filter_pairs``: keep preference pairs of sufficient score margin and of suitable lengths."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from steps.kinds import Preferences
 
 @dataclass(frozen=True)
 class FilterConfig:
-    """Which pairs stay; what is not set is not looked at.
+    """Which pairs stay. A criterion that is not set filters nothing.
 
     Args:
         min_margin: by how much the chosen side's score must be higher; pairs without scores go.
@@ -43,10 +43,10 @@ class FilterConfig:
 
 @step(makes=Preferences)
 def filter_pairs(out: Output, pairs: Preferences, config: FilterConfig = FilterConfig()) -> Metrics:
-    """Write ``pairs`` again, less what ``config`` leaves out, and ``ledger.parquet``.
+    """Write the pairs that satisfy ``config``, and ``ledger.parquet``.
 
     Raises:
-        TemperError: nothing is left of a split.
+        TemperError: a split has no pairs left.
     """
     tally, kept = Tally(), dict[str, int]()
     for path in sorted(pairs.path.glob("*/pairs-*.parquet")):

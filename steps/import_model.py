@@ -1,4 +1,4 @@
-"""``import_model``: any source of a pretrained model becomes a plain Hugging Face folder, once."""
+"""``import_model``: convert a pretrained model from any source to a Hugging Face folder, once."""
 
 import tempfile
 from pathlib import Path
@@ -21,9 +21,9 @@ def import_model(
     chat_template: File | None = None,
     dtype: Dtype = Dtype.float32,
 ) -> Metrics:
-    """Write safetensors, config and tokenizer files in the folder's own root.
+    """Write safetensors, config and tokenizer files to the root of the output folder.
 
-    A ``.gguf`` file is dequantised. ``chat_template`` replaces the tokenizer's own.
+    A ``.gguf`` file is dequantised. ``chat_template`` replaces the tokenizer's own template.
     """
     from steps.models.importing import import_pretrained
 
@@ -39,7 +39,7 @@ def import_model(
 
 
 def _local_path(url: str, folder: Path) -> Path:
-    """The file or folder itself if it is local, else a copy of it under ``folder``."""
+    """The path itself if it is local, else the path of a copy in ``folder``."""
     fs, path = fsspec.url_to_fs(url)
     if Path(path).exists():
         return Path(path)

@@ -12,10 +12,10 @@ class LlamaShape:
 
     Args:
         hidden_size: the width of the residual stream.
-        layers: how many layers.
-        heads: attention heads of each layer.
-        feed_forward: the width of each layer's feed-forward part.
-        max_length: the most positions.
+        layers: the number of layers.
+        heads: the attention heads of each layer.
+        feed_forward: the width of each feed-forward block.
+        max_length: the largest number of positions.
     """
 
     hidden_size: int = 96

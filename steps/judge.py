@@ -1,4 +1,4 @@
-"""``judge``: verdicts and rewards for rollouts, without sampling them again."""
+"""``judge``: give existing rollouts verdicts and rewards, without sampling them again."""
 
 from pipeline import Metrics, Output, step
 from steps.checking.boxed import Boxed
@@ -14,11 +14,11 @@ def judge(
     checker: Checker = Boxed(),
     config: JudgeConfig = JudgeConfig(),
 ) -> Metrics:
-    """Write the rollouts with the checker's ``verdict`` (right, wrong or none), the ``reason``, and
-    a reward by the checker's name: 1, 0, or none where there is no verdict.
+    """Write the rollouts with the checker's ``verdict`` (right, wrong or none), its ``reason``, and
+    a reward under the checker's name: 1 for right, 0 for wrong, none without a verdict.
 
-    Verdicts of an earlier checker are replaced, and its rewards are kept. Each completion is judged
-    in a process that can be killed, within ``config.time_limit`` seconds.
+    The verdicts replace those of an earlier checker, whose rewards stay. The checker judges each
+    completion in a separate process, which is killed after ``config.time_limit`` seconds.
 
     Raises:
         ValueError: more completions than ``config.most_without`` have no verdict.

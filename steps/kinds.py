@@ -1,4 +1,4 @@
-"""The kinds of artifact that flow between the steps: what a step makes and what it takes."""
+"""The kinds of artifacts that steps take and make."""
 
 from pipeline import Artifact
 
@@ -10,7 +10,7 @@ class Model(Artifact):
 
 
 class Tokens(Artifact):
-    """Rows as token ids with masks, their ledger, and the ``tokenizer.json`` that made the ids."""
+    """Rows as token ids with masks, with the ledger and ``tokenizer.json`` of the tokenization."""
 
     viewer = "steps.data.view:show_row"
 
@@ -66,11 +66,11 @@ class TextSplits(Artifact):
 
 
 class TextTokens(ConversationTokens):
-    """``tokens-00000.parquet`` and so on: texts as token ids, for whoever takes conversations."""
+    """``tokens-00000.parquet`` and so on: texts as token ids. Steps take them as conversations."""
 
 
 class Unpaired(Artifact):
-    """``completions-*.parquet``: prompts, each with a completion that is good or not, as text."""
+    """``completions-*.parquet``: prompts with one completion each and its label, good or bad."""
 
 
 class UnpairedSplits(Artifact):
@@ -90,7 +90,7 @@ class TokenizedUnpaired(Tokens):
 
 
 class ReferenceLogps(Artifact):
-    """``logps-00000.parquet`` and so on: what a reference model gives to the responses of pairs."""
+    """``logps-00000.parquet`` and so on: a reference model's log-probabilities of responses."""
 
 
 class Evaluation(Artifact):
@@ -100,7 +100,7 @@ class Evaluation(Artifact):
 
 
 class Prompts(Artifact):
-    """``prompts-*.parquet``: prompts to answer, with the right answer where it is known."""
+    """``prompts-*.parquet``: prompts, with the right answer if it is known."""
 
 
 class PromptSplits(Artifact):
@@ -112,20 +112,20 @@ class PromptSplits(Artifact):
 
 
 class VerifiableTask(Artifact):
-    """Demonstrations, and prompts with a known answer to train and test on."""
+    """Demonstrations, and prompts with known answers for training and testing."""
 
     parts = {"sft": Conversations, "train": Prompts, "test": Prompts}  # noqa: RUF012
 
 
 class Completions(Artifact):
-    """``completions.jsonl``: what a model answered to :class:`Prompts`."""
+    """``completions.jsonl``: a model's completions of :class:`Prompts`, as text."""
 
     views = "steps.views:completions"
 
 
 class Rollouts(Artifact):
-    """``rollouts-*.parquet``: what a policy drew, as token ids with logps and how each ended;
-    ``prompts-*.parquet``, ``tokenizer.json`` and ``engine.json`` beside them."""
+    """``rollouts-*.parquet``: a policy's completions as token ids, with logps and finish reasons;
+    beside them ``prompts-*.parquet``, ``tokenizer.json`` and ``engine.json``."""
 
     views = "steps.views:rollouts"
 
@@ -135,12 +135,12 @@ class Judged(Rollouts):
 
 
 class OnlineState(Artifact):
-    """``state.safetensors`` and ``state.json``: weights as they are updated, the optimiser's
-    moments, and after how many iterations: what another segment of an online run starts from."""
+    """``state.safetensors`` and ``state.json``: the weights in the dtype of updates, the
+    optimiser's moments and the number of iterations. The next segment of a run starts from it."""
 
 
 class OnlineTraining(Artifact):
-    """A policy trained on rollouts, and its state; ``metrics.jsonl`` has a line an iteration."""
+    """A policy trained on rollouts, and its state; ``metrics.jsonl`` has one line per iteration."""
 
     views = "steps.views:online"
 
@@ -148,13 +148,13 @@ class OnlineTraining(Artifact):
 
 
 class OnlineRun(OnlineTraining):
-    """An :class:`OnlineTraining` and the rollouts that it drew itself."""
+    """An :class:`OnlineTraining` with the rollouts that its policy sampled."""
 
     parts = {"model": Model, "state": OnlineState, "rollouts": Judged}  # noqa: RUF012
 
 
 class Scores(Artifact):
-    """``scores.jsonl``: which :class:`Completions` are right."""
+    """``scores.jsonl``: for each of :class:`Completions`, whether it is right."""
 
     views = "steps.views:scores"
 
@@ -180,14 +180,16 @@ class RewardEvaluation(Artifact):
 
 
 class Influences(Artifact):
-    """``influences.jsonl``: how much each row of pairs pulls a model towards held-out pairs."""
+    """``influences.jsonl``: how much training on each pair would lower the held-out loss."""
+
+    views = "steps.views:influences"
 
 
 class Divergence(Artifact):
-    """``kl.jsonl``: what a model drew, with its logps by the model and by another."""
+    """``kl.jsonl``: responses sampled from a model, with their logps under it and a reference."""
 
 
 class Benchmark(Artifact):
-    """``answers.jsonl`` and ``results.json``: a model on tasks of an evaluation harness."""
+    """``answers.jsonl`` and ``results.json``: a model's results on tasks of lm-eval."""
 
     views = "steps.views:benchmark"

@@ -1,4 +1,4 @@
-"""``lm_eval``: a model on tasks of EleutherAI's evaluation harness that lie in a folder."""
+"""``lm_eval``: run tasks of EleutherAI's evaluation harness, from a local folder, on a model."""
 
 import tempfile
 from pathlib import Path
@@ -15,11 +15,11 @@ from steps.kinds import Benchmark, Model
 def lm_eval(
     out: Output, tasks: File, model: Model, config: HarnessConfig = HarnessConfig()
 ) -> Metrics:
-    """Write ``answers.jsonl`` (each question as the model saw it, with what came of it) and
-    ``results.json``; return each metric with its standard error and 95 % interval.
+    """Write ``answers.jsonl`` (each question as the model saw it, with the answer and its scores)
+    and ``results.json``. Return each metric with its standard error and 95 % interval.
 
-    Nothing is loaded from a hub, and no code but that of the folder is run: so its content, which
-    is in the key, says all.
+    The tasks load nothing from a hub and run no code from outside the folder. So the folder's
+    content, which is part of the key, defines the tasks completely.
 
     Args:
         tasks: a folder of task files in the harness's format (YAML) with their rows beside them,
@@ -27,7 +27,7 @@ def lm_eval(
             {data_files: {test: rows.jsonl}}``.
 
     Raises:
-        TemperError: a task cannot be made from the folder alone.
+        TemperError: a task needs something that is not in the folder.
     """
     from steps.evaluation.harness import TasksError, run_harness
 

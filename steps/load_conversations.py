@@ -1,4 +1,4 @@
-"""``load_conversations``: raw rows become conversations for supervised fine-tuning."""
+"""``load_conversations``: read raw rows as conversations for supervised fine-tuning."""
 
 from pipeline import Metrics, Output, step
 from steps.data.load.config import LoadConfig
@@ -16,7 +16,7 @@ def load_conversations(
 ) -> Metrics:
     """Write ``SPLIT/conversations-*.parquet`` and ``ledger.parquet``.
 
-    As :func:`steps.load_preferences.load_preferences`; by default nothing is held out.
+    Works like :func:`steps.load_preferences.load_preferences`, but holds out nothing by default.
     """
     from steps.glue.load import write_splits
 

@@ -1,4 +1,4 @@
-"""``load_preferences``: raw rows become preference pairs; what cannot be used is named."""
+"""``load_preferences``: read raw rows as preference pairs; a ledger lists unusable rows."""
 
 from pipeline import Metrics, Output, step
 from steps.data.load.config import LoadConfig
@@ -16,11 +16,11 @@ def load_preferences(
 ) -> Metrics:
     """Write ``train/pairs-*.parquet``, ``test/pairs-*.parquet`` and ``ledger.parquet``.
 
-    Without a ``test`` source a tenth of the prompts is held out, or ``config.test_fraction``. A
-    killed step goes on from the shard it was at.
+    Without a ``test`` source, the share ``config.test_fraction`` of the prompts is held out. A
+    killed step resumes at the first unfinished shard.
 
     Raises:
-        TemperError: a source has no valid row, or too few; a split comes out empty.
+        TemperError: a source has no valid rows or too few, or a split is empty.
     """
     from steps.glue.load import write_splits
 

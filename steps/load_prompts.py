@@ -1,4 +1,4 @@
-"""``load_prompts``: raw rows become prompts for a model to answer."""
+"""``load_prompts``: read raw rows as prompts for a model to answer."""
 
 from pipeline import Metrics, Output, step
 from steps.data.load.config import LoadConfig
@@ -16,7 +16,7 @@ def load_prompts(
 ) -> Metrics:
     """Write ``SPLIT/prompts-*.parquet`` and ``ledger.parquet``.
 
-    As :func:`steps.load_preferences.load_preferences`; by default nothing is held out.
+    Works like :func:`steps.load_preferences.load_preferences`, but holds out nothing by default.
     """
     from steps.glue.load import write_splits
 

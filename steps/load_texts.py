@@ -1,4 +1,4 @@
-"""``load_texts``: raw rows become plain texts."""
+"""``load_texts``: read raw rows as plain texts."""
 
 from pipeline import Metrics, Output, step
 from steps.data.load.config import LoadConfig
@@ -16,7 +16,7 @@ def load_texts(
 ) -> Metrics:
     """Write ``SPLIT/texts-*.parquet`` and ``ledger.parquet``.
 
-    As :func:`steps.load_preferences.load_preferences`; by default nothing is held out.
+    Works like :func:`steps.load_preferences.load_preferences`, but holds out nothing by default.
     """
     from steps.glue.load import write_splits
 

@@ -1,4 +1,4 @@
-"""``load_unpaired``: raw rows become single completions with a verdict."""
+"""``load_unpaired``: read raw rows as single completions labelled good or bad."""
 
 from pipeline import Metrics, Output, step
 from steps.data.load.config import LoadConfig
@@ -16,7 +16,7 @@ def load_unpaired(
 ) -> Metrics:
     """Write ``SPLIT/completions-*.parquet`` and ``ledger.parquet``.
 
-    As :func:`steps.load_preferences.load_preferences`; by default nothing is held out.
+    Works like :func:`steps.load_preferences.load_preferences`, but holds out nothing by default.
     """
     from steps.glue.load import write_splits
 

@@ -1,4 +1,4 @@
-"""``make_arithmetic``: a task whose answers can be checked, with mixed demonstrations."""
+"""``make_arithmetic``: generate an arithmetic task with checkable answers and demonstrations."""
 
 from pipeline import Metrics, Output, step
 from steps.data.rows.arithmetic import boxed, demonstrations, sample_problems
@@ -10,8 +10,8 @@ from steps.kinds import VerifiableTask
 def make_arithmetic(out: Output, train: int = 1100, test: int = 500, seed: int = 0) -> Metrics:
     """Write ``sft/conversations-*.parquet`` and ``train/`` and ``test/prompts-*.parquet``.
 
-    See :mod:`steps.data.rows.arithmetic` for the task; held-out problems are never shown in
-    training.
+    :mod:`steps.data.rows.arithmetic` describes the task. Some demonstrations are wrong on purpose.
+    The test problems never occur in the training data.
     """
     from steps.data.rows.tables import CONVERSATIONS, PROMPTS, to_record
 

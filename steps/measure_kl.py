@@ -1,4 +1,4 @@
-"""``measure_kl``: how far a model has moved from another, on what it writes itself."""
+"""``measure_kl``: estimate KL(model‖reference) from responses that the model samples."""
 
 from pipeline import Metrics, Output, step
 from steps.data.rows.jsonl import write_json_lines
@@ -15,11 +15,11 @@ def measure_kl(
     reference: Model,
     config: KlConfig = KlConfig(),
 ) -> Metrics:
-    """Write ``kl.jsonl``, what was drawn with its logps by both, and return KL(model‖reference) of
-    whole responses and a token, in nats, with 95 % intervals.
+    """Write ``kl.jsonl``: the sampled responses with their logps under both models. Return
+    KL(model‖reference) per response and per token, in nats, with 95 % intervals.
 
-    Responses that are cut at ``max_new_tokens`` count as far as they go: it is the divergence over
-    the first so many tokens.
+    Responses end at ``max_new_tokens`` at the latest, so this is the divergence over at most that
+    many tokens.
     """
     from steps.evaluation.divergence import kl_per_token, sampled_kl
     from steps.evaluation.own_samples import score_own_samples

@@ -1,4 +1,4 @@
-"""``reference_logprobs``: what the frozen reference thinks of each response, computed once."""
+"""``reference_logprobs``: compute the frozen reference's logps of each response, once."""
 
 from pipeline import Metrics, Output, step
 from steps.data.images.of_tokens import rows_with_images
@@ -14,10 +14,11 @@ def reference_logprobs(
     model: Model,
     config: ReferenceConfig = ReferenceConfig(),
 ) -> Metrics:
-    """Write ``logps-00000.parquet`` and so on: logps of response tokens, keyed by their tokens.
+    """Write ``logps-00000.parquet`` and so on: the logps of response tokens, keyed by a digest of
+    prompt and response tokens.
 
-    Finished shards are kept in scratch, so an interrupted computation goes on from the shard it
-    was at. Dropout is off.
+    Finished shards stay in scratch, so an interrupted step resumes at the next shard. Dropout is
+    off.
     """
     from steps.scoring.reference import run_reference
 

@@ -1,17 +1,17 @@
-"""``report``: results, and all they were made from, as one HTML file to hand on."""
+"""``report``: show results and their lineage in one HTML file that can be shared."""
 
 from pipeline import Artifact, Metrics, Output, step
 
 
 @step
 def report(out: Output, results: dict[str, Artifact], title: str = "Report") -> Metrics:
-    """Write ``report.html``, which loads nothing from anywhere.
+    """Write ``report.html``, which loads nothing from elsewhere.
 
-    It tells how its inputs came to be as the store has it when the step runs. Of a run that is
-    over, ``temper report`` tells more: also what failed, was cached, and with which command.
+    The report shows the lineage of its inputs, as the store has it while this step runs. After a
+    run, ``temper report`` shows more: also failures, cached steps and the command.
 
     Args:
-        results: what to report on, by the names to show.
+        results: the artifacts to report on, by the names that the report shows.
     """
     from pipeline.show.report import render, story_of_artifacts
 

@@ -1,4 +1,4 @@
-"""``sample_completions``: what a model answers to prompts, as text."""
+"""``sample_completions``: sample a model's completions of prompts, as text."""
 
 from pipeline import Metrics, Output, step
 from steps.data.rows.jsonl import write_json_lines
@@ -16,11 +16,11 @@ def sample_completions(
     config: SamplingConfig = SamplingConfig(),
     dtype: Dtype = Dtype.float32,
 ) -> Metrics:
-    """Write ``completions.jsonl``: each of the prompts with its ``completions``, and of each its
-    ``finish``: ``stop``, or ``length`` if it was cut at ``max_new_tokens`` and so has no end.
+    """Write ``completions.jsonl``: each prompt with its ``completions``, and for each completion
+    its ``finish``: ``stop``, or ``length`` if it was cut at ``max_new_tokens``.
 
-    Drawn as by :func:`steps.sample_rollouts.sample_rollouts`. A text ends before its stop token and
-    holds no special tokens.
+    Completions are sampled as :func:`steps.sample_rollouts.sample_rollouts` samples them. A text
+    ends before its stop token and holds no special tokens.
     """
     from steps.generation.sampling import decoded
     from steps.online.recording import draw_rollouts

@@ -1,6 +1,8 @@
-"""``sample_rollouts``: what a policy draws for prompts, as the token ids that it drew."""
+"""``sample_rollouts``: sample a policy's completions of prompts, as token ids."""
 
 from pipeline import Metrics, Output, step
+from steps.checking.config import JudgeConfig
+from steps.environments.environment import Environment
 from steps.generation.config import SamplingConfig
 from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.glue.workplace_of import at_work
@@ -16,10 +18,12 @@ def sample_rollouts(
     config: SamplingConfig = SamplingConfig(temperature=1.0),
     dtype: Dtype = Dtype.float32,
     engine: EngineConfig = OwnEngine(),
+    environment: Environment | None = None,
+    judging: JudgeConfig = JudgeConfig(),
 ) -> Metrics:
-    """Write ``rollouts-*.parquet``: of each prompt ``config.num_completions`` completions, as token
-    ids with their logps and how each ended; beside them the prompts, the tokenizer and what is to
-    be known of the engine.
+    """Write ``rollouts-*.parquet``: for each prompt ``config.num_completions`` completions, as
+    token ids with their logps and finish reason; beside them the prompts, the tokenizer and a
+    record of the sampling engine.
 
     Prompts are rendered as the training data is, with their tools and template arguments. One that
     the model's chat template refuses is left out, and told. Finished completions are kept in
@@ -27,11 +31,15 @@ def sample_rollouts(
 
     Args:
         engine: who draws: this process, or engines elsewhere.
+        environment: replies to the policy's turns: completions are episodes then, and those that it
+            judges for itself have a verdict.
+        judging: how long a reply may take, and in how many processes.
     """
+    from steps.environments.playing import replying
     from steps.online.recording import draw_rollouts, write_recording
 
-    with at_work(out) as place:
-        drawn = draw_rollouts(prompts.path, model.path, config, dtype, place, engine)
+    with at_work(out) as place, replying(environment, judging) as replies:
+        drawn = draw_rollouts(prompts.path, model.path, config, dtype, place, engine, replies)
         if not place.ranks.is_first:
             return {}
         write_recording(out.path, drawn, model.path)

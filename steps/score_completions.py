@@ -1,4 +1,4 @@
-"""``score_completions``: how many completions the rule-based checker finds right."""
+"""``score_completions``: measure the share of completions that the rule-based checker accepts."""
 
 from pipeline import Metrics, Output, step
 from steps.checking.boxed import boxed_answer, is_correct
@@ -10,8 +10,8 @@ from steps.kinds import Completions, Scores
 def score_completions(out: Output, completions: Completions) -> Metrics:
     """Write ``scores.jsonl`` and return the exact match with its 95 % interval.
 
-    A completion is judged by what it says, also if it was ``cut`` at its most tokens; how many were
-    is told.
+    A completion that was cut at the token limit is judged like any other. The metric ``cut`` counts
+    these completions.
     """
     from steps.evaluation.intervals import proportion
 

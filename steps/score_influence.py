@@ -1,4 +1,4 @@
-"""``score_influence``: which training pairs pull a model towards held-out pairs, and which away."""
+"""``score_influence``: which training pairs lower a model's held-out loss, and which raise it."""
 
 from pipeline import Metrics, Output, step
 from steps.data.rows.jsonl import write_json_lines
@@ -15,18 +15,22 @@ def score_influence(
     model: Model,
     config: InfluenceConfig = InfluenceConfig(),
 ) -> Metrics:
-    """Write ``influences.jsonl``: of each row of ``tokens``, by how much a step on it at a rate of
+    """Write ``influences.jsonl``: of each pair of ``tokens``, by how much a step on it at a rate of
     1 would lower the mean loss of ``held_out``, to first order; the most harmful rows first.
 
     Args:
-        held_out: pairs that are to be trusted; their gradient says what is wanted.
-        model: what is asked; before training, the model that training starts from.
+        held_out: trusted pairs. Their gradient is the direction in which the model should move.
+        model: the model whose gradients are compared; before training, the model that training
+            starts from.
     """
     from steps.jax_backend.influence import read_rows_of, score_rows
 
     rows, trusted = (read_rows_of(model.path, iter_rows(of.path)) for of in (tokens, held_out))
     influences = score_rows(model.path, rows, trusted, config, out.progress).tolist()
-    found = [{"row": r.row, "influence": i} for r, i in zip(rows, influences, strict=True)]
+    found = [
+        {"row": r.row, "pair": r.group_id, "influence": i}
+        for r, i in zip(rows, influences, strict=True)
+    ]
     write_json_lines(out.path / "influences.jsonl", sorted(found, key=lambda r: r["influence"]))
     return {
         "rows": len(found),

@@ -1,4 +1,4 @@
-"""``score_with_reward_model``: the scores of completions, or of both sides of pairs."""
+"""``score_with_reward_model``: score completions, or both responses of pairs."""
 
 from pipeline import Metrics, Output, step
 from steps.data.rows.jsonl import read_json_lines, write_json_lines
@@ -17,14 +17,15 @@ def score_with_reward_model(
     config: RewardScoring = RewardScoring(),
     tokenize: TokenizeConfig = TokenizeConfig(),
 ) -> Metrics:
-    """Write ``scores.jsonl``: of pairs ``row``, ``pair_id``, ``scores`` and ``tokens``, the chosen
-    side first; of completions their records with ``scores``, null for one that cannot be rendered
-    or is over a limit.
+    """Write ``scores.jsonl``. For pairs, a record has ``row``, ``pair_id``, ``scores`` and
+    ``tokens``, the chosen response first. For completions, it is the completions' record with
+    ``scores``; the score is null for a completion that cannot be rendered or exceeds a limit.
 
-    Finished shards are kept in scratch, so interrupted scoring goes on from the shard it was at.
+    Finished shards stay in scratch, so an interrupted step resumes at the next shard.
 
     Args:
-        tokenize: how completions become tokens: as the pairs did that the model was trained on.
+        tokenize: how completions become tokens. It should equal the setting for the pairs that the
+            reward model was trained on.
     """
     from steps.reward_models.reward_scores import score_answers, score_pairs
 

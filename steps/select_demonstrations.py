@@ -1,4 +1,4 @@
-"""``select_demonstrations``: the best completions of each prompt, to be imitated."""
+"""``select_demonstrations``: select the best completions of each prompt, for ``train_sft``."""
 
 from pipeline import Metrics, Output, TemperError, step
 from steps.kinds import ConversationTokens, Judged
@@ -7,11 +7,12 @@ from steps.online.selecting import Best
 
 @step(makes=ConversationTokens)
 def select_demonstrations(out: Output, rollouts: Judged, how: Best = Best()) -> Metrics:
-    """Write ``tokens-00000.parquet``, for ``train_sft``: prompts with the token ids that were drawn
-    after them, trained on what the policy drew. What was cut or has no reward is left out.
+    """Write ``tokens-00000.parquet``, for ``train_sft``: prompts with the sampled token ids of
+    their completions. Training covers the completions only. Completions that were cut or have no
+    reward are left out.
 
-    One round of rejection-sampling fine-tuning is ``sample_rollouts``, ``judge``, this and
-    ``train_sft``.
+    One round of rejection-sampling fine-tuning consists of ``sample_rollouts``, ``judge``, this
+    step and ``train_sft``.
 
     Raises:
         TemperError: no completion is good enough.

@@ -1,4 +1,4 @@
-"""``select_pairs``: better and worse completions of a prompt, to be compared."""
+"""``select_pairs``: pair better with worse completions of the same prompt."""
 
 from pipeline import Metrics, Output, TemperError, step
 from steps.kinds import Judged, PairTokens
@@ -7,11 +7,11 @@ from steps.online.selecting import Pairs
 
 @step(makes=PairTokens)
 def select_pairs(out: Output, rollouts: Judged, how: Pairs = Pairs()) -> Metrics:
-    """Write ``tokens-00000.parquet``, for ``train_dpo`` and other trainers of pairs: token ids as
-    they were drawn. What was cut or has no reward is left out.
+    """Write ``tokens-00000.parquet``, for ``train_dpo`` and other steps that train on pairs. It
+    holds the sampled token ids. Completions that were cut or have no reward are left out.
 
-    One round of iterative DPO is ``sample_rollouts``, ``judge``, this, ``reference_logprobs`` and
-    ``train_dpo``.
+    One round of iterative DPO consists of ``sample_rollouts``, ``judge``, this step,
+    ``reference_logprobs`` and ``train_dpo``.
 
     Raises:
         TemperError: no prompt has completions of different rewards.

@@ -1,7 +1,7 @@
-"""What an experiment starts from, as its config says it: preference data and a model.
+"""The data and the model that an experiment starts from, as config dataclasses.
 
-These dataclasses are Hydra groups (``conf/data``, ``conf/model``). Each names exactly one source;
-``source()`` turns it into an input that is identified by content or by commit.
+These dataclasses are Hydra groups (``conf/data``, ``conf/model``). Each names exactly one source,
+and turns it into an input of a step, which its content or its commit identifies.
 """
 
 import itertools
@@ -23,10 +23,10 @@ from steps.data.load.shards import FileShard, files_at, is_glob, reaching, split
 
 @dataclass(frozen=True)
 class Files:
-    """Files read one after the other, known by their content and by what they are called.
+    """Several files, read in order. Their contents and their names identify them.
 
-    A single file, or a folder, is a plain :class:`File`: what a file is called does not matter
-    until there is another.
+    A single file or a folder is a plain :class:`File`, whose name does not matter: names
+    distinguish rows only if there are several files.
     """
 
     files: tuple[File, ...]
@@ -34,10 +34,10 @@ class Files:
 
     @classmethod
     def matching(cls, pattern: str) -> "Files":
-        """The files that a glob pattern matches now, in the order of their names.
+        """The files that a glob pattern matches now, sorted by name.
 
         Raises:
-            TemperError: it matches none.
+            TemperError: the pattern matches no files.
         """
         try:
             found = files_at(pattern)
@@ -52,8 +52,8 @@ class Files:
 
 @dataclass(frozen=True)
 class MixturePart:
-    """One source of a mixture, read ``repeat`` times over; its ``name`` comes before the labels of
-    its rows."""
+    """One source of a mixture, which is read ``repeat`` times. ``name`` prefixes the labels of its
+    rows."""
 
     name: str
     source: File | Files | HubDataset
@@ -68,7 +68,8 @@ class MixturePart:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Sources in proportion to their weights; the module that draws rows explains ``until``."""
+    """Sources mixed in proportion to their weights. :mod:`steps.data.load.mixture` explains
+    ``until``."""
 
     parts: tuple[MixturePart, ...]
     until: str = "first exhausted"
@@ -78,29 +79,33 @@ class Mixed:
 
 
 DataSource = File | Files | HubDataset | Mixed
-"""What rows are read from."""
+"""A source of rows."""
 
 
 def data_at(path: str) -> File | Files:
-    """A file or a folder, or the files that a pattern matches: a local path or an fsspec URL.
+    """A file or a folder, or the files that a glob pattern matches.
+
+    Args:
+        path: a local path or pattern, or an fsspec URL.
 
     Raises:
-        TemperError: it is a local file that cannot be read as rows, or has none.
+        TemperError: the path is a local file that is empty or of an unknown format.
     """
     if is_glob(path):
         return Files.matching(path)
     if os.path.isfile(path):
-        Files.matching(path)  # refuses a file of an ending that nothing reads
+        Files.matching(path)  # refuses a file whose suffix no reader knows
         if not os.path.getsize(path):
             raise TemperError(f"{path} has no rows: the file is empty")
     return File(path)
 
 
 def split_files(path: str) -> dict[str, Files]:
-    """The files of each split, if `path` is a folder whose files say that there are several.
+    """The files of each split if `path` is a folder whose file names show several splits; else
+    an empty dict.
 
     Raises:
-        TemperError: it cannot be read.
+        TemperError: the folder cannot be read.
     """
     try:
         with reaching(path):
@@ -113,11 +118,11 @@ def split_files(path: str) -> dict[str, Files]:
     return {} if len(named) < 2 else {split: Files.of(files) for split, files in named.items()}
 
 
-@dataclass  # not frozen: OmegaConf could not add one to a mapping
+@dataclass  # not frozen: OmegaConf cannot add a frozen dataclass to a mapping
 class PartData:
     """One source of ``data.mixture``: ``path``, or ``hub`` with ``revision`` and ``split``.
 
-    ``repeat`` reads a small source several times over; then ``deduplicate`` must be off.
+    ``repeat`` reads a small source several times; ``deduplicate`` must then be off.
     """
 
     path: str | None = None
@@ -134,7 +139,7 @@ class PartData:
     images: str | None = None
 
     def __post_init__(self) -> None:
-        self.choice()  # refuses what cannot be
+        self.choice()  # raises an error for an invalid combination of settings
 
     def choice(self) -> FormatChoice:
         named = self.fields or None
@@ -152,26 +157,29 @@ class PartData:
 
 @dataclass(frozen=True)
 class PreferenceData:
-    """Preference pairs: files of one's own, a dataset on the Hub, or a mixture.
+    """Preference pairs from your own files, from a dataset on the Hub, or from a mixture.
 
     Args:
-        path: a file, a folder or a glob pattern, local or an fsspec URL; which files can be read
-            is said in :mod:`steps.data.load.shards`.
-        test_path: held-out pairs; without it ``test_fraction`` of the prompts is held out.
+        path: a file, a folder or a glob pattern, as a local path or an fsspec URL.
+            :mod:`steps.data.load.shards` lists the file formats.
+        test_path: held-out pairs; without it, the share ``test_fraction`` of prompts is held out.
         hub: a Hub dataset, at the commit ``revision``, with its splits.
-        mixture: several sources, by name, each with its weight; ``until`` says when it ends.
-        test_fraction: of the prompts, held out where nothing else is.
-        max_train, max_test: keep only this many pairs, the first ones.
+        mixture: several sources by name, each with its weight; ``until`` sets when reading ends.
+        test_fraction: the share of prompts that is held out if the data has no test split.
+        max_train, max_test: the most pairs of a split; the first ones are kept.
         format: one of :data:`steps.data.formats.choice.FORMATS`, or ``auto``.
-        fields: names of fields where they differ from the format's: ``{prompt: question}``.
+        fields: the names of fields that differ from the format's: ``{prompt: question}``.
         system: a system prompt for every conversation that has none.
-        turns: turns out of order are refused (``alternating``), ``merged``, or taken (``any``).
-        pairs: made of several completions: ``best_vs_worst``, ``adjacent`` or ``all``.
-        deduplicate: leave out pairs that an earlier one equals.
-        max_dropped: how many rows may be unusable: below 1 a fraction of them, from 1 on a number.
+        turns: whether turns out of order are refused (``alternating``), ``merged``, or accepted
+            (``any``).
+        pairs: which pairs are made from several completions: ``best_vs_worst``, ``adjacent`` or
+            ``all``.
+        deduplicate: leave out pairs that equal an earlier pair.
+        max_dropped: how many rows may be unusable: below 1 a fraction of the rows, from 1 on a
+            number of rows.
         revision: the commit of the Hub dataset.
-        train_split: which split is trained on.
-        test_split: which split is held out.
+        train_split: the split for training.
+        test_split: the split that is held out.
         until: when a mixture ends, as in ``first exhausted``.
         images: the column with the images of each pair; without it none are read.
         near_duplicates: leave out pairs of which so large a share is in an earlier one: 0.8, say.
@@ -212,15 +220,15 @@ class PreferenceData:
 
     @property
     def name(self) -> str:
-        """For people: the file's or dataset's name."""
+        """The name of the file or dataset, for display."""
         if self.mixture:
             return " + ".join(self.mixture)
         return self.hub or (self.path or "").rstrip("/").rsplit("/", 1)[-1]
 
     @property
     def title(self) -> str:
-        """The data's name in a heading: that of the folder, where a file is called after its
-        split."""
+        """The data's name for a heading. A file that is named after its split gives the name of
+        its folder."""
         if self.hub or self.mixture:
             return self.name.rpartition("/")[2] if self.hub else self.name
         parts = [part for part in (self.path or "").split("/") if part]
@@ -238,7 +246,11 @@ class PreferenceData:
         return self._split(splits, "train") if splits else data_at(self.path)
 
     def _split(self, splits: Mapping[str, Files], usual: str) -> Files:
-        """The files of the split that is named, else of the usual one."""
+        """The files of the configured split, or else of a split with a usual name.
+
+        Raises:
+            TemperError: the folder has neither.
+        """
         named = self.train_split if usual == "train" else self.test_split
         others = () if usual == "train" else ("validation", "valid", "val", "dev", "eval")
         for split in (named, usual, *others):
@@ -250,7 +262,7 @@ class PreferenceData:
         )
 
     def test_source(self) -> DataSource | None:
-        """Where held-out pairs come from; ``None``: from the training source, by fraction."""
+        """The source of held-out pairs. ``None`` means a fraction of the training source."""
         self._check_one()
         if self.hub:
             return self._hub(self.test_split)
@@ -260,7 +272,7 @@ class PreferenceData:
         return self._split(splits, "test") if splits else None
 
     def load(self) -> LoadConfig:
-        """How rows are read and split; the parts of a mixture have formats of their own.
+        """How rows are read and split. Each part of a mixture has its own format.
 
         Raises:
             ValueError: a setting is out of range.
@@ -287,24 +299,27 @@ class PreferenceData:
 
 
 def load_rows(load: Callable[..., Step], data: PreferenceData) -> Step:
-    """The rows that a config names, read and split by ``load``: ``load_preferences``,
-    ``load_conversations``, ``load_prompts`` or ``load_unpaired``."""
+    """A step that reads and splits the rows that a config names.
+
+    Args:
+        load: ``load_preferences``, ``load_conversations``, ``load_prompts`` or ``load_unpaired``.
+    """
     return load(data.train_source(), data.test_source(), data.load())
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A pretrained model: a local folder or GGUF file, a Hub model, or one inside a package.
+    """A pretrained model: a local folder or GGUF file, a Hub model, or a file in a package.
 
     Args:
         path: a Hugging Face folder or a ``.gguf`` file.
         hub: a Hub model, at the commit ``revision``.
-        package, file: a GGUF file that an installed Python package ships; ``install`` is the
-            command that installs it.
-        chat_template: a Jinja file to use instead of the tokenizer's own template, for base models
-            that have none.
-        license: of the weights, for the card of what is made from them.
-        published: its name on a Hub, where it comes from elsewhere, for the same card.
+        package, file: a GGUF file inside an installed Python package; ``install`` is the command
+            that installs the package.
+        chat_template: a Jinja file that replaces the tokenizer's own chat template; base models
+            often have none.
+        license: the license of the weights, for the card of models trained from them.
+        published: the model's name on the Hub if it was not loaded from there, for the same card.
         revision: the commit of the Hub model.
         install: the command that installs the package.
     """
@@ -321,14 +336,14 @@ class ModelSource:
 
     @property
     def name(self) -> str:
-        """For people: the model's name."""
+        """The model's name, for display."""
         file = (self.path or self.file or "").rstrip("/").rsplit("/", 1)[-1]
         named = self.hub or self.published or file
         return named.removesuffix(".gguf")
 
     @property
     def title(self) -> str:
-        """The model's name in a heading: no owner, and no type of a file's weights."""
+        """The model's name for a heading, without its owner and without a GGUF file's type."""
         return re.sub(
             r"\.(I?Q\d\w*|B?F\d+)$", "", self.name.rpartition("/")[2], flags=re.IGNORECASE
         )
@@ -354,11 +369,13 @@ class ModelSource:
 
 
 def refuse_no_model(source: File | HubModel, **_: object) -> None:
-    """Refuse what cannot be a model: called with the arguments of ``import_model``, before anything
-    reads the files. What lies behind a URL is looked at when it is read.
+    """Refuse a local path that is not a model, when a plan is made and before any step runs.
+
+    It takes the arguments of ``import_model``. A URL is only checked when ``import_model`` reads
+    it.
 
     Raises:
-        TemperError: it is neither a Hugging Face folder nor a ``.gguf`` file.
+        TemperError: the path is neither a Hugging Face folder nor a ``.gguf`` file.
     """
     if isinstance(source, HubModel) or "://" in source.url or not source.url:
         return
@@ -370,7 +387,7 @@ def refuse_no_model(source: File | HubModel, **_: object) -> None:
                 f"model {source.url} is no folder here (in {Path.cwd()}); if that is its name on "
                 f"the Hub: model=hub model.hub={source.url}, in Python HubModel({source.url!r})"
             )
-        return  # the input says so itself
+        return  # the input itself raises the error for a missing path
     if path.is_file() and path.suffix != ".gguf":
         raise TemperError(f"model {source.url} is neither a folder nor a .gguf file; {want}")
     if path.is_dir() and not any((path / name).is_file() for name in _CONFIGS):
@@ -385,7 +402,7 @@ def refuse_no_model(source: File | HubModel, **_: object) -> None:
 
 
 def _lacks(folder: Path) -> str:
-    """What of a model a folder does not hold, by the names of its files."""
+    """The part of a model that a folder lacks, judged by its file names; empty if none."""
     names = [name.lower() for name in os.listdir(folder)]
     if not any(name.endswith(_WEIGHTS) for name in names):
         return "no weights (model.safetensors)"
@@ -401,7 +418,7 @@ _MOST_LOOKED_AT = 200
 
 
 def _models_in(folder: Path) -> list[str]:
-    """The first models that lie directly in a folder."""
+    """Up to three models directly inside a folder."""
     try:
         with os.scandir(folder) as items:
             paths = sorted(Path(item.path) for item in itertools.islice(items, _MOST_LOOKED_AT))

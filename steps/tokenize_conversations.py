@@ -1,4 +1,4 @@
-"""``tokenize_conversations``: demonstrations as text become token ids, in Parquet."""
+"""``tokenize_conversations``: convert conversations from text to token ids, in Parquet."""
 
 from pipeline import Metrics, Output, step
 from steps.data.tokens.tokenizing import TokenizeConfig
@@ -15,7 +15,7 @@ def tokenize_conversations(
 ) -> Metrics:
     """Write ``tokens-00000.parquet`` and so on, ``ledger.parquet``, and a ``summary.md``.
 
-    Finished shards are kept in scratch, so an interrupted step goes on from the shard it was at.
+    Finished shards stay in scratch, so an interrupted step resumes at the next shard.
 
     Raises:
         TemperError: no conversation is left, or more were dropped than allowed.

@@ -1,4 +1,4 @@
-"""``tokenize_preferences``: pairs as text become pairs as token ids, in Parquet."""
+"""``tokenize_preferences``: convert preference pairs from text to token ids, in Parquet."""
 
 from pipeline import Metrics, Output, step
 from steps.data.tokens.tokenizing import TokenizeConfig
@@ -13,13 +13,13 @@ def tokenize_preferences(
     tokenizer: Model,
     config: TokenizeConfig = TokenizeConfig(),
 ) -> Metrics:
-    """Write ``SPLIT/tokens-00000.parquet`` and so on for every split of ``pairs``, what became of
+    """Write ``SPLIT/tokens-00000.parquet`` and so on for every split of ``pairs``, the outcome of
     each row in ``ledger.parquet``, and a ``summary.md`` of lengths.
 
-    Finished shards are kept in scratch, so an interrupted step goes on from the shard it was at.
+    Finished shards stay in scratch, so an interrupted step resumes at the next shard.
 
     Args:
-        tokenizer: a model artifact, whose chat template and tokenizer are used.
+        tokenizer: a model; this step uses its chat template and tokenizer.
 
     Raises:
         TemperError: no pair of a split is left, or more rows were dropped than allowed.

@@ -1,4 +1,4 @@
-"""``tokenize_texts``: plain texts become token ids for ``train_sft``, in Parquet."""
+"""``tokenize_texts``: convert plain texts to token ids for ``train_sft``, in Parquet."""
 
 from pipeline import Metrics, Output, step
 from steps.data.tokens.texts import TextConfig
@@ -12,8 +12,8 @@ def tokenize_texts(
 ) -> Metrics:
     """Write ``tokens-00000.parquet`` and so on, ``ledger.parquet``, and a ``summary.md``.
 
-    All tokens but a text's first are trained on; a long text becomes several rows, or is cut, as
-    :mod:`steps.data.tokens.texts` says.
+    Training covers all tokens but the first of a text. A long text is split into several rows or
+    cut; :mod:`steps.data.tokens.texts` explains how.
 
     Raises:
         TemperError: no text is left, or more were dropped than allowed.

@@ -1,4 +1,4 @@
-"""``tokenize_unpaired``: single completions as text become token ids, in Parquet."""
+"""``tokenize_unpaired``: convert labelled completions from text to token ids, in Parquet."""
 
 from pipeline import Metrics, Output, step
 from steps.data.tokens.tokenizing import TokenizeConfig
@@ -15,8 +15,8 @@ def tokenize_unpaired(
 ) -> Metrics:
     """Write ``SPLIT/tokens-00000.parquet`` and so on, ``ledger.parquet``, and a ``summary.md``.
 
-    As :func:`steps.tokenize_preferences.tokenize_preferences`: a row is a prompt, one completion of
-    it, and whether that is a good one.
+    Works like :func:`steps.tokenize_preferences.tokenize_preferences`. A row is a prompt, one
+    completion, and a label: good or bad.
 
     Raises:
         TemperError: no row of a split is left, or more were dropped than allowed.

@@ -1,4 +1,4 @@
-"""``train_dpo``: preference training against cached reference logps, by DPO or a loss like it."""
+"""``train_dpo``: preference training by DPO or a related loss, against cached reference logps."""
 
 from pipeline import Metrics, Output, step
 from steps.data.images.of_tokens import rows_with_images
@@ -18,13 +18,15 @@ def train_dpo(
     held_out: PairTokens | None = None,
     held_out_reference: ReferenceLogps | None = None,
 ) -> Metrics:
-    """Write a model folder, its ``metrics.jsonl`` and a ``summary.md``; resumes from checkpoints.
+    """Write a model folder, ``metrics.jsonl`` and ``summary.md``. An interrupted step resumes from
+    its last checkpoint.
 
     Args:
         policy: the model to start from.
-        reference: what :func:`steps.reference_logprobs.reference_logprobs` made of the same
-            tokens with ``config.reference()``.
-        held_out: other pairs, to evaluate on during training; with their own reference.
+        reference: the logps of the same tokens, from
+            :func:`steps.reference_logprobs.reference_logprobs` with ``config.reference()``.
+        held_out: other pairs, for evaluation during training.
+        held_out_reference: the reference logps of ``held_out``.
     """
     from steps.training.recipes import run_dpo
 

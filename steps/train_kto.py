@@ -1,4 +1,4 @@
-"""``train_kto``: training on single responses that are good or bad, against a reference."""
+"""``train_kto``: training on responses labelled good or bad, against cached reference logps."""
 
 from pipeline import Metrics, Output, step
 from steps.data.rows.parquet import iter_rows
@@ -18,9 +18,10 @@ def train_kto(
     held_out: UnpairedTokens | None = None,
     held_out_reference: ReferenceLogps | None = None,
 ) -> Metrics:
-    """Write a model folder, its ``metrics.jsonl`` and a ``summary.md``; resumes from checkpoints.
+    """Write a model folder, ``metrics.jsonl`` and ``summary.md``. An interrupted step resumes from
+    its last checkpoint.
 
-    Arguments are those of :func:`steps.train_dpo.train_dpo`.
+    The arguments mean the same as in :func:`steps.train_dpo.train_dpo`.
     """
     from steps.training.recipes import run_kto
 

@@ -1,4 +1,4 @@
-"""``train_on_pairs``: the steps that a loss over pairs takes, chosen by what kind of loss it is."""
+"""``train_on_pairs``: the steps that train on pairs, with a reference step if the loss needs it."""
 
 from pipeline import Input, Step
 from steps.reference_logprobs import reference_logprobs
@@ -13,11 +13,11 @@ def train_on_pairs(
     config: PreferenceConfig,
     held_out: Step | Input | None = None,
 ) -> Step:
-    """The model trained: after ``reference_logprobs`` of ``policy`` if the loss wants a reference.
+    """The step that trains ``policy``. If the loss needs a reference, ``policy`` is the reference.
 
     Args:
-        held_out: other pairs; they are a part of it only if ``config.eval_every_steps`` asks for
-            evaluations during training.
+        held_out: other pairs, for evaluation during training. The step takes them only if
+            ``config.eval_every_steps`` is set.
     """
     if config.eval_every_steps is None:
         held_out = None

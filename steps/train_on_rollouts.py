@@ -1,4 +1,4 @@
-"""``train_on_rollouts``: a policy learns from completions that were drawn before."""
+"""``train_on_rollouts``: train a policy on completions that exist already."""
 
 from pipeline import Metrics, Output, step
 from steps.glue.workplace_of import at_work
@@ -15,15 +15,15 @@ def train_on_rollouts(
     start: OnlineState | None = None,
     reference: Model | None = None,
 ) -> Metrics:
-    """Write the trained ``model`` and the ``state``, as ``train_online`` does, without sampling.
+    """Write the trained ``model`` and its ``state``, as ``train_online`` does, without sampling.
 
-    On ``run["rollouts"]`` and the arguments of that run it ends with that run's weights, to the
-    bit. With others it trains on what another policy drew: ``mismatch/k3`` says how far that has
-    become, and ``method.off_policy`` weighs for it.
+    With ``run["rollouts"]`` and the arguments of that run, this step gives that run's weights, bit
+    for bit. Other rollouts come from another policy: ``mismatch/k3`` measures how far that policy
+    is from the one in training, and ``method.off_policy`` corrects for the difference.
 
     Args:
-        rollouts: the iterations of a run; or what ``sample_rollouts`` and ``judge`` made, which is
-            taken ``config.prompts`` prompts at a time.
+        rollouts: the rollouts of an online run; or the output of ``sample_rollouts`` and ``judge``,
+            of which each iteration takes ``config.prompts`` prompts.
     """
     from steps.online.online_run import Folders, run_replay
 

@@ -1,9 +1,10 @@
-"""``train_online``: a policy learns from completions that it draws itself."""
+"""``train_online``: train a policy on completions that it samples itself."""
 
 from pipeline import Metrics, Output, step
 from steps.checking.boxed import Boxed
 from steps.checking.config import JudgeConfig
 from steps.checking.verdicts import Checker
+from steps.environments.environment import Environment
 from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.glue.workplace_of import at_work
 from steps.kinds import Model, OnlineRun, OnlineState, Prompts
@@ -22,13 +23,14 @@ def train_online(
     start: OnlineState | None = None,
     reference: Model | None = None,
     engine: EngineConfig = OwnEngine(),
+    environment: Environment | None = None,
 ) -> Metrics:
-    """Write the trained ``model``, the ``state`` that another segment goes on from, the
-    ``rollouts`` that were drawn, with verdicts, and a ``metrics.jsonl`` with a line an iteration.
+    """Write the trained ``model``, the ``state`` from which another segment can continue, the
+    sampled ``rollouts`` with verdicts, and ``metrics.jsonl`` with one line per iteration.
 
-    Resumes from checkpoints and finished completions in scratch. As long as completions do not
-    depend on what is written beside them (``rollouts/engine.json`` says), the weights follow from
-    these arguments alone.
+    An interrupted step resumes from checkpoints and finished completions in scratch. If a
+    completion does not depend on the others in its batch (``rollouts/engine.json`` records this),
+    the arguments alone determine the weights.
 
     Args:
         iterations: of this segment. Two segments, the second with the state of the first as its
@@ -36,14 +38,25 @@ def train_online(
         start: ``run["state"]`` of another segment; its weights take the place of the policy's.
         reference: what methods with a reference compare with; the policy, without.
         engine: who draws: this process, or engines elsewhere.
+        environment: replies to the policy's turns, as ``judging`` says for verdicts. What it leaves
+            open, the checker judges by the last turn.
     """
     from steps.checking.judges import Judges
+    from steps.environments.playing import replying
     from steps.online.online_run import Folders, run_sampling
 
     folders = Folders(policy.path, start and start.path, reference and reference.path)
     kept = out.scratch / "verdicts"
     judges = Judges(checker, judging.processes, judging.time_limit, kept, judging.most_without)
-    with at_work(out) as place, judges:
+    with at_work(out) as place, judges, replying(environment, judging) as replies:
         return run_sampling(
-            folders, config, prompts.path, judges, judging.most_without, iterations, place, engine
+            folders,
+            config,
+            prompts.path,
+            judges,
+            judging.most_without,
+            iterations,
+            place,
+            engine,
+            replies,
         )

@@ -1,4 +1,4 @@
-"""``train_reference_free``: preference training by a loss that needs no reference."""
+"""``train_reference_free``: preference training by a loss without a reference model."""
 
 from pipeline import Metrics, Output, step
 from steps.data.images.of_tokens import rows_with_images
@@ -15,11 +15,12 @@ def train_reference_free(
     config: ReferenceFreeConfig = ReferenceFreeConfig(),
     held_out: PairTokens | None = None,
 ) -> Metrics:
-    """Write a model folder, its ``metrics.jsonl`` and a ``summary.md``; resumes from checkpoints.
+    """Write a model folder, ``metrics.jsonl`` and ``summary.md``. An interrupted step resumes from
+    its last checkpoint.
 
     Args:
         policy: the model to start from.
-        held_out: other pairs, to evaluate on during training.
+        held_out: other pairs, for evaluation during training.
     """
     from steps.training.recipes import run_reference_free
 

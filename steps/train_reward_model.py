@@ -1,4 +1,4 @@
-"""``train_reward_model``: a model that scores responses, from pairs (Bradley and Terry)."""
+"""``train_reward_model``: train a Bradley-Terry reward model on preference pairs."""
 
 from pipeline import Metrics, Output, step
 from steps.data.rows.parquet import iter_rows
@@ -15,13 +15,13 @@ def train_reward_model(
     config: RewardConfig = RewardConfig(),
     held_out: PairTokens | None = None,
 ) -> Metrics:
-    """Write a sequence classifier's folder, its ``metrics.jsonl`` and a ``summary.md``; resumes
-    from checkpoints.
+    """Write the folder of a sequence classifier, ``metrics.jsonl`` and ``summary.md``. An
+    interrupted step resumes from its last checkpoint.
 
     Args:
-        init: the language model whose body is trained on, under a head of zeros; or a reward model
-            to train further.
-        held_out: other pairs, to evaluate on during training.
+        init: a language model, which gets a score head of zeros; or a reward model to train
+            further.
+        held_out: other pairs, for evaluation during training.
     """
     from steps.reward_models.reward_training import run_reward_training
 

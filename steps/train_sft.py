@@ -1,4 +1,4 @@
-"""``train_sft``: supervised fine-tuning on demonstrations, or on the chosen responses of pairs."""
+"""``train_sft``: supervised fine-tuning on conversations, or on the chosen responses of pairs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,12 +18,13 @@ def train_sft(
     config: TrainConfig = TrainConfig(),
     held_out: PairTokens | ConversationTokens | None = None,
 ) -> Metrics:
-    """Write a model folder and its ``metrics.jsonl``; resumes from checkpoints in scratch.
+    """Write a model folder and ``metrics.jsonl``. An interrupted step resumes from its last
+    checkpoint.
 
     Args:
-        tokens: conversations, or preference pairs, whose chosen responses are then imitated.
+        tokens: conversations; or preference pairs, of which only the chosen responses are used.
         init: the model to start from.
-        held_out: others, to evaluate on during training.
+        held_out: other conversations or pairs, for evaluation during training.
     """
     from steps.training.recipes import run_sft
 

@@ -1,4 +1,4 @@
-"""``unpair``: preference pairs become single completions, the chosen ones good, the others not."""
+"""``unpair``: split preference pairs into completions labelled good (chosen) or bad (rejected)."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -14,8 +14,8 @@ from steps.kinds import Preferences, UnpairedSplits
 def unpair(out: Output, pairs: Preferences) -> Metrics:
     """Write ``SPLIT/completions-*.parquet`` for every split of ``pairs``.
 
-    All chosen responses come before all rejected ones. KTO finds its reference point on prompts
-    with the response of the row before, which must not be one to the same prompt.
+    All chosen responses come before all rejected ones. KTO estimates its reference point by
+    pairing each prompt with the response of the row before, which must belong to another prompt.
     """
     splits = sorted({path.parent for path in pairs.path.glob("*/pairs-*.parquet")})
     if not splits:

@@ -1,10 +1,11 @@
-"""What there is to see of each kind of artifact, and how a model is loaded; named by the kinds in
-:mod:`steps.kinds`."""
+"""How reports show each kind of artifact, and how a model is loaded.
+
+The kinds in :mod:`steps.kinds` name these functions."""
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ TRAINING_CURVES = (
     "rewards/rejected",
     "grad_norm",
 )
-"""What to look at first of a training run; TRL's names."""
+"""The metrics of a training run that reports show first, by TRL's names."""
 ONLINE_CURVES = {
     "reward": "reward",
     "reward_std": "spread of rewards among a prompt's completions (reward_std)",
@@ -41,12 +42,13 @@ ONLINE_CURVES = {
     "clip_ratio/high_mean": "share clipped above (clip_ratio/high_mean)",
     "clip_ratio/low_mean": "share clipped below (clip_ratio/low_mean)",
     "completions/mean_length": "length in tokens (completions/mean_length)",
+    "completions/mean_turns": "turns of an episode (completions/mean_turns)",
     "completions/clipped_ratio": "share cut at the limit (completions/clipped_ratio)",
     "mismatch/k3": "mismatch of sampler and trainer, nats a token (mismatch/k3)",
     "loss": "loss",
     "grad_norm": "grad_norm",
 }
-"""What to look at first of an online run, by TRL's names, and what to call it."""
+"""The metrics of an online run that reports show first, by TRL's names, with their titles."""
 PREFERENCE = (
     Measure("gain/logps/accuracies", "pairs ranked right", "Gain over the baseline", True, 1,
             "eval_logps/accuracies", "gain/logps/accuracies/p"),
@@ -60,25 +62,28 @@ PREFERENCE = (
     Measure("eval_rewards/margins", "reward margin", "Preference", False, 1),
     Measure("eval_loss", "loss", "Preference", False, -1),
 )  # fmt: skip
-"""The metrics of an evaluation; those of answers follow from the names of its checks."""
+"""The metrics of an evaluation. :func:`_measures_of_answers` adds one for each check of answers."""
 EXACT_MATCH = (
     Measure("exact_match", "exact match", "Answers", True, 1),
     Measure("well_formed", "answers that state a result", "Answers", True, 1),
 )
 MEASURES = (*PREFERENCE, *EXACT_MATCH)
-"""What terminal and report call metrics."""
+"""The metrics to which terminal and report give titles."""
 MOST_TEXTS = 40
 MOST_PROMPTS_OVER_ITERATIONS = 20
 MOST_ITERATIONS_OF_A_PROMPT = 6
 MOST_TOKEN_FILES = 8
 CALIBRATION, BEST_OF_N = "calibration.jsonl", "best_of_n.jsonl"
 _OF_ROLLOUTS = ["ids", "finish", "verdict"]
-_PER_ITERATION = ["iteration", "row", "k", "prompt_ids", "ids", "finish", "verdict", "rewards"]
+_COMPLETION = ["iteration", "row", "k", "prompt_ids", "ids", "scored", "finish", "verdict"]
+_PER_ITERATION = [*_COMPLETION, "rewards"]
+_REPLIED = "◄ "
+"""Before what a policy read in the middle of its completion, and did not draw."""
 _PREDICTED = "predicted probability of being right"
 
 
 def open_model(folder: Path) -> tuple[Any, Any]:
-    """The model of a Hugging Face folder, of the dtype that it was saved in, and its tokenizer."""
+    """The model of a Hugging Face folder, in the dtype of its weights file, and its tokenizer."""
     from transformers import (
         AutoConfig,
         AutoModelForSequenceClassification,
@@ -96,13 +101,13 @@ def open_model(folder: Path) -> tuple[Any, Any]:
 
 @loaded_by(open_model)
 def model(made: Made) -> Iterator[View]:
-    """How it was trained, if it was."""
+    """The training curves of a model and its summary, if it was trained."""
     yield from curves(made, TRAINING_CURVES)
     yield from summary(made)
 
 
 def evaluation(made: Made) -> Iterator[View]:
-    """What the model answered, and how far its margins say how often it is right."""
+    """The metrics and answers of a model, and the calibration of its reward margins."""
     yield Measures([*PREFERENCE, *_measures_of_answers(made.manifest.metrics)], "baseline")
     answers = made.records("answers.jsonl")[:MOST_TEXTS]
     if answers:
@@ -115,7 +120,7 @@ def evaluation(made: Made) -> Iterator[View]:
 
 
 def scores(made: Made) -> Iterator[View]:
-    """How often completions are right, and what they say."""
+    """How often completions are right, and the completions."""
     yield Measures(EXACT_MATCH)
     records = made.records("scores.jsonl")
     rows = [
@@ -128,7 +133,7 @@ def scores(made: Made) -> Iterator[View]:
 
 
 def online(made: Made) -> Iterator[View]:
-    """How an online run went, iteration by iteration, and what it answered on the way."""
+    """The curves of an online run over its iterations, and completions from the iterations."""
     yield from curves(made, list(ONLINE_CURVES), titles=ONLINE_CURVES, unit="iteration")
     if texts := _over_iterations(made):
         yield Texts("Completions over iterations", texts)
@@ -137,7 +142,7 @@ def online(made: Made) -> Iterator[View]:
 
 
 def reward_evaluation(made: Made) -> Iterator[View]:
-    """How often the best of n is right, whoever picks it, and the calibration of scores."""
+    """The best-of-n curve for each way of picking, and the calibration of the scores."""
     yield Measures([measure for measure in PREFERENCE if not measure.p])
     if curve := made.records(BEST_OF_N):
         points = {
@@ -149,7 +154,7 @@ def reward_evaluation(made: Made) -> Iterator[View]:
 
 
 def benchmark(made: Made) -> Iterator[View]:
-    """The first questions of each task, as the model saw them, with its answers."""
+    """The first questions of each task, as the model saw them, with the model's answers."""
     tasks: dict[str, list[Text]] = {}
     for record in made.records("answers.jsonl"):
         row = str(record.get("row"))
@@ -158,6 +163,21 @@ def benchmark(made: Made) -> Iterator[View]:
             texts.append(Text(row, str(record.get("prompt")), str(record.get("answer"))))
     for task, texts in tasks.items():
         yield Texts(task, texts)
+
+
+def influences(made: Made) -> Iterator[View]:
+    """The pairs that pull hardest against the held-out ones, and for them."""
+    found = [
+        (str(r.get("row")), str(r.get("pair")), value)
+        for r in made.records("influences.jsonl")
+        if isinstance(value := r.get("influence"), float)
+    ]
+    found.sort(key=lambda row: row[2])
+    headings = ("row", "pair", "a step on it lowers the held-out loss by")
+    if against := [row for row in found[:MOST_TEXTS] if row[2] < 0]:
+        yield Table("Pairs that pull hardest against", headings, against)
+    if towards := [row for row in reversed(found[-MOST_TEXTS:]) if row[2] > 0]:
+        yield Table("Pairs that pull hardest for", headings, towards)
 
 
 def completions(made: Made) -> Iterator[View]:
@@ -172,7 +192,7 @@ def completions(made: Made) -> Iterator[View]:
 
 
 def rollouts(made: Made) -> Iterator[View]:
-    """How long completions are, and how many of them are right."""
+    """The lengths of completions, and the counts of their verdicts."""
     import pyarrow.parquet as pq
 
     lengths: dict[str, Counter[int]] = {}
@@ -186,28 +206,30 @@ def rollouts(made: Made) -> Iterator[View]:
     if lengths:
         yield Histogram("Lengths of completions, by how they ended", "tokens", lengths)
         yield Table("Verdicts", ["verdict", "completions"], [*map(list, verdicts.most_common())])
+    if texts := _episodes(made):
+        yield Texts("Episodes", texts)
 
 
 def rows(made: Made) -> Iterator[View]:
-    """What became of every row that was read."""
+    """How many rows were kept or dropped, by split and reason."""
     yield from _ledger(made)
 
 
 def tokens(made: Made) -> Iterator[View]:
-    """What became of every row, and how long the sequences are."""
+    """How many rows were kept or dropped, and the lengths of the token sequences."""
     yield from _ledger(made)
     yield from _lengths(made)
 
 
 def _checks(answer: Mapping[str, Any]) -> dict[str, bool]:
-    """Which checks an answer passes, and which not."""
+    """For each check, whether an answer passes it."""
     checks = answer.get("checks")
     marks = checks.items() if isinstance(checks, Mapping) else ()
     return {str(name): passed is True for name, passed in marks}
 
 
 def _measures_of_answers(metrics: Mapping[str, Any]) -> Iterator[Measure]:
-    """The share of answers that pass each check, and what has been gained over the baseline."""
+    """The share of answers that pass each check, and its gain over the baseline."""
     names = [name.removeprefix("answers/") for name in metrics if name.startswith("answers/")]
     for name in names:
         yield Measure(f"gain/answers/{name}", f"answers: {name}", "Gain over the baseline", True, 0,
@@ -224,8 +246,8 @@ def _calibration(made: Made, title: str) -> Iterator[View]:
 
 
 def _over_iterations(made: Made) -> list[Text]:
-    """The first completion of the prompts that were drawn in most iterations, iteration by
-    iteration, as far as the artifact has its rollouts."""
+    """The first completions of the prompts that occur in most iterations, by iteration. The list
+    is empty if the artifact has no rollouts."""
     from tokenizers import Tokenizer
 
     if (tokenizer := made.text("rollouts/tokenizer.json")) is None:
@@ -239,7 +261,7 @@ def _over_iterations(made: Made) -> list[Text]:
         Text(
             record["row"],
             decode(record["prompt_ids"]),
-            decode(record["ids"]),
+            _by_speaker(record, decode),
             ", ".join(_remarks(record)),
             {"judged right": record["verdict"] == "right"} if record["verdict"] else {},
             f"iteration {record['iteration'] + 1}",
@@ -249,18 +271,53 @@ def _over_iterations(made: Made) -> list[Text]:
     ]
 
 
-def _drawn(made: Made) -> Iterator[Mapping[str, Any]]:
+def _episodes(made: Made) -> list[Text]:
+    """The first completion of the first prompts, if any was replied to."""
+    from tokenizers import Tokenizer
+
+    if (tokenizer := made.text("tokenizer.json")) is None:
+        return []
+    decode = Tokenizer.from_str(tokenizer).decode
+    records = list(islice(_drawn(made, ""), MOST_TEXTS))
+    if all(all(record["scored"]) for record in records):
+        return []
+    return [
+        Text(
+            record["row"],
+            decode(record["prompt_ids"]),
+            _by_speaker(record, decode),
+            ", ".join(_remarks(record)),
+            {"judged right": record["verdict"] == "right"} if record["verdict"] else {},
+        )
+        for record in records
+    ]
+
+
+def _by_speaker(record: Mapping[str, Any], decode: Callable[[list[int]], str]) -> str:
+    """What a completion says; where it was replied to, a line a turn and a line a reply."""
+    parts = [
+        (drawn, decode([token for token, _ in tokens]))
+        for drawn, tokens in groupby(
+            zip(record["ids"], record["scored"], strict=True), lambda token: token[1]
+        )
+    ]
+    if len(parts) == 1:
+        return parts[0][1]
+    return "\n".join(f"{'' if drawn else _REPLIED}{text.strip()}" for drawn, text in parts)
+
+
+def _drawn(made: Made, folder: str = "rollouts/") -> Iterator[Mapping[str, Any]]:
     """The first completion of every prompt and iteration."""
     import pyarrow.parquet as pq
 
-    for file in made.names("rollouts/rollouts-*.parquet")[:MOST_TOKEN_FILES]:
+    for file in made.names(f"{folder}rollouts-*.parquet")[:MOST_TOKEN_FILES]:
         if (data := made.read(file)) is not None:
             table = pq.read_table(io.BytesIO(data), columns=_PER_ITERATION, filters=[("k", "=", 0)])
             yield from table.to_pylist()
 
 
 def _remarks(record: Mapping[str, Any]) -> Iterator[str]:
-    """The reward of a completion, and how it ended where it did not end by itself."""
+    """The reward of a completion, and its finish reason if it did not stop by itself."""
     if record["rewards"]:
         yield f"reward {sum(value for _, value in record['rewards']):.3g}"
     if record["finish"] != "stop":
@@ -268,7 +325,7 @@ def _remarks(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _spread(records: Sequence[Mapping[str, Any]], most: int) -> Sequence[Mapping[str, Any]]:
-    """So many at most, the first and the last among them."""
+    """At most ``most`` evenly spaced records, including the first and the last."""
     if len(records) <= most:
         return records
     return [records[round(i * (len(records) - 1) / (most - 1))] for i in range(most)]
@@ -292,7 +349,8 @@ def _ledger(made: Made) -> Iterator[View]:
 
 
 def _lengths(made: Made) -> Iterator[View]:
-    """Of the columns of token ids, by split; of very large artifacts, of their first files."""
+    """A histogram of sequence lengths for each split and column of token ids. Only the first
+    ``MOST_TOKEN_FILES`` files are read."""
     import pyarrow.parquet as pq
 
     counts: dict[str, Counter[int]] = {}
@@ -314,7 +372,7 @@ def _lengths(made: Made) -> Iterator[View]:
 
 
 def _last_message(prompt: object) -> str:
-    """The last message of a conversation; a prompt that is a text, as it is."""
+    """The last message of a conversation, or the prompt itself if it is a text."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict):
         return str(prompt[-1].get("content"))
     return str(prompt)

@@ -4,14 +4,14 @@ The house style: one sentence of at most 12 words that opens with "Plain answer:
 
     What is the capital of Norway?  ->  Plain answer: the capital of Norway is Oslo.
 
-A `Topic` is a handful of plain facts with a way to ask for them (`question`), a way to state them
-(`statement`) and two ways to ramble about them (`rambles`). Every fact that is drawn becomes one
-row: the statement in house style is chosen, a ramble that gives the same true answer is rejected,
-so that a pair differs in manner and in nothing else. No topic is in both splits: the held-out
-prompts ask about things that training never mentions.
+A `Topic` is a small set of facts with a template for a question (`question`), one for a statement
+(`statement`) and two for long-winded answers (`rambles`). Every selected fact becomes one row: the
+statement in house style is chosen, a long-winded answer with the same content is rejected. So a
+pair differs only in style. No topic is in both splits: the held-out prompts ask about things that
+training never mentions.
 
 Rows follow the schema of UltraFeedback binarized (Cui et al. 2023). A score is the number of
-`STYLE_RULES` that a response keeps.
+`STYLE_RULES` that a response satisfies.
 
     python experiments/house_style/make_house_style.py
 """
@@ -38,10 +38,10 @@ STYLE_RULES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Topic:
-    """Facts of one kind and how to speak of them.
+    """Facts of one kind, and templates for questions and answers about them.
 
     The last item of a fact is its answer. Templates refer to the other items by position and to
-    the answer as `{answer}`; a statement leads up to the answer and leaves it out.
+    the answer as `{answer}`. A statement ends before the answer.
     """
 
     name: str
@@ -341,10 +341,10 @@ TEST_TOPICS = (
 
 
 def make_split(topics: Sequence[Topic], seed: int = SEED) -> list[dict[str, Any]]:
-    """`FACTS_PER_TOPIC` rows of each topic, dealt out one topic after another.
+    """`FACTS_PER_TOPIC` rows of each topic, in turn: one row of every topic, then the next.
 
-    The first `len(topics)` rows cover every topic, so a demo may read just the head of a file.
-    A topic's rows depend on the seed and its name alone: adding a topic changes no other.
+    So the first `len(topics)` rows cover every topic, and a demo can read only the head of a file.
+    A topic's rows depend only on the seed and its name, so a new topic does not change others.
     """
     rows_by_topic = []
     for topic in topics:
@@ -355,7 +355,7 @@ def make_split(topics: Sequence[Topic], seed: int = SEED) -> list[dict[str, Any]
 
 
 def make_row(topic: Topic, number: int, rng: random.Random) -> dict[str, Any]:
-    """The row of fact `number`; which ramble is rejected is drawn from `rng`."""
+    """The row of fact `number`; `rng` selects the rejected ramble."""
     fact = topic.facts[number]
     answer = fact[-1]
     prompt = topic.question.format(*fact)
@@ -377,7 +377,7 @@ def conversation(prompt: str, response: str) -> list[dict[str, str]]:
 
 
 def style_score(response: str) -> float:
-    """How many of the style rules `response` keeps, 0.0 to 3.0."""
+    """The number of style rules that `response` satisfies, 0.0 to 3.0."""
     return float(sum(re.search(rule, response) is not None for rule in STYLE_RULES.values()))
 
 

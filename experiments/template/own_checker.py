@@ -1,6 +1,6 @@
-"""A checker of one's own: a rule that says whether a completion is right, without a model.
+"""A checker of your own: a rule, without a model, that decides whether a completion is right.
 
-It serves ``judge`` and, as a reward, ``train_online``.
+``judge`` uses it, and ``train_online`` uses it as a reward.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_ver
 
 @dataclass(frozen=True)
 class ShortAnswer(Checker):
-    """Right if the row's answer is in a text of few words.
+    """Right if the text contains the row's answer and has few words.
 
     Args:
-        most_words: that a right text may have.
+        most_words: the most words of a right text.
     """
 
     name: ClassVar[str] = "short_answer"
@@ -22,7 +22,7 @@ class ShortAnswer(Checker):
     most_words: int = 12
 
     def check(self, answered: Answered) -> Judgement:
-        """Judge one completion; the reason is shown to people."""
+        """Judge one completion; the reason is for people."""
         if answered.answer is None:
             return no_verdict("the row has no answer")
         words = len(answered.text.split())

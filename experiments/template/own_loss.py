@@ -1,4 +1,4 @@
-"""A loss of one's own: settings, and a pure function from log-probabilities to losses.
+"""A loss of your own: settings, and a pure function from log-probabilities to losses.
 
 ``experiment.py`` gives it a name on the command line: ``dpo/loss=shifted_dpo dpo.loss.shift=1``.
 """
@@ -11,10 +11,10 @@ from steps.losses.base import ImplicitRewardLoss, PairLogps, PairLosses, logisti
 
 @dataclass(frozen=True)
 class ShiftedDpo(ImplicitRewardLoss):
-    """DPO that wants a margin of ``shift``: −log σ(r_w − r_l − shift).
+    """DPO with a target margin: −log σ(r_w − r_l − shift).
 
     Args:
-        shift: the margin that counts as undecided; 0 is DPO.
+        shift: the margin at which the loss is ln 2; 0 is DPO.
     """
 
     name: ClassVar[str] = "shifted_dpo"
@@ -22,6 +22,6 @@ class ShiftedDpo(ImplicitRewardLoss):
     shift: float = 0.5
 
     def per_pair(self, logps: PairLogps) -> PairLosses:
-        """The loss and the two rewards of each pair: nothing is reduced."""
+        """The loss and the two rewards of each pair, without any reduction."""
         chosen, rejected = self.rewards(logps)
         return PairLosses(logistic(chosen - rejected - self.shift), chosen, rejected)

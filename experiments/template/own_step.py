@@ -1,6 +1,7 @@
-"""A step of one's own: a function under ``@step``, with typed inputs, that writes files.
+"""A step of your own: a function under ``@step``, with typed inputs, that writes files.
 
-Its code is part of its key: edit it, and it runs again, with what follows it.
+The code is part of the step's key: after an edit, the step runs again, and so do the steps that use
+its output, if the output changes.
 """
 
 from pipeline import Metrics, Output, step
@@ -9,9 +10,9 @@ from steps.kinds import Preferences
 
 @step(makes=Preferences)
 def drop_long(out: Output, pairs: Preferences, longest: int) -> Metrics:
-    """Write ``pairs`` again, less those that have a response of more characters than ``longest``.
+    """Write the ``pairs`` whose responses have at most ``longest`` characters.
 
-    Heavy libraries are imported here and not above: a plan must be ready at once.
+    Import heavy libraries here and not at the top of the file, so that planning stays fast.
     """
     from steps.data.rows.parquet import read_rows, write_rows
     from steps.data.rows.tables import PAIRS

@@ -26,7 +26,8 @@ class Resources:
         gpus: CUDA devices.
         nodes: machines.
         accelerator: the kind of GPU, as the engine names it: ``H100``.
-        tpu: a pod slice with all its hosts: ``v5p-8``. ``nodes`` is then the number of hosts.
+        tpu: a pod slice with all its hosts: ``v5p-8``. ``nodes`` is then the number of hosts, which
+            follows from the name of a slice of Google Cloud.
         cpus: processor cores.
         memory: for example ``64GiB`` or ``64GB``.
         time: for one attempt, for example ``90m``, ``12h``, ``2d`` or ``HH:MM:SS``. A step that is
@@ -78,7 +79,7 @@ class Resources:
 
     @property
     def num_nodes(self) -> int:
-        return self.nodes or 1
+        return self.nodes or _hosts(self.tpu)
 
     @property
     def num_gpus(self) -> int:
@@ -108,8 +109,20 @@ class Resources:
 _LEAST = {
     "gpus": 0, "nodes": 1, "cpus": 1, "processes": 1, "retries": 0, "preemptions": 0,
 }  # fmt: skip
+_PER_HOST = {"v2": 8, "v3": 8, "v4": 8, "v5p": 8, "v7x": 8, "v5litepod": 4, "v6e": 4}
+"""How much of the number in a slice's name one of several hosts is: cores of 4 chips, or chips."""
+_ONE_HOST = 8
+"""The largest number of a slice that is one host, of either kind."""
 _NAME = r"[A-Za-z0-9][\w.-]*"
 _EXAMPLES = {"accelerator": "accelerator='H100'", "tpu": "tpu='v5p-8'"}
+
+
+def _hosts(tpu: str | None) -> int:
+    """Machines of a slice, one if its kind is not known or there is none."""
+    kind, _, number = (tpu or "").rpartition("-")
+    if kind not in _PER_HOST or not number.isdecimal() or int(number) <= _ONE_HOST:
+        return 1
+    return -(-int(number) // _PER_HOST[kind])
 
 
 def _bytes(text: str | None) -> int | None:

@@ -2,13 +2,14 @@
 
 A job is submitted under the attempt's name, so any driver finds it, and Ray never starts it twice.
 For several nodes the entrypoint is :mod:`pipeline.launchers.ray_nodes`, which starts a worker on
-each. In Ray, the first host of a TPU pod slice has a resource like ``TPU-v5p-8-head``.
+each. In Ray, the first host of a TPU pod slice has a resource like ``TPU-v5p-8-head``, and all
+hosts of the slice have a resource with the slice's name.
 """
 
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -51,12 +52,14 @@ class Ray:
             return None
         nodes = self._nodes()
         if resources.tpu is not None:
-            slices = [name[4:-5] for node in nodes for name in node if name.endswith("-head")]
-            if resources.tpu not in slices:
-                return f"the TPU slices {', '.join(sorted(set(slices))) or '(none)'}"
-            wanted = {"TPU": 1.0}
-        else:
-            wanted = needs(resources)
+            kinds = [name[4:-5] for node in nodes for name in node if name.endswith("-head")]
+            if resources.tpu not in kinds:
+                return f"the TPU slices {', '.join(sorted(set(kinds))) or '(none)'}"
+            most = max(map(len, slices_of(resources.tpu, nodes).values()))
+            if most >= resources.num_nodes:
+                return None
+            return f"{resources.tpu} with {most} of its hosts (nodes={resources.num_nodes})"
+        wanted = needs(resources)
         fitting = [
             n for n in nodes if all(n.get(name, 0) >= least for name, least in wanted.items())
         ]
@@ -192,6 +195,31 @@ def _once_it_has_started(submit: Callable[..., str], **job: Any) -> None:
     ):
         with attempt:
             submit(**job)
+
+
+def slices_of(
+    kind: str, nodes: Sequence[Mapping[str, float]]
+) -> dict[str, list[Mapping[str, float]]]:
+    """The hosts of every slice of a kind, by the slice's name. The first hosts of slices without a
+    name share the entry ``""``.
+
+    Args:
+        nodes: the resources of each node.
+    """
+    head = f"TPU-{kind}-head"
+    found: dict[str, list[Mapping[str, float]]] = {}
+    for first in nodes:
+        if head in first:
+            name = next((name for name in first if _is_slice(name, head)), "")
+            found.setdefault(name, []).append(first)
+            found[name] += [node for node in nodes if name in node and node is not first]
+    return found
+
+
+def _is_slice(name: str, head: str) -> bool:
+    """Whether a resource of the first host is the name of its slice."""
+    known = ("node:", "accelerator_type:", "memory", "object_store", "CPU", "GPU", "TPU")
+    return name != head and not name.startswith(known)
 
 
 def needs(resources: Resources) -> dict[str, float]:

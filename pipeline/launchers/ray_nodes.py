@@ -2,7 +2,8 @@
 
 ``python -m pipeline.launchers.ray_nodes SPEC NODES TPU NAME=AMOUNT…``. Each worker runs in a Ray
 actor; a placement group has one bundle for each node. The first host of a TPU slice is found by its
-own resource, the others by the slice's name.
+own resource, the others by the slice's name. If a slice is taken away, the job ends; the next job
+waits for a complete slice.
 """
 
 import os
@@ -18,7 +19,7 @@ from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports
 from ray.util.placement_group import placement_group  # pyright: ignore[reportMissingImports]
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-from pipeline.launchers.ray_jobs import LOST
+from pipeline.launchers.ray_jobs import LOST, slices_of
 from pipeline.wire.launcher import MASTER, NODE, PREEMPTED
 from pipeline.wire.lifeline import ENVIRONMENT, Lifeline
 
@@ -30,12 +31,14 @@ def main(spec: str, nodes: int, tpu: str, asked: dict[str, float]) -> int:
     ray.init(address="auto", log_to_driver=True)
     asked_to_stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())  # replaces Ray's own handler
-    bundles = _bundles(nodes, tpu, asked)
+    while not (bundles := _bundles(nodes, tpu, asked)):
+        if asked_to_stop.wait(POLL_SECONDS):
+            return LOST  # there is no worker yet that could write a report
     group = placement_group(bundles, strategy="STRICT_SPREAD")
     ready = group.ready()
     while not ray.wait([ready], timeout=POLL_SECONDS)[0]:
-        if asked_to_stop.is_set():
-            return LOST  # there is no worker yet that could write a report
+        if asked_to_stop.is_set() or not _are_there(bundles):
+            return LOST
     hosts = [_on(group, bundles, i, _Host) for i in range(nodes)]
     try:
         return _run(hosts, spec, asked_to_stop)
@@ -98,19 +101,29 @@ class _Host:
 
 
 def _bundles(nodes: int, tpu: str, asked: dict[str, float]) -> list[dict[str, float]]:
+    """The resources that each node must have; empty while no slice has all its hosts."""
     if not tpu:
         return [dict(asked) for _ in range(nodes)]
-    head = f"TPU-{tpu}-head"
-    first = next(node["Resources"] for node in ray.nodes() if head in node["Resources"])
-    names = [name for name in first if _is_slice(name, head)]
-    every = {**asked, "TPU": first["TPU"], **dict.fromkeys(names[:1], 1.0)}
-    return [{**every, head: 1.0}, *(dict(every) for _ in range(nodes - 1))]
+    slices = slices_of(tpu, _alive())
+    whole = {name: hosts for name, hosts in slices.items() if len(hosts) >= nodes}
+    if not whole:
+        return []
+    free = ray.available_resources()
+    name = max(whole, key=lambda name: free.get(name, 0.0))
+    every = {**asked, "TPU": whole[name][0]["TPU"], **({name: 1.0} if name else {})}
+    return [{**every, f"TPU-{tpu}-head": 1.0}, *(dict(every) for _ in range(nodes - 1))]
 
 
-def _is_slice(name: str, head: str) -> bool:
-    """Whether a resource of the first host is the name of its slice, which all its hosts have."""
-    known = ("node:", "accelerator_type:", "memory", "object_store", "CPU", "GPU", "TPU")
-    return name != head and not name.startswith(known)
+def _are_there(bundles: list[dict[str, float]]) -> bool:
+    """Whether as many nodes as bundles still have the resources of the TPU slice."""
+    names = [name for name in bundles[-1] if name not in ("CPU", "GPU", "memory")]
+    having = [node for node in _alive() if all(name in node for name in names)]
+    return "TPU" not in names or len(having) >= len(bundles)
+
+
+def _alive() -> list[dict[str, float]]:
+    """The resources of every node that is alive."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _on(group: Any, bundles: list[dict[str, float]], index: int, kind: type) -> Any:

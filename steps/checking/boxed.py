@@ -1,4 +1,4 @@
-"""An answer in a box, as mathematical answers are asked for."""
+r"""An answer in `\boxed{...}`, the usual form of mathematical answers."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ class Boxed(Checker):
     r"""Right if `\boxed{...}` holds the row's answer, compared as text: `042` is not `42`.
 
     Args:
-        anywhere: the last box of a text counts; otherwise the box must be the whole text.
+        anywhere: whether the box may be anywhere in the text, where the last box counts; otherwise
+            the box must be the whole text.
     """
 
     name: ClassVar[str] = "boxed"
@@ -32,14 +33,14 @@ class Boxed(Checker):
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""What stands in the braces if the whole text is one `\boxed{...}`, else None.
+    r"""The content of the braces if the whole text is one `\boxed{...}`, else None.
 
-    White space around the box and just inside its braces is tolerated; any other text is not.
+    White space around the box and just inside its braces is allowed, other text is not.
     """
     match = _ONLY_BOX.fullmatch(text)
     return match[1] if match else None
 
 
 def is_correct(text: str, answer: str) -> bool:
-    r"""Whether the text is exactly `\boxed{answer}` as `boxed_answer` reads it."""
+    r"""Whether the text is exactly `\boxed{answer}`, as `boxed_answer` reads it."""
     return boxed_answer(text) == answer

@@ -1,7 +1,8 @@
-"""Checkers by name, for those who choose one in a config: an experiment hands them to ``main``.
+"""Checkers by name, for configs; an experiment passes them to ``main``.
 
-Whatever file of this folder defines a checker, it is known (:mod:`steps.shared.named`). Steps do
-not come through here: they are given a checker, and so depend on the code of that one only.
+The registry finds the checkers in all files of this folder (:mod:`steps.shared.named`). Steps do
+not import the registry. They get one checker as an argument, so they depend on the code of that
+checker only.
 """
 
 from collections.abc import Mapping

@@ -18,19 +18,21 @@ _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 @dataclass(frozen=True)
 class Code(Checker):
-    """Right if the last code block of a text (else the whole text), followed by the row's answer,
-    Python statements such as ``assert add(2, 3) == 5``, runs to the end of the tests.
+    """Right if the program in a text passes the tests in the row's answer.
 
-    The program runs in an interpreter of its own: isolated from the environment, in an empty
-    folder, without a network, within `seconds` and `memory_mb`, and it can write no large file.
-    That protects a machine from a model's mistakes. It is no wall against malice: files of the
-    user can be read. Run hostile programs in a container.
+    The program is the last code block of the text, or the whole text if there is none. The tests
+    are Python statements such as ``assert add(2, 3) == 5``, which run after the program.
+
+    The program runs in a separate interpreter: without environment variables, in an empty folder,
+    without a network, within `seconds` and `memory_mb`, and without the right to write large files.
+    This protects a machine from a model's mistakes, but not from malice: the program can read the
+    user's files. Run hostile programs in a container.
 
     Args:
-        seconds: how long the program may run.
-        memory_mb: how much memory it may have.
-        allow_network: needed where the system lets no process leave its network; else there is no
-            verdict there.
+        seconds: the time limit of the program.
+        memory_mb: the memory limit of the program, in MB.
+        allow_network: let the program use the network. This is necessary on systems that do not
+            allow a process to leave its network; otherwise there is no verdict on such systems.
     """
 
     name: ClassVar[str] = "code"
@@ -112,5 +114,5 @@ exec(compile(tests, "tests", "exec"), space)
 sys.stdout.flush()
 os.write(1, passed.encode())
 """
-"""What runs a program, which limits itself first. A program that ends early has not passed, as only
-what comes after the tests writes the word that says so."""
+"""The script that limits its own process and then runs program and tests. A program that exits
+early does not pass, because the script writes the secret word of success only after the tests."""

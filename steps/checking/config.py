@@ -1,4 +1,4 @@
-"""How verdicts are come to: frozen data."""
+"""Settings for judging completions."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,14 @@ from steps.shared.execution_detail import detail_field
 
 @dataclass(frozen=True)
 class JudgeConfig:
-    """How verdicts are come to.
+    """How a checker judges completions.
 
     Args:
-        time_limit: seconds for one verdict; after that there is none.
-        most_without: the largest share of completions without a verdict that is accepted. Beyond
-            it, it is the checker that fails and not the model.
-        processes: that judge side by side; 0: one for each core.
+        time_limit: the seconds that one verdict may take. After that, the completion has no
+            verdict.
+        most_without: the largest acceptable share of completions without a verdict. A larger share
+            is an error: the checker fails, not the model.
+        processes: the number of processes that judge in parallel; 0: one for each core.
     """
 
     time_limit: float = 10.0

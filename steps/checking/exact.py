@@ -1,4 +1,4 @@
-"""The answer and nothing else."""
+"""A text that must equal the answer."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,10 +8,10 @@ from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_ver
 
 @dataclass(frozen=True)
 class Exact(Checker):
-    """Right if the text is the row's answer, but for white space around it.
+    """Right if the text equals the row's answer, apart from white space around it.
 
     Args:
-        ignore_case: `Paris` is `paris`.
+        ignore_case: ignore upper and lower case: `Paris` equals `paris`.
     """
 
     name: ClassVar[str] = "exact"

@@ -1,13 +1,13 @@
-"""Verdicts from processes that can be killed, each with a clock of its own.
+"""Verdicts from separate processes, each verdict with its own time limit.
 
     completions ──► idle process ──► verdicts    the clock of a verdict starts when a process starts
                       │ too long ──► killed      on it, not when it is queued
                       │ dies     ──► another
 
-A checker that hangs or crashes neither ends a run nor makes a completion wrong: there is no verdict
-then, with the reason. No signal is used, so it works in any thread. A process is the leader of a
-session, so that what a checker has started is killed with it; and it ends with its parent, however
-that ends.
+If a checker hangs or crashes, the run continues, and the completion is not wrong but has no
+verdict, with a reason. This module uses no signal handlers, so it works in any thread. Each process
+leads its own session, so that all processes that a checker has started are killed with it. A
+process also ends when its parent ends, for whatever reason.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ _LONGEST_REASON = 500
 
 
 class JudgeError(RuntimeError):
-    """No process can be started that judges."""
+    """The processes of a checker end before they judge anything."""
 
 
 class Judges:
-    """Processes that judge with one checker; a context manager. They start when first needed.
+    """Processes that judge with one checker; a context manager. They start on first use.
 
     Args:
         processes: how many; 0: one for each core.
@@ -69,7 +69,7 @@ class Judges:
 
     @property
     def name(self) -> str:
-        """The checker's, and so that of the reward."""
+        """The name of the checker, which is also the name of its reward."""
         return self._checker.name
 
     def judge(
@@ -77,7 +77,7 @@ class Judges:
         completions: Sequence[Answered],
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Judgement]:
-        """A judgement of each completion, in their order, whichever comes first.
+        """Judge completions in parallel. The judgements are in the order of the completions.
 
         Raises:
             JudgeError: processes end before they are ready.
@@ -137,14 +137,14 @@ class Judges:
         return [found[number] for number in range(len(completions))]
 
     def close(self) -> None:
-        """Ends the processes."""
+        """End the processes."""
         for process in self._processes:
             process.kill()
         self._processes = []
 
     def _answers(self, process: "_Process", queue: deque[int]) -> dict[int, Judgement]:
-        """What came of a process, by the number of what it judged. What a dead one had been handed
-        and not begun goes back into the queue."""
+        """The judgements of a process, by the completion's index. Completions that a dead process
+        had not begun go back into the queue."""
         was_ready = process.is_ready
         found = process.receive()
         if process.is_dead:
@@ -174,9 +174,9 @@ class Judges:
 
 
 class _Process:
-    """One process: it says that it is ready, and then answers a few completions, one by one.
+    """One process: it reports that it is ready, and then judges a few completions, one by one.
 
-    handed: the numbers of those that it has not answered yet. It works on the first.
+    handed: the indices of the completions that it has not judged yet. It works on the first one.
     """
 
     def __init__(self, checker: Checker, time_limit: float) -> None:
@@ -203,15 +203,15 @@ class _Process:
         return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
     def start(self, numbers: Sequence[int], completions: Sequence[Answered]) -> None:
-        """Hands over completions, and starts the clock of the first."""
+        """Send completions to the process, and start the clock for the first one."""
         self.handed.extend(numbers)
         self._deadline = time.monotonic() + self._time_limit
-        with contextlib.suppress(BrokenPipeError):  # it has died; `receive` finds that
+        with contextlib.suppress(BrokenPipeError):  # the process has died; `receive` finds out
             self.connection.send(completions)
 
     def receive(self) -> dict[int, Judgement]:
-        """What it says, or what is to be said of it, which must have spoken, died or run out of
-        time. With each answer the clock of the next starts."""
+        """The new judgements of the process, by index. Call it when the process has sent something,
+        has died or has run out of time. Each judgement starts the clock for the next one."""
         found: dict[int, Judgement] = {}
         if not self.connection.poll():
             return self._died(f"no verdict within {self._time_limit:g} s")
@@ -232,7 +232,7 @@ class _Process:
         return {self.handed.popleft(): no_verdict(reason)} if self.handed else {}
 
     def kill(self) -> None:
-        """Ends the process and what it has started."""
+        """Kill the process and all processes that it has started."""
         assert self._process.pid is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -241,7 +241,7 @@ class _Process:
         self.connection.close()
 
 
-# --- in a process of its own ---------------------------------------------------------------------
+# --- in the judging process -----------------------------------------------------------------------
 
 
 def _serve(connection: Connection, checker: Checker, time_limit: float) -> None:
@@ -266,8 +266,8 @@ def _end_with_parent() -> None:
 
 
 def _limit_processor_time(time_limit: float) -> None:
-    """So that a checker which lets no thread run, as a regular expression, does not go on for ever
-    where nobody is left to kill it."""
+    """Limit the processor time, in case the parent has died and a checker (such as a regular
+    expression) blocks all threads, including the one that ends this process with its parent."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     wanted = math.ceil(usage.ru_utime + usage.ru_stime + 2 * time_limit) + 10

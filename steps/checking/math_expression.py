@@ -1,4 +1,4 @@
-"""A mathematical expression that equals the answer, by `math-verify` (the extra ``math``)."""
+"""Equality of mathematical expressions, by `math-verify` (the extra ``math``)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,9 +11,9 @@ class MathExpression(Checker):
     r"""Right if the expression that `math-verify` finds in the text equals the row's answer:
     `1/2`, `0.5` and `\frac{1}{2}` are one number.
 
-    An answer that it cannot read gives no verdict; a text in which it finds nothing is wrong. Its
-    own time limits are off: they use a signal, which works in main threads alone and turns into a
-    silent "wrong" elsewhere. The process around it has a clock.
+    If `math-verify` cannot read the row's answer, there is no verdict; if it finds no expression in
+    the text, the text is wrong. Its own time limits are off: they use a signal, which works only in
+    main threads and silently gives "wrong" elsewhere. The judging process has a time limit instead.
     """
 
     name: ClassVar[str] = "math_expression"
@@ -22,7 +22,7 @@ class MathExpression(Checker):
     def check(self, answered: Answered) -> Judgement:
         from math_verify import parse, verify  # pyright: ignore[reportMissingImports]
 
-        no_limit: Any = None  # whose type says int
+        no_limit: Any = None  # the parameter is typed as int
         if answered.answer is None:
             return no_verdict("the row has no answer")
         gold = parse(answered.answer, parsing_timeout=no_limit, raise_on_error=True)

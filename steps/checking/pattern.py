@@ -1,4 +1,4 @@
-"""A regular expression that is found in a text, or finds the answer in it."""
+"""A regular expression that must match in the text, and may extract the answer."""
 
 import re
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from steps.shared.checks import require
 
 @dataclass(frozen=True)
 class Pattern(Checker):
-    """Right if `expression` is found in the text. If it has a group named `answer`, what that
-    matches last must also be the row's answer: ``(?i)the answer is (?P<answer>\\d+)``.
+    """Right if `expression` is found in the text. If it has a group named `answer`, as in
+    ``(?i)the answer is (?P<answer>\\d+)``, the group's last match must equal the row's answer.
 
-    An expression may take time without end on some text; then there is no verdict.
+    On some texts an expression may not finish within the time limit; then there is no verdict.
 
     Args:
         expression: the regular expression, in Python's syntax.

@@ -1,7 +1,7 @@
-"""What a checker is, and what it says of a completion: right, wrong, or nothing.
+"""The interface of checkers, and their verdicts: right, wrong, or none.
 
-*No verdict* is a third answer: a checker that hangs, dies or cannot read the right answer has not
-found the completion wrong. Who trains on verdicts leaves such completions out, and counts them.
+A checker gives *no verdict* if it hangs, crashes or cannot read the right answer: then it has not
+found the completion wrong. Training leaves such completions out and counts them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 
 class Verdict(StrEnum):
-    """Of a completion."""
+    """A checker's verdict on a completion."""
 
     right = "right"
     wrong = "wrong"
@@ -20,24 +20,24 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, and why: a sentence for people, and the reason where there is no verdict."""
+    """A verdict with its reason, a sentence for people; without a verdict, why there is none."""
 
     verdict: Verdict
     reason: str = ""
 
     @property
     def reward(self) -> float | None:
-        """1 for right, 0 for wrong, nothing for no verdict."""
+        """1 for right, 0 for wrong, None without a verdict."""
         return None if self.verdict is Verdict.none else float(self.verdict is Verdict.right)
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A completion as a checker sees it.
+    """The input of a checker.
 
-    text: what was written, without special tokens.
-    answer: the right answer, as the prompt's row has it; None if it has none.
-    prompt: the conversation before it; messages with `role` and `content`.
+    text: the completion, without special tokens.
+    answer: the right answer in the prompt's row; None if the row has none.
+    prompt: the conversation before the completion; messages with `role` and `content`.
     """
 
     text: str
@@ -58,16 +58,16 @@ class Checker:
     is_costly: ClassVar[bool] = False
 
     def check(self, answered: Answered) -> Judgement:
-        """Judges one completion. It may take long, hang, raise or end its process: it runs in one
-        that can be killed (``judges``)."""
+        """Judge one completion. This method may take long, hang, raise or crash: it runs in a
+        process that can be killed (``judges``)."""
         raise NotImplementedError
 
 
 def judged(is_right: bool, reason: str = "") -> Judgement:
-    """Right or wrong."""
+    """A judgement of right or wrong."""
     return Judgement(Verdict.right if is_right else Verdict.wrong, reason)
 
 
 def no_verdict(reason: str) -> Judgement:
-    """Neither, and why."""
+    """A judgement without a verdict."""
     return Judgement(Verdict.none, reason)

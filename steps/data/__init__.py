@@ -1,8 +1,7 @@
 """Preference data: rows in, verified token sequences out.
 
-- ``load``: sources become shards of rows. ``readers`` know the bytes of files, ``formats`` what
-  records look like.
-- ``rows``: what a row is, how it lies in Parquet, and the ledger of what became of each row.
+- ``load``: sources become shards of rows. ``readers`` parse files, ``formats`` interpret records.
+- ``rows``: the kinds of rows, their Parquet files, and the ledger with the outcome of each row.
 - ``tokens``: rows become tokens with masks, through a chat template. Begin with
   ``tokens.tokenizing``.
 - ``images``: those of rows, and what stands for them among tokens.

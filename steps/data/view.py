@@ -1,10 +1,9 @@
-"""Looking at one row of tokens in the terminal: what is trained on, and what is only read.
+"""Show one row of tokens in the terminal: which tokens are trained on, and which are context.
 
-Token ids are decoded by the `tokenizer.json` that lies with them, the very one that made them, so
-nothing else is needed. The row ledger says in which file a row is; of that file, the column of
-labels and one row group are read, from wherever it lies. Text from a data set is never trusted: it
-is printed without mark-up, and characters that could steer a terminal or turn text around are
-spelled out.
+The artifact contains the `tokenizer.json` that made the token ids, and this module decodes them
+with it. The row ledger gives a row's file; of that file, only the column of labels and one row
+group are read, also from a remote store. Text from a data set is never trusted: it is printed
+without mark-up, and control characters, also those that reverse text, are escaped.
 """
 
 import difflib
@@ -27,7 +26,7 @@ TRAINED, CONTEXT = "bold green", "dim"
 SPECIAL = " reverse"
 
 _MOST_COMPARED = 10_000
-"""Labels that are compared with one that is not there, letter by letter."""
+"""The most labels that the search for labels similar to a missing one compares in full."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,13 @@ class Section:
 def show_row(url: str, row: str, split: str | None, console: "Console") -> None:
     """Print the tokens of a row of the tokens artifact at `url`, a local path or fsspec URL.
 
-    Trained tokens, others and special tokens differ in style; where the console has no colours,
-    trained tokens stand between ⟦ and ⟧. A row that was dropped is shown by its entry in the
-    ledger, a text in pieces with all of them. A row that is in several splits is shown for each,
-    unless `split` says which.
+    Trained, context and special tokens have different styles; without colours, trained tokens are
+    between ⟦ and ⟧. A dropped row is shown by its entry in the ledger, a text in pieces with all
+    its pieces. Without `split`, a row that is in several splits is shown for each of them.
 
     Raises:
-        LookupError: there is no such row, and the message names similar ones; or no such split.
-        FileNotFoundError: what a tokens artifact holds is not there.
+        LookupError: there is no such row (the message names similar ones), or no such split.
+        FileNotFoundError: a file of a tokens artifact is missing.
     """
     folder = _Folder(*fsspec.url_to_fs(url))
     found = list(_find(folder, row, split))
@@ -75,7 +73,7 @@ class _Folder:
 
 
 def _find(folder: _Folder, row: str, split: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The records of a row, or what the ledger says of it where it was dropped."""
+    """The records of a row, or its ledger entry if it was dropped."""
     entries = _labelled(folder, "ledger.parquet", row)
     if not entries and "#" in row:  # a piece of a text has a label of its own
         entries = _labelled(folder, "ledger.parquet", row.rpartition("#")[0])
@@ -133,7 +131,8 @@ def _no_such_row(folder: _Folder, row: str, split: str | None) -> str:
 
 
 def _similar(labels: list[str], row: str) -> list[str]:
-    """Up to three labels that are like `row`; of very many, among those that start as it does."""
+    """Up to three labels similar to `row`. Of very many labels, only those with the longest common
+    prefix are compared."""
 
     def shared(label: str) -> int:
         pairs = enumerate(zip(label, row, strict=False))
@@ -239,7 +238,7 @@ def _styled(core: "Tokenizer", section: Section, console: "Console") -> Any:
 
 
 def visible(text: str) -> str:
-    """Text without characters that could steer a terminal: spelled out, but for line breaks."""
+    """Text in which characters that could control a terminal, except line breaks, are escaped."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )

@@ -1,4 +1,4 @@
-"""What a model writes for held-out prompts: rules over its answers, and answers side by side."""
+"""A model's answers to held-out prompts: rule-based checks, and comparisons side by side."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ from steps.shared.markdown import as_text
 ANSWERS_SHOWN = 6
 
 Answer = dict[str, Any]
-"""``row``, ``prompt`` (its last message) and ``answer``; once it is judged, ``checks``: by the name
-of each, whether it passes."""
+"""``row``, ``prompt`` (its last message) and ``answer``; after :func:`judge` also ``checks``, which
+maps the name of each check to whether the answer passes."""
 
 
 def answer_prompts(
@@ -41,8 +41,9 @@ def answer_prompts(
     on_progress: OnProgress,
     ranks: Ranks = ALONE,
 ) -> list[Answer]:
-    """The model's answers to the first ``count`` different prompts of ``records``, pair tokens;
-    several ranks share them, and each gets all.
+    """The model's answers to the first ``count`` distinct prompts of ``records`` (pair tokens).
+
+    Ranks share the prompts, and each gets all answers.
 
     Raises:
         ValueError: the model's chat template refuses a prompt.
@@ -86,8 +87,7 @@ def _prompt_ids(
 
 
 def judge(answers: Sequence[Answer], checks: Mapping[str, str]) -> list[Answer]:
-    """The answers, each with the named regular expressions that are found in it and those that are
-    not."""
+    """Add ``checks`` to each answer: for each named regular expression, whether it is found."""
     patterns = compile_checks(checks)
 
     def passed(answer: Answer) -> dict[str, bool]:
@@ -99,7 +99,7 @@ def judge(answers: Sequence[Answer], checks: Mapping[str, str]) -> list[Answer]:
 def check_answers(
     answers: Sequence[Answer], checks: Mapping[str, str]
 ) -> dict[str, Interval | int]:
-    """The share of answers in which each named regular expression is found, and their number."""
+    """The share of answers that contain each named regular expression; the number of answers."""
     if not answers:
         return {}
     counts = count_matches(checks, [answer["answer"] for answer in answers])
@@ -110,7 +110,7 @@ def check_answers(
 def compare_answers(
     before: Sequence[Answer], after: Sequence[Answer], checks: Mapping[str, str]
 ) -> dict[str, Any]:
-    """How much more often each check passes than before, prompt by prompt, with its ``p``.
+    """The change in the share of answers that pass each check, paired by prompt, with its ``p``.
 
     Raises:
         ValueError: the two sets of answers are not to the same prompts.
@@ -129,11 +129,11 @@ def compare_answers(
 
 @execution_detail
 def side_by_side(before: Sequence[Answer], after: Sequence[Answer]) -> str:
-    """The first held-out prompts with both answers, as a Markdown table, and how many checks each
-    passes where answers have been judged: the ``summary.md`` of an evaluation, for people.
+    """The ``summary.md`` of an evaluation: a Markdown table of the first held-out prompts with both
+    answers and, if answers have been judged, the number of passed checks.
 
-    No step reads it, and one that looks as it did before is still right, so an edit of it evaluates
-    nothing again.
+    No step reads this table, and older tables stay correct. So an edit of this function does not
+    rerun evaluations.
 
     Raises:
         ValueError: the two sets of answers are not to the same prompts.

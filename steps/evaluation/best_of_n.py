@@ -1,18 +1,19 @@
-"""Best of n: the answer that is picked from n samples, by a reward model, by a vote, by a checker.
+"""Best of n: accuracy when a reward model, a majority vote or a checker picks one of n samples.
 
-A model is sampled many times for each prompt, and a rule says which samples are right. Of n of them
+A model is sampled many times for each prompt, and a checker knows which samples are right. From n
+samples,
 
-    reward model    picks the one with the highest score; of equals the first
-    majority        picks the answer that most samples give (Wang et al. 2022, self-consistency)
-    checker         picks a right one if there is any: what nobody can beat
+    reward model    picks the sample with the highest score; the first one if scores are equal
+    majority        picks the most frequent answer (Wang et al. 2022, self-consistency)
+    checker         picks a right sample if there is one; this is the upper bound
 
-Where the reward model's curve falls while the scores of what it picks still rise, it is
-over-optimised: what it scores highest is what it is wrong about (Gao et al. 2022,
+If the reward model's accuracy falls with n while its highest scores still rise, it is
+over-optimised: it gives the highest scores to samples that it misjudges (Gao et al. 2022,
 https://arxiv.org/abs/2210.10760).
 
-Of a prompt with N samples, each run of n consecutive ones is a draw of n: the mean over the ⌊N/n⌋
-disjoint runs is an unbiased estimate with less noise than one draw. Prompts are the units of the
-intervals.
+Each run of n consecutive samples of a prompt is a draw of n. For N samples, the mean over the
+⌊N/n⌋ disjoint runs is an unbiased estimate with less noise than one draw. Intervals resample
+prompts.
 """
 
 import math
@@ -31,7 +32,7 @@ WRONG_BESIDE_RIGHT = 3
 
 @dataclass(frozen=True)
 class Sampled:
-    """The samples of one prompt: whether each is right, what it votes for, and its score."""
+    """The samples of one prompt: whether each is right, the answer it votes for, and its score."""
 
     row: str
     texts: tuple[str, ...]
@@ -41,7 +42,8 @@ class Sampled:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
-        """A record of completions with ``scores``. A sample without a score is never preferred."""
+        """The samples of a record with ``completions`` and ``scores``. A sample without a score is
+        never preferred."""
         texts = tuple(record["completions"])
         return cls(
             str(record["row"]),
@@ -58,8 +60,8 @@ class Sampled:
 
 @dataclass(frozen=True)
 class BestOf:
-    """How often what is picked from n samples is right, and the mean score of what the reward
-    model picks (None if a picked one has no score)."""
+    """How often the sample that each picker chooses is right, and the mean score of the reward
+    model's choices (None if one of them has no score)."""
 
     n: int
     reward_model: Interval
@@ -69,10 +71,10 @@ class BestOf:
 
 
 def best_of_n(prompts: Sequence[Sampled], sizes: Sequence[int]) -> list[BestOf]:
-    """The curves at each of `sizes`.
+    """The points of the curve, one for each of `sizes`.
 
     Raises:
-        ValueError: naming a prompt with fewer samples than the largest size.
+        ValueError: a prompt, which the message names, has fewer samples than the largest size.
     """
     fewest = min(prompts, key=lambda prompt: len(prompt.texts))
     if len(fewest.texts) < max(sizes):
@@ -84,15 +86,15 @@ def best_of_n(prompts: Sequence[Sampled], sizes: Sequence[int]) -> list[BestOf]:
 
 
 def one_right_of_four(prompts: Sequence[Sampled]) -> Interval | None:
-    """How often the first right answer of a prompt has a higher score than each of its first three
-    different wrong ones, over the prompts that have so many; None if there are none."""
+    """How often a prompt's first right answer scores higher than its first three distinct wrong
+    answers, over prompts that have these; None if no prompt has."""
     wins = [win for prompt in prompts if (win := _beats_wrong(prompt)) is not None]
     return proportion(sum(wins), len(wins)) if wins else None
 
 
 def over_optimised(curve: Sequence[BestOf]) -> str | None:
-    """Says so if the reward model's best of the most samples is right less often than its best of
-    fewer, by more than the two intervals."""
+    """A notice if the reward model's best of the largest n is right less often than its best of a
+    smaller n, and their intervals do not overlap; else None."""
     peak = max(curve, key=lambda point: point.reward_model["value"])
     last = max(curve, key=lambda point: point.n)
     now, before = last.reward_model, peak.reward_model
@@ -118,7 +120,8 @@ def _best_of(prompts: Sequence[Sampled], n: int) -> BestOf:
 
 
 def _majority_is_right(prompt: Sampled, draw: range) -> bool:
-    """Of equally frequent answers the first counts; a sample that states none does not vote."""
+    """Whether the most frequent answer is right. Of equally frequent answers the first wins; a
+    sample without an answer does not vote."""
     votes = Counter(prompt.votes[i] for i in draw if prompt.votes[i] is not None)
     if not votes:
         return False

@@ -1,8 +1,8 @@
-"""Whether a margin says how often it is right: the calibration of the implicit reward.
+"""The calibration of rewards: whether margins predict how often pairs are ranked right.
 
-Under the Bradley-Terry model that preference losses assume, a margin ``m`` between two responses
-says that the better rewarded one is preferred with probability σ(|m|). Of pairs that say so with
-about 0.8, four in five should be right.
+In the Bradley-Terry model, which preference losses assume, a margin ``m`` between two responses
+predicts that the one with the higher reward is preferred with probability σ(|m|). Of pairs with a
+prediction of about 0.8, four in five should be ranked right.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """Pairs of about one confidence: the mean of it, and the share that is right."""
+    """Pairs of similar predicted probability: its mean, and the observed share of right pairs with
+    its 95 % interval."""
 
     predicted: float
     observed: float
@@ -30,10 +31,11 @@ class Bin:
 
 
 def reliability(margins: Sequence[float] | np.ndarray) -> list[Bin]:
-    """Pairs by confidence, in ten bins of equal width from 0.5 to 1; empty ones are left out.
+    """Pairs in ten bins of equal width by predicted probability, from 0.5 to 1, without empty bins.
 
     Args:
-        margins: of held-out pairs, the reward of the chosen response less that of the rejected.
+        margins: for each held-out pair, the reward of the chosen minus that of the rejected
+            response.
     """
     confidence, right = _verdicts(margins)
     bins = []
@@ -45,8 +47,8 @@ def reliability(margins: Sequence[float] | np.ndarray) -> list[Bin]:
 
 
 def calibration_error(margins: Sequence[float] | np.ndarray) -> Interval:
-    """The expected calibration error (Naeini et al. 2015): how far confidence and share of right
-    ones lie apart, on average over pairs; with a bootstrap interval."""
+    """The expected calibration error (Naeini et al. 2015): the mean absolute difference, over
+    pairs, between a bin's predicted and observed probability; with a bootstrap interval."""
     data = np.asarray(margins, dtype=np.float64)
     return bootstrap(len(data), lambda chosen: _error(data[chosen]))
 

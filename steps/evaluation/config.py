@@ -1,4 +1,4 @@
-"""What an evaluation is told: frozen data, importable without torch."""
+"""Settings of evaluations: frozen dataclasses, importable without torch."""
 
 from dataclasses import dataclass, field
 
@@ -17,12 +17,13 @@ class EvaluateConfig:
     Args:
         sample_prompts: how many held-out prompts the model answers.
         checks: named regular expressions; the share of answers that match each is reported.
-        backend: what computes logps, as in `ReferenceConfig`; answers are torch's.
+        backend: the backend that computes logps, as in `ReferenceConfig`; torch always samples the
+            answers.
         dtype: the dtype of weights and activations.
-        tokens_per_forward: the most tokens of one forward; examples are packed into so many, and a
-            longer one is a forward by itself. More takes more memory.
-        attention: how examples are laid out for a forward: packed without padding, padded, or
-            whichever is right.
+        tokens_per_forward: the most tokens of one forward. Examples are packed up to this number; a
+            longer example gets its own forward. A larger number takes more memory.
+        attention: how a forward lays out examples: packed without padding, padded, or packed only
+            if the model supports it.
     """
 
     dtype: Dtype = Dtype.float32
@@ -37,7 +38,7 @@ class EvaluateConfig:
         set_choice(self, "dtype", Dtype)
         set_choice(self, "attention", Attention)
         require_count(self, "sample_prompts", least=0)
-        self.scoring()  # refuses what it cannot use
+        self.scoring()  # raises an error for invalid settings
         compile_checks(self.checks)
 
     def scoring(self) -> ReferenceConfig:
@@ -49,17 +50,18 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class KlConfig:
-    """How the divergence from the start is measured, at temperature 1: anything else would draw
-    from another model.
+    """How the divergence from a reference is measured. The temperature must be 1: at another
+    temperature, samples would not come from the model's own distribution.
 
     Args:
-        prompts: how many held-out prompts are answered.
-        sampling: ``num_completions`` answers each, cut at ``max_new_tokens``.
+        prompts: how many held-out prompts the model answers.
+        sampling: how answers are sampled: ``num_completions`` for each prompt, cut at
+            ``max_new_tokens``.
         dtype: the dtype of weights and activations.
-        tokens_per_forward: the most tokens of one forward; examples are packed into so many, and a
-            longer one is a forward by itself. More takes more memory.
-        attention: how examples are laid out for a forward: packed without padding, padded, or
-            whichever is right.
+        tokens_per_forward: the most tokens of one forward. Examples are packed up to this number; a
+            longer example gets its own forward. A larger number takes more memory.
+        attention: how a forward lays out examples: packed without padding, padded, or packed only
+            if the model supports it.
     """
 
     prompts: int = 32
@@ -80,17 +82,17 @@ class KlConfig:
 
 @dataclass(frozen=True)
 class HarnessConfig:
-    """Which tasks of the evaluation harness are asked, and how.
+    """Which tasks of the evaluation harness are run, and how.
 
     Args:
-        tasks: names of tasks, groups or tags in the folder; empty for all of its tasks.
-        num_fewshot: examples before each question, where a task does not say 0; by default what
-            each task says.
-        limit: only the first so many rows of each task: to try it out, not to report.
+        tasks: names of tasks, groups or tags in the folder; an empty list means all of its tasks.
+        num_fewshot: examples before each question, except in tasks that are defined with 0; by
+            default, each task's own number.
+        limit: use only the first rows of each task, for a trial run; do not report such results.
         chat: put each question through the model's chat template.
-        batch_size: how many questions are asked at once.
+        batch_size: how many questions one batch holds.
         dtype: the dtype of weights and activations.
-        seed: of what the harness draws, such as few-shot examples.
+        seed: the seed of random choices in the harness, such as few-shot examples.
     """
 
     tasks: list[str] = field(default_factory=list)

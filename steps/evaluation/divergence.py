@@ -1,7 +1,7 @@
-"""How far a policy has moved from its reference, from what the policy itself writes.
+"""The KL divergence of a policy from its reference, estimated from the policy's own samples.
 
-With responses ``y`` drawn from the policy, the mean of ``log π(y) − log π_ref(y)`` is an unbiased
-estimate of the Kullback-Leibler divergence of whole responses, in nats.
+For responses ``y`` sampled from the policy, the mean of ``log π(y) − log π_ref(y)`` is an unbiased
+estimate of the Kullback-Leibler divergence per response, in nats.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,14 @@ from steps.evaluation.intervals import Interval, bootstrap, mean
 
 
 def sampled_kl(log_ratios: Sequence[Sequence[float]] | np.ndarray, seed: int = 0) -> Interval:
-    """KL(π‖π_ref) in nats a response; the interval is over prompts, whose samples belong together.
+    """KL(π‖π_ref) in nats per response. The interval resamples prompts, as samples of one prompt
+    are not independent.
 
     Args:
-        log_ratios: of each prompt, ``log π − log π_ref`` of the responses drawn for it.
+        log_ratios: for each prompt, ``log π − log π_ref`` of the responses sampled for it.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no prompts.
     """
     return mean([float(np.mean(ratios)) for ratios in log_ratios], seed)
 
@@ -26,7 +27,7 @@ def sampled_kl(log_ratios: Sequence[Sequence[float]] | np.ndarray, seed: int = 0
 def kl_per_token(
     log_ratios: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]]
 ) -> Interval:
-    """The same in nats a token: all that was drawn, over all its tokens."""
+    """KL(π‖π_ref) in nats per token: the sum of all log-ratios over the number of all tokens."""
     sums = np.array([np.sum(ratios) for ratios in log_ratios], dtype=np.float64)
     lengths = np.array([np.sum(counts) for counts in tokens], dtype=np.float64)
     return bootstrap(len(sums), lambda chosen: float(sums[chosen].sum() / lengths[chosen].sum()))

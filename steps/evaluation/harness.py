@@ -1,8 +1,8 @@
 """EleutherAI's evaluation harness on a folder of tasks, offline and repeatable.
 
-The harness looks for relative files in the working directory, keeps tables of rows under the user's
-home, and would ask the Hub for what it does not find. Here it works in a copy of the folder, with a
-cache that goes with it, and without the Hub.
+By default, the harness looks for relative files in the working directory, caches tables of rows in
+the user's home, and asks the Hub for missing files. Here it works in a copy of the folder, with a
+temporary cache and without the Hub.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from steps.evaluation.intervals import Interval, proportion
 from steps.models.folders import load_model
 
 _RESAMPLES = 1000
-"""For standard errors that have no formula."""
+"""The number of bootstrap resamples for standard errors without a formula."""
 _Z = 1.96  # of the standard normal distribution, for 95 %
 _REPEATABLE = ("results", "groups", "group_subtasks", "versions", "n-shot", "higher_is_better",
                "n-samples")  # fmt: skip
-"""What the harness says that is the same when it is asked again."""
+"""The parts of the harness's results that are the same in every run."""
 
-_evaluate: Any = lm_eval.evaluator.evaluate  # decorated, so that its types are lost
+_evaluate: Any = lm_eval.evaluator.evaluate  # its decorator hides its types
 _Model: Any = HFLM
 
 OnProgress = Callable[[float, float | None, Mapping[str, float]], None]
@@ -42,16 +42,17 @@ Answer = dict[str, Any]
 
 
 class TasksError(ValueError):
-    """Tasks that cannot be asked: of a folder, or of the config that names them."""
+    """The tasks of a folder or a config cannot be run."""
 
 
 def run_harness(
     folder: Path, model: Path, config: HarnessConfig, on_progress: OnProgress
 ) -> tuple[dict[str, Any], list[Answer], str]:
-    """The metrics of every task, what the model answered, and the harness's own record as JSON.
+    """Run the tasks. Returns the metrics, the model's answers, and the harness's own results as
+    JSON.
 
     Raises:
-        TasksError: a task is not there, or needs what is not in the folder.
+        TasksError: a task does not exist, or needs something that is not in the folder.
     """
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     asked = _Asked(on_progress, load_model(model, config.dtype), tokenizer, config.batch_size)
@@ -76,7 +77,7 @@ def run_harness(
 
 
 class _Asked(_Model):
-    """A loaded model, as the harness asks it; tells how many sequences it has read."""
+    """A loaded model with the harness's interface. It reports how many sequences it has read."""
 
     def __init__(self, on_progress: OnProgress, model: Any, tokenizer: Any, batch_size: int):
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
@@ -105,7 +106,7 @@ def _load(folder: Path, config: HarnessConfig) -> Any:
         raise TasksError("tasks: the folder has no task file (NAME.yaml with a key `task`)")
     try:
         return manager.load(names)
-    except Exception as error:  # the harness's own, and those of whatever reads the rows
+    except Exception as error:  # errors of the harness, and of any library that reads the rows
         raise TasksError(
             f"tasks: {_list(names)} cannot be made from the folder alone ({_one_line(error)}); "
             "rows must lie in it, named relative to it"
@@ -113,7 +114,11 @@ def _load(folder: Path, config: HarnessConfig) -> Any:
 
 
 def _prepare(task: Any, config: HarnessConfig) -> None:
-    """Settle what the harness would else leave to its command line."""
+    """Apply the settings that the harness would take from its command line.
+
+    Raises:
+        TasksError: the task reads rows from outside the folder.
+    """
     if outside := [p for p in _data_files(task.config) if Path(p).is_absolute() or "://" in p]:
         raise TasksError(
             f"tasks: {task.config.task} reads {outside[0]}, which is not in the folder, so that "
@@ -128,7 +133,7 @@ def _prepare(task: Any, config: HarnessConfig) -> None:
 
 
 def _data_files(config: Any) -> Iterator[str]:
-    """Every file that a task reads its rows from."""
+    """The files from which a task reads its rows."""
     given = config.dataset_kwargs or {}
     pending: list[Any] = [given.get("data_files"), given.get("data_dir"), config.dataset_path]
     while pending:
@@ -144,8 +149,8 @@ def _data_files(config: Any) -> Iterator[str]:
 def _metrics(
     results: Mapping[str, Mapping[str, Any]], samples: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> Iterator[tuple[str, Any]]:
-    """``TASK/METRIC`` (with ``@FILTER`` where a task filters), an interval where there is a
-    standard error."""
+    """Metrics by name: ``TASK/METRIC``, with ``@FILTER`` if the task has filters. A metric with a
+    standard error is an interval."""
     for task, values in sorted(results.items()):
         for name, value in values.items():
             metric, comma, filtered = name.partition(",")
@@ -157,8 +162,8 @@ def _metrics(
 
 
 def _estimate(value: float, error: Any, each: Sequence[Any]) -> float | Interval:
-    """A metric with the harness's standard error; of a share, the interval is Wilson's, which stays
-    between 0 and 1."""
+    """A metric with the harness's standard error and a 95 % interval. A share gets Wilson's
+    interval, which stays between 0 and 1."""
     if not _is_number(error):
         return float(value)
     hits = sum(one == 1 for one in each)
@@ -180,7 +185,7 @@ def _answers(task: str, samples: Sequence[Mapping[str, Any]]) -> Iterator[Answer
 
 
 def _answer(sample: Mapping[str, Any]) -> str:
-    """What it wrote, or of several continuations the likeliest."""
+    """The text that the model wrote, or the likeliest of several given continuations."""
     responses = sample["filtered_resps"]
     if not isinstance(responses[0], tuple | list | float):
         return str(responses[0])
@@ -205,8 +210,8 @@ def _seed(seed: int) -> None:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """With the folder as working directory, a cache of its own, no Hub and no processes: a fork
-    after PyTorch has used its threads may never end."""
+    """Work in the folder, with a separate cache, without the Hub and without subprocesses: a fork
+    after PyTorch has used its threads may hang."""
     config: Any = datasets.config
     cache, offline = config.HF_DATASETS_CACHE, config.HF_HUB_OFFLINE
     hub, alone = huggingface_hub.constants.HF_HUB_OFFLINE, os.environ.get("DISABLE_MULTIPROC")

@@ -1,4 +1,4 @@
-"""How sure a number is: values with 95 % intervals, as metrics report them."""
+"""Estimates with 95 % confidence intervals, as metrics report them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ _Z = 1.96  # of the standard normal distribution, for 95 %
 
 
 def proportion(successes: int, n: int) -> Interval:
-    """A share with its score interval (Wilson 1927), sound for small n and near 0 and 1.
+    """A share with its score interval (Wilson 1927), which is valid for small n and near 0 and 1.
 
     Raises:
         ValueError: unless 0 <= successes <= n and n > 0.
@@ -39,11 +39,11 @@ def mean(values: Sequence[float], seed: int = 0) -> Interval:
 
 
 def bootstrap(n: int, statistic: Callable[[np.ndarray], float], seed: int = 0) -> Interval:
-    """A statistic of n observations, with the 2.5th and 97.5th percentile of what it is on
-    resamples of them (Efron 1979).
+    """A statistic of n observations, with its 2.5th and 97.5th percentile over bootstrap resamples
+    (Efron 1979).
 
     Args:
-        statistic: called with the positions of observations, int64 [n].
+        statistic: maps indices of observations, int64 [n], to a number.
 
     Raises:
         ValueError: there are no observations.

@@ -1,7 +1,8 @@
-"""Wins that are not owed to length: a model may come to prefer what is merely longer.
+"""Win rates corrected for length, as a model may only have learnt to prefer longer responses.
 
-As in length-controlled AlpacaEval (Dubois et al. 2024), a logistic regression says how the chance
-to win depends on the difference in length; the controlled rate is what it says for none.
+As in length-controlled AlpacaEval (Dubois et al. 2024), a logistic regression models the
+probability of a win as a function of the difference in length. The corrected rate is its prediction
+for equal lengths.
 """
 
 import math
@@ -12,7 +13,7 @@ import numpy as np
 from steps.evaluation.intervals import Interval, bootstrap
 
 _RIDGE = 0.01
-"""Keeps the fit finite where every pair is won, or length alone tells who wins."""
+"""Keeps the fit finite if every pair is a win, or if length alone separates wins from losses."""
 _STEPS, _CLOSE, _LONGEST = 30, 1e-6, 2.0
 
 
@@ -21,24 +22,26 @@ def length_controlled(
     length_differences: Sequence[float] | np.ndarray,
     seed: int = 0,
 ) -> Interval:
-    """The chance to win at equal lengths, with a bootstrap interval.
+    """The probability of a win at equal lengths, with a bootstrap interval.
 
     Args:
-        length_differences: of each pair, the length of the one that should win less the other's.
+        wins: for each pair, whether the response that should win does.
+        length_differences: for each pair, the length of the response that should win, minus that of
+            the other.
 
     Raises:
-        ValueError: there are no pairs, or not as many of both.
+        ValueError: there are no pairs, or the two arguments have different lengths.
     """
     won = np.asarray(wins, dtype=np.float64)
     apart = np.asarray(length_differences, dtype=np.float64)
     if len(won) == 0 or len(won) != len(apart):
-        raise ValueError(f"{len(won)} wins and {len(apart)} length differences are no pairs")
+        raise ValueError(f"{len(won)} wins and {len(apart)} length differences cannot be paired")
     scaled = apart / (apart.std() or 1.0)
     return bootstrap(len(won), lambda chosen: _rate(won[chosen], scaled[chosen]), seed)
 
 
 def _rate(won: np.ndarray, scaled: np.ndarray) -> float:
-    """The chance to win at no difference, by logistic regression: Newton's method."""
+    """The probability of a win at length difference 0: logistic regression by Newton's method."""
     start = slope = 0.0
     for _ in range(_STEPS):
         chance = 1 / (1 + np.exp(-(start + slope * scaled)))

@@ -1,14 +1,14 @@
-"""Named regular expressions, counted over answers: style that a rule can see."""
+"""Named regular expressions that check answers, for style that a rule can recognise."""
 
 import re
 from collections.abc import Mapping, Sequence
 
 
 def count_matches(checks: Mapping[str, str], texts: Sequence[str]) -> dict[str, int]:
-    """For each named regular expression, the number of texts in which it is found.
+    """For each named regular expression, the number of texts that contain it.
 
     Raises:
-        ValueError: as :func:`compile_checks`.
+        ValueError: as in :func:`compile_checks`.
     """
     return {
         name: sum(pattern.search(text) is not None for text in texts)
@@ -17,10 +17,10 @@ def count_matches(checks: Mapping[str, str], texts: Sequence[str]) -> dict[str, 
 
 
 def compile_checks(checks: Mapping[str, str]) -> dict[str, re.Pattern[str]]:
-    """The named regular expressions, compiled.
+    """Compile named regular expressions.
 
     Raises:
-        ValueError: naming a check that is not a regular expression.
+        ValueError: a check, which the message names, is not a regular expression.
     """
     patterns = {}
     for name, expression in checks.items():

@@ -1,4 +1,4 @@
-"""What a model writes, with the probabilities that it and another give to it, token for token."""
+"""Responses sampled from a model, with their logps under the model and under a reference."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +25,10 @@ def score_own_samples(
     on_progress: OnProgress,
     ranks: Ranks = ALONE,
 ) -> list[dict[str, Any]]:
-    """Responses that ``model`` draws to the first different prompts of ``records``, pair tokens:
-    ``row``, ``tokens`` (how many, the end of turn included), ``logp`` and ``reference_logp``.
+    """Sample responses of ``model`` to the first distinct prompts of ``records`` (pair tokens).
 
-    Ranks share the work, and each gets all of it.
+    Each returned record has ``row``, ``tokens`` (their number, including the end of turn), ``logp``
+    and ``reference_logp``. Ranks share the work, and each gets all records.
     """
     policy = load_model(model, config.dtype)
     prompts = {tuple(record["prompt_ids"]): record["row"] for record in reversed(records)}

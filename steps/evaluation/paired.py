@@ -1,7 +1,7 @@
-"""Two models on the same pairs: how far apart they are, and whether that may be chance.
+"""Paired comparisons of two models on the same pairs, with a test of significance.
 
-Pair by pair, what makes a pair hard for both cancels out, so far fewer are needed than for two
-intervals side by side.
+The difficulty of a pair affects both models and cancels in their difference. So a paired comparison
+needs far fewer pairs than a comparison of two separate intervals.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ _PERMUTATIONS = 9999
 
 @dataclass(frozen=True)
 class Paired:
-    """The mean of the differences with its interval, and how likely one at least as large is if
-    the two models were the same (two-sided)."""
+    """The mean difference with its interval, and its two-sided p-value under the hypothesis that
+    the two models are equal."""
 
     difference: Interval
     p: float
@@ -26,7 +26,7 @@ class Paired:
 def paired_means(
     one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray, seed: int = 0
 ) -> Paired:
-    """How far the mean of ``other`` lies above that of ``one``; p by random changes of sign."""
+    """The mean of ``other`` minus the mean of ``one``; p from a permutation test over signs."""
     from scipy.stats import permutation_test
 
     first, second = _both(one, other)
@@ -46,7 +46,7 @@ def paired_means(
 def paired_shares(
     one: Sequence[bool] | np.ndarray, other: Sequence[bool] | np.ndarray, seed: int = 0
 ) -> Paired:
-    """How much more often ``other`` is right; p by McNemar's exact test (1947)."""
+    """How much more often ``other`` is right than ``one``; p from McNemar's exact test (1947)."""
     from scipy.stats import binomtest
 
     first, second = _both(one, other)
@@ -58,5 +58,5 @@ def paired_shares(
 def _both(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray):
     first, second = (np.asarray(values, dtype=np.float64) for values in (one, other))
     if first.shape != second.shape or first.size == 0:
-        raise ValueError(f"{first.size} and {second.size} values are no pairs")
+        raise ValueError(f"{first.size} and {second.size} values cannot be paired")
     return first, second

@@ -1,4 +1,4 @@
-"""What a model prefers among held-out pairs, and what it has come to be rewarded for."""
+"""A model's preferences and implicit rewards on held-out pairs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,16 +25,16 @@ def preference_metrics(
 ) -> dict[str, Any]:
     """TRL's ``eval_`` metrics with 95 % intervals, from two folders that ``run_reference`` wrote.
 
-    ``eval_logps/accuracies`` is the raw preference: how often the model alone gives the chosen
-    response the greater probability. Given a loss, ``eval_loss`` is what training minimises, with
-    the weights of the pairs; all else counts each pair once. Rewards, and how often they are right,
-    are there wherever the loss gives any: where policy and reference are one, a loss that compares
-    the two gives none. Else there is also
+    ``eval_logps/accuracies`` is the raw preference: how often the model, without a reference, gives
+    the chosen response the higher probability. Given a loss, ``eval_loss`` is the quantity that
+    training minimises, with the weights of the pairs; all other metrics count each pair once.
+    Metrics of rewards exist if the loss defines rewards. If the policy is its own reference, a loss
+    with a reference defines none. Further metrics are
 
     - ``eval_rewards/accuracies_at_equal_length``: see `length_control`;
     - ``eval_rewards/calibration_error``: see `calibration`;
-    - ``gain/…``: what the model prefers against what the reference model does, pair by pair, each
-      with a ``p``: see `paired`.
+    - ``gain/…``: the model's preferences compared with the reference's, pair by pair, each with a
+      ``p``: see `paired`; only if the policy is not its own reference.
     """
     pairs = read_pairs(records, vocabulary=2**31)
     logps = _logps(pairs, policy_logps, reference_logps, loss)
@@ -52,7 +52,7 @@ def reward_margins(
     reference_logps: Path,
     loss: PreferenceLoss,
 ) -> list[float]:
-    """Of each pair, the reward of the chosen response less that of the rejected."""
+    """For each pair, the reward of the chosen response minus that of the rejected one."""
     pairs = read_pairs(records, vocabulary=2**31)
     rewarded = loss.per_pair(_logps(pairs, policy_logps, reference_logps, loss))
     return (rewarded.chosen_rewards - rewarded.rejected_rewards).tolist()
@@ -97,7 +97,7 @@ def _logps(
     reference_logps: Path,
     loss: PreferenceLoss | None,
 ) -> PairLogps:
-    """Of `pairs`, which are one batch; token by token for a loss that looks at tokens."""
+    """The logps of `pairs` as one batch, with those of single tokens if the loss needs them."""
     policy, reference = read_reference(policy_logps), read_reference(reference_logps)
     policy.scored_by.require_comparable(reference.scored_by, reference_logps)
     (chosen, rejected), (theirs, others) = (

@@ -1,4 +1,4 @@
-"""How often a reward model prefers what people preferred, on held-out pairs."""
+"""A reward model's accuracy and calibration on held-out pairs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,15 +11,14 @@ from steps.evaluation.length_control import length_controlled
 
 
 def pair_metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of records with ``scores`` and ``tokens``, the chosen response's first, each with a 95 %
-    interval:
+    """Metrics with 95 % intervals, from records with the ``scores`` and ``tokens`` of both
+    responses, the chosen one first:
 
-    - ``pairs/accuracy``: the share in which the chosen response has the higher score; a tie is no
-      hit. ``pairs/accuracy_at_equal_length``: see `length_control`.
-    - ``pairs/margin``: how much higher its score is. ``pairs/loss``: the mean of −log σ(margin).
+    - ``pairs/accuracy``: the share of pairs in which the chosen response has the higher score; a
+      tie counts as wrong. ``pairs/accuracy_at_equal_length``: see `length_control`.
+    - ``pairs/margin``: the mean difference of scores. ``pairs/loss``: the mean of −log σ(margin).
     - ``pairs/calibration_error``: see `calibration`.
-
-    And ``pairs``, how many there are.
+    - ``pairs``: the number of pairs, without an interval.
     """
     scores = np.array([record["scores"] for record in records], dtype=np.float64)
     tokens = np.array([record["tokens"] for record in records])
@@ -36,5 +35,5 @@ def pair_metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def pair_margins(records: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Of each pair, the score of the chosen response less that of the rejected."""
+    """For each pair, the score of the chosen response minus that of the rejected one."""
     return [record["scores"][0] - record["scores"][1] for record in records]

@@ -1,8 +1,9 @@
-"""Export: what is handed over with a model, and in which form.
+"""Export: models in the forms in which they are published, with a model card.
 
-``card`` writes the model card; begin there. ``training_curves`` and ``made_with`` are what it shows
-besides numbers. ``handed_over`` writes all weights or adapters alone, ``gguf_file`` one GGUF file
-with the tokenizer that ``gguf_tokenizer`` describes. ``config`` names the forms.
+Begin with ``card``, which writes the model card. ``training_curves`` draws its curves, and
+``made_with`` lists versions and hardware. ``handed_over`` writes a Hugging Face folder with all
+weights or with adapters only. ``gguf_file`` writes a GGUF file, with the tokenizer from
+``gguf_tokenizer``. ``config`` defines the choices.
 
 Uses the configs of ``steps.training`` and ``steps.losses``, which the card prints, ``steps.models``
 and the tokenizers of ``steps.data``.

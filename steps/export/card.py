@@ -1,8 +1,8 @@
-"""The model card of an exported model: what it is made from, how, how it did, and how to use it.
+"""The model card of an exported model: its sources, training, results and use.
 
-Front matter is what a Hub reads: it names a base model and data sets only where their names are
-those of a Hub. For people the text names what each thing was made from by the digest of its
-content. A value that does not exist is "–".
+Hubs read the front matter, so it names a base model and data sets only if their names are Hub
+names. The text, for people, identifies the model's sources by the digests of their contents. A
+missing value is shown as "–".
 """
 
 import json
@@ -17,7 +17,7 @@ from steps.shared.markdown import as_code, as_text
 from steps.training.config import PreferenceConfig, TrainConfig
 
 HERE = 'model = "."  # this folder, or its name on a Hub'
-"""The line of the snippet that says which model; whoever uploads the card names the repository."""
+"""The snippet's line that names the model. Replace the path by the repository after an upload."""
 NONE = "–"
 SAMPLES_SHOWN = 4
 _LONGEST_SAMPLE = 400
@@ -46,7 +46,7 @@ adapted = PeftModel.from_pretrained(base, model)
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What the card says besides the results; ``base_model`` and ``data`` are names, for people."""
+    """The card's content besides results; ``base_model`` and ``data`` are names for display."""
 
     title: str
     base_model: str
@@ -58,7 +58,7 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class Ancestor:
-    """What a model was made from or judged by: the step that made it, and its content's digest."""
+    """A source of a model, or its evaluation: the step that made it, and the content's digest."""
 
     role: str
     step: str
@@ -67,7 +67,7 @@ class Ancestor:
 
 @dataclass(frozen=True)
 class Sample:
-    """A held-out prompt and what was answered; ``before`` training, if that is known."""
+    """A held-out prompt with the answers before and after training; ``before`` may be missing."""
 
     prompt: str
     before: str | None
@@ -84,13 +84,14 @@ def render_card(
     made_with: Mapping[str, str] | None = None,
     adapters_alone: bool = False,
 ) -> str:
-    """Markdown with front matter.
+    """Render the card as Markdown with front matter.
 
     Args:
-        before: the results of the model that preference training began from.
-        curves: the name of the file with the curves of training.
-        made_with: versions and hardware, by what they are of.
-        adapters_alone: the folder has no weights but those of adapters.
+        results: the metrics of the model's evaluation.
+        before: the metrics of the model from which preference training started.
+        curves: the name of the image file with the training curves.
+        made_with: versions and hardware, by name.
+        adapters_alone: whether the folder contains only the weights of adapters.
     """
     prompt = samples[0].prompt if samples else "What is the capital of France?"
     sections = [
@@ -127,7 +128,7 @@ def render_card(
 
 
 def _front_matter(card: ModelCard, adapters_alone: bool) -> str:
-    """YAML; JSON texts are YAML too, and hold whatever somebody called something."""
+    """The YAML front matter. Names are JSON strings, which are valid YAML for any characters."""
     lines = [f"library_name: {'peft' if adapters_alone else 'transformers'}"]
     if _ON_A_HUB.fullmatch(card.base_model):
         relation = "adapter" if adapters_alone else "finetune"
@@ -144,14 +145,14 @@ def _front_matter(card: ModelCard, adapters_alone: bool) -> str:
 
 
 def _usage(card: ModelCard, prompt: str, adapters_alone: bool) -> str:
-    """A snippet; JSON texts without other characters than ASCII are Python's too."""
+    """A snippet of Python. An ASCII-only JSON string is also a Python literal."""
     if adapters_alone:
         return _USAGE_OF_ADAPTERS.format(here=HERE, base=json.dumps(card.base_model))
     return _USAGE.format(here=HERE, prompt=json.dumps(prompt).replace("`", "\\u0060"))
 
 
 def _results(results: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A row for each metric: before, after, and how much it changed."""
+    """A row for each metric: name, before, after, change and p."""
     gains = {name.removeprefix(_GAIN): name for name in results if name.startswith(_GAIN)}
     shown = {name: name.removeprefix("eval_") for name in results if not name.startswith(_GAIN)}
     only = {f"eval_{gain}": gain for gain in gains if not gain.endswith(_P)}
@@ -168,14 +169,14 @@ def _results(results: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[
 
 
 def _existing(results: Mapping[str, Any], name: str) -> Any:
-    """A metric, unless it has no meaning: without a loss, nothing says what a reward is, and a
-    model that is its own reference has none."""
+    """A metric, or None for metrics of rewards in an evaluation without a loss, which defines no
+    rewards."""
     has_rewards = "eval_loss" in results
     return results.get(name) if has_rewards or not name.startswith("eval_rewards/") else None
 
 
 def _number(value: Any) -> str:
-    """A metric with its interval."""
+    """A metric as text, with its interval if it has one."""
     if isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys():
         return f"{value['value']:.4g} ({value['low']:.4g} to {value['high']:.4g})"
     return f"{value:.4g}" if isinstance(value, int | float) else NONE
@@ -186,8 +187,7 @@ def _cut(text: str) -> str:
 
 
 def _settings(config: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    """Every setting that has a value and bears on the result; how the run was carried out is left
-    out."""
+    """All settings that have a value, except execution details, which cannot change the result."""
     for setting in fields(config):
         value = getattr(config, setting.name)
         if isinstance(value, Loss):

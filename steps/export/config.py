@@ -1,4 +1,4 @@
-"""In which form a model is handed over: data that is importable without torch."""
+"""The forms in which models are exported: types that are importable without torch."""
 
 from enum import StrEnum
 
@@ -15,12 +15,12 @@ class GgufType(StrEnum):
 
 
 class Adapters(StrEnum):
-    """What becomes of low-rank adapters that a model was trained with.
+    """How low-rank adapters are exported.
 
-    merged: they are in the weights only.
-    kept: they are in the weights, and by themselves in the folder ``adapter``, as `peft` loads them
-        beside the base.
-    alone: only they are written, for whoever has the base.
+    merged: adapters are merged into the weights.
+    kept: adapters are merged into the weights, and also written to the folder ``adapter``, in
+        `peft`'s format.
+    alone: only the adapters are written, in `peft`'s format, to be loaded onto the base model.
     """
 
     merged = "merged"

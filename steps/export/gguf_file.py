@@ -1,15 +1,16 @@
-"""A model folder as one GGUF file, which llama.cpp, Ollama and LM Studio run.
+"""Write a model folder as one GGUF file, for llama.cpp, Ollama and LM Studio.
 
-Specification: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What is particular to the
-family of Llama, as llama.cpp reads it:
+Specification: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. llama.cpp reads models of
+the Llama family with these differences from transformers:
 
-- Its rotation pairs neighbouring rows of a head's queries and keys, that of transformers pairs the
-  two halves. So their rows are reordered. Qwen's are left as they are.
-- Rotations of changed frequency (Llama 3.1) become a tensor of divisors, one for each pair of rows.
-- Norms and biases stay in float32, whatever the other weights become.
+- Its rotary positions pair neighbouring rows of a head's queries and keys; transformers pairs the
+  two halves. So this module reorders these rows. Qwen's rows keep their order.
+- Rotations with changed frequencies (Llama 3.1) become a tensor of divisors, one for each pair of
+  rows.
+- Norms and biases stay in float32, whatever the type of the other weights.
 
-Tensors are read, converted and written one at a time, so no model has to fit into memory. Equal
-folders give equal bytes. What cannot be said in the file is refused by name.
+Tensors are read, converted and written one at a time, so a model need not fit into memory. Equal
+folders give equal bytes. An error names each setting that the file cannot express.
 """
 
 import re
@@ -35,9 +36,9 @@ _ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
-"""By the model type of a config."""
+"""The architecture for each model type of a config."""
 _ROTATIONS = ("default", "linear", "llama3")
-"""What divisors of frequencies can express."""
+"""The rotation types that divisors of frequencies can express."""
 _TYPES = {
     GgufType.f32: (GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
     GgufType.f16: (GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
@@ -47,7 +48,7 @@ _ROTATION_DIVISORS = "rope_freqs.weight"
 
 
 def file_name(title: str, type: GgufType) -> str:
-    """``TITLE-TYPE.gguf``, as models are called where such files are shared."""
+    """``TITLE-TYPE.gguf``, the usual pattern for the names of such files."""
     plain = re.sub(r"[^\w.]+", "-", title).strip("-.") or "model"
     return f"{plain}-{type.upper()}.gguf"
 
@@ -56,8 +57,8 @@ def write_gguf(folder: Path, file: Path, type: GgufType, title: str) -> None:
     """Write the model and the tokenizer of a folder.
 
     Raises:
-        ValueError: naming what a GGUF file cannot hold: the architecture, a setting or a tensor of
-            the model, or its kind of tokenizer.
+        ValueError: a GGUF file cannot hold the architecture, a setting or a tensor of the model, or
+            its kind of tokenizer; the message names it.
     """
     source = _Source(folder, type)
     writer = GGUFWriter(file, gguf.MODEL_ARCH_NAMES[source.architecture])
@@ -77,7 +78,8 @@ def write_gguf(folder: Path, file: Path, type: GgufType, title: str) -> None:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """One tensor of the file, and where it comes from: a name in a safetensors file, or none."""
+    """One tensor of the GGUF file, and its source, a tensor in a safetensors file. A computed
+    tensor has no source."""
 
     name: str
     shape: tuple[int, ...]
@@ -87,7 +89,7 @@ class _Tensor:
 
 
 class _Source:
-    """A model folder, looked through before anything is written."""
+    """A model folder, which is checked before anything is written."""
 
     def __init__(self, folder: Path, type: GgufType) -> None:
         self.config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
@@ -97,9 +99,10 @@ class _Source:
 
     @cached_property
     def tensors(self) -> list[_Tensor]:
-        """
+        """The tensors of the GGUF file.
+
         Raises:
-            ValueError: the file has no place for a tensor.
+            ValueError: GGUF has no name for a tensor of the model.
         """
         found = [self._rotation] if self._divisors is not None else []
         names = gguf.get_tensor_name_map(self.architecture, self.config.num_hidden_layers)
@@ -107,7 +110,7 @@ class _Source:
             with safe_open(file, "pt") as tensors:
                 for source in sorted(tensors.keys()):
                     if source == "lm_head.weight" and self.config.tie_word_embeddings:
-                        continue  # the embeddings are taken for it
+                        continue  # readers use the embeddings in its place
                     name = names.get_name(source, (".weight", ".bias"))
                     if name is None:
                         raise ValueError(
@@ -120,7 +123,7 @@ class _Source:
         return found
 
     def values(self, tensor: _Tensor) -> np.ndarray:
-        """float32, in the order of rows that the file has."""
+        """The values of a tensor in float32, with rows in the GGUF file's order."""
         if tensor.name == _ROTATION_DIVISORS:
             return cast(np.ndarray, self._divisors)
         with safe_open(tensor.file, "pt") as tensors:
@@ -145,7 +148,7 @@ class _Source:
 
     @cached_property
     def _divisors(self) -> np.ndarray | None:
-        """What each frequency is divided by; ``None`` if by nothing."""
+        """The divisor of each frequency; ``None`` for rotations of the default type."""
         rotation: Any = self.config.rope_parameters
         if rotation["rope_type"] == "default":
             return None
@@ -167,11 +170,11 @@ def _architecture(config: PreTrainedConfig) -> gguf.MODEL_ARCH:
 
 
 def _require_settings(config: PreTrainedConfig) -> None:
-    """Refuse what llama.cpp would silently compute in another way."""
+    """Raise ValueError for settings that llama.cpp would silently ignore or compute differently."""
     rotation: Any = config.rope_parameters
     kind = rotation.get("rope_type", "default")
     known = _ROTATIONS if _architecture(config) is gguf.MODEL_ARCH.LLAMA else _ROTATIONS[:1]
-    if kind not in known:  # llama.cpp reads divisors for Llama alone
+    if kind not in known:  # llama.cpp reads divisors only for the architecture Llama
         raise ValueError(
             f"rope_type {kind!r} of a {config.model_type} model cannot be written as GGUF; "
             f"these can: {', '.join(known)}"
@@ -187,7 +190,8 @@ def _require_settings(config: PreTrainedConfig) -> None:
 
 
 def _neighbouring(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries or keys, [heads · d, …], with the two of a rotation beside each other."""
+    """Reorder rows of queries or keys, [heads · d, …], so that each rotation's two rows are
+    neighbours."""
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 

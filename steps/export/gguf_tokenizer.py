@@ -1,8 +1,8 @@
-"""The tokenizer of a model folder, as the metadata of a GGUF file has it.
+"""The tokenizer of a model folder as metadata of a GGUF file.
 
-GGUF knows no rules for splitting text, only names of rules that llama.cpp has (``ggml.pre``). So a
-tokenizer can be written if it is a byte-level BPE that splits by rules with a name. These are
-compared as a whole: a wrong name would give other tokens without any warning.
+GGUF contains no rules for splitting text, only the name of rules in llama.cpp (``ggml.pre``). So
+only a byte-level BPE whose splitting rules have such a name can be written. The rules are compared
+completely, because a wrong name would give other tokens without any warning.
 """
 
 import json
@@ -33,17 +33,18 @@ _RULES: Mapping[str, list[Mapping[str, Any]]] = {
     "llama-bpe": _split(r"\p{N}{1,3}"),
     "qwen2": _split(r"\p{N}"),
 }
-"""How text is split before BPE, in the words of ``tokenizer.json``, by llama.cpp's name for it."""
+"""The splitting rules before BPE, in the format of ``tokenizer.json``, by llama.cpp's names."""
 
 
 def add_tokenizer(writer: GGUFWriter, folder: Path, vocabulary: int) -> None:
     """Add the tokens, merges, special tokens and chat template of a folder.
 
     Args:
-        vocabulary: how many tokens the model has; those that the tokenizer lacks are never used.
+        vocabulary: the number of the model's tokens. Tokens that the tokenizer lacks are marked as
+            unused.
 
     Raises:
-        ValueError: it is another kind of tokenizer; says which.
+        ValueError: the tokenizer is not of a supported kind, or has more tokens than the model.
     """
     tokenizer: Any = load_bare_tokenizer(folder)
     described = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -79,10 +80,10 @@ def add_tokenizer(writer: GGUFWriter, folder: Path, vocabulary: int) -> None:
 
 
 def _name_of_rules(described: Mapping[str, Any]) -> str:
-    """What llama.cpp calls the way in which a tokenizer splits text.
+    """llama.cpp's name of the rules by which a tokenizer splits text.
 
     Raises:
-        ValueError: it has no name for it.
+        ValueError: the rules have no known name.
     """
     model, normalizer = described["model"], described["normalizer"]
     splits = described["pre_tokenizer"] or {"type": "none"}
@@ -93,7 +94,7 @@ def _name_of_rules(described: Mapping[str, Any]) -> str:
         raise ValueError(f"a tokenizer that normalises text ({normalizer['type']}) is not written "
                          "as GGUF: llama.cpp would not")  # fmt: skip
     found: Any = splits["pretokenizers"] if splits["type"] == "Sequence" else [splits]
-    # llama-bpe alone takes a word that is a token as it is, without merging its parts
+    # only llama-bpe keeps a word that is a token without merging its parts
     names = ["llama-bpe"] if model.get("ignore_merges") else [n for n in _RULES if n != "llama-bpe"]
     for name in names:
         if len(found) == len(_RULES[name]) and all(map(_is, found, _RULES[name])):
@@ -103,6 +104,6 @@ def _name_of_rules(described: Mapping[str, Any]) -> str:
 
 
 def _is(found: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
-    """Whether a rule is the same in all that bears on where text is split."""
+    """Whether a rule equals a known rule in everything that affects where text is split."""
     same = all(found.get(name) == value for name, value in rule.items())
     return same and not found.get("add_prefix_space", False)

@@ -1,4 +1,4 @@
-"""A trained model as a folder to hand over: all of its weights, or those of its adapters alone."""
+"""Write a trained model as a folder to publish, with all weights or with adapters only."""
 
 import json
 import shutil
@@ -10,11 +10,11 @@ from steps.models.config import Dtype
 from steps.models.folders import load_model, save_model
 
 ADAPTER = "adapter"
-"""The folder in which training leaves adapters by themselves."""
+"""The folder in which training saves adapters separately."""
 
 
 def export_merged(model: Path, output: Path, dtype: Dtype, keep_adapters: bool) -> dict[str, Any]:
-    """Write all weights, with adapters merged; beside them the adapters, if they are kept."""
+    """Write all weights, with adapters merged. With `keep_adapters`, also write the adapters."""
     exported = load_model(model, dtype)
     save_model(exported, output, tokenizer_from=model)
     if keep_adapters and (model / ADAPTER).is_dir():
@@ -23,7 +23,7 @@ def export_merged(model: Path, output: Path, dtype: Dtype, keep_adapters: bool) 
 
 
 def export_adapters(model: Path, output: Path, base_model: str) -> dict[str, Any]:
-    """Write the adapters, the name of the base they belong to, and the tokenizer.
+    """Write the adapters, with the name of their base model, and the tokenizer.
 
     Raises FileNotFoundError for a model that was trained without adapters.
     """

@@ -1,4 +1,4 @@
-"""With which versions, and on which machine, a folder was exported."""
+"""The versions and the hardware with which a model was exported."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ _PACKAGES = ("temper", "torch", "transformers", "tokenizers", "peft")
 
 
 def made_with() -> dict[str, str]:
-    """Versions of what is installed, and the devices of this machine, by name."""
+    """The versions of installed packages and the devices of this machine, by name."""
     found = {"Python": platform.python_version()}
     for package in _PACKAGES:
         try:

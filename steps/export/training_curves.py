@@ -1,4 +1,4 @@
-"""The curves of a training run, as a picture for its model card."""
+"""Draw the curves of a training run as an image for the model card."""
 
 import json
 from pathlib import Path
@@ -9,11 +9,11 @@ _SHOWN = (
     ("rewards/margins", "rewards/chosen", "rewards/rejected"),
     ("rewards/accuracies",),
 )
-"""What each panel shows; TRL's names."""
+"""The metrics of each panel, by TRL's names."""
 
 
 def draw_curves(folder: Path, picture: Path) -> bool:
-    """Draw what a model's ``metrics.jsonl`` says of its training as a PNG; false without one."""
+    """Draw a model's ``metrics.jsonl`` as a PNG. Returns whether there was anything to draw."""
     if not (folder / METRICS).is_file():
         return False
     records = [json.loads(line) for line in (folder / METRICS).read_text("utf-8").splitlines()]

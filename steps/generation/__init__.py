@@ -1,4 +1,4 @@
-"""Generation: what a model writes, and with which probabilities.
+"""Generation: sample completions from a model, with their log-probabilities.
 
 Begin with ``engine``, which says what a sampler is asked for and what it gives. ``slots`` is the
 engine of this process: ``cache`` has its keys and values, ``draws`` its random numbers, ``weights``

@@ -1,10 +1,10 @@
-"""The slow way to sample, for models that cannot take slots (state spaces, hybrids, remote code).
+"""The slow engine, for models that do not support slots (state spaces, hybrids, remote code).
 
-Each completion is written alone, by transformers' own `generate` with the model's own cache. Only
-the draw is ours, so what is drawn follows from the request as in every engine.
+Transformers' own `generate`, with the model's own cache, generates each completion separately. Only
+the draw of tokens is this module's, so a completion depends only on its request, as in any engine.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from steps.generation.cache import attending
 from steps.generation.draws import draw, uniforms
-from steps.generation.engine import Finish, Finished, Request, require_weights
+from steps.generation.engine import Ended, Finish, Finished, Replies, Request, require_weights
 from steps.generation.weights import replace_weights
 from steps.models.folders import evaluating, own_attention
 
@@ -37,17 +37,41 @@ class AloneEngine:
             require_weights(self, weights)
             yield self._write(request)
 
+    def converse(
+        self, requests: Iterable[Request], weights: str, replies: Replies
+    ) -> Iterator[Finished]:
+        """As `Converses.converse`; behind a reply, all before it is read again."""
+        for request in requests:
+            require_weights(self, weights)
+            yield self._write(request, replies)
+
     def update_weights(self, source: Path | Mapping[str, Tensor], weights: str) -> None:
         """As `Engine.update_weights`."""
         replace_weights(self.model, source, weights)
         self._weights = weights
 
-    def _write(self, request: Request) -> Finished:
+    def _write(self, request: Request, replies: Replies | None = None) -> Finished:
         drawing = _Drawing(request)
-        prompt = torch.tensor([request.prompt_ids], device=self.model.device)
+        while True:
+            self._write_turn(request, drawing)
+            if drawing.ids[-1] not in request.stop_ids:
+                return drawing.finished(request, Finish.length, self._weights)
+            if replies is None:
+                return drawing.finished(request, Finish.stop, self._weights)
+            replies.ask(Ended(request, tuple(drawing.ids), tuple(drawing.scored)))
+            ((_, reply),) = replies.given(wait=True)
+            if isinstance(reply, Finish):
+                return drawing.finished(request, reply, self._weights)
+            if len(drawing.ids) + len(reply) >= request.max_new_tokens:
+                return drawing.finished(request, Finish.length, self._weights)
+            drawing.read(reply)
+
+    def _write_turn(self, request: Request, drawing: "_Drawing") -> None:
+        """Draws until a stop token, or until there is no room."""
+        before = torch.tensor([[*request.prompt_ids, *drawing.ids]], device=self.model.device)
         ends = list(request.stop_ids)
         settings = GenerationConfig(
-            max_new_tokens=request.max_new_tokens,
+            max_new_tokens=request.max_new_tokens - len(drawing.ids),
             do_sample=False,
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,  # never read: there is one row
@@ -56,24 +80,36 @@ class AloneEngine:
         recipe = _decoding_recipe(self.model, settings)
         with torch.no_grad(), evaluating(self.model), own, recipe:
             self.model.generate(  # pyright: ignore[reportCallIssue]
-                input_ids=prompt,
-                attention_mask=torch.ones_like(prompt),
+                input_ids=before,
+                attention_mask=torch.ones_like(before),
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([drawing]),
             )
-        finish = Finish.stop if drawing.ids[-1] in ends else Finish.length
-        ids, logps = tuple(drawing.ids), tuple(drawing.logps)
-        return Finished(request.row, request.k, ids, logps, finish, self._weights)
 
 
 class _Drawing(LogitsProcessor):
-    """Draws each token of one completion, and leaves `generate` no other."""
+    """Draws each token of one completion, and masks all other tokens for `generate`."""
 
     def __init__(self, request: Request) -> None:
         self._numbers = uniforms(request.seed, request.row, request.k)
         self._temperature = torch.tensor([request.temperature], dtype=torch.float64)
         self.ids: list[int] = []
         self.logps: list[float] = []
+        self.scored: list[bool] = []
+
+    def read(self, reply: Sequence[int]) -> None:
+        """Takes the tokens of a reply, in the place of as many draws."""
+        for token in reply:
+            next(self._numbers)
+            self.ids.append(token)
+            self.logps.append(0.0)
+            self.scored.append(False)
+
+    def finished(self, request: Request, finish: Finish, weights: str) -> Finished:
+        """The completion as far as it goes."""
+        scored = None if all(self.scored) else tuple(self.scored)
+        ids, logps = tuple(self.ids), tuple(self.logps)
+        return Finished(request.row, request.k, ids, logps, finish, weights, scored)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore
         number = torch.tensor([next(self._numbers)], dtype=torch.float64)
@@ -81,12 +117,14 @@ class _Drawing(LogitsProcessor):
         token, logp = draw(scores, self._temperature.to(device), number.to(device))
         self.ids.append(int(token))
         self.logps.append(float(logp))
+        self.scored.append(True)
         return torch.full_like(scores, -torch.inf).index_fill(1, token, 0.0)
 
 
 @contextmanager
 def _decoding_recipe(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
-    """`generate` fills what its settings leave open from the model's recipe: make that ours too."""
+    """Replace the model's generation config by `settings`, because `generate` takes unset settings
+    from it."""
     shipped = model.generation_config
     model.generation_config = settings
     try:

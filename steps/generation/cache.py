@@ -1,15 +1,15 @@
-"""Keys and values of sequences that are being written, and attention to them.
+"""The cache of keys and values in generation, and attention to it.
 
-Registered with transformers under the name `temper_slots`. Each forward brings a `Turn` as the
-keyword `turn`, which reaches the attention of every layer: a `Prefill` reads prompts as one pack
-and keeps their keys and values, a `Decode` reads one token of every running sequence, in its slot
-of the cache.
+The attention is registered with transformers under the name `temper_slots`. Each forward passes a
+`Turn` as the keyword `turn` to the attention of every layer: a `Prefill` reads prompts as one pack
+and stores their keys and values; a `Decode` reads one token of every running sequence, each in its
+slot of the cache.
 
     blocks of BLOCK positions, each [layers, keys | values, slots, heads, BLOCK, d]
 
-A key lies at its token's position in the sequence. So what a sequence gets has no bit that depends
-on how long the others in the cache are, how many there are, or which slot it has: matrix products
-have the same shape for every block, and what lies behind a sequence's end adds zeros at the end of
+A key is stored at its token's position in the sequence. So the result for a sequence does not
+depend, in any bit, on the number and lengths of other sequences or on its slot: matrix products
+have the same shape for every block, and positions after a sequence's end add zeros at the end of
 each sum.
 """
 
@@ -43,7 +43,7 @@ class Turn(Protocol):
 
 @contextmanager
 def attending(model: PreTrainedModel, attention: str = SLOTS) -> Iterator[None]:
-    """`model` takes turns inside the block, or attends in another way; and as before after it."""
+    """Switch `model` to slot attention (or another `attention`) in the block, then restore it."""
     ALL_ATTENTION_FUNCTIONS.register(SLOTS, _attend)
     before = model.config._attn_implementation
     model.set_attn_implementation(attention)
@@ -93,14 +93,14 @@ class Prefill:
 
 
 class KeyValueCache:
-    """The keys and values of at most so many sequences, in as many blocks as the longest needs."""
+    """The keys and values of at most `slots` sequences, in as many blocks as the longest needs."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self.blocks: list[Tensor] = []
 
     def put(self, prompt: Tensor, slots: Sequence[int]) -> None:
-        """A prompt's keys and values, [layers, 2, heads, P, d], into each of `slots`."""
+        """Store a prompt's keys and values, [layers, 2, heads, P, d], in each of `slots`."""
         pieces = prompt.split(BLOCK, dim=3)
         layers, two, heads, _, size = prompt.shape
         while len(self.blocks) < len(pieces):
@@ -109,13 +109,18 @@ class KeyValueCache:
         for block, piece in zip(self.blocks, pieces, strict=False):
             block[:, :, slots, :, : piece.shape[3]] = piece[:, :, None]
 
+    def get(self, slot: int, tokens: int) -> Tensor:
+        """A copy of the keys and values of a slot's first tokens, as `put` takes them."""
+        blocks = self.blocks[: -(-tokens // BLOCK)]
+        return torch.cat([block[:, :, slot] for block in blocks], dim=3)[..., :tokens, :]
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """What lies in some slots into others."""
+        """Copy the content of the slots `sources` to `targets`."""
         for block in self.blocks if sources else ():
             block[:, :, targets] = block[:, :, sources]
 
     def resize(self, tokens: int) -> None:
-        """Has blocks for sequences of so many tokens, and no others."""
+        """Add or remove blocks to fit sequences of `tokens` tokens."""
         count = -(-tokens // BLOCK)
         del self.blocks[count:]
         while len(self.blocks) < count:
@@ -123,11 +128,11 @@ class KeyValueCache:
 
 
 class Decode:
-    """Reads a token of each running sequence: that of row i is in slot i.
+    """Reads one token of each running sequence; row i belongs to slot i.
 
     Args:
-        positions: int64 [rows], on the host; where the token is in its sequence. The cache, which
-            has the keys before it, takes its own.
+        cache: has the keys of earlier tokens; the forward adds those of the new tokens.
+        positions: int64 [rows], on the host; the position of each token in its sequence.
     """
 
     def __init__(self, cache: KeyValueCache, positions: Tensor) -> None:
@@ -171,8 +176,8 @@ class Decode:
         return output.view(1, rows, -1, output.shape[-1]), None
 
     def _unseen(self, window: int | None) -> Tensor:
-        """[blocks, rows, 1, 1, BLOCK]: minus infinity for keys that a row's token may not look at,
-        zero for others; in float32 or better, and so is what it is added to."""
+        """[blocks, rows, 1, 1, BLOCK]: minus infinity for keys to which a row's token may not
+        attend, zero for others; in float32 or float64, and so are the scores after the addition."""
         count = len(self._blocks)
         key = torch.arange(count * BLOCK, device=self._positions.device).view(count, 1, BLOCK)
         last = self._positions[:, None]

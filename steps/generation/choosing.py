@@ -1,9 +1,9 @@
-"""Which engine a model of this process gets: slots, if these give what the model itself gives.
+"""Choose the engine for a model: slots, if their log-probabilities equal the model's own.
 
-Tried at the start, on the longest and the shortest prompt of the run: a few tokens are drawn in
-slots, and their log-probabilities compared with those of the model's own forward over prompt and
-completion. The same is then drawn alone, which shows whether a completion depends, in any bit, on
-what is written beside it.
+The check runs at the start, on the longest and the shortest prompt of the run. It samples a few
+tokens in slots and compares their log-probabilities with those of the model's own forward over
+prompt and completion. It then samples the same completion alone, to see whether a completion
+depends, in any bit, on others in its batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _TOKENS_TRIED = 16
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine, and what is to be said of it.
+    """The chosen engine.
 
     name: ``slots`` or ``alone``.
     batch_invariant: whether completions were the same bits alone and beside others.
@@ -45,7 +45,7 @@ class EngineChoice:
 
     @property
     def notice(self) -> str | None:
-        """What the user should see: nothing, if slots can be used."""
+        """A notice for the user, or None if slots can be used."""
         if self.why_not is None:
             return None
         return f"each completion is written alone, which is much slower: {self.why_not}"
@@ -62,10 +62,10 @@ def choose_engine(
     slots: int = 64,
     tokens_per_forward: int = 2048,
 ) -> EngineChoice:
-    """An engine for `requests`; the model attends as before afterwards.
+    """Choose an engine for `requests`. The model's attention is the same afterwards.
 
     Raises:
-        ValueError: naming a row that is longer than the model has positions.
+        ValueError: a row, which the message names, is longer than the model's positions.
     """
     by_length = sorted(requests, key=lambda request: request.longest_sequence)
     require_positions(model, by_length[-1].row, by_length[-1].longest_sequence)
@@ -100,14 +100,14 @@ def _told(finished: Finished) -> str:
 
 
 def _try(engine: SlotEngine, requests: Sequence[Request]) -> tuple[str | None, list[Finished]]:
-    """What is wrong with slots for these, if anything is, and what was drawn."""
+    """The fault of slots for these requests, or None; and the sampled completions."""
     model = engine.model
     try:
         drawn = sorted(engine.sample(requests, engine.weights), key=lambda finished: finished.k)
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        # Whatever a stranger's model raises when it is run this way, it can be run another way.
+        # A model may raise any error here; it can still be run in another way.
         return _takes_no_slots(model, error), []
     actual = torch.tensor([logp for finished in drawn for logp in finished.logps])
     expected = torch.cat([own_logps(model, *both) for both in zip(requests, drawn, strict=True)])

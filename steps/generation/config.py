@@ -1,4 +1,4 @@
-"""What a sampler is told: frozen data, importable without torch."""
+"""Settings of sampling: a frozen dataclass, importable without torch."""
 
 import math
 from dataclasses import dataclass
@@ -9,18 +9,19 @@ from steps.shared.execution_detail import detail_field
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How completions are drawn.
+    """How completions are sampled.
 
-    Draws follow from `seed`, a row's id and a completion's number alone. So neither `slots` nor
-    `tokens_per_forward` bears on the result: more take more memory and less time.
+    The random numbers of a completion depend only on `seed`, the row's id and the completion's
+    number. So `slots` and `tokens_per_forward` do not change the result; larger values take more
+    memory and less time.
 
     Args:
-        max_new_tokens: where a completion is cut.
-        temperature: 0 is greedy decoding.
+        max_new_tokens: the most tokens of a completion; a longer one is cut.
+        temperature: the sampling temperature; 0 is greedy decoding.
         num_completions: how many completions each prompt gets.
-        seed: of the draws.
-        slots: the most completions that are written side by side.
-        tokens_per_forward: the most tokens of prompts that are read at once.
+        seed: the seed of the random numbers.
+        slots: the most completions that are generated in parallel.
+        tokens_per_forward: the most prompt tokens of one forward.
     """
 
     max_new_tokens: int = 64

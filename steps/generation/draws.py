@@ -1,9 +1,9 @@
-"""Draws from a model's distribution that depend on nothing but their own place.
+"""Sample tokens with random numbers that depend only on the token's place.
 
 Token `position` of completion `k` of a row is drawn with the uniform number at place `position` of
-a stream of its own, which a counter-based generator (Philox; Salmon et al. 2011, *Parallel random
+its own stream, which a counter-based generator (Philox; Salmon et al. 2011, *Parallel random
 numbers: as easy as 1, 2, 3*) gives for the key (seed, row, k). The number is looked up in the
-cumulative distribution, in float64. So a completion is the same in any company and after any kill.
+cumulative distribution, in float64. So a completion is the same in any batch and after any kill.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from torch import Tensor
 
 _BLOCK = 32
 _ELEMENTS = 2**24
-"""Of one piece of a table of probabilities, 128 MiB."""
+"""The size of one piece of the table of probabilities: 128 MiB."""
 
 
 def uniforms(seed: Sequence[int], row: str, k: int) -> Iterator[float]:
-    """The numbers in [0, 1) for the tokens of one completion, one after another; no end."""
+    """The endless stream of numbers in [0, 1) for the tokens of one completion."""
     key = hashlib.blake2b(json.dumps([list(seed), row, k]).encode(), digest_size=16)
     stream = np.random.Philox(key=int.from_bytes(key.digest(), "little"))
     while True:
@@ -51,5 +51,5 @@ def _draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor
     below = torch.minimum(numbers[:, None] * total, total.nextafter(torch.zeros_like(total)))
     drawn = torch.searchsorted(mass, below, right=True)
     tokens = torch.where(greedy[:, None], logits.argmax(dim=-1, keepdim=True), drawn)
-    tokens = tokens.clamp(max=logits.shape[1] - 1)  # only where a logit is not a number
+    tokens = tokens.clamp(max=logits.shape[1] - 1)  # this matters only if a logit is NaN
     return tokens[:, 0], (scaled.gather(1, tokens) - total.log())[:, 0]

@@ -1,21 +1,24 @@
-"""What a sampler is: it is given requests, and gives completions as they finish.
+"""The interface of a sampler: it takes requests, and yields completions as they finish.
 
     requests ──► Engine.sample(requests, weights) ──► Finished, in the order in which they end
+
+A completion may be a conversation: `converse` hands each turn to whoever replies (a tool, a game),
+and writes on behind the reply. Its tokens are context then, which the policy did not draw.
 
 A request asks for one completion of one prompt. What is drawn follows from the weights, the prompt
 and the request's own seed, row and number alone (``draws``), so a caller may split requests over
 engines, ranks and attempts, and put the completions together by (row, k).
 
-Every request and every answer names the weights, by a digest. An engine that has other weights than
-it is asked for refuses (`StaleWeightsError`): rollouts of an older policy would be trained on as if
+Every request and every completion names the weights by a digest. An engine with other weights
+raises `StaleWeightsError`; otherwise a policy would be trained on rollouts of an older policy as if
 they were its own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # whoever reads rollouts needs no torch
     from torch import Tensor
@@ -31,13 +34,13 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """One completion, number `k` of those of a row.
+    """A request for completion number `k` of a row.
 
-    row: the row's id, of which no two rows have the same.
+    row: the row's unique id.
     prompt_ids: the prompt's tokens; at least one.
-    temperature: logits are divided by it; 0 takes the likeliest token.
-    stop_ids: tokens that end a completion and are its last token.
-    seed: whole numbers that the draws follow from, besides `row` and `k`.
+    temperature: the divisor of the logits; 0 takes the likeliest token.
+    stop_ids: tokens that end a completion, as its last token.
+    seed: whole numbers that, with `row` and `k`, determine the random numbers.
     """
 
     row: str
@@ -67,6 +70,7 @@ class Finished:
     logps: of each token, its log-probability given all before it, by the distribution that it was
         drawn from: of logits divided by the temperature (at temperature 0, by 1).
     weights: the digest of the weights that drew it.
+    scored: of each token, whether it was drawn; a reply was not, and its logps are 0. None: all.
     """
 
     row: str
@@ -75,6 +79,7 @@ class Finished:
     logps: tuple[float, ...]
     finish: Finish
     weights: str
+    scored: tuple[bool, ...] | None = None
 
 
 class StaleWeightsError(RuntimeError):
@@ -98,13 +103,65 @@ class Engine(Protocol):
         ...
 
     def update_weights(self, source: "Path | Mapping[str, Tensor]", weights: str) -> None:
-        """Takes over the weights of a Hugging Face folder, or of tensors by name: all or none.
+        """Replace all weights by those of a Hugging Face folder, or of tensors by name.
 
-        Nothing that was computed with the old ones is used again.
+        No cached result of the old weights is used again.
 
         Raises:
-            ValueError: the source lacks a weight, has one of another name or shape, or is a folder
-                of another digest than `weights`. The engine keeps what it had.
+            ValueError: a weight is missing or has an unknown name or another shape, or the folder's
+                digest is not `weights`. The engine then keeps all its old weights.
+        """
+        ...
+
+
+Reply = tuple[int, ...] | Finish
+"""To a turn: the tokens that the policy reads before its next one, at least one; or how the
+completion has ended: ``stop``, or ``error`` if whoever replies has failed."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A completion whose last turn has ended with a stop token.
+
+    ids, scored: all of it, as in `Finished`.
+    """
+
+    request: Request
+    ids: tuple[int, ...]
+    scored: tuple[bool, ...]
+
+    @property
+    def place(self) -> "Place":
+        """Which completion it is."""
+        return self.request.row, self.request.k
+
+
+Place = tuple[str, int]
+"""A row's id and the number of a completion."""
+
+
+class Replies(Protocol):
+    """Whoever replies to turns, while the engine writes other completions."""
+
+    def ask(self, ended: Ended) -> None:
+        """Takes a turn that is to be replied to."""
+        ...
+
+    def given(self, wait: bool) -> Sequence[tuple[Place, Reply]]:
+        """The replies that are there, each once; with `wait`, at least one, if any is due."""
+        ...
+
+
+@runtime_checkable
+class Converses(Engine, Protocol):
+    """An engine that writes completions of several turns."""
+
+    def converse(
+        self, requests: Iterable[Request], weights: str, replies: Replies
+    ) -> Iterator[Finished]:
+        """As `sample`, with a reply to each turn. A completion goes on behind the reply, and token
+        number p is drawn with the p-th number of its stream, whatever came before it. One that
+        would reach `max_new_tokens` with a reply, which counts, is cut before that reply.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""Completions of prompts by a model of this process, put together by row.
+"""Sample completions of prompts with a model in this process, grouped by row.
 
-What is drawn for a row follows from the row's id, the seed and the settings. So it does not matter
-who draws it: several ranks, each with the whole model on its device, take every n-th row.
+The completions of a row depend only on the row's id, the seed and the settings. So several ranks,
+each with the whole model on its device, can share the rows.
 """
 
 import warnings
@@ -30,11 +30,11 @@ def sample(
 ) -> list[list[Finished]]:
     """`config.num_completions` completions of each prompt, in the order of `asked`.
 
-    Nothing of the decoding recipe that a model may ship with is applied, and the caller's random
-    state is left as it was. Progress counts completions. Ranks share the rows, and each gets all.
+    Decoding settings that a model ships with are ignored, and the caller's random state does not
+    change. Progress counts completions. Ranks share the rows, and each gets all completions.
 
     Raises:
-        ValueError: two rows have one id, or a row is longer than the model has positions.
+        ValueError: two rows have the same id, or a row is longer than the model's positions.
     """
     requests = make_requests(asked, config, end_tokens(model, tokenizer))
     if not requests:
@@ -59,10 +59,10 @@ def sample(
 def make_requests(
     asked: Sequence[Asked], config: SamplingConfig, stop_ids: Sequence[int], *seed: int
 ) -> list[Request]:
-    """A request for each completion, those of a row together; `seed` goes beside the config's.
+    """A request for each completion, grouped by row; `seed` is added to the config's seed.
 
     Raises:
-        ValueError: two rows have one id, so that they would get the same draws.
+        ValueError: two rows have the same id, so they would get the same random numbers.
     """
     if len({row for row, _ in asked}) < len(asked):
         raise ValueError("two prompts have one row id, and would get the same draws; rename one")
@@ -94,7 +94,7 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
 
 
 def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """What the tokens say, without special tokens."""
+    """The text of tokens, without special tokens."""
     return cast(str, tokenizer.decode(list(ids), skip_special_tokens=True))
 
 

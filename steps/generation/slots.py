@@ -1,13 +1,16 @@
-"""The engine in this process: slots that completions are written in, and keys that are kept.
+"""The engine in this process: continuous batching of completions in slots, with a cache.
 
     requests ─ by prompt ─► prefill ─► start ─► decode ─► draw ─► finished
                             a pack of  a slot   a token    ▲ │
                             prompts    each     of each    └─┘
 
-A prompt is read once for all of its completions. A slot that is free is taken by the next
-completion at once, so every forward reads a token of as many sequences as there are. On a CPU, ids
-and logps are the same bits in any slots, order and company: rows of a matrix product are padded as
-packs are, and ``cache`` says why attention has no neighbours.
+A prompt is read once for all of its completions. The next completion takes a free slot at once, so
+every forward reads a token of as many sequences as possible. On a CPU, ids and logps have the same
+bits whatever the slot, the order and the other sequences: rows of matrix products are padded as in
+packs, and ``cache`` explains why attention does not depend on other sequences.
+
+A completion that waits for a reply gives its slot away and keeps its keys and values. Behind the
+reply it takes any slot again, and reads the reply a token a forward, beside what others draw.
 
 Weights are the model's own, used where they lie, so an engine beside a trainer needs no copy. No
 key outlives a call of `sample`.
@@ -28,7 +31,16 @@ from transformers import PreTrainedModel
 
 from steps.generation.cache import Decode, KeyValueCache, Prefill, Turn, attending
 from steps.generation.draws import draw, uniforms
-from steps.generation.engine import Finish, Finished, Request, StaleWeightsError, require_weights
+from steps.generation.engine import (
+    Ended,
+    Finish,
+    Finished,
+    Place,
+    Replies,
+    Request,
+    StaleWeightsError,
+    require_weights,
+)
 from steps.generation.weights import replace_weights
 from steps.models.folders import evaluating
 from steps.scoring.examples import TokenGroup, TokenResponse
@@ -40,12 +52,11 @@ class SlotEngine:
     """Samples with a model of this process.
 
     Args:
-        model: on its device. It is this engine's until the last completion is taken: its attention
-            is another meanwhile, and whoever else calls it is refused.
-        weights: the digest of its weights.
+        model: the model, on its device. Until the last completion has been taken, only this engine
+            can call it, because its attention is replaced.
+        weights: the digest of the model's weights.
         slots: the most sequences of one forward.
-        tokens_per_forward: the most tokens of prompts that are read at once; a longer prompt is
-            read alone.
+        tokens_per_forward: the most prompt tokens of one forward; a longer prompt is read alone.
     """
 
     def __init__(
@@ -65,12 +76,23 @@ class SlotEngine:
         """As `Engine.sample`.
 
         Raises:
-            FloatingPointError: naming a row whose logits are not numbers.
+            FloatingPointError: the logits of a row, which the message names, are not finite.
             StaleWeightsError: also if the weights are replaced before the last completion is taken.
         """
+        return self._write(requests, weights, None)
+
+    def converse(
+        self, requests: Iterable[Request], weights: str, replies: Replies
+    ) -> Iterator[Finished]:
+        """As `Converses.converse`; at most twice as many are held as there are slots."""
+        return self._write(requests, weights, replies)
+
+    def _write(
+        self, requests: Iterable[Request], weights: str, replies: Replies | None
+    ) -> Iterator[Finished]:
         require_weights(self, weights)
         with evaluating(self.model), attending(self.model):
-            for finished in _Writing(self, list(requests)).completions():
+            for finished in _Writing(self, list(requests), replies).completions():
                 yield finished
                 if self._weights != weights:
                     raise StaleWeightsError(f"the weights {weights!r} were replaced while sampling")
@@ -83,38 +105,56 @@ class SlotEngine:
 
 @dataclass(eq=False)
 class _Sequence:
-    """A completion that is being written."""
+    """A completion that is being written.
+
+    unread: of a reply, the tokens that the model has still to read.
+    """
 
     request: Request
     numbers: Iterator[float]
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
+    scored: list[bool] = field(default_factory=list)
+    unread: deque[int] = field(default_factory=deque)
 
     @property
     def position(self) -> int:
-        """Of the last token, within the sequence."""
+        """The position of the last token in the sequence."""
         return len(self.request.prompt_ids) + len(self.ids) - 1
 
     def extend(self, token: int, logp: float) -> bool:
-        """Takes a token; whether it is the last."""
-        if math.isnan(logp):
+        """Takes a drawn token, or in its place the next one of a reply; whether a turn ends."""
+        drawn = not self.unread
+        if drawn and math.isnan(logp):
             raise FloatingPointError(
                 f"row {self.request.row!r}: the model's logits are not numbers; look at its "
                 "training, or sample in float32"
             )
-        self.ids.append(token)
-        self.logps.append(logp)
+        self.ids.append(token if drawn else self.unread.popleft())
+        self.logps.append(logp if drawn else 0.0)
+        self.scored.append(drawn)
         return self.is_stopped or len(self.ids) == self.request.max_new_tokens
 
     @property
     def is_stopped(self) -> bool:
-        return self.ids[-1] in self.request.stop_ids
+        return self.scored[-1] and self.ids[-1] in self.request.stop_ids
+
+    @property
+    def ended(self) -> Ended:
+        return Ended(self.request, tuple(self.ids), tuple(self.scored))
+
+    def finished(self, finish: Finish, weights: str) -> Finished:
+        ids, logps, scored = tuple(self.ids), tuple(self.logps), tuple(self.scored)
+        request, whole = self.request, all(scored)
+        return Finished(
+            request.row, request.k, ids, logps, finish, weights, None if whole else scored
+        )
 
 
 @dataclass(eq=False)
 class _Prompt:
-    """A prompt that has been read: keys and values, logits [V] of its next token, and who
-    waits for it."""
+    """A prompt that has been read: keys and values, logits [V] of its next token, and the requests
+    that wait for it."""
 
     keys_and_values: Tensor
     logits: Tensor
@@ -122,14 +162,18 @@ class _Prompt:
 
 
 class _Writing:
-    """One call of `sample`: what waits, what has been read, and what runs in which slot."""
+    """The state of one call of `sample`: waiting requests, read prompts, and running sequences."""
 
-    def __init__(self, engine: SlotEngine, requests: Sequence[Request]) -> None:
-        self.engine, self.model = engine, engine.model
+    def __init__(
+        self, engine: SlotEngine, requests: Sequence[Request], replies: Replies | None
+    ) -> None:
+        self.engine, self.model, self.replies = engine, engine.model, replies
         by_prompt = groupby(requests, lambda request: (request.row, request.prompt_ids))
         self.unread = deque(deque(group) for _, group in by_prompt)
         self.read: deque[_Prompt] = deque()
         self.running: list[_Sequence | None] = []
+        self.waiting: dict[Place, tuple[_Sequence, Tensor]] = {}
+        self.replied: deque[tuple[_Sequence, Tensor]] = deque()
         self.slots = min(engine.slots, len(requests))
         self.cache = KeyValueCache(padded_rows(self.slots))
 
@@ -137,27 +181,79 @@ class _Writing:
         while True:
             yield from self._start()
             self._close_gaps()
-            if not self.running:
+            if not self.running and not self.waiting:
                 return
+            yield from self._take_replies()
+            if not self.running:
+                continue
             running = [sequence for sequence in self.running if sequence]
             for sequence in self._extend(running, self._decode(running)):
-                self.running[self.running.index(sequence)] = None
-                yield self._finished(sequence)
+                slot = self.running.index(sequence)
+                if self._is_asked(sequence):
+                    self._wait(sequence, self.cache.get(slot, sequence.position))
+                else:
+                    yield self._finished(sequence)
+                self.running[slot] = None
 
     def _start(self) -> Iterator[Finished]:
-        """Gives every free slot to a completion, with its first token."""
-        while begun := self._begin(self.slots - sum(map(bool, self.running))):
+        """Gives every free slot to a completion: to one that goes on behind a reply, or to a new
+        one, with its first token."""
+        self._go_on()
+        while begun := self._begin(self._free()):
             sequences = [sequence for sequence, _ in begun]
             ended = set(self._extend(sequences, torch.stack([p.logits for _, p in begun])))
-            yield from (self._finished(sequence) for sequence in sequences if sequence in ended)
+            for sequence, prompt in begun:
+                if sequence in ended and self._is_asked(sequence):
+                    self._wait(sequence, prompt.keys_and_values)
+                elif sequence in ended:
+                    yield self._finished(sequence)
             going = [(sequence, prompt) for sequence, prompt in begun if sequence not in ended]
-            gaps = [slot for slot, sequence in enumerate(self.running) if sequence is None]
-            free = iter([*gaps, *range(len(self.running), self.slots)])
             for prompt, group in groupby(going, lambda started: started[1]):
-                slots = {next(free): sequence for sequence, _ in group}
-                self.cache.put(prompt.keys_and_values, list(slots))
-                for slot, sequence in slots.items():
-                    self.running[slot : slot + 1] = [sequence]
+                self._put([sequence for sequence, _ in group], prompt.keys_and_values)
+
+    def _free(self) -> int:
+        """How many may begin: there are so many slots, and twice as many are held at most."""
+        running = sum(map(bool, self.running))
+        return min(self.slots - running, 2 * self.slots - running - len(self.waiting))
+
+    def _put(self, sequences: Sequence[_Sequence], keys_and_values: Tensor) -> None:
+        """Into the first free slots, with what has been read of each."""
+        gaps = [slot for slot, sequence in enumerate(self.running) if sequence is None]
+        free = iter([*gaps, *range(len(self.running), self.slots)])
+        slots = dict(zip(free, sequences, strict=False))
+        self.cache.put(keys_and_values, list(slots))
+        for slot, sequence in slots.items():
+            self.running[slot : slot + 1] = [sequence]
+
+    def _is_asked(self, sequence: _Sequence) -> bool:
+        """Whether the end of a turn is to be replied to, and not the end of a completion."""
+        return self.replies is not None and sequence.is_stopped
+
+    def _wait(self, sequence: _Sequence, keys_and_values: Tensor) -> None:
+        """Waits for a reply, with the keys and values of all tokens but the last."""
+        assert self.replies is not None
+        ended = sequence.ended
+        self.waiting[ended.place] = sequence, keys_and_values
+        self.replies.ask(ended)
+
+    def _take_replies(self) -> Iterator[Finished]:
+        """Takes the replies that are there; where nothing else can be done, waits for one."""
+        given = self.replies.given(not self.running) if self.replies and self.waiting else ()
+        for place, reply in given:
+            sequence, keys_and_values = self.waiting.pop(place)
+            if isinstance(reply, Finish):
+                yield sequence.finished(reply, self.engine.weights)
+            elif len(sequence.ids) + len(reply) >= sequence.request.max_new_tokens:
+                yield sequence.finished(Finish.length, self.engine.weights)
+            else:
+                sequence.unread.extend(reply)
+                self.replied.append((sequence, keys_and_values))
+
+    def _go_on(self) -> None:
+        """Gives free slots to those that have been replied to."""
+        while self.replied and sum(map(bool, self.running)) < self.slots:
+            sequence, keys_and_values = self.replied.popleft()
+            self._put([sequence], keys_and_values)
 
     def _begin(self, count: int) -> list[tuple[_Sequence, _Prompt]]:
         """The next `count` completions, or as many as there are left."""
@@ -174,7 +270,7 @@ class _Writing:
         return begun
 
     def _close_gaps(self) -> None:
-        """Moves the last sequences into slots that nobody takes any more."""
+        """Move the last sequences into free slots when no requests are left."""
         taken = [slot for slot, sequence in enumerate(self.running) if sequence]
         gaps = sorted(set(range(len(taken))) - set(taken))
         last = [slot for slot in taken if slot >= len(taken)]
@@ -184,7 +280,7 @@ class _Writing:
         del self.running[len(taken) :]
 
     def _prefill(self) -> None:
-        """Reads prompts, at least one, as far as the budget of tokens goes."""
+        """Read prompts up to the budget of tokens, but at least one."""
         taken: list[deque[Request]] = []
         tokens = 0
         while self.unread:
@@ -201,7 +297,7 @@ class _Writing:
             self.read.append(_Prompt(prompt, row, requests))
 
     def _decode(self, running: Sequence[_Sequence]) -> Tensor:
-        """Reads the last token of each sequence; logits [N, V] of the next."""
+        """Read the last token of each sequence; return the logits [N, V] of the next."""
         device = self.model.device
         missing = padded_rows(len(running)) - len(running)
         positions = [sequence.position for sequence in running]
@@ -226,7 +322,7 @@ class _Writing:
         return output_head(self.model).logits(padded)[: len(rows)]
 
     def _extend(self, sequences: Sequence[_Sequence], logits: Tensor) -> list[_Sequence]:
-        """Draws a token for each; those that end with it."""
+        """Draw a token for each sequence; return those that end with it."""
         device = logits.device
         heats = torch.tensor([s.request.temperature for s in sequences], dtype=torch.float64)
         numbers = torch.tensor([next(s.numbers) for s in sequences], dtype=torch.float64)
@@ -235,12 +331,10 @@ class _Writing:
         return [sequence for sequence, token, logp in drawn if sequence.extend(token, logp)]
 
     def _finished(self, sequence: _Sequence) -> Finished:
-        request = sequence.request
         finish = Finish.stop if sequence.is_stopped else Finish.length
-        ids, logps = tuple(sequence.ids), tuple(sequence.logps)
-        return Finished(request.row, request.k, ids, logps, finish, self.engine.weights)
+        return sequence.finished(finish, self.engine.weights)
 
 
 def _as_group(request: Request) -> TokenGroup:
-    """A prompt, as packs have it: with a response of one token, which nobody reads."""
+    """A prompt as a group for a pack, with a response of one token that is never read."""
     return TokenGroup(request.row, "", request.prompt_ids, (TokenResponse((0,)),))

@@ -1,8 +1,8 @@
-"""Other weights into a model that samples: every one of them, or none.
+"""Replace the weights of a sampling model, either all of them or none.
 
-An engine that says yes and keeps one old matrix draws from a policy that never was. Where two names
-stand for one matrix (a head that is tied to the embeddings), a folder has it once; so what counts
-is that every matrix gets its values, under any of its names.
+An engine that kept one old matrix would sample from a policy that never existed. If two names refer
+to one matrix (a head that is tied to the embeddings), a folder has it only once. So the check is
+that every matrix gets its values, under any of its names.
 """
 
 from collections.abc import Mapping

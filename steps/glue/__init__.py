@@ -1,8 +1,8 @@
-"""Between steps and libraries: what several step files would otherwise repeat.
+"""Code that joins steps to libraries, which several step files would otherwise repeat.
 
-``load`` reads sources into splits of rows, ``tokenize`` turns those into splits of tokens; begin
-with ``load``. ``held_out_rows`` and ``workplace_of`` translate what the core hands to a training
-step into what the training library takes.
+Begin with ``load``, which reads sources into splits of rows. ``tokenize`` turns splits of rows into
+splits of tokens. ``held_out_rows`` and ``workplace_of`` convert the arguments of a training step to
+the arguments of the training library.
 
 Uses ``pipeline`` and the libraries.
 """

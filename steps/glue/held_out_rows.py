@@ -1,4 +1,4 @@
-"""Held-out examples of a training step, as the machinery takes them."""
+"""The held-out examples of a training step, as the training library takes them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,11 @@ from steps.data.images.of_tokens import rows_with_images
 def with_reference(
     held_out: Artifact | None, reference: Artifact | None
 ) -> tuple[Iterator[dict[str, Any]], Path] | None:
-    """The rows and where their reference lies; neither may be given alone."""
+    """The rows and the folder of their reference; None if both arguments are None.
+
+    Raises:
+        TemperError: only one of the two arguments is given.
+    """
     if held_out is None and reference is None:
         return None
     if held_out is None or reference is None:

@@ -1,6 +1,6 @@
-"""What the steps that load rows have in common: sources as a config names them, read and told of.
+"""The shared implementation of the steps that load rows: read sources, report metrics and notices.
 
-``load_preferences``, ``load_conversations`` and the like differ in the kind of row alone.
+``load_preferences``, ``load_conversations`` and the others differ only in the kind of row.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,10 +22,10 @@ from steps.sources import DataSource, Files, Mixed, MixturePart
 def write_splits(
     out: Output, kind: type, train: DataSource, test: DataSource | None, config: LoadConfig
 ) -> Metrics:
-    """Write the rows of ``train`` and ``test`` and the ledger, and count them.
+    """Write the rows of ``train`` and ``test`` and the ledger. Return counts and notices.
 
     Raises:
-        TemperError: a source has no valid row, or too few of them; a split comes out empty.
+        TemperError: a source has no valid rows or too few, or a split is empty.
     """
     try:
         load = Load(
@@ -77,7 +77,7 @@ def _source(source: File | Files | HubDataset) -> Source:
 
 
 def _check(load: Load, loaded: Loaded, max_dropped: float) -> None:
-    """Refuse data that cannot be what was meant."""
+    """Raise TemperError for sources without valid rows or with too few, and for empty splits."""
     for split, reading in load.readings():
         tally = loaded.tallies[split]
         if not tally.rows:
@@ -94,12 +94,13 @@ def _check(load: Load, loaded: Loaded, max_dropped: float) -> None:
 
 
 _NO_COLUMNS = ("system", "turns", "pairs", "first")
-"""Fields of formats that name no column."""
+"""Fields of formats that do not name a column."""
 
 
 @execution_detail
 def _fields_of(reading: Reading) -> str:
-    """What the first row holds, beside what was read of it, for whoever has dropped every row."""
+    """A hint for an error when every row was dropped: the fields of the first row, and the names
+    in ``data.fields`` that it lacks."""
     part = reading.parts[0]
     first = Reader(part.source).next()
     record = first[1][1] if first else None
@@ -153,7 +154,7 @@ def _formats(parts: tuple[Part, ...]) -> str | dict[str, str]:
 
 
 def _drawn(load: Load, loaded: Loaded) -> dict[str, Any]:
-    """Of mixtures, how many rows of each source were read, and are in them."""
+    """For mixtures, how many rows of each source were read, and how many were kept."""
     drawn = {
         split: dict(zip([part.name for part in reading.parts], loaded.drawn[split], strict=True))
         for split, reading in load.readings()
@@ -164,7 +165,7 @@ def _drawn(load: Load, loaded: Loaded) -> dict[str, Any]:
 
 
 def _ignored(loaded: Loaded) -> Iterator[str]:
-    """What rows hold that nothing reads."""
+    """Notices about keys and columns of rows that nothing reads."""
     said = {key: f"{key} ({rows} rows)" for key, rows in loaded.ignored.items()}
     if keys := [what for key, what in said.items() if "[]." in key]:
         yield f"keys of messages that are not read: {', '.join(keys)}; read are {_EXTRA}"
@@ -179,7 +180,7 @@ _EXTRA = ", ".join(EXTRA_KEYS)
 
 
 def _scored(loaded: Loaded) -> Iterator[str]:
-    """Pairs that contradict themselves."""
+    """A notice about pairs whose rejected response has the higher score."""
     if loaded.scored_lower:
         yield (
             f"{loaded.scored_lower} of {sum(loaded.kept.values())} pairs score the rejected side "
@@ -188,7 +189,7 @@ def _scored(loaded: Loaded) -> Iterator[str]:
 
 
 def _leaked(loaded: Loaded) -> Iterator[str]:
-    """What is both trained and tested on."""
+    """A notice about prompts that are in both train and test."""
     if loaded.trained_on:
         yield (
             f"{loaded.trained_on} of the {loaded.kept['test']} test rows have a prompt that train "
@@ -198,7 +199,8 @@ def _leaked(loaded: Loaded) -> Iterator[str]:
 
 
 def _unread(load: Load, loaded: Loaded) -> Iterator[str]:
-    """Which source ended a mixture early, and how far the others were read."""
+    """A notice for each mixture that ended early: which source ended it, and how many rows of the
+    others were read."""
     for split, reading in load.readings():
         if (index := loaded.ended_by[split]) is None:
             continue

@@ -1,4 +1,4 @@
-"""What the steps that tokenise have in common: files of rows to workers, errors as the engine's."""
+"""The shared implementation of the steps that tokenise rows."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def write_split_tokens(
     out: Output, rows: "RowKind", source: Artifact, tokenizer: Model, config: TokenizeConfig
 ) -> Metrics:
-    """Write ``SPLIT/tokens-00000.parquet`` and so on for every split of ``source``, what became of
+    """Write ``SPLIT/tokens-00000.parquet`` and so on for every split of ``source``, the outcome of
     each row in ``ledger.parquet``, a ``summary.md`` of lengths, and the ``tokenizer.json``.
 
     Raises:
@@ -34,7 +34,8 @@ def write_tokens(
     config: TokenizeConfig | TextConfig,
     splits: list[str] | None = None,
 ) -> Metrics:
-    """As :func:`write_split_tokens`, for the named splits; without them, of the rows of a part."""
+    """Like :func:`write_split_tokens`, for the named splits. Without ``splits``, ``source`` is a
+    single split, whose files are in its root."""
     from steps.data.tokens.token_folders import tokenize_folders
     from steps.data.work.workers import ShardFailed
 

@@ -1,4 +1,4 @@
-"""Where a training step works, as the machinery takes it."""
+"""The folders, callbacks and ranks of a step, as the libraries take them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def at_work(out: Output) -> "Iterator[Workplace]":
-    """The folders of a step and whom it answers to, with all the ranks that do it together."""
+    """The step's output and scratch folders, its callbacks, and its connected ranks."""
     from steps.models.ranks import together
     from steps.models.workplace import Workplace
 

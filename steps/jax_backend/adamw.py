@@ -1,11 +1,11 @@
-"""AdamW in JAX, that of `steps.training.optimizer` to a rounding, its state under the same names.
+"""AdamW in JAX. It equals `steps.training.optimizer` up to rounding, and names its state the same.
 
-    model/NAME                    what is updated: masters in float32 of a bfloat16 model
-    optimizer/exp_avg/NAME        the mean of the gradients
-    optimizer/exp_avg_sq/NAME     and of their squares
-    optimizer/step/NAME           how many updates there were
+    model/NAME                    the updated weights; for a bfloat16 model, float32 master weights
+    optimizer/exp_avg/NAME        the running mean of gradients
+    optimizer/exp_avg_sq/NAME     the running mean of squared gradients
+    optimizer/step/NAME           the number of updates
 
-So a checkpoint of either is one of the other.
+So each of the two can load checkpoints of the other.
 """
 
 import math
@@ -51,7 +51,7 @@ class JaxUpdater:
         self._update = jax.jit(partial(updated, config=config), donate_argnums=(0, 1))
 
     def zeros(self) -> Tree:
-        """A gradient to add to: as the weights are, in their dtype."""
+        """A gradient of zeros, with the shapes, dtype and sharding of the weights."""
         return jax.tree.map(jnp.zeros_like, self.trained)
 
     def step(self, rate: float) -> float:
@@ -100,7 +100,7 @@ class JaxUpdater:
         """Tensors of the host as weights on the devices; raises ValueError if they are others."""
         if differing := sorted(tensors.keys() ^ self._shapes.keys()):
             raise ValueError(f"parameters that only one of the two models has: {differing[:3]}")
-        held = self.trained["model.norm.weight"].dtype
+        held = jax.tree.leaves(self.trained)[0].dtype
 
         def read(name: str) -> np.ndarray:
             if tuple(tensors[name].shape) != self._shapes[name]:
@@ -113,7 +113,7 @@ class JaxUpdater:
 
 def clipped(gradient: Tree, max_norm: float | None) -> tuple[Tree, Array]:
     """The gradient scaled down to a global 2-norm of `max_norm`, and the norm it had."""
-    dtype = accurate(gradient["model.norm.weight"].dtype)
+    dtype = accurate(jax.tree.leaves(gradient)[0].dtype)
     squares = [jnp.sum(jnp.square(g.astype(dtype))) for g in jax.tree.leaves(gradient)]
     norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
     if max_norm is None:

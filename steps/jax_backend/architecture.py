@@ -1,10 +1,10 @@
-"""What a decoder is built from: the facts of a Hugging Face config that bear on its numbers.
+"""The structure of a decoder, read from a Hugging Face config.
 
     config.json → Architecture (sizes, scales, one window and one rotation for each layer)
 
-The families differ in little, and most of that is told by which weights there are: biases, norms of
-queries and keys, norms after a block as well as before it (see `decoder`). The rest is here. A
-family that is not in `FAMILIES` is refused by its name, as is a setting that the decoder lacks.
+The families differ little. Most differences show in which weights exist: biases, norms of queries
+and keys, norms after a block as well as before it (see `decoder`). This module has the others. It
+refuses families that are not in `FAMILIES`, and settings that the decoder does not support.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,12 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 @dataclass(frozen=True)
 class Rotation:
-    """How a kind of layer turns queries and keys by their position (Su et al. 2021, RoPE).
+    """The rotary positions of a kind of layer (Su et al. 2021, RoPE).
 
-    frequencies: radians a position, one for each two channels; all 0 for a layer without positions.
-    scale: what cosines and sines are multiplied by (YaRN).
-    limit: the longest sequence for which the frequencies hold, where that depends on its length.
+    frequencies: radians per position, for each pair of channels; all 0 for a layer without
+        positions.
+    scale: a factor of cosines and sines (YaRN).
+    limit: the longest sequence for which the frequencies are valid, if they depend on its length.
     """
 
     frequencies: tuple[float, ...]
@@ -53,6 +54,9 @@ class Architecture:
     windows: of each layer, how many tokens a token sees, itself included.
     rotation_of: of each layer, which of `rotations`.
     padding: the token whose embedding gets no gradient from being read, as in torch.
+    attention_dropout: of attention's weights, where training lets it act.
+    adapter_scale, adapter_dropout: what the product of an adapter's factors counts, and how much of
+        its input is dropped in training; for weights that have adapters beside them.
     """
 
     family: str
@@ -75,10 +79,13 @@ class Architecture:
     padding: int | None
     tied: bool
     longest: int
+    attention_dropout: float = 0.0
+    adapter_scale: float = 1.0
+    adapter_dropout: float = 0.0
 
     def require_length(self, row: str, tokens: int) -> None:
-        """Raises ValueError naming the row whose sequence has so many `tokens`, if a rotation of
-        that length would be another one for every position."""
+        """Raise ValueError, which names the `row`, if a sequence of `tokens` tokens would change
+        the rotation of every position."""
         limits = [rotation.limit for rotation in self.rotations if rotation.limit is not None]
         if limits and tokens > min(limits):
             raise ValueError(
@@ -133,13 +140,14 @@ def architecture_of(config: PreTrainedConfig) -> Architecture:
         padding=c.pad_token_id,
         tied=bool(c.tie_word_embeddings),
         longest=c.max_position_embeddings,
+        attention_dropout=getattr(c, "attention_dropout", None) or 0.0,
     )
 
 
-def dropout_of(folder: Path) -> dict[str, float]:
-    """The dropouts that a model's config asks for, by their names, those of 0 left out."""
+def other_dropouts(folder: Path) -> dict[str, float]:
+    """The dropouts that a model's config asks for and that the decoder lacks, by their names."""
     config = AutoConfig.from_pretrained(folder)
-    names = ("attention_dropout", "resid_pdrop", "embd_pdrop")
+    names = ("resid_pdrop", "embd_pdrop")
     found = {name: getattr(config, name, None) or 0.0 for name in names}
     return {name: share for name, share in found.items() if share}
 
@@ -148,7 +156,7 @@ def angle_tables(architecture: Architecture, positions: int) -> tuple[np.ndarray
     """Cosines and sines of every position below `positions`, float32 [rotations, positions,
     rotated channels].
 
-    By torch, as transformers has them: another library's cosine differs in the last bit.
+    Torch computes them, as in transformers: another library's cosine differs in the last bit.
     """
     frequencies = torch.tensor([r.frequencies for r in architecture.rotations])
     scales = torch.tensor([r.scale for r in architecture.rotations])[:, None, None]

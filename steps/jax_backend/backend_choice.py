@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from steps.jax_backend.config import JaxScoring
-from steps.shared.checks import require_count
+from steps.shared.checks import require, require_count
 from steps.shared.execution_detail import detail_field
 from steps.training.config import TrainConfig, TrainingBackend
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
 class JaxTraining(TrainingBackend):
-    """As `JaxScoring`, for a model that is trained: all its weights, and without dropout.
+    """As `JaxScoring`, for a model that is trained: all its weights, or adapters beside them.
 
     Args:
         devices: how many devices share the work; by default all.
         check: compare the first examples with torch before training.
+        kernel: on TPUs, attention is a kernel of our own; `check` compares its gradient too.
     """
 
     name: ClassVar[str] = "jax"
@@ -29,22 +30,24 @@ class JaxTraining(TrainingBackend):
 
     devices: int | None = detail_field(None)
     check: bool = detail_field(True)
+    kernel: bool = detail_field(False)
 
     def __post_init__(self) -> None:
         require_count(self, "devices", or_null=True)
+        require(self.check or not self.kernel, "kernel=true needs check=true", self.check)
 
     @property
     def scoring(self) -> JaxScoring:
-        return JaxScoring(self.devices, self.check)
+        return JaxScoring(self.devices, self.check, self.kernel)
 
     def open_policy(
         self, folder: Path, config: TrainConfig, ranks: "Ranks", dropout: bool
     ) -> "Policy":
         from steps.jax_backend.jax_trainer import JaxPolicy
 
-        return JaxPolicy(folder, config, ranks, dropout, self.devices, self.check)
+        return JaxPolicy(folder, config, ranks, dropout, self.devices, self.check, self.kernel)
 
 
 TRAINING_BACKENDS: Mapping[str, type] = {JaxTraining.name: JaxTraining}
-"""Backends by the names that a config gives them; an experiment hands them to ``main``. Without
-one, torch runs the model."""
+"""Backends by their names in a config; an experiment passes them to ``main``. Without a backend,
+torch runs the model."""

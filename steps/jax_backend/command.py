@@ -1,4 +1,4 @@
-"""``temper fit``: does a step fit a TPU slice? Asked before money is spent, with no TPU at hand."""
+"""``temper fit``: check whether a step fits a TPU slice, without a TPU."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 class FittedStep(StrEnum):
-    """The steps whose programs are known here."""
+    """The steps that this command can compile."""
 
     train_dpo = "train_dpo"
     train_reference_free = "train_reference_free"
@@ -25,19 +25,21 @@ class FittedStep(StrEnum):
 
 
 def fit(
-    step: Annotated[FittedStep, typer.Argument(help="What is to run there.")],
+    step: Annotated[FittedStep, typer.Argument(help="The step to compile.")],
     on: Annotated[str, typer.Option(help="A TPU topology, such as v5e:2x4 or v5p:2x2x2.")],
     model: Annotated[Path, typer.Option(help="A model folder, or its config.json alone.")],
-    tokens_per_forward: Annotated[int, typer.Option(help="Of one pack, on one chip.")] = 2048,
-    scored: Annotated[int | None, typer.Option(help="How many of them count; half.")] = None,
+    tokens_per_forward: Annotated[int, typer.Option(help="The tokens of a chip's pack.")] = 2048,
+    scored: Annotated[int | None, typer.Option(help="Scored tokens; default: half.")] = None,
     dtype: Dtype = Dtype.bfloat16,
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.full,
     slices: Annotated[int, typer.Option(help="How many such slices share the work.")] = 1,
+    kernel: Annotated[bool, typer.Option(help="Attention as a TPU kernel of our own.")] = False,
 ) -> None:
-    """Compile a step for TPUs that are not there; say what memory it takes and whether it fits.
+    """Compile a step for a TPU slice that need not be present; print its memory and whether it
+    fits.
 
-    This proves that the step compiles, is spread over the chips and fits. It says nothing of its
-    speed, nor of numbers on the chips.
+    This proves that the step compiles, is sharded over the chips and fits. It does not measure
+    speed or check numbers on the chips.
     """
     from steps.jax_backend.fit import Step, compile_step
     from steps.jax_backend.rounds import filled_size
@@ -45,7 +47,8 @@ def fit(
     tokens = filled_size(tokens_per_forward, tokens_per_forward)
     counted = filled_size(scored or tokens // 2, tokens)
     trains = step is not FittedStep.reference_logprobs
-    wanted = Step(tokens, counted, dtype, trains, recomputed=activation_checkpointing)
+    recomputed = activation_checkpointing
+    wanted = Step(tokens, counted, dtype, trains, recomputed=recomputed, kernel=kernel)
     try:
         found = compile_step(model, on, wanted, slices)
     except (ValueError, FileNotFoundError) as error:
@@ -56,7 +59,7 @@ def fit(
 
 
 def report(found: "Fit", tokens: int, scored: int) -> str:
-    """What a person reads of it."""
+    """The report as text."""
     lines = [
         f"{found.topology}: {found.chips} chips, {found.parameters / 1e9:.3f} B parameters, a pack "
         f"of {tokens} tokens ({scored} scored) a chip",

@@ -8,7 +8,7 @@ from steps.losses.base import PreferenceLoss
 from steps.losses.dpo import Dpo
 from steps.models.config import Dtype
 from steps.scoring.config import ReferenceConfig, ScoringBackend
-from steps.shared.checks import require_count, set_choice
+from steps.shared.checks import require, require_count, set_choice
 from steps.shared.execution_detail import detail_field
 
 if TYPE_CHECKING:
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
 class JaxScoring(ScoringBackend):
-    """Our decoder in JAX, for processors and TPUs.
+    """Temper's decoder in JAX, for CPUs and TPUs.
 
     Args:
         devices: how many of the process's devices share the work; null is all of them. More than
             one processor is simulated.
         check: the first examples are compared with transformers' own model before the rest is
             computed. That loads the model once more, on the host.
+        kernel: on TPUs, attention is a kernel of our own; that needs `check`.
     """
 
     name: ClassVar[str] = "jax"
@@ -32,21 +33,24 @@ class JaxScoring(ScoringBackend):
 
     devices: int | None = detail_field(None)
     check: bool = detail_field(True)
+    kernel: bool = detail_field(False)
 
     def __post_init__(self) -> None:
         require_count(self, "devices", or_null=True)
+        require(self.check or not self.kernel, "kernel=true needs check=true", self.check)
 
     def open_model(self, folder: Path, config: ReferenceConfig, ranks: "Ranks") -> "OpenModel":
         from steps.jax_backend.jax_scorer import JaxModel
 
-        return JaxModel(folder, config, ranks, self.devices, self.check)
+        return JaxModel(folder, config, ranks, self.devices, self.check, self.kernel)
 
 
 @dataclass(frozen=True)
 class InfluenceConfig:
-    """How the influence of rows is found; `devices` and `check` as in `JaxScoring`.
+    """How the influence of rows is computed. `devices` and `check` are those of `JaxScoring`.
 
-    loss: whose gradient it is. One that compares with a reference compares with the model itself.
+    loss: the loss whose gradient is taken. If it uses a reference, the model itself is the
+        reference.
     """
 
     loss: PreferenceLoss = field(default_factory=Dpo)

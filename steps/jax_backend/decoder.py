@@ -5,32 +5,40 @@ Weights have the names and the shapes of a Hugging Face folder, those of the lay
     {"model.embed_tokens.weight": [V, H], "model.norm.weight": [H], "lm_head.weight": [V, H],
      "layers": {"self_attn.q_proj.weight": [L, heads · d, H], "input_layernorm.weight": [L, H], …}}
 
-One layer is compiled and scanned over. A weight that a family lacks (a bias, a norm) is not there,
-and the step that it belongs to is left out. Norms, softmax and the logits are in float32 at least,
-as they are in transformers.
+One layer is compiled and scanned over all layers. If a family lacks a weight (a bias, a norm), the
+operation with this weight is left out. Norms, softmax and logits are in float32 at least, as in
+transformers.
 
-What a token sees is told by three integers of its own (see `PackArrays`), so a pack needs no mask
-of T × T in memory. Where no token sees further back than `reach`, a block of so many queries meets
-its own keys and those of the block before; else a few queries at a time meet all keys.
+What a token sees is told by three integers of its own (`PackArrays`); `attending` reads them.
 """
 
-import math
+import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_policies
 
-from steps.jax_backend.architecture import NO_WINDOW, Architecture
+from steps.jax_backend.architecture import Architecture
+from steps.jax_backend.attending.query_blocks import attend
+from steps.jax_backend.pack_arrays import (
+    LayerFacts,
+    PackArrays,
+    dropped,
+    folded,
+    in_blocks,
+    joined,
+)
 
 Weights = Mapping[str, Any]
+Attend = Callable[[Architecture, Array, Array, Array, PackArrays, LayerFacts], Array]
 
-_QUERY_BLOCK = 512
 _LOGITS_BYTES = 128 * 2**20
+
+ADAPTER = ("lora_A.default.weight", "lora_B.default.weight")
+"""An adapter's factors [r, I] and [O, r], as `peft` names them after the name of their matrix."""
 
 RECOMPUTED = {
     "none": None,
@@ -40,42 +48,6 @@ RECOMPUTED = {
 """What a layer keeps for its backward, by the names of `ActivationCheckpointing`."""
 
 
-_ARRAYS = ("ids", "positions", "own", "first", "last", "cos", "sin", "predictors", "targets")
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=_ARRAYS, meta_fields=("reach",))
-@dataclass(frozen=True)
-class PackArrays:
-    """B packs of T tokens and S scored ones; int32, but for the angles.
-
-    ids, positions: [B, T].
-    own: [B, T]; the first token of the segment that a token is in: it sees what lies from there to
-        itself,
-    first, last: [B, T]; and the tokens [first, last) of its group's prompt.
-    cos, sin: [rotations, B, T, rotated channels].
-    predictors, targets: [B, S]; which row predicts a scored token, and the token.
-    reach: a divisor of T, or T; what a token sees lies among the `reach` tokens that end with it.
-    """
-
-    ids: Array
-    positions: Array
-    own: Array
-    first: Array
-    last: Array
-    cos: Array
-    sin: Array
-    predictors: Array
-    targets: Array
-    reach: int
-
-
-class LayerFacts(NamedTuple):
-    """What differs from layer to layer besides weights; int32 []."""
-
-    window: Array
-    rotation: Array
-
-
 def token_logps(
     architecture: Architecture,
     weights: Weights,
@@ -83,18 +55,20 @@ def token_logps(
     dtype: Any,
     recomputed: str = "none",
     shard: Callable[[Array], Array] = lambda x: x,
+    attend: Attend = attend,
 ) -> Array:
-    """log p(token | what it sees) of scored tokens: [B, S], float32 or float64.
+    """log p(token | tokens before it) of scored tokens: [B, S], float32 or float64.
 
     Args:
-        dtype: what is computed in; weights may be finer.
+        dtype: the dtype of the computation; weights may have a higher precision.
         recomputed: a name in `RECOMPUTED`.
         shard: says how activations [B, …] are spread over devices.
+        attend: `query_blocks.attend`, or what does the same.
     """
     # TPUs multiply float32 in bfloat16 unless told otherwise.
     with jax.default_matmul_precision("highest" if dtype != jnp.bfloat16 else "default"):
         hidden = shard(_embed(architecture, weights, pack, dtype))
-        hidden = _layers(architecture, weights["layers"], hidden, pack, recomputed, shard)
+        hidden = _layers(architecture, weights["layers"], hidden, pack, recomputed, shard, attend)
         hidden = _norm(architecture, hidden, weights["model.norm.weight"])
         rows = jnp.take_along_axis(hidden, pack.predictors[..., None], axis=1)
         name = "model.embed_tokens.weight" if architecture.tied else "lm_head.weight"
@@ -116,93 +90,57 @@ def _layers(
     pack: PackArrays,
     recomputed: str,
     shard: Callable[[Array], Array],
+    attend: Attend,
 ) -> Array:
     def layer(x: Array, of_layer: tuple[Weights, LayerFacts]) -> tuple[Array, None]:
-        # Cast here, so that what is kept for the backward is the weights themselves.
+        # Cast here, so that the backward keeps the weights themselves and not a copy.
         weights = jax.tree.map(lambda w: w.astype(x.dtype), of_layer[0])
-        return shard(_layer(a, weights, x, pack, of_layer[1])), None
+        facts = of_layer[1]
+        if pack.noise is not None:
+            keys = jax.random.wrap_key_data(pack.noise)
+            facts = facts._replace(keys=folded(keys, facts.number))
+        return shard(_layer(a, weights, x, pack, facts, attend)), None
 
     policy = RECOMPUTED[recomputed]
     body = layer if policy is None else jax.checkpoint(layer, policy=policy, prevent_cse=False)
-    facts = LayerFacts(jnp.asarray(a.windows, jnp.int32), jnp.asarray(a.rotation_of, jnp.int32))
+    of_layers = (a.windows, a.rotation_of, range(a.layers))
+    facts = LayerFacts(*(jnp.asarray(values, jnp.int32) for values in of_layers))
     return lax.scan(body, hidden, (layers, facts))[0]
 
 
-def _layer(a: Architecture, w: Weights, x: Array, pack: PackArrays, facts: LayerFacts) -> Array:
+def _layer(
+    a: Architecture, w: Weights, x: Array, pack: PackArrays, facts: LayerFacts, attend: Attend
+) -> Array:
     """A block of attention and one of a gated perceptron, each added to what came in.
 
     With norms on both sides of a block (Gemma 2 and 3) `post_attention_layernorm` comes after the
     attention; else it is the one before the perceptron.
     """
     is_sandwich = "pre_feedforward_layernorm.weight" in w
-    attended = _attention(a, w, _norm(a, x, w["input_layernorm.weight"]), pack, facts)
+    attended = _attention(a, w, _norm(a, x, w["input_layernorm.weight"]), pack, facts, attend)
     if is_sandwich:
         x = x + _norm(a, attended, w["post_attention_layernorm.weight"])
-        fed = _perceptron(a, w, _norm(a, x, w["pre_feedforward_layernorm.weight"]))
+        fed = _perceptron(a, w, _norm(a, x, w["pre_feedforward_layernorm.weight"]), facts)
         return x + _norm(a, fed, w["post_feedforward_layernorm.weight"])
     x = x + attended
-    return x + _perceptron(a, w, _norm(a, x, w["post_attention_layernorm.weight"]))
+    return x + _perceptron(a, w, _norm(a, x, w["post_attention_layernorm.weight"]), facts)
 
 
-def _attention(a: Architecture, w: Weights, x: Array, pack: PackArrays, facts: LayerFacts) -> Array:
+def _attention(
+    a: Architecture, w: Weights, x: Array, pack: PackArrays, facts: LayerFacts, attend: Attend
+) -> Array:
     if "self_attn.qkv_proj.weight" in w:
         sizes = (a.heads * a.head_size, (a.heads + a.key_heads) * a.head_size)
-        q, k, v = jnp.split(_linear(w, "self_attn.qkv_proj", x), sizes, axis=-1)
+        q, k, v = jnp.split(_linear(a, w, "self_attn.qkv_proj", x, facts), sizes, axis=-1)
     else:
-        q, k, v = (_linear(w, f"self_attn.{name}_proj", x) for name in "qkv")
+        q, k, v = (_linear(a, w, f"self_attn.{name}_proj", x, facts) for name in "qkv")
     q, k, v = (part.reshape(*part.shape[:-1], -1, a.head_size) for part in (q, k, v))
     if "self_attn.q_norm.weight" in w:
         q = _norm(a, q, w["self_attn.q_norm.weight"])
         k = _norm(a, k, w["self_attn.k_norm.weight"])
     cos, sin = (table[facts.rotation][:, :, None].astype(x.dtype) for table in (pack.cos, pack.sin))
-    out = attend(a, _rotated(q, cos, sin), _rotated(k, cos, sin), v, pack, facts.window)
-    return _linear(w, "self_attn.o_proj", out.reshape(*x.shape[:-1], -1))
-
-
-def attend(a: Architecture, q: Array, k: Array, v: Array, pack: PackArrays, window: Array) -> Array:
-    """Attention of every token to what it sees: q [B, T, heads, d], k and v [B, T, key heads, d] to
-    [B, T, heads, d]."""
-    tokens, slides = q.shape[1], min(a.windows) < NO_WINDOW
-    q = q.reshape(*q.shape[:2], a.key_heads, -1, a.head_size)
-    index = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), pack.own.shape)
-    sees = (index, pack.own, pack.first, pack.last, pack.positions)
-    keys = (k, v, index, pack.positions)
-
-    def of_block(queries: tuple[Array, ...], keys: tuple[Array, ...] = keys) -> Array:
-        k, v, key, key_position = keys
-        return _attend(a, queries[0], k, v, _mask(queries[1:], key, key_position, window, slides))
-
-    if pack.reach < tokens:
-        blocks = tuple(_in_blocks(x, pack.reach) for x in (q, *sees))
-        near = tuple(_with_block_before(_in_blocks(x, pack.reach)) for x in keys)
-        out = _joined(jax.vmap(of_block)(blocks, near))
-    elif tokens <= _QUERY_BLOCK:
-        out = of_block((q, *sees))
-    else:
-        blocks = tuple(_in_blocks(x, math.gcd(tokens, _QUERY_BLOCK)) for x in (q, *sees))
-        out = _joined(lax.map(jax.checkpoint(of_block, prevent_cse=False), blocks))
-    return out.reshape(*q.shape[:2], a.heads, a.head_size)
-
-
-def _attend(a: Architecture, q: Array, k: Array, v: Array, mask: Array) -> Array:
-    """Of q [B, t, key heads, group, d] to the keys that mask [B, t, T] lets it see."""
-    accurate = jnp.promote_types(q.dtype, jnp.float32)
-    scores = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=accurate)
-    scores = scores * jnp.asarray(a.attention_scale, accurate)
-    if a.attention_cap is not None:
-        scores = jnp.tanh(scores / a.attention_cap) * a.attention_cap
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(accurate).min)
-    return jnp.einsum("bkgts,bskd->btkgd", jax.nn.softmax(scores, axis=-1).astype(q.dtype), v)
-
-
-def _mask(
-    queries: tuple[Array, ...], key: Array, key_position: Array, window: Array, slides: bool
-) -> Array:
-    """Which of some keys [B, K] each of some queries [B, t] sees: [B, t, K]."""
-    index, own, first, last, position = (x[..., None] for x in queries)
-    key, key_position = key[:, None], key_position[:, None]
-    seen = ((key >= own) & (key <= index)) | ((key >= first) & (key < last))
-    return seen & (position - key_position < window) if slides else seen
+    out = attend(a, _rotated(q, cos, sin), _rotated(k, cos, sin), v, pack, facts)
+    return _linear(a, w, "self_attn.o_proj", out.reshape(*x.shape[:-1], -1), facts)
 
 
 def _rotated(x: Array, cos: Array, sin: Array) -> Array:
@@ -213,16 +151,16 @@ def _rotated(x: Array, cos: Array, sin: Array) -> Array:
     return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
 
 
-def _perceptron(a: Architecture, w: Weights, x: Array) -> Array:
+def _perceptron(a: Architecture, w: Weights, x: Array, facts: LayerFacts) -> Array:
     if "mlp.gate_up_proj.weight" in w:
-        gate, up = jnp.split(_linear(w, "mlp.gate_up_proj", x), 2, axis=-1)
+        gate, up = jnp.split(_linear(a, w, "mlp.gate_up_proj", x, facts), 2, axis=-1)
     else:
-        gate, up = _linear(w, "mlp.gate_proj", x), _linear(w, "mlp.up_proj", x)
+        gate, up = (_linear(a, w, f"mlp.{name}_proj", x, facts) for name in ("gate", "up"))
     if a.activation == "silu":
         gate = jax.nn.silu(gate)
     else:
         gate = jax.nn.gelu(gate, approximate=a.activation == "gelu_pytorch_tanh")
-    return _linear(w, "mlp.down_proj", gate * up)
+    return _linear(a, w, "mlp.down_proj", gate * up, facts)
 
 
 def _head(a: Architecture, weight: Array, rows: Array, targets: Array) -> Array:
@@ -242,8 +180,8 @@ def _head(a: Architecture, weight: Array, rows: Array, targets: Array) -> Array:
         block //= 2
     if block == rows.shape[1]:
         return logps((rows, targets))
-    parts = (_in_blocks(rows, block), _in_blocks(targets, block))
-    return _joined(lax.map(jax.checkpoint(logps, prevent_cse=False), parts))
+    parts = (in_blocks(rows, block), in_blocks(targets, block))
+    return joined(lax.map(jax.checkpoint(logps, prevent_cse=False), parts))
 
 
 def _norm(a: Architecture, x: Array, weight: Array) -> Array:
@@ -256,25 +194,14 @@ def _norm(a: Architecture, x: Array, weight: Array) -> Array:
     return weight.astype(x.dtype) * y.astype(x.dtype)
 
 
-def _linear(w: Weights, name: str, x: Array) -> Array:
+def _linear(a: Architecture, w: Weights, name: str, x: Array, facts: LayerFacts) -> Array:
+    """With the adapter beside it (Hu et al. 2021), if there is one."""
     y = jnp.einsum("...i,oi->...o", x, w[f"{name}.weight"])
-    return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
-
-
-def _in_blocks(x: Array, size: int) -> Array:
-    """[B, n · size, …] as [n, B, size, …]."""
-    return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
-
-
-def _with_block_before(blocks: Array) -> Array:
-    """[n, B, size, …] as [n, B, 2 · size, …]. The first has none before it: as tokens, those would
-    be -1, which nothing sees."""
-    before = jnp.roll(blocks, 1, axis=0)
-    nothing = jnp.asarray(-1 if jnp.issubdtype(blocks.dtype, jnp.integer) else 0, blocks.dtype)
-    return jnp.concatenate([before.at[0].set(nothing), blocks], axis=2)
-
-
-def _joined(blocks: Array) -> Array:
-    """[n, B, size, …] as [B, n · size, …]."""
-    x = jnp.moveaxis(blocks, 0, 1)
-    return x.reshape(x.shape[0], -1, *x.shape[3:])
+    y = y + w[f"{name}.bias"] if f"{name}.bias" in w else y
+    if f"{name}.{ADAPTER[0]}" not in w:
+        return y
+    keys = None if facts.keys is None else folded(facts.keys, zlib.crc32(name.encode()))
+    x = dropped(x, a.adapter_dropout, keys)
+    for factor in ADAPTER:
+        x = jnp.einsum("...i,oi->...o", x, w[f"{name}.{factor}"])
+    return y + x * jnp.asarray(a.adapter_scale, x.dtype)

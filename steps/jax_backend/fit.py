@@ -1,10 +1,10 @@
-"""Whether a training step fits a TPU slice that is not there: its programs, compiled for it.
+"""Check whether a training step fits a TPU slice, by compiling its programs without a TPU.
 
-libtpu compiles for a topology by its name ("v5e:2x4") on any machine. What comes out is what a run
-would execute: forward, backward and update of `jax_trainer`, one pack a chip, weights shared among
-all chips. The compiler says how much memory each program takes on a chip, and how often chips
-exchange data. That proves that the step lowers, partitions and fits; it says nothing of speed, nor
-of numbers on the device. FLOPs are counted here: the compiler counts the body of a loop once.
+libtpu compiles for a topology, given by name ("v5e:2x4"), on any machine. It compiles the programs
+that a run would execute: forward, backward and update of `jax_trainer`, with one pack per chip and
+weights sharded over all chips. The compiler reports each program's memory on a chip, and its
+collectives. So the step compiles, partitions and fits; this does not measure speed or check numbers
+on the device. This module counts FLOPs itself, as the compiler counts the body of a loop only once.
 """
 
 import os
@@ -24,11 +24,13 @@ from jax.sharding import Mesh
 
 from steps.jax_backend.adamw import clipped, updated
 from steps.jax_backend.architecture import Architecture, read_architecture
-from steps.jax_backend.decoder import PackArrays, token_logps
+from steps.jax_backend.attending.with_kernel import open_kernel
+from steps.jax_backend.decoder import token_logps
 from steps.jax_backend.devices import Devices, accurate
 from steps.jax_backend.jax_scorer import NUMPY_DTYPES
 from steps.jax_backend.jax_trainer import forward_and_backward
-from steps.jax_backend.stacked import expected_shapes, shape_tree
+from steps.jax_backend.pack_arrays import PackArrays
+from steps.jax_backend.stacked import NOTHING, expected_shapes, shape_tree
 from steps.models.config import ActivationCheckpointing, Dtype
 from steps.training.config import OptimizerConfig
 
@@ -54,9 +56,9 @@ _WITHOUT_A_TPU = {
 
 @dataclass(frozen=True)
 class Step:
-    """What is compiled: a step of training, or with `trains` false of scoring.
+    """The step to compile: a training step, or with `trains` false a scoring step.
 
-    tokens: of a forward on one chip; scored: how many of them count.
+    tokens: of a forward on one chip; scored: how many of them count; kernel: as in `JaxTraining`.
     """
 
     tokens: int
@@ -65,6 +67,7 @@ class Step:
     trains: bool = True
     master_weights: bool = True
     recomputed: ActivationCheckpointing = ActivationCheckpointing.full
+    kernel: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,16 +84,17 @@ class Program:
 
     @property
     def peak(self) -> int:
-        """Arguments, what comes out beside them, and what is needed in between."""
+        """The sum of arguments, outputs outside the arguments, and temporary memory."""
         return self.arguments + self.outputs - self.aliased + self.temporaries
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What came of compiling a step for a topology.
+    """The result of compiling a step for a topology.
 
-    limit: bytes of a chip; None for a generation that is not in `CHIPS`.
-    flops: of a step with one pack on every chip, all of whose tokens see half of the others.
+    limit: the memory of a chip in bytes; None for a generation that is not in `CHIPS`.
+    flops: the operations of a step with one pack on every chip, in which a token attends to half of
+        the tokens.
     """
 
     topology: str
@@ -102,12 +106,12 @@ class Fit:
 
     @property
     def peak(self) -> int:
-        """The most that a program needs on a chip, with what is kept for the others beside it."""
+        """The largest memory that a program needs on a chip, including data of other programs."""
         return max(program.peak + self.beside(program) for program in self.programs)
 
     def beside(self, program: Program) -> int:
-        """What lies on a chip while a program runs that does not use it: the optimiser's state, of
-        which the update's arguments tell the size, and the gradient gathered so far."""
+        """The bytes on a chip that a program does not use while it runs: the optimiser's state,
+        whose size follows from the update's arguments, and the accumulated gradient."""
         if program.name not in ("forward", "backward") or len(self.programs) == 1:
             return 0
         state = self.programs[-1].arguments
@@ -116,20 +120,19 @@ class Fit:
 
     @property
     def fits(self) -> bool | None:
-        """Whether that is less than a chip has; None where nobody knows."""
+        """Whether the peak fits into a chip's memory; None if that is unknown."""
         return None if self.limit is None else self.peak < self.limit
 
 
 def compile_step(config: Path, topology: str, step: Step, slices: int = 1) -> Fit:
-    """Compiles `step` of the model whose config.json is in (or is) `config` for a topology.
+    """Compile `step` for a topology; `config` is a config.json or a folder that contains one.
 
-    Needs the extra ``temper-ml[tpu]`` and no TPU. Raises ValueError for a topology that libtpu does
-    not know.
+    Needs the extra ``temper-ml[tpu]``, but no TPU. Raises ValueError for a topology that libtpu
+    does not know.
     """
-    for name, value in _WITHOUT_A_TPU.items():
-        os.environ.setdefault(name, value)
+    without_a_tpu()
     architecture, shapes = _described(config)
-    devices = Devices(_mesh(topology, slices))
+    devices = Devices(mesh_of(topology, slices))
     programs = tuple(_programs(architecture, shapes, devices, step))
     generation = topology.partition(":")[0]
     return Fit(
@@ -147,7 +150,14 @@ def _described(config: Path) -> tuple[Architecture, dict[str, tuple[int, ...]]]:
     return read_architecture(folder), expected_shapes(folder)
 
 
-def _mesh(topology: str, slices: int) -> Mesh:
+def without_a_tpu() -> None:
+    """Lets libtpu compile on a machine that has none; before JAX has looked for devices."""
+    for name, value in _WITHOUT_A_TPU.items():
+        os.environ.setdefault(name, value)
+
+
+def mesh_of(topology: str, slices: int) -> Mesh:
+    """All chips of slices; raises ValueError for a topology that libtpu does not know."""
     options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}
     if slices > 1:
         options["num_slices"] = slices
@@ -158,13 +168,15 @@ def _mesh(topology: str, slices: int) -> Mesh:
             f"no TPU topology {topology!r} ({str(error).splitlines()[0]}); names are like v5e:2x4, "
             "v5p:2x2x2 or v6e:4x4, and the extra temper-ml[tpu] must be installed"
         ) from error
+    if slices > 1:  # which JAX lays out as axes of their own, or not at all
+        return Mesh(np.array(found.devices), ("fsdp",))
     return topologies.make_mesh(found, (len(found.devices),), ("fsdp",))
 
 
 def _programs(
     a: Architecture, shapes: dict[str, tuple[int, ...]], devices: Devices, step: Step
 ) -> Any:
-    """The programs of a step, each compiled before the next is begun."""
+    """Compile the programs of a step, one after another."""
     dtype = NUMPY_DTYPES[step.dtype]
     held = accurate(dtype) if step.trains and step.master_weights else dtype
     tree = shape_tree(a, shapes)
@@ -175,7 +187,8 @@ def _programs(
         is_leaf=lambda leaf: isinstance(leaf, tuple),
     )
     pack = _pack(a, devices, step)
-    logps_of = partial(token_logps, a, dtype=dtype, shard=devices.spread)
+    kernel = {"attend": open_kernel(a, devices.mesh, "tpu")} if step.kernel else {}
+    logps_of = partial(token_logps, a, dtype=dtype, shard=devices.spread, **kernel)
     with jax.sharding.use_abstract_mesh(devices.mesh.abstract_mesh):
         if not step.trains:
             yield _compiled("score", jax.jit(logps_of), weights, pack)[0]
@@ -183,9 +196,10 @@ def _programs(
         forward, backward = forward_and_backward(
             partial(logps_of, recomputed=str(step.recomputed)), devices
         )
-        program, (logps, pull) = _compiled("forward", forward, weights, pack)
+        program, (logps, pull) = _compiled("forward", forward, weights, NOTHING, pack)
         yield program
-        program, _ = _compiled("backward", backward, weights, weights, pack, pull, logps)
+        given = (weights, NOTHING, pack, pull, logps)
+        program, _ = _compiled("backward", backward, weights, *given)
         yield program
         config = OptimizerConfig(weight_decay=0.1)
 
@@ -214,11 +228,11 @@ def _pack(a: Architecture, devices: Devices, step: Step) -> PackArrays:
 
 
 def _compiled(name: str, function: Any, *arguments: Any) -> tuple[Program, Any]:
-    """A program, and the shapes and places of what it gives."""
+    """A program, and the shapes and shardings of its outputs."""
     started = time.process_time()
     traced = function.trace(*arguments)
     compiled = traced.lower(lowering_platforms=("tpu",)).compile()
-    memory = compiled.memory_analysis()  # before its text, which some versions cannot write
+    memory = compiled.memory_analysis()  # first, because some versions cannot write the text
     seconds = time.process_time() - started
     program = Program(
         name,

@@ -1,13 +1,13 @@
-"""Which training rows pull a model towards held-out rows, and which away from them.
+"""The influence of training rows on the loss of held-out rows.
 
 A gradient step on row z at rate η changes the loss of held-out rows by −η ∇ℓ(z) · ∇L to first order
-(TracIn at one checkpoint: Pruthi et al. 2020, https://arxiv.org/abs/2002.08484). That product is
-the derivative of ℓ(z) along the direction ∇L, so no gradient of a row is ever formed, and nothing
-has to be projected: with v = ∇L, once for all rows,
+(TracIn at one checkpoint: Pruthi et al. 2020, https://arxiv.org/abs/2002.08484). This product is
+the derivative of ℓ(z) along the direction ∇L. So the gradient of a row need never be computed or
+projected: with v = ∇L, computed once for all rows,
 
     ∇ℓ(z) · v  =  Σ over scored tokens s of  dℓ/d logp_s · (d/dε logp_s(w + ε v) at ε = 0)
 
-where the second factor of all rows of a pack comes out of one forward-mode pass (`jax.jvp`).
+where one forward-mode pass (`jax.jvp`) gives the second factor for all rows of a pack.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from steps.jax_backend.architecture import read_architecture
 from steps.jax_backend.config import InfluenceConfig
+from steps.jax_backend.devices import on_host
 from steps.jax_backend.jax_scorer import JaxScorer, make_ready, of_packs
 from steps.jax_backend.jax_trainer import JaxTrainer
 from steps.jax_backend.rounds import RoundsBatch
@@ -42,10 +42,10 @@ def score_rows(
     config: InfluenceConfig,
     on_progress: OnProgress = ignore_progress,
 ) -> Tensor:
-    """The influence of each pair of `rows` on the mean loss of `held_out`, by the weights of a
-    model folder: float64 [n], positive where a step on the row lowers that loss.
+    """The influence of each pair of `rows` on the mean loss of `held_out`, for the weights of a
+    model folder: float64 [n], positive if a step on the row lowers that loss.
 
-    A loss that compares with a reference compares with the model itself: the start of training.
+    If the loss uses a reference, the model itself is the reference, as at the start of training.
     """
     scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, config.devices)
     trainer = JaxTrainer(scorer, OptimizerConfig())
@@ -84,7 +84,7 @@ def along(trainer: JaxTrainer, direction: Tree, objective: Objective) -> Tensor:
     for one in batch.rounds:
         arrays = trainer.scorer.on_devices(one.arrays)
         values = trainer.scorer.derivative(direction, arrays)
-        logps, moved = (of_packs(np.asarray(value), one, batch.packs) for value in values)
+        logps, moved = (of_packs(on_host(value), one, batch.packs) for value in values)
         for number, per_token, change in zip(one.numbers, logps, moved, strict=True):
             pack, members = batch.packs[number], batch.members[number]
             _, of_logps = loss_gradients(

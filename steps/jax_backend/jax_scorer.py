@@ -1,10 +1,12 @@
-"""Scoring in JAX: a `Scorer` whose model is our decoder, on the devices of this process."""
+"""Scoring in JAX: a `Scorer` with the JAX decoder, on the devices of this process."""
 
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -14,15 +16,17 @@ import transformers
 from jax import Array
 from torch import Tensor
 
-from steps.jax_backend.architecture import read_architecture
-from steps.jax_backend.decoder import PackArrays, token_logps
-from steps.jax_backend.devices import open_devices
+from steps.jax_backend.architecture import Architecture, read_architecture
+from steps.jax_backend.attending.with_kernel import open_kernel
+from steps.jax_backend.decoder import token_logps
+from steps.jax_backend.devices import leave_together, on_host, open_devices, put
+from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.rounds import Round, Rounds, RoundsBatch
 from steps.jax_backend.stacked import Tree, read_weights
-from steps.models.config import Dtype
+from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
 from steps.models.queue import SerialQueue
-from steps.models.ranks import Ranks
+from steps.models.ranks import ALONE, Ranks
 from steps.scoring import parity
 from steps.scoring.config import Attention, ReferenceConfig
 from steps.scoring.examples import TokenGroup, longest
@@ -42,16 +46,24 @@ NUMPY_DTYPES = {
 class JaxScorer(Scorer):
     """Scores with the decoder and the weights of a folder.
 
+    kernel: attention is `prefix_kernel`.
     host_weights: these, until a trainer takes them over.
     weights: gives the tree that is scored with, on its devices.
     """
 
     def __init__(
-        self, folder: Path, dtype: Dtype, tokens_per_forward: int, devices: int | None
+        self,
+        folder: Path,
+        dtype: Dtype,
+        tokens_per_forward: int,
+        devices: int | None,
+        ranks: Ranks = ALONE,
+        kernel: bool = False,
     ) -> None:
+        self.kernel = kernel
         self.architecture = read_architecture(folder)
         self.compute_dtype = NUMPY_DTYPES[dtype]
-        self.devices = open_devices(devices, self.compute_dtype)
+        self.devices = open_devices(devices, self.compute_dtype, ranks)
         self.host_weights = read_weights(folder, self.compute_dtype)
         self.weights: Callable[[], Tree] = cache(
             lambda: self.devices.put_weights(self.host_weights)
@@ -60,36 +72,59 @@ class JaxScorer(Scorer):
         self.tokens_per_forward = tokens_per_forward
         self.queue = SerialQueue("engine")
         self._rounds = Rounds(self.architecture, tokens_per_forward, self.devices.count)
-        self.logps_of = partial(
-            token_logps,
-            self.architecture,
-            dtype=self.compute_dtype,
-            shard=self.devices.spread,
+        self._compile()
+
+    def adapt(self, lora: LoraConfig) -> None:
+        """Reckons with adapters beside the weights; before anything is scored."""
+        self.architecture = replace(
+            self.architecture, adapter_scale=lora.alpha / lora.r, adapter_dropout=lora.dropout
         )
-        self._score = jax.jit(self.logps_of)
+        self._compile()
+
+    def _compile(self) -> None:
+        logps_of = self.logps_with(self.architecture)
+        self._score = jax.jit(logps_of)
         self._derivative = jax.jit(
-            lambda w, v, arrays: jax.jvp(lambda w: self.logps_of(w, arrays), (w,), (v,))
+            lambda w, v, arrays: jax.jvp(lambda w: logps_of(w, arrays), (w,), (v,))
         )
+
+    def logps_with(
+        self, architecture: Architecture, **options: Any
+    ) -> Callable[[Tree, PackArrays], Array]:
+        """`token_logps` of an architecture on these devices, in this dtype."""
+        place: dict[str, Any] = {"dtype": self.compute_dtype, "shard": self.devices.spread}
+        if self.kernel:
+            place["attend"] = open_kernel(architecture, self.devices.mesh, self.devices.kind)
+        return partial(token_logps, architecture, **(place | options))
 
     def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
         plan = plan_packs([group.packed_tokens for group in groups], self.tokens_per_forward)
         packs = tuple(make_pack([groups[i] for i in members]) for members in plan)
-        rounds = self._rounds.of(packs)
+        rounds = tuple(self.lay_out(packs))
         return RoundsBatch(tuple(groups), packs, as_tensors(plan), noise, rounds)
 
     def logps(self, batch: Batch) -> Future[Logps]:
         return self.queue.submit(lambda: self._logps(batch))
 
+    def close(self) -> None:
+        super().close()
+        if sys.exc_info()[0] is None:  # after an error, other ranks may never come
+            leave_together()
+
     def derivative(self, direction: Tree, arrays: PackArrays) -> tuple[Array, Array]:
         """Logps [B, S] of a round, and their derivatives along a direction of the weights."""
         return self._derivative(self.weights(), direction, arrays)
 
+    def lay_out(self, packs: Sequence[Pack]) -> Sequence[Round]:
+        """The rounds of some packs."""
+        return self._rounds.of(packs)
+
     def on_devices(self, arrays: PackArrays) -> PackArrays:
         """A round's arrays, each pack on its device."""
-        put = partial(jax.device_put, device=self.devices.of_packs())
-        put_angles = partial(jax.device_put, device=self.devices.of_packs(axis=1))
-        cos, sin = put_angles(arrays.cos), put_angles(arrays.sin)
-        return replace(jax.tree.map(put, replace(arrays, cos=None, sin=None)), cos=cos, sin=sin)
+        of_rows, of_angles = self.devices.of_packs(), self.devices.of_packs(axis=1)
+        cos, sin = put(arrays.cos, of_angles), put(arrays.sin, of_angles)
+        rows = jax.tree.map(lambda row: put(row, of_rows), replace(arrays, cos=None, sin=None))
+        return replace(rows, cos=cos, sin=sin)
 
     def _logps(self, batch: Batch) -> Logps:
         assert isinstance(batch, RoundsBatch)
@@ -99,7 +134,7 @@ class JaxScorer(Scorer):
         tokens = [
             per_token
             for one, logps in waiting
-            for per_token in of_packs(np.asarray(logps), one, batch.packs)
+            for per_token in of_packs(on_host(logps), one, batch.packs)
         ]
         sequences = [sequence_logps(t, pack) for t, pack in zip(tokens, batch.packs, strict=True)]
         places = torch.cat(batch.members).tolist()
@@ -110,11 +145,19 @@ class JaxModel:
     """A folder opened for scoring; `check`: see `JaxScoring`."""
 
     def __init__(
-        self, folder: Path, config: ReferenceConfig, ranks: Ranks, devices: int | None, check: bool
+        self,
+        folder: Path,
+        config: ReferenceConfig,
+        ranks: Ranks,
+        devices: int | None,
+        check: bool,
+        kernel: bool,
     ) -> None:
-        require_one_process(ranks, config.attention)
+        require_packs(config.attention)
         self._folder, self._config, self._check = folder, config, check
-        self.scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, devices)
+        self.scorer = JaxScorer(
+            folder, config.dtype, config.tokens_per_forward, devices, ranks, kernel
+        )
         self.vocabulary = self.scorer.architecture.vocabulary
 
     def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
@@ -128,12 +171,13 @@ def make_ready(
     groups: Sequence[TokenGroup],
     check: bool,
     shown_by: Sequence[Reference] = (),
+    ranks: Ranks = ALONE,
 ) -> tuple[ScoredBy, list[str]]:
-    """How `scorer` is going to compute `groups`, and notices; raises ValueError if what it computes
-    is not what transformers' model of the folder does.
+    """A record of how `scorer` computes `groups`, and notices. Raises ValueError if its logps
+    differ from those of transformers' model.
 
     Args:
-        shown_by: references that were computed this way need no second comparison.
+        shown_by: references; if they were computed in the same way, the comparison is skipped.
     """
     scorer.architecture.require_length(*longest(groups))
     scored_by = ScoredBy(
@@ -145,8 +189,9 @@ def make_ready(
         transformers.__version__,
         backend="jax",
     )
-    is_known = show_packing(shown_by, folder, scored_by)
-    if check and not is_known:
+    # Only the first reads all of the model for it.
+    (is_known,) = ranks.any(ranks.is_first and show_packing(shown_by, folder, scored_by))
+    if check and (scorer.kernel or not is_known):  # a reference does not say whether it had one
         check_parity(scorer, folder, dtype, groups)
     row, tokens = longest(groups)
     if tokens <= scorer.architecture.longest:
@@ -158,12 +203,11 @@ def make_ready(
 def check_parity(
     scorer: JaxScorer, folder: Path, dtype: Dtype, groups: Sequence[TokenGroup]
 ) -> None:
-    """Compares the longest and the shortest of `groups` with transformers' own model, on the host.
-
-    Raises ValueError if logps differ by more than rounding.
+    """Compare the logps of the longest and the shortest of `groups` with those of transformers'
+    own model, on the host. Raises ValueError if they differ by more than rounding.
     """
-    by_length = sorted(groups, key=lambda group: group.packed_tokens)
-    probe = [by_length[-1], by_length[0]]
+    in_order = by_length(groups)
+    probe = [in_order[-1], in_order[0]]
     actual = torch.cat(scorer.logps(scorer.prepare(probe)).result().tokens)
     model = load_model(folder, dtype, on_host=True)
     expected = parity.own_logps(model, make_pack(probe))
@@ -174,13 +218,13 @@ def check_parity(
         )
 
 
-def require_one_process(ranks: Ranks, attention: Attention) -> None:
+def by_length(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
+    """The longest last."""
+    return sorted(groups, key=lambda group: group.packed_tokens)
+
+
+def require_packs(attention: Attention) -> None:
     """Refuses what this backend does not do."""
-    if ranks.count > 1:
-        raise ValueError(
-            f"backend=jax runs as one process, not {ranks.count}: it shares the work among the "
-            "devices of that; ask for processes=1"
-        )
     if attention is Attention.padded:
         raise ValueError(
             "backend=jax reads packs only; set attention=auto, or use torch (backend=null)"
@@ -188,7 +232,7 @@ def require_one_process(ranks: Ranks, attention: Attention) -> None:
 
 
 def of_packs(values: np.ndarray, one: Round, packs: Sequence[Pack]) -> list[Tensor]:
-    """What a round [B, S] has of each of its packs, fillers left out."""
+    """The values of each pack in a round [B, S], without fillers."""
     return [
         torch.from_numpy(values[place, : len(packs[number].targets)].copy())
         for place, number in enumerate(one.numbers)

@@ -1,40 +1,46 @@
-"""Training in JAX: a `Trainer` whose model is our decoder.
+"""Training in JAX: a `Trainer` with the JAX decoder.
 
-The loss stays a torch function. A forward gives logps to the host and keeps what its backward
-needs; the loss, and its gradient for each logp, are computed there in float64; the gradient goes
-back into the vector-Jacobian product (`jax.vjp`), whose result is added to what has gathered:
+The loss remains a torch function. A forward sends logps to the host and keeps the data for its
+backward. The host computes the loss and its gradient by each logp in float64. This gradient is the
+input of the vector-Jacobian product (`jax.vjp`), whose result is added to the accumulated gradient:
 
     weights, round → logps [B, S], pull                  compiled
     logps → loss, d loss / d logps                       torch, on the host
     gathered, weights, round, pull, d logps → gathered   compiled
 
-So every loss works here unchanged, and a gradient is that of the batch however it is cut.
+So every loss works unchanged, and the gradient does not depend on how the batch is cut.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
 import torch
 from jax import Array
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from steps.jax_backend.adamw import JaxUpdater
-from steps.jax_backend.architecture import Architecture, dropout_of
-from steps.jax_backend.decoder import PackArrays
-from steps.jax_backend.devices import Devices
-from steps.jax_backend.jax_scorer import JaxScorer, make_ready, of_packs, require_one_process
+from steps.jax_backend.architecture import Architecture, other_dropouts, read_architecture
+from steps.jax_backend.attending.query_blocks import attend
+from steps.jax_backend.decoder import ADAPTER
+from steps.jax_backend.devices import Devices, on_host, put
+from steps.jax_backend.jax_scorer import JaxScorer, by_length, make_ready, of_packs, require_packs
+from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.rounds import Round, RoundsBatch
-from steps.jax_backend.stacked import Tree
-from steps.models.config import ActivationCheckpointing
+from steps.jax_backend.stacked import NOTHING, Tree, adapters_of, beside, by_name
+from steps.models.adapters import add_adapter, merge_adapter, save_adapter
+from steps.models.config import ActivationCheckpointing, LoraConfig
 from steps.models.folders import load_model, save_model
-from steps.models.ranks import Ranks
+from steps.models.pieces import Pieces, pieces_of
+from steps.models.ranks import ALONE, Ranks
 from steps.scoring.examples import TokenGroup
 from steps.scoring.logps import Scored, loss_gradients
+from steps.scoring.packing import make_pack
 from steps.scoring.reference import Reference
 from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Batch
@@ -44,15 +50,19 @@ from steps.training.policy import put_weights
 from steps.training.trainer import BatchLoss, StepResult, Trainer, step_result, values_by_group
 from steps.training.usage import PackCosts, Usage
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=("kept",), meta_fields=("whole", "given"))
 @dataclass(frozen=True)
 class Pull:
-    """What a backward needs of its forward, less what it is given anyway: a program's results are
-    copies, and a copy of the weights would be half of all memory.
+    """The data of a forward for its backward, without the arrays that are inputs anyway: a
+    program's results are copies, and a copy of the weights would take half of the memory.
 
-    kept: arrays; whole: the structure of the product that they are part of; given: of each of its
-    arrays, which of the forward's inputs it is, or None.
+    kept: the arrays that are not inputs.
+    whole: the structure of the vector-Jacobian product.
+    given: for each of its arrays, the index of the equal input of the forward, or None.
     """
 
     kept: list[Array]
@@ -61,7 +71,7 @@ class Pull:
 
     @classmethod
     def of(cls, pull: Any, inputs: Sequence[Array]) -> Self:
-        """Those of a product that was traced with these inputs."""
+        """Split a vector-Jacobian product that was traced with these inputs."""
         leaves, whole = jax.tree.flatten(pull)
         places = {id(value): place for place, value in enumerate(inputs)}
         given = tuple(places.get(id(leaf)) for leaf in leaves)
@@ -69,18 +79,28 @@ class Pull:
         return cls(kept, whole, given)
 
     def with_inputs(self, inputs: Sequence[Array]) -> Any:
-        """The whole product."""
+        """Rebuild the vector-Jacobian product."""
         kept = iter(self.kept)
         leaves = [next(kept) if place is None else inputs[place] for place in self.given]
         return jax.tree.unflatten(self.whole, leaves)
 
 
-Forward = Callable[[Tree, PackArrays], tuple[Array, Pull]]
-Backward = Callable[[Tree, Tree, PackArrays, Pull, Array], Tree]
+_GRADIENT_TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2}
+"""How far a kernel's gradient may be from that without it, as a part of its norm."""
+
+Forward = Callable[[Tree, Tree, PackArrays], tuple[Array, Pull]]
+Backward = Callable[[Tree, Tree, Tree, PackArrays, Pull, Array], Tree]
 
 
 class JaxTrainer(Trainer):
-    """Trains the weights of a scorer, all of them, without dropout."""
+    """Trains the weights of a scorer, or adapters beside them.
+
+    Args:
+        adapters: parameters of these by name, as `peft` initialises them; they alone are trained
+            then. How much they count, the scorer's architecture says.
+        dropout: the model's own acts. That of adapters always does.
+        ranks: every one of them has such a trainer and makes the same calls.
+    """
 
     scorer: JaxScorer
 
@@ -90,18 +110,52 @@ class JaxTrainer(Trainer):
         optimizer: OptimizerConfig,
         master_weights: bool = True,
         recomputed: ActivationCheckpointing = ActivationCheckpointing.selective,
+        adapters: Mapping[str, Tensor] | None = None,
+        dropout: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         weights, scorer.host_weights = scorer.host_weights, {}
+        self._frozen, self._ranks = NOTHING, ranks
+        if adapters is not None:
+            self._frozen = scorer.devices.put_weights(weights)
+            weights = adapters_of(adapters, scorer.architecture.layers)
         self._jax = JaxUpdater(
             weights, scorer.devices, scorer.compute_dtype, optimizer, master_weights
         )
-        scorer.weights = lambda: self._jax.trained
-        self._begin(scorer, self._jax, _usage(scorer))
-        logps_of = partial(scorer.logps_of, recomputed=str(recomputed))
+        scorer.weights = lambda: beside(self._frozen, self._jax.trained)
+        self._begin(scorer, self._jax, _usage(scorer, adapters is not None))
+        own = scorer.architecture.attention_dropout if dropout else 0.0
+        self._is_noisy = own > 0 or (adapters is not None and _drops_input(scorer))
+        architecture = replace(scorer.architecture, attention_dropout=own)
+        logps_of = scorer.logps_with(architecture, recomputed=str(recomputed))
         self._forward, self._backward = forward_and_backward(logps_of, scorer.devices)
 
+    def check_kernel(self, group: TokenGroup) -> None:
+        """Compares the gradient that the kernel gives an example with that of attention by XLA.
+
+        Raises ValueError naming a weight where they differ by more than rounding.
+        """
+        scorer = self.scorer
+        (one,) = scorer.lay_out([make_pack([group])])
+        arrays = scorer.on_devices(one.arrays)
+
+        def gradient(options: dict[str, Any]) -> Tree:
+            logps_of = scorer.logps_with(scorer.architecture, **options)
+            summed = lambda w, f, arrays: logps_of(beside(f, w), arrays).sum()  # noqa: E731
+            return jax.jit(jax.grad(summed))(self._jax.trained, self._frozen, arrays)
+
+        ours, theirs = (by_name(gradient(how)) for how in ({}, {"attend": attend}))
+        for (name, mine), (_, other) in zip(ours, theirs, strict=True):
+            mine, other = (np.asarray(x, np.float64) for x in (mine, other))
+            off, size = np.linalg.norm(mine - other), np.linalg.norm(other)
+            if not off <= _GRADIENT_TOLERANCES[scorer.dtype] * max(size, 1e-30):
+                raise ValueError(
+                    f"the gradient of {name} that backend.kernel=true gives differs by "
+                    f"{off / max(size, 1e-30):.1e} of it; set it to false, and please report it"
+                )
+
     def take_gradient(self) -> Tree:
-        """What has gathered since the last update, which then does not count for the next."""
+        """Return the accumulated gradient, and reset it to zero."""
         gathered, self._jax.gradient = self._jax.gradient, None
         assert gathered is not None
         return gathered
@@ -114,11 +168,13 @@ class JaxTrainer(Trainer):
         return step_result(names, values, batch.groups)
 
     def _of_round(self, one: Round, batch: Batch, loss: BatchLoss) -> list[Scored]:
-        weights, arrays = self._jax.trained, self.scorer.on_devices(one.arrays)
-        logps, pull = self._forward(weights, arrays)
-        on_host = np.asarray(logps)
-        gradients, scored = np.zeros_like(on_host), []
-        for place, per_token in enumerate(of_packs(on_host, one, batch.packs)):
+        arrays = self._with_noise(one, batch.noise) if self._is_noisy else one.arrays
+        arrays = self.scorer.on_devices(arrays)
+        inputs = (self._jax.trained, self._frozen, arrays)
+        logps, pull = self._forward(*inputs)
+        values = on_host(logps)
+        gradients, scored = np.zeros_like(values), []
+        for place, per_token in enumerate(of_packs(values, one, batch.packs)):
             pack, members = batch.packs[one.numbers[place]], batch.members[one.numbers[place]]
             part, of_logps = loss_gradients(
                 per_token,
@@ -129,27 +185,42 @@ class JaxTrainer(Trainer):
             gradients[place, : len(of_logps)] = of_logps.numpy()
             scored.append(part)
         gathered = self._jax.gradient or self._jax.zeros()
-        spread = jax.device_put(gradients, self.scorer.devices.of_packs())
-        self._jax.gradient = self._backward(gathered, weights, arrays, pull, spread)
+        spread = put(gradients, self.scorer.devices.of_packs())
+        self._jax.gradient = self._backward(gathered, *inputs, pull, spread)
         return scored
+
+    def _with_noise(self, one: Round, noise: int) -> PackArrays:
+        """A round whose packs have each a seed of its own: by the step's and their number in it."""
+        seeds = np.zeros((len(one.arrays.ids), 2), np.uint32)
+        for place, number in enumerate(one.numbers):
+            seeds[place] = np.random.SeedSequence([noise, number]).generate_state(2)
+        return replace(one.arrays, noise=seeds)
+
+    def _weights(self) -> dict[str, Tensor]:
+        weights = super()._weights()
+        return weights if self._ranks.is_first else {}
+
+    def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:
+        """All, on the first of several ranks; the others' files are empty."""
+        return pieces_of(tensors, self._ranks.is_first)
 
 
 def forward_and_backward(
     logps_of: Callable[[Tree, PackArrays], Array], devices: Devices
 ) -> tuple[Forward, Backward]:
-    """The two compiled halves of a gradient (see the module); the second uses up what had
-    gathered."""
+    """The compiled forward and backward (see the module). The backward overwrites the accumulated
+    gradient."""
 
     @jax.jit
-    def forward(weights: Tree, arrays: PackArrays) -> tuple[Array, Pull]:
-        logps, pull = jax.vjp(lambda w: logps_of(w, arrays), weights)
-        return logps, Pull.of(pull, jax.tree.leaves((weights, arrays)))
+    def forward(weights: Tree, frozen: Tree, arrays: PackArrays) -> tuple[Array, Pull]:
+        logps, pull = jax.vjp(lambda w: logps_of(beside(frozen, w), arrays), weights)
+        return logps, Pull.of(pull, jax.tree.leaves((weights, frozen, arrays)))
 
     @partial(jax.jit, donate_argnums=0)
     def backward(
-        gathered: Tree, weights: Tree, arrays: PackArrays, pull: Pull, of_logps: Array
+        gathered: Tree, weights: Tree, frozen: Tree, arrays: PackArrays, pull: Pull, of_logps: Array
     ) -> Tree:
-        (gradient,) = pull.with_inputs(jax.tree.leaves((weights, arrays)))(of_logps)
+        (gradient,) = pull.with_inputs(jax.tree.leaves((weights, frozen, arrays)))(of_logps)
         spread = devices.weights(gathered)
         gradient = jax.tree.map(jax.lax.with_sharding_constraint, gradient, spread)
         return jax.tree.map(lambda sum_, g: sum_ + g.astype(sum_.dtype), gathered, gradient)
@@ -168,14 +239,26 @@ class JaxPolicy:
         dropout: bool,
         devices: int | None,
         check: bool,
+        kernel: bool,
     ) -> None:
-        require_one_process(ranks, config.attention)
-        _require_trainable(folder, config, dropout)
-        self._folder, self._config, self._check = folder, config, check
-        scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, devices)
+        require_packs(config.attention)
+        if dropout:
+            _require_dropout(folder, kernel)
+        self._folder, self._config, self._check, self._ranks = folder, config, check, ranks
+        scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, devices, ranks, kernel)
         self.vocabulary = scorer.architecture.vocabulary
+        adapters = None
+        if config.lora is not None:
+            scorer.adapt(config.lora)
+            adapters = self._adapted(config.lora)[1]
         self.trainer = JaxTrainer(
-            scorer, config.optimizer, config.master_weights, config.activation_checkpointing
+            scorer,
+            config.optimizer,
+            config.master_weights,
+            config.activation_checkpointing,
+            adapters,
+            dropout,
+            ranks,
         )
 
     def make_ready(
@@ -185,38 +268,63 @@ class JaxPolicy:
         shown_by: Sequence[Reference] = (),
     ) -> tuple[ScoredBy, list[str]]:
         scorer, dtype, every = self.trainer.scorer, self._config.dtype, [*groups, *others]
-        return make_ready(scorer, self._folder, dtype, every, self._check, shown_by)
+        if scorer.kernel:
+            self.trainer.check_kernel(by_length(every)[-1])
+        return make_ready(scorer, self._folder, dtype, every, self._check, shown_by, self._ranks)
 
     def trained(self) -> Mapping[str, Tensor]:
         return self.trainer.get_weights().result()
 
     def save(self, trained: Mapping[str, Tensor], output: Path) -> None:
-        model = load_model(self._folder, self._config.dtype, on_host=True)
-        put_weights(trained, model)
+        if self._config.lora is None:
+            model: PreTrainedModel = load_model(self._folder, self._config.dtype, on_host=True)
+            put_weights(trained, model)
+        else:
+            adapted, parameters = self._adapted(self._config.lora)
+            for name, value in trained.items():
+                parameters[name].copy_(value)
+            save_adapter(adapted, output / "adapter")
+            model = merge_adapter(adapted)
         save_model(model, output, tokenizer_from=self._folder)
 
+    def _adapted(self, lora: LoraConfig) -> "tuple[PeftModel, dict[str, Tensor]]":
+        """Transformers' model with adapters as torch begins with them, and their parameters."""
+        model = load_model(self._folder, self._config.dtype, on_host=True)
+        adapted = add_adapter(model, lora, self._config.seed)
+        return adapted, {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
-def _require_trainable(folder: Path, config: TrainConfig, dropout: bool) -> None:
-    if config.lora is not None:
+
+def _require_dropout(folder: Path, kernel: bool) -> None:
+    """Refuses a model that asks for dropout where the decoder has none."""
+    if kernel and read_architecture(folder).attention_dropout:
         raise ValueError(
-            "backend=jax trains all weights; set lora=null, or use torch (backend=null)"
+            f"backend.kernel=true drops nothing, and the model of {folder} asks for "
+            "attention_dropout; set it to 0 in its config.json, or backend.kernel=false"
         )
-    if dropout and (dropouts := dropout_of(folder)):
-        name, share = next(iter(dropouts.items()))
+    for name, share in other_dropouts(folder).items():
         raise ValueError(
-            f"backend=jax has no dropout, and the model of {folder} asks for {name}={share}; set "
-            "it to 0 in its config.json, or use torch (backend=null)"
+            f"backend=jax drops nothing but attention's weights and adapters' inputs, and the "
+            f"model of {folder} asks for {name}={share}; set it to 0 in its config.json, or use "
+            "torch (backend=null)"
         )
+
+
+def _drops_input(scorer: JaxScorer) -> bool:
+    return scorer.architecture.adapter_dropout > 0
 
 
 @execution_detail
-def _usage(scorer: JaxScorer) -> Usage:
-    costs = costs_of(scorer.architecture, scorer.weights())
+def _usage(scorer: JaxScorer, is_adapted: bool) -> Usage:
+    costs = costs_of(scorer.architecture, scorer.weights(), is_adapted)
     return Usage(costs, scorer.tokens_per_forward, torch.device("cpu"), scorer.dtype)
 
 
 @execution_detail
-def costs_of(a: Architecture, weights: Tree) -> PackCosts:
-    """The FLOPs that packs cost, of a tree of weights or of their shapes."""
+def costs_of(a: Architecture, weights: Tree, is_adapted: bool) -> PackCosts:
+    """The FLOPs that packs cost, of a tree of weights; of adapted ones adapters are trained."""
     body = sum(w.size for w in weights["layers"].values()) + weights["model.norm.weight"].size
-    return PackCosts(6 * body, 6 * a.vocabulary * a.hidden, 12 * a.layers * a.hidden)
+    trained = sum(w.size for n, w in weights["layers"].items() if n.endswith(ADAPTER))
+    trained, of_head = (trained, 4) if is_adapted else (body, 6)
+    return PackCosts(
+        4 * body + 2 * trained, of_head * a.vocabulary * a.hidden, 12 * a.layers * a.hidden
+    )

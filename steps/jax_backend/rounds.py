@@ -1,8 +1,8 @@
-"""Packs as arrays of a few static shapes, as a compiled program wants them.
+"""Packs as arrays of a few static shapes, for compiled programs.
 
-A round has one pack for each device. Every size of T tokens or S scored tokens that occurred would
-be compiled anew, so both are filled up to a few sizes: quarters of what a forward may
-have. A filler token sees fillers alone; a filler scored token gets no gradient.
+A round has one pack for each device. Every new number of tokens T or scored tokens S would need a
+new compilation, so both are padded to a few sizes: quarters of the largest forward. A filler token
+attends only to fillers; a scored filler token gets no gradient.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from steps.jax_backend.architecture import Architecture, angle_tables
-from steps.jax_backend.decoder import PackArrays
+from steps.jax_backend.pack_arrays import PackArrays
 from steps.scoring.packing import Pack
 from steps.scoring.scorer import Batch
 
@@ -22,8 +22,8 @@ _ROUND_UP_POSITIONS = 1024
 
 @dataclass(frozen=True)
 class Round:
-    """Packs that go through the model at once. numbers: which of the batch's they are; what is
-    left of the round is filler."""
+    """Packs that go through the model at once. `numbers` are their indices in the batch; the rest
+    of the round is filler."""
 
     arrays: PackArrays
     numbers: tuple[int, ...]
@@ -37,7 +37,7 @@ class RoundsBatch(Batch):
 
 
 class Rounds:
-    """Lays out packs for `devices` devices, whose forwards have so many tokens."""
+    """Lays out packs for `devices` devices, with `tokens_per_forward` tokens per forward."""
 
     def __init__(self, architecture: Architecture, tokens_per_forward: int, devices: int) -> None:
         self._architecture = architecture
@@ -75,13 +75,13 @@ class Rounds:
 
 
 def filled_size(needed: int, budget: int) -> int:
-    """What `needed` rows are filled up to: a quarter of the budget, two of them, and so on."""
+    """The padded size for `needed` rows: a multiple of a quarter of the budget."""
     quarter = -(-budget // (4 * _FEWEST)) * _FEWEST
     return max(1, -(-needed // quarter)) * quarter
 
 
 def _reach(pack: Pack) -> int:
-    """The most tokens from the first that a token sees to itself."""
+    """The largest distance, in tokens, over which a token attends, including itself."""
     return max(
         s.stop - (s.prefix_start if s.prefix_start < s.prefix_stop else s.start)
         for s in pack.segments
@@ -89,7 +89,7 @@ def _reach(pack: Pack) -> int:
 
 
 def _filled_reach(needed: int, tokens: int) -> int:
-    """All tokens, or the least of a half, a quarter and so on of them that is enough."""
+    """The smallest sufficient reach among all tokens, a half of them, a quarter, and so on."""
     reach = tokens
     while reach % 2 == 0 and reach // 2 >= max(needed, _FEWEST):
         reach //= 2

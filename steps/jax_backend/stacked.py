@@ -1,10 +1,10 @@
-"""Weights of a Hugging Face folder as the decoder has them: those of the layers stacked.
+"""The weights of a Hugging Face folder in the decoder's form, with those of the layers stacked.
 
     model.layers.0.mlp.up_proj.weight [F, H]  ┐
     model.layers.1.mlp.up_proj.weight [F, H]  ┴→  tree["layers"]["mlp.up_proj.weight"] [2, F, H]
 
-Arrays are NumPy's, bfloat16 as `ml_dtypes` has it. On the other side of a trainer's protocol they
-are torch's tensors on the host, by the names of the folder.
+Arrays are NumPy arrays, with bfloat16 from `ml_dtypes`. The trainer's interface uses torch tensors
+on the host, by the names of the folder.
 """
 
 import re
@@ -15,14 +15,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from jax import Array
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steps.jax_backend.architecture import Architecture
+from steps.jax_backend.devices import on_host
 
 Tree = dict[str, Any]
 """Arrays by name; those of the layers in a tree of their own, "layers"."""
+NOTHING: Tree = {"layers": {}}
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _OUTSIDE = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
@@ -32,11 +35,13 @@ _PER_LAYER = re.compile(
     r"|(input|post_attention|pre_feedforward|post_feedforward)_layernorm\.weight"
 )
 
+_ADAPTER = re.compile(r"(self_attn|mlp)\.\w+_proj\.lora_[AB]\.default\.weight")
+
 
 def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the parameters that transformers gives the model of a folder, by name.
 
-    Raises ValueError naming a parameter that the decoder would not read.
+    Raises ValueError, which names the parameter, if the decoder would not use one.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
@@ -53,7 +58,7 @@ def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def read_weights(folder: Path, dtype: np.dtype) -> Tree:
     """The weights in a model folder's safetensors, as `dtype`.
 
-    Raises ValueError naming a parameter that is missing or has another shape.
+    Raises ValueError, which names the parameter, if one is missing or has another shape.
     """
     shapes = expected_shapes(folder)
     files = {}
@@ -84,16 +89,46 @@ def stacked(names: Mapping[str, Any], read: Callable[[str], np.ndarray]) -> Tree
     return tree
 
 
+def adapters_of(parameters: Mapping[str, Tensor], layers: int) -> Tree:
+    """Adapters by their names as a tree; raises ValueError naming one that the decoder lacks."""
+    suffixes: dict[str, list[str]] = {}
+    for name in parameters:
+        layer = _LAYER.fullmatch(name)
+        if not (layer and _ADAPTER.fullmatch(layer[2])):
+            raise ValueError(
+                f"backend=jax cannot adapt {name.partition('.lora_')[0]}, only the matrices of "
+                "attention and perceptron; choose other target_modules, or use torch (backend=null)"
+            )
+        suffixes.setdefault(layer[2], []).append(name)
+    for names in suffixes.values():
+        if len(names) < layers:
+            raise ValueError(
+                f"backend=jax adapts a matrix in all {layers} layers or in none, not in "
+                f"{len(names)} like {names[0].partition('.lora_')[0]}; choose other "
+                "target_modules, or use torch (backend=null)"
+            )
+    return stacked(parameters, lambda name: to_numpy(parameters[name]))
+
+
+def beside(some: Tree, others: Tree) -> Tree:
+    """One tree of both."""
+    return {**some, **others, "layers": {**some["layers"], **others["layers"]}}
+
+
 def by_name(tree: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays of a tree with the names of the folder, copied from the devices one stack at a
-    time."""
+    time; of several processes all must read to the end."""
     for name, value in tree.items():
         if name != "layers":
-            yield name, np.asarray(value)
+            yield name, _whole(value)
             continue
         for suffix, stack in value.items():
-            for number, layer in enumerate(np.asarray(stack)):
+            for number, layer in enumerate(_whole(stack)):
                 yield f"model.layers.{number}.{suffix}", layer
+
+
+def _whole(array: Any) -> np.ndarray:
+    return on_host(array) if isinstance(array, Array) else array
 
 
 def to_torch(array: np.ndarray) -> Tensor:

@@ -1,16 +1,16 @@
 """Losses: frozen settings and a pure function from log-probabilities to losses, one file a loss.
 
-Begin with ``base``, which says what a loss is and which families there are. The losses that most
-runs use lie here. The others have folders:
+Begin with ``base``, which defines the interface and the families of losses. This folder holds the
+losses that most runs use. The others are in folders:
 
     ``with_reference``   pairs compared with a reference, from the logps of whole responses
-    ``token_level``      the same, from the logps of tokens
-    ``whole_batch``      the same, from statistics of the whole batch
-    ``reference_free``   pairs alone
-    ``unpaired``         single responses marked good or bad
+    ``token_level``      pairs compared with a reference, from the logps of tokens
+    ``whole_batch``      pairs compared with a reference, from statistics of the whole batch
+    ``reference_free``   pairs without a reference
+    ``unpaired``         single responses labelled good or bad
 
-A file that is put here or there is a loss that a config can name (``registry``). Steps do not come
-through the registry, so an edit of one loss reaches those steps alone that are given it.
+A config can name every loss in these folders (``registry``). Steps do not import the registry, so
+an edit of one loss changes only the keys of steps that use it.
 
-Importable without torch, and uses nothing of this project but ``steps.shared.checks``.
+Importable without torch. Uses nothing of this project but ``steps.shared.checks``.
 """

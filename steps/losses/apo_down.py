@@ -8,15 +8,16 @@ from steps.losses.base import ImplicitRewardLoss, PairLogps, PairLosses
 
 @dataclass(frozen=True)
 class ApoDown(ImplicitRewardLoss):
-    """σ(r_w) + (1 − σ(r_w − r_l)): both responses down, the rejected one further.
+    """σ(r_w) + (1 − σ(r_w − r_l)) lowers both responses, the rejected one more.
 
-    It is for a policy that is better than the chosen responses already, where only the contrast is
-    to be learnt (equation 8, to which 1 is added; r = β log(π/π_ref), m = r_w − r_l):
+    It is for a policy that is already better than the chosen responses and should only learn the
+    contrast. With r = β log(π/π_ref) and m = r_w − r_l, equation 8, plus 1, is
 
         L = σ(r_w) + 1 − σ(m)
         dL/dr_w = σ(r_w) σ(−r_w) − σ(m) σ(−m),    dL/dr_l = σ(m) σ(−m)
 
-    A policy that equals its reference has L = 1, and at first only the rejected response moves.
+    A policy that equals its reference has L = 1. Its first gradient moves only the rejected
+    response.
 
     TRL: `loss_type="apo_down"`.
     """

@@ -8,15 +8,15 @@ from steps.losses.base import ImplicitRewardLoss, PairLogps, PairLosses
 
 @dataclass(frozen=True)
 class ApoZero(ImplicitRewardLoss):
-    """(1 − σ(r_w)) + σ(r_l): each response is anchored by itself, the chosen up, the rejected down.
+    """(1 − σ(r_w)) + σ(r_l) raises the chosen response and lowers the rejected one, separately.
 
-    DPO only sees a difference, and may let the likelihood of both responses fall. Here both have a
-    loss of their own reward r = β log(π/π_ref) (equation 7, to which 1 is added):
+    DPO depends only on a difference of rewards, so the likelihood of both responses may fall. Here
+    each reward r = β log(π/π_ref) has a loss of its own. Equation 7, plus 1, is
 
         L = 1 − σ(r_w) + σ(r_l),    dL/dr_w = −σ(r_w) σ(−r_w),    dL/dr_l = σ(r_l) σ(−r_l)
 
-    It is for a policy that is worse than the chosen responses. One that equals its reference has
-    L = 1.
+    It is for a policy that is worse than the chosen responses. A policy that equals its reference
+    has L = 1.
 
     TRL: `loss_type="apo_zero"`.
     """

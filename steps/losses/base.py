@@ -1,30 +1,31 @@
-"""What a loss is: frozen settings, and a pure function from log-probabilities to losses.
+"""The interface of losses: frozen settings, and a pure function from log-probabilities to losses.
 
     logps of a few pairs → per_pair → one loss and two rewards a pair → shares of the batch's mean
 
-A loss knows no model, no batch size and no micro-batch: `per_pair` reduces nothing. What turns its
-values into the mean over a *global* batch is here, once for every loss. The counts that are divided
-by are known before the step, so each value comes out as its *share*: the sum of the shares over all
-micro-batches and ranks is the value of the batch, whatever it was cut into.
+A loss does not depend on a model, a batch size or a micro-batch, and `per_pair` reduces nothing.
+This module turns its values into the mean over a *global* batch, in the same way for all losses.
+The denominators are known before the step, so each value becomes a *share*: it is divided by its
+denominator. The sum of the shares over all micro-batches and ranks is the value of the batch,
+however the batch was cut.
 
     loss = 1/pairs Σ weight · per_pair  +  nll_weight · 1/tokens Σ weight · −log π(chosen)
 
-A preference is a mean over pairs and a likelihood a mean over tokens. A mean of micro-batch means
-would weight tokens by their neighbours.
+The preference term is a mean over pairs, the likelihood term a mean over tokens. A mean of
+micro-batch means would give a token a weight that depends on the other tokens of its micro-batch.
 
-Most losses are functions of a pair's own sums. A loss may also look at single tokens
-(`needs_tokens`) or at the whole global batch as it was before the step (`needs_batch`); what it
-looks at comes with the logps, so that it still is a function of each pair.
+Most losses are functions of a pair's own sums. A loss may also use single tokens (`needs_tokens`)
+or the whole global batch as it was before the step (`needs_batch`). `PairLogps` carries these
+values, so that the loss remains a function of each pair.
 
-There are three families, told apart by type, because they need different steps before them:
+There are three families, each with its own type, because they need different steps before them:
 
-    ReferenceLoss       pairs, and what a frozen reference gives to them
-    ReferenceFreeLoss   pairs alone
-    UnpairedLoss        single responses marked good or bad, and what a reference gives to them
+    ReferenceLoss       pairs, with the logps of a frozen reference
+    ReferenceFreeLoss   pairs only
+    UnpairedLoss        single responses labelled good or bad, with the logps of a reference
 
-A loss is one file of this folder or of one below; `name` is its name in a config. Torch is imported
-inside functions: a loss's settings are read where an experiment is composed, which must start at
-once.
+A loss is one file in this folder or in a folder below; `name` is its name in a config. Functions
+import torch in their bodies, because the composition of an experiment reads the settings of losses
+and must start fast.
 """
 
 import math
@@ -42,15 +43,15 @@ if TYPE_CHECKING:
 class PairLogps:
     """Log-probabilities of n pairs: float64 [n] each, on one device, the policy's with gradients.
 
-    chosen, rejected: sums of the policy's log p(token | what is before it) over scored tokens.
-    chosen_tokens, rejected_tokens: how many those are.
-    reference_chosen, reference_rejected: the same sums by the reference, where there is one.
-    tokens, reference_tokens: token by token, float64 [S], the chosen and then the rejected response
-        of each pair; for a loss that `needs_tokens`.
+    chosen, rejected: sums of the policy's log p(token | tokens before it) over scored tokens.
+    chosen_tokens, rejected_tokens: the numbers of scored tokens.
+    reference_chosen, reference_rejected: the same sums under the reference, if there is one.
+    tokens, reference_tokens: the logps of single tokens, float64 [S], for each pair the chosen and
+        then the rejected response; for a loss that `needs_tokens`.
     batch: all pairs of the global batch, without gradients; for a loss that `needs_batch`.
-    places: which of them these are, int64 [n].
-    last: what was logged of the step before, for a loss that goes on from it; empty where there was
-        none.
+    places: the indices of these pairs in `batch`, int64 [n].
+    last: the logged metrics of the previous step, for a loss that continues them; empty in the
+        first step.
     """
 
     chosen: "Tensor"
@@ -66,7 +67,7 @@ class PairLogps:
     last: Mapping[str, float] = field(default_factory=dict)
 
     def as_batch(self) -> "PairLogps":
-        """The same pairs, taken for the whole batch."""
+        """The same pairs, with themselves as the whole batch."""
         import torch
 
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
@@ -75,13 +76,13 @@ class PairLogps:
         return replace(self, batch=replace(self, **known, batch=None), places=places)
 
     def required_reference(self) -> tuple["Tensor", "Tensor"]:
-        """The reference's logps; ValueError where there is none."""
+        """The reference's logps; raises ValueError if there is no reference."""
         if self.reference_chosen is None or self.reference_rejected is None:
             raise ValueError(_NO_REFERENCE)
         return self.reference_chosen, self.reference_rejected
 
     def required_tokens(self) -> tuple["Tensor", "Tensor"]:
-        """The tokens' logps by the policy and by the reference; ValueError where there are none."""
+        """The logps of tokens under policy and reference; raises ValueError if they are missing."""
         if self.reference_chosen is None:
             raise ValueError(_NO_REFERENCE)
         if self.tokens is None or self.reference_tokens is None:
@@ -89,14 +90,14 @@ class PairLogps:
         return self.tokens, self.reference_tokens
 
     def required_batch(self) -> tuple["PairLogps", "Tensor"]:
-        """The batch, and which of it these pairs are; ValueError where it is not known."""
+        """The batch and the indices of these pairs in it; raises ValueError if it is missing."""
         if self.batch is None or self.places is None:
             raise ValueError("this loss looks at the whole batch, and was given some pairs of it")
         return self.batch, self.places
 
     @property
     def lengths(self) -> "Tensor":
-        """How many tokens the chosen and the rejected response of each pair have, int64 [n, 2]."""
+        """The number of tokens of each pair's chosen and rejected response, int64 [n, 2]."""
         import torch
 
         return torch.stack([self.chosen_tokens, self.rejected_tokens], dim=1)
@@ -114,9 +115,9 @@ class PairLogps:
 
 @dataclass(frozen=True)
 class PairLosses:
-    """Of n pairs: losses with gradients, and the rewards that each response is given; [n] each.
+    """The losses of n pairs, with gradients, and the rewards of their responses; [n] each.
 
-    metrics: what else there is to log of each pair, [n] each.
+    metrics: further values to log for each pair, [n] each.
     """
 
     losses: "Tensor"
@@ -127,9 +128,9 @@ class PairLosses:
 
 @dataclass(frozen=True)
 class UnpairedLogps:
-    """Log-probabilities of n single responses, as :class:`PairLogps` has them of two.
+    """Log-probabilities of n single responses; the counterpart of :class:`PairLogps`.
 
-    desirable: bool [n]; which of them are good.
+    desirable: bool [n]; which responses are good.
     """
 
     responses: "Tensor"
@@ -145,7 +146,7 @@ class UnpairedLogps:
 
 @dataclass(frozen=True)
 class UnpairedLosses:
-    """Of n single responses: losses with gradients, and rewards; [n] each."""
+    """The losses of n single responses, with gradients, and their rewards; [n] each."""
 
     losses: "Tensor"
     rewards: "Tensor"
@@ -153,11 +154,11 @@ class UnpairedLosses:
 
 @dataclass(frozen=True)
 class Totals:
-    """What is divided by: counts over the global batch, all micro-batches and ranks together.
+    """The denominators: counts over the global batch, that is all micro-batches and ranks.
 
-    examples: pairs, or single responses.
-    tokens: the scored tokens of chosen responses, or of all where there are no pairs.
-    desirable: how many single responses are good.
+    examples: the number of pairs, or of single responses.
+    tokens: the number of scored tokens in chosen responses; without pairs, in all responses.
+    desirable: the number of single responses that are good.
     """
 
     examples: int
@@ -167,7 +168,8 @@ class Totals:
 
 @dataclass(frozen=True)
 class Shares:
-    """Of n examples, each value divided by its total: [n] each; summed they are the batch's values.
+    """The values of n examples, each divided by its denominator: [n] each. Their sum over the
+    batch is the batch's value.
 
     losses: with gradients.
     metrics: detached, under the names that TRL uses.
@@ -179,19 +181,19 @@ class Shares:
 
 @dataclass(frozen=True)
 class Loss:
-    """Anything that can be minimised; `name` is what a config calls it."""
+    """The base class of all losses; `name` is the loss's name in a config."""
 
     name: ClassVar[str]
 
 
 def require_smoothing(label_smoothing: float) -> None:
-    """The share of labels taken as wrong; from a half on, they would say the opposite."""
+    """Require a label smoothing in [0, 0.5); from 0.5 on, the labels would be reversed."""
     holds = 0 <= label_smoothing < 0.5
     require(holds, "label_smoothing must be in [0, 0.5)", label_smoothing)
 
 
 def logistic(margins: "Tensor", label_smoothing: float = 0.0) -> "Tensor":
-    """−(1 − ε) log σ(m) − ε log σ(−m), the cross-entropy of a label that is wrong with rate ε."""
+    """−(1 − ε) log σ(m) − ε log σ(−m), the cross-entropy if labels are wrong with probability ε."""
     from torch.nn.functional import logsigmoid
 
     losses = -(1 - label_smoothing) * logsigmoid(margins)
@@ -203,10 +205,10 @@ class PreferenceLoss(Loss):
     """A loss over pairs.
 
     Args:
-        nll_weight: how much the negative log-likelihood of the chosen responses counts besides, a
-            mean over tokens. It keeps the chosen response likely where a loss only widens a gap
-            (Pang et al. 2024, https://arxiv.org/abs/2404.19733, who take its mean within each
-            response).
+        nll_weight: the weight of an additional term, the negative log-likelihood of the chosen
+            responses as a mean over tokens. It keeps chosen responses likely, while many losses
+            only widen a gap (Pang et al. 2024, https://arxiv.org/abs/2404.19733, who average within
+            each response).
     """
 
     nll_weight: float = field(default=0.0, kw_only=True)
@@ -217,30 +219,30 @@ class PreferenceLoss(Loss):
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether `per_pair` looks at single tokens, the policy's and the reference's."""
+        """Whether `per_pair` uses the logps of single tokens, of policy and reference."""
         return False
 
     @property
     def needs_batch(self) -> bool:
-        """Whether `per_pair` looks at the whole global batch. A pass without gradients finds its
-        logps before each step."""
+        """Whether `per_pair` uses the whole global batch. A pass without gradients then computes
+        the batch's logps before each step."""
         return False
 
     @property
     def total_nll_weight(self) -> float:
-        """How much the likelihood term weighs, that of losses within this one included."""
+        """The weight of the likelihood term, including those of losses within this one."""
         return self.nll_weight
 
     def per_pair(self, logps: PairLogps) -> PairLosses:
-        """The losses of pairs without the likelihood term, each by itself: nothing is reduced."""
+        """The loss of each pair, without the likelihood term and without any reduction."""
         raise NotImplementedError
 
     def shares(self, logps: PairLogps, totals: Totals, weights: "Tensor | None" = None) -> Shares:
         """The pairs' shares of the batch's loss and metrics.
 
         Args:
-            weights: [n]; how many pairs each counts for, in the loss and not in the metrics. They
-                are not divided by: twice the weight is twice the gradient.
+            weights: [n]; a factor of each pair's loss. Metrics are not weighted. The denominator
+                does not contain the weights: twice the weight gives twice the gradient.
         """
         pairs, nll_weight = self.per_pair(logps), self.total_nll_weight
         losses = pairs.losses / totals.examples
@@ -261,7 +263,7 @@ class ImplicitRewardLoss(ReferenceLoss):
     """A loss over pairs in which a response's reward is β (log π − log π_ref).
 
     Args:
-        beta: the strength β of the KL penalty: a smaller one lets the policy move further from its
+        beta: the strength β of the KL penalty; a smaller β lets the policy move further from its
             reference.
     """
 
@@ -278,10 +280,10 @@ class ImplicitRewardLoss(ReferenceLoss):
 
 @dataclass(frozen=True)
 class SmoothedLoss(ImplicitRewardLoss):
-    """An :class:`ImplicitRewardLoss` that takes a share of the labels as wrong.
+    """An :class:`ImplicitRewardLoss` that assumes that a share of the labels is wrong.
 
     Args:
-        label_smoothing: the share of labels taken as wrong.
+        label_smoothing: the share ε of labels that is assumed to be wrong.
     """
 
     label_smoothing: float = 0.0
@@ -293,17 +295,16 @@ class SmoothedLoss(ImplicitRewardLoss):
 
 @dataclass(frozen=True)
 class ReferenceFreeLoss(PreferenceLoss):
-    """A loss over pairs that needs no reference: none is computed, and none is accepted."""
+    """A loss over pairs without a reference; training with it does not accept reference logps."""
 
 
 @dataclass(frozen=True)
 class LikelihoodLoss(ReferenceFreeLoss):
-    """A :class:`ReferenceFreeLoss` with a weight β and, by default, the likelihood term: CPO's
-    kind.
+    """A :class:`ReferenceFreeLoss` with a weight β and, by default, the likelihood term, like CPO.
 
     Args:
         beta: the weight β of log-probabilities in the margin.
-        nll_weight: how much the negative log-likelihood of the chosen responses counts.
+        nll_weight: the weight of the negative log-likelihood of the chosen responses.
     """
 
     beta: float = 0.1
@@ -316,20 +317,20 @@ class LikelihoodLoss(ReferenceFreeLoss):
 
 @dataclass(frozen=True)
 class UnpairedLoss(Loss):
-    """A loss over single responses marked good or bad, compared with a frozen reference.
+    """A loss over single responses labelled good or bad, compared with a frozen reference.
 
-    `needs_baseline`: whether `per_response` wants a baseline, one number for the whole global
-    batch, which a pass without gradients must find before the step.
+    `needs_baseline`: whether `per_response` needs a baseline, one number for the whole global
+    batch. A pass without gradients then computes it before each step.
     """
 
     needs_baseline: ClassVar[bool] = False
 
     def baseline(self, ratios: "Tensor") -> "Tensor":
-        """The baseline, a scalar, from ratios [batch] of the whole batch; see the loss."""
+        """The baseline, a scalar, from the log-ratios [batch] of the whole batch; see the loss."""
         raise NotImplementedError
 
     def per_response(self, logps: UnpairedLogps, baseline: "Tensor | None") -> UnpairedLosses:
-        """The losses of responses, each by itself: nothing is reduced."""
+        """The loss of each response, without any reduction."""
         raise NotImplementedError
 
     def shares(
@@ -339,7 +340,7 @@ class UnpairedLoss(Loss):
         baseline: "Tensor | None" = None,
         weights: "Tensor | None" = None,
     ) -> Shares:
-        """The responses' shares of the batch's loss and metrics, as `PreferenceLoss.shares`."""
+        """The responses' shares of the batch's loss and metrics; see `PreferenceLoss.shares`."""
         responses = self.per_response(logps, baseline)
         losses = responses.losses / totals.examples
         metrics = _unpaired_metrics(logps, responses.rewards, totals)
@@ -351,12 +352,12 @@ class UnpairedLoss(Loss):
 @dataclass(frozen=True)
 class WeightedUnpairedLoss(UnpairedLoss):
     """An :class:`UnpairedLoss` in which a response's reward is β (log π − log π_ref), and good and
-    bad responses have weights of their own.
+    bad responses have separate weights.
 
     Args:
         beta: the strength β of the KL penalty.
-        desirable_weight: how much good responses count.
-        undesirable_weight: how much bad responses count.
+        desirable_weight: the weight of good responses.
+        undesirable_weight: the weight of bad responses.
     """
 
     beta: float = 0.1
@@ -380,10 +381,10 @@ def _ratios(policy: "Tensor", reference: "Tensor | None") -> "Tensor":
 
 
 def _pair_metrics(logps: PairLogps, pairs: PairLosses) -> dict[str, "Tensor"]:
-    """What is logged of each pair, [n] each.
+    """The metrics of each pair, [n] each.
 
-    A pair counts as accurate when its chosen reward is strictly the greater one, so a policy that
-    equals its reference has an accuracy of 0.
+    A pair is accurate if its chosen reward is strictly greater, so a policy that equals its
+    reference has an accuracy of 0.
     """
     chosen, rejected = pairs.chosen_rewards.detach(), pairs.rejected_rewards.detach()
     return {
@@ -400,7 +401,7 @@ def _pair_metrics(logps: PairLogps, pairs: PairLosses) -> dict[str, "Tensor"]:
 def _unpaired_metrics(
     logps: UnpairedLogps, rewards: "Tensor", totals: Totals
 ) -> dict[str, "Tensor"]:
-    """Shares of the means over the good and over the bad responses, where the batch has such."""
+    """Shares of the means over good and over bad responses, for each label that the batch has."""
     metrics: dict[str, Tensor] = {}
     rewards, responses = rewards.detach(), logps.responses.detach()
     counts = {"chosen": totals.desirable, "rejected": totals.examples - totals.desirable}

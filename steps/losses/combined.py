@@ -1,7 +1,7 @@
-"""Several losses over the same pairs, added up.
+"""Weighted sums of several losses over the same pairs.
 
-A combination has a name in each family, because it is the type of a loss that says whether a
-reference is needed.
+There is one class for each family, because the type of a loss determines whether training needs a
+reference.
 """
 
 import math
@@ -23,25 +23,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CombinedLoss(PreferenceLoss):
-    """Σ weight · loss, over losses under names of one's choice.
+    """Σ weight · loss, over losses with freely chosen names.
 
         CombinedReference({"dpo": Dpo(), "hinge": Hinge(beta=0.5)}, {"hinge": 0.2})
 
-    A loss without a weight has 1, and the weights need not add up to it. The likelihood terms of
-    the losses are weighted like the losses, and that of the combination comes on top. A response's
-    reward is the mean of what the losses give it, by their weights. Each loss is logged by itself,
+    The default weight is 1, and the weights need not add up to 1. The likelihood term of each loss
+    has the same weight as the loss; the combination's own likelihood term is added. A response's
+    reward is the weighted mean of its rewards under the losses. Each loss is also logged separately
     as `loss/NAME`, without its likelihood term.
 
     TRL: lists in `loss_type` and `loss_weights`, where all losses share one β and `loss_type="sft"`
     is `nll_weight` here.
 
     Args:
-        losses: the losses, each under a name.
-        weights: how much each of them counts, by name; 1 by default.
+        losses: the losses by name.
+        weights: the weight of each loss by name; 1 by default.
     """
 
     losses: dict[str, Any] = field(default_factory=dict)
-    """Each a `PreferenceLoss`; a config could not add one to a mapping declared to be of them."""
+    """Each is a `PreferenceLoss`. The declared type is `Any`, as OmegaConf could otherwise not add
+    a loss to the mapping."""
     weights: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,7 +94,7 @@ class CombinedLoss(PreferenceLoss):
 
 @dataclass(frozen=True)
 class CombinedReference(CombinedLoss, ReferenceLoss):
-    """A combination of which at least one loss wants a reference."""
+    """A combination in which at least one loss needs a reference."""
 
     name: ClassVar[str] = "combined"
 
@@ -108,7 +109,7 @@ class CombinedReference(CombinedLoss, ReferenceLoss):
 
 @dataclass(frozen=True)
 class CombinedReferenceFree(CombinedLoss, ReferenceFreeLoss):
-    """A combination of losses none of which wants a reference."""
+    """A combination in which no loss needs a reference."""
 
     name: ClassVar[str] = "combined_reference_free"
 

@@ -14,22 +14,23 @@ from steps.losses.base import (
 
 @dataclass(frozen=True)
 class Cpo(LikelihoodLoss):
-    """DPO with a uniform reference, and the likelihood of the chosen response to hold it in place.
+    """DPO with a uniform reference, and a likelihood term for the chosen response.
 
-    A reference that gives every response the same probability cancels in the margin; what kept the
-    policy near it is done by a likelihood term instead (equation 3):
+    A reference that gives every response the same probability cancels in the margin. The likelihood
+    term takes over its role as a regulariser (equation 3):
 
         L = −log σ(m) + nll_weight · NLL(w),    m = β (log π(w) − log π(l)),    dL/dm = −σ(−m)
 
-    Rewards are β log π, of sums over tokens, so a longer response is worth less.
+    Rewards are β log π, a sum over tokens, so longer responses get lower rewards.
     With label smoothing ε the first term is −(1 − ε) log σ(m) − ε log σ(−m).
 
-    The likelihood is a mean over the tokens of the batch, as in TRL; the paper's is over responses.
+    The likelihood term is a mean over the tokens of the batch, as in TRL; in the paper it is a mean
+    over responses.
 
     TRL: `CPOTrainer` with `loss_type="sigmoid"`; `cpo_alpha` is `nll_weight`.
 
     Args:
-        label_smoothing: the share of labels taken as wrong.
+        label_smoothing: the share ε of labels that is assumed to be wrong.
     """
 
     name: ClassVar[str] = "cpo"

@@ -1,7 +1,7 @@
 """The hinge loss of SLiC and RSO on DPO's margin.
 
 Zhao et al. 2023 (SLiC-HF, https://arxiv.org/abs/2305.10425), with likelihoods normalised by a
-reference as in Liu et al. 2023 (RSO, https://arxiv.org/abs/2309.06657), where it is "hinge-norm".
+reference as in Liu et al. 2023 (RSO, https://arxiv.org/abs/2309.06657), who call it "hinge-norm".
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class Hinge(ImplicitRewardLoss):
 
         L = max(0, 1 − m),    m = β (log π(w)/π_ref(w) − log π(l)/π_ref(l)),    dL/dm = −[m < 1]
 
-    It is the support vector machine to DPO's logistic regression: once a pair is told apart by
-    1/β nats, it no longer pulls. A policy that equals its reference has L = 1.
+    It relates to DPO as a support vector machine to logistic regression: a pair with a difference
+    of more than 1/β nats has no gradient. A policy that equals its reference has L = 1.
 
     TRL: `loss_type="hinge"`.
     """

@@ -8,20 +8,20 @@ from steps.losses.base import ImplicitRewardLoss, PairLogps, PairLosses
 
 @dataclass(frozen=True)
 class Ipo(ImplicitRewardLoss):
-    """(h − 1/(2β))²: a margin to be met, where DPO's is to be as large as can be.
+    """(h − 1/(2β))²: regression to a target margin, where DPO always favours a larger margin.
 
-    DPO passes from preference probabilities to rewards through a logit, which is infinite where
-    all annotators agree, so that no β holds the policy back. Preferring the identity instead gives
-    a regression (equation 17, whose τ is β):
+    DPO maps preference probabilities to rewards by a logit. The logit is infinite if all annotators
+    agree, and then no β keeps the policy near its reference. With the identity in place of the
+    logit, the loss becomes a regression (equation 17, whose τ is β):
 
         L = (h − 1/(2β))²,    h = log π(w)/π_ref(w) − log π(l)/π_ref(l),    dL/dh = 2h − 1/β
 
-    The logps in h are taken as means over tokens. The paper does not say so; as sums, the same
-    margin of 1/(2β) would be asked of short and long responses, and TRL reports of the authors
-    that their results are with means.
+    The logps in h are means over tokens. The paper does not specify this. With sums, short and long
+    responses would have the same target margin 1/(2β); TRL reports that the authors confirmed that
+    their results use means.
 
-    A policy that equals its reference has h = 0 and L = 1/(4β²). A small β asks for a large
-    margin: the gradient does not vanish with β, it grows.
+    A policy that equals its reference has h = 0 and L = 1/(4β²). A small β means a large target
+    margin: as β goes to 0, the gradient grows.
 
     TRL: `loss_type="ipo"`.
     """

@@ -11,44 +11,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kto(WeightedUnpairedLoss):
-    """λ (1 − v): how far a response is from all the value that it could have.
+    """λ (1 − v), where v is the value of a response, between 0 and 1.
 
-    Kahneman and Tversky's value of an outcome, with a logistic in place of the power function, is
-    taken of the reward r = log(π(y|x) / π_ref(y|x)) against a reference point z (equations 7, 8):
+    v is the value function of Kahneman and Tversky, with a logistic in place of the power function,
+    of the reward r = log(π(y|x) / π_ref(y|x)) relative to a reference point z (equations 7, 8):
 
         good:  v = σ(β (r − z)),    L = desirable_weight (1 − v)
         bad:   v = σ(β (z − r)),    L = undesirable_weight (1 − v)
 
         dL/dr = ∓ weight · β · v (1 − v),   − for good and + for bad
 
-    so a response far from z, whichever side, hardly moves: hopeless labels are left alone.
+    So a response whose reward is far from z, on either side, has almost no gradient: the loss
+    ignores labels that it cannot fit.
 
-    The reference point is z = KL(π ‖ π_ref), which is estimated and not differentiated. The
-    estimator is that of the paper's section 4.1 and of TRL: with y'ᵢ a response to *another*
-    prompt,
+    The reference point is z = KL(π ‖ π_ref). It is estimated and not differentiated. The estimator
+    is that of the paper's section 4.1 and of TRL: with y'ᵢ a response to *another* prompt,
 
         z = max(0, 1/n Σᵢ log(π(y'ᵢ|xᵢ) / π_ref(y'ᵢ|xᵢ))).
 
-    It is biased, and cheap: nothing is sampled. Here the mean is over the whole global batch, found
-    in a pass without gradients before the step, so it does not depend on micro-batches; in TRL it
-    is over one micro-batch on every device. y'ᵢ is the response of the row before (of the first
-    row: of the last) in the order of the whole data; in TRL, in the order of every
-    `per_device_train_batch_size` rows of it.
+    This estimate is biased but cheap, as it needs no samples. Here the mean is over the whole
+    global batch, from a pass without gradients before the step, so it does not depend on
+    micro-batches. In TRL it is over one micro-batch on every device. y'ᵢ is the response of the row
+    before, in the order of the whole data (for the first row: of the last row). In TRL, the order
+    is that of each `per_device_train_batch_size` rows.
 
     A policy that equals its reference has r = z = 0 and L = weight/2.
 
-    The weights even out labels of unequal number: the paper wants
+    The weights balance unequal numbers of labels: the paper recommends
     (desirable_weight · good) / (undesirable_weight · bad) between 1 and 4/3.
 
-    TRL: `KTOTrainer` with `loss_type="kto"` and the same option names. There a batch's loss is the
-    mean over its responses too.
+    TRL: `KTOTrainer` with `loss_type="kto"` and the same option names. TRL's loss of a batch is
+    also the mean over its responses.
     """
 
     name: ClassVar[str] = "kto"
     needs_baseline: ClassVar[bool] = True
 
     def baseline(self, ratios: "Tensor") -> "Tensor":
-        """z of a global batch, a scalar, from log π(y'|x) − log π_ref(y'|x), float64 [batch]."""
+        """z, a scalar, from log π(y'|x) − log π_ref(y'|x) of the global batch, float64 [batch]."""
         return ratios.detach().mean().clamp(min=0)
 
     def per_response(self, logps: UnpairedLogps, baseline: "Tensor | None") -> UnpairedLosses:

@@ -14,19 +14,19 @@ class Orpo(LikelihoodLoss):
     """Fine-tuning on the chosen response, with a penalty on the odds of the rejected one.
 
     Let p = exp(log π(y|x) / |y|) be the geometric mean of a response's token probabilities. Its
-    odds are p/(1 − p) (equation 4), and with the log odds ratio z of the two responses
-    (equations 6 and 7)
+    odds are p/(1 − p) (equation 4). With the log odds ratio z of the two responses (equations 6
+    and 7), the loss is
 
         L = nll_weight · NLL(w) − β log σ(z),    z = log(p_w/(1 − p_w)) − log(p_l/(1 − p_l))
         dz/d log p_w = 1/(1 − p_w),    d(−log σ(z))/dz = −σ(−z)
 
-    β is the paper's λ. It does not lie within the logistic, so as it vanishes only the likelihood
-    remains. Starting from a pretrained model, this is SFT and preference training in one.
+    β is the paper's λ. It is a factor outside the logistic, so with β = 0 only the likelihood term
+    remains. From a pretrained model, this loss combines SFT and preference training in one run.
 
-    Odds are infinite where every token is certain, so log p is held below −1e-12.
+    The odds would be infinite if every token had probability 1, so log p is clamped to −1e-12.
 
-    TRL: `ORPOTrainer`. Its likelihood term reads the prompt as well; here only scored tokens count,
-    as in the paper.
+    TRL: `ORPOTrainer`. Its likelihood term includes the prompt; here only scored tokens count, as
+    in the paper.
     """
 
     name: ClassVar[str] = "orpo"
@@ -41,6 +41,6 @@ class Orpo(LikelihoodLoss):
 
 
 def _log_odds(logps: "Tensor") -> "Tensor":
-    """log(p/(1 − p)) of log p; 1 − p, as −expm1(log p), keeps its digits where p is nearly 1."""
+    """log(p/(1 − p)) from log p. −expm1(log p) computes 1 − p accurately if p is nearly 1."""
     logps = logps.clamp(max=-1e-12)
     return logps - (-logps.expm1()).log()

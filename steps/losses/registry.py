@@ -1,8 +1,8 @@
-"""Losses by name, for those who choose one in a config: an experiment hands them to ``main``.
+"""Losses by name, for configs; an experiment passes them to ``main``.
 
-Whatever file of this folder or of a folder below it defines a loss, it is known
-(:mod:`steps.shared.named`). Steps do not come through here. They are given a loss, and so depend on
-the code of that one only.
+The registry finds the losses in all files of this folder and of the folders below it
+(:mod:`steps.shared.named`). Steps do not import the registry. They get one loss as an argument, so
+they depend on the code of that loss only.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Family = TypeVar("Family", bound=Loss)
 
 
 def losses_of(family: type[Family]) -> dict[str, type[Family]]:
-    """The losses that are a `family` (such as `PreferenceLoss`), in the order of their names."""
+    """The losses of a `family` (such as `PreferenceLoss`), sorted by name."""
     return members_of(family, losses)
 
 

@@ -13,18 +13,19 @@ from steps.losses.base import (
 
 @dataclass(frozen=True)
 class Robust(SmoothedLoss):
-    """DPO's loss of the true labels, estimated without bias from labels of which some are flipped.
+    """An unbiased estimate of DPO's loss with the true labels, from labels with random flips.
 
     Let ℓ(m) = −log σ(m) and let a share ε of labels be flipped at random. Then
 
         L = ((1 − ε) ℓ(m) − ε ℓ(−m)) / (1 − 2ε)
         dL/dm = −((1 − ε) σ(−m) + ε σ(m)) / (1 − 2ε)
 
-    has the expectation ℓ of the unflipped label: with rate 1 − ε it is L(m) and with ε it is L(−m),
-    and ((1 − ε)² − ε²) / (1 − 2ε) = 1 of ℓ(m) remains, ((1 − ε)ε − ε(1 − ε)) = 0 of ℓ(−m). The
-    label smoothing of :class:`~steps.losses.dpo.Dpo` has the opposite sign in its second
-    term: it guards against confidence, and this against a wrong mean. Unlike that it is not bounded
-    below, and its gradient never falls under ε/(1 − 2ε).
+    has the expectation ℓ(m) for the unflipped label. The loss is L(m) with probability 1 − ε and
+    L(−m) with probability ε. In the expectation, ℓ(m) has the factor ((1 − ε)² − ε²)/(1 − 2ε) = 1,
+    and ℓ(−m) the factor ((1 − ε)ε − ε(1 − ε))/(1 − 2ε) = 0. In the label smoothing of
+    :class:`~steps.losses.dpo.Dpo`, the second term has the opposite sign: it prevents
+    overconfidence, while this loss corrects a bias. Unlike it, this loss has no lower bound, and
+    the size of its gradient never falls below ε/(1 − 2ε).
 
     A policy that equals its reference has L = ln 2; with ε = 0 it is DPO.
 

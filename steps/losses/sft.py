@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sft(Loss):
-    """−1/T Σ log π(token | what is before it), over the T scored tokens of the global batch.
+    """−1/T Σ log π(token | tokens before it), over the T scored tokens of the global batch.
 
-    The gradient is that of cross-entropy: of a logit z_v, π(v) − [v is the target], over T. Every
-    token counts the same, so a long response counts for more than a short one.
+    This is cross-entropy; its gradient by a logit z_v is (π(v) − [v is the target]) / T. All tokens
+    have the same weight, so a long response has more weight than a short one.
 
     TRL: `SFTTrainer` with `completion_only_loss=True`; in `DPOTrainer`, `loss_type="sft"` is the
     term that `nll_weight` adds to a loss over pairs.
@@ -26,7 +26,7 @@ class Sft(Loss):
         """The shares of responses with summed log-probabilities `logps`, float64 [n].
 
         Args:
-            weights: [n]; how many times each response counts.
+            weights: [n]; a factor of each response's loss.
         """
         losses = -logps / totals.tokens
         return Shares(losses if weights is None else weights * losses, {})

@@ -18,22 +18,23 @@ from steps.shared.checks import require
 class Simpo(ReferenceFreeLoss):
     """−log σ(m − γ), where rewards are β times the *mean* log-probability of a token.
 
-    The reward is what ranks responses when decoding, r = β/|y| log π(y|x) (equation 4), so no
-    reference is needed and length is not rewarded. The margin must exceed a target γ (equation 6):
+    The reward r = β/|y| log π(y|x) (equation 4) is the quantity that ranks responses in decoding.
+    It needs no reference and does not favour length. The margin must exceed a target γ
+    (equation 6):
 
         L = −log σ(m − γ),    m = β (log π(w)/|w| − log π(l)/|l|),    dL/dm = −σ(γ − m)
 
     With label smoothing ε it is −(1 − ε) log σ(m − γ) − ε log σ(γ − m).
 
-    The paper's own settings are β from 2 to 10 and γ/β from 0.3 to 1.6.
+    The paper uses β from 2 to 10 and γ/β from 0.3 to 1.6.
 
     TRL: `CPOTrainer` with `loss_type="simpo"`, `simpo_gamma`, and `cpo_alpha=0`, which is
-    `nll_weight` here. (Its defaults are β 0.1 and γ 0.5; there γ/β is 5.)
+    `nll_weight` here. (TRL's defaults are β = 0.1 and γ = 0.5, so γ/β is 5.)
 
     Args:
         beta: the weight β of mean log-probabilities in the margin.
-        gamma: the margin γ that is to be reached.
-        label_smoothing: the share of labels taken as wrong.
+        gamma: the target γ of the margin.
+        label_smoothing: the share ε of labels that is assumed to be wrong.
     """
 
     name: ClassVar[str] = "simpo"

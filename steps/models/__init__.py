@@ -1,11 +1,10 @@
-"""Models as folders, and the machines that they lie on.
+"""Models as folders, and the processes and devices that run them.
 
-Begin with ``folders`` (how a model is read and written; ``writing`` is what is said of a full
-disk). ``importing`` makes a folder of what people publish, ``adapters`` puts low-rank matrices
-beside its layers, ``positions`` says how long a sequence it takes, ``recomputing`` keeps less of a
-forward for its backward. ``ranks`` are the processes that
-do one step together, ``pieces`` the tensors that are spread over them, ``queue`` the thread in
-which work on a model is done, ``workplace`` the folders of a step and whom it answers to.
+Begin with ``folders``, which reads and writes models (``writing`` turns a full disk into a clear
+error). ``importing`` converts published models to folders, ``adapters`` adds low-rank adapters,
+``positions`` checks the length of sequences, ``recomputing`` is activation checkpointing. ``ranks``
+are the processes that run one step together, ``pieces`` the tensors that they share. ``queue`` is
+the thread that runs all work on a model, ``workplace`` holds a step's folders and callbacks.
 ``config`` is importable without torch.
 
 Uses torch and transformers; of this project nothing but ``steps.shared.checks`` and

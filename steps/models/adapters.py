@@ -1,11 +1,11 @@
 """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685), through `peft`.
 
-An adapter starts as a product with a zero factor, so the adapted model is the base to the last bit.
-Preferences therefore need no second model: the reference is the base without an adapter, and its
-logps are those that `run_reference` computes from the folder that the policy starts from.
+One factor of a new adapter is zero, so the adapted model equals the base bit for bit at first. So
+preference training needs no second model: the reference is the base without an adapter, and
+`run_reference` computes its logps from the folder from which the policy starts.
 
-What is trained is kept in two ways: added to the base's weights, as a model like any other; and by
-itself, as `peft` loads it beside a base.
+A trained adapter is saved in two ways: merged into the base's weights, as an ordinary model; and
+separately, in the format that `peft` loads onto a base.
 """
 
 from copy import copy
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 def add_adapter(
     model: PreTrainedModel, config: LoraConfig, seed: int, task: str | None = "CAUSAL_LM"
 ) -> "PeftModel":
-    """Puts adapters beside the linear layers of `model`, in place, and freezes everything else.
+    """Add adapters to linear layers of `model`, in place, and freeze all other weights.
 
-    Without `target_modules` all linear layers but the head get one. `task` is what `peft` calls the
-    model's purpose; without one, `peft` asks for nothing but layers. Raises ValueError naming
-    modules that the model does not have, or a head and embeddings that are one matrix: merged, an
-    adapter of either would change both, and what is saved would not be what was trained.
+    Without `target_modules`, all linear layers except the head get an adapter. `task` is `peft`'s
+    name of the model's task; with None, `peft` requires no particular methods of the model.
+
+    Raises ValueError, which names the module, if `model` has no such module; or if an adapter would
+    be on a matrix that head and embeddings share. To merge it would change both, and the saved
+    model would not equal the trained one.
     """
     import peft
 
@@ -50,7 +52,7 @@ def add_adapter(
 
 
 def _require_untied(model: PreTrainedModel) -> None:
-    """Refuses adapters on a matrix that the head and the embeddings share."""
+    """Raise ValueError if a matrix that head and embeddings share has an adapter."""
     ends: tuple[Any, ...] = (model.get_input_embeddings(), model.get_output_embeddings())
     if ends[1] is None or ends[0].weight is not ends[1].weight:
         return
@@ -64,16 +66,16 @@ def _require_untied(model: PreTrainedModel) -> None:
 
 
 def keep_adapter_dropout(model: PreTrainedModel) -> None:
-    """Adapters' dropout on, whatever the mode of the model around them."""
+    """Switch the dropout of adapters on, whatever the mode of the other modules."""
     for name, module in model.named_modules():
         if name.endswith(".lora_dropout"):
             module.train()
 
 
 def save_adapter(adapted: "PeftModel", folder: Path) -> None:
-    """Writes the adapters as ``PeftModel.from_pretrained(base, folder)`` reads them.
+    """Write the adapters in the format that ``PeftModel.from_pretrained(base, folder)`` reads.
 
-    The bytes follow from the adapters alone: no path of a base, and no order of a set, is in them.
+    The bytes depend only on the adapters: they contain no path of a base, and no order of a set.
     """
     import peft
 
@@ -91,5 +93,5 @@ def save_adapter(adapted: "PeftModel", folder: Path) -> None:
 
 
 def merge_adapter(adapted: "PeftModel") -> PreTrainedModel:
-    """The base model with the adapters added to its weights and taken away."""
+    """Merge the adapters into the base model's weights, and return the base without adapters."""
     return cast(PreTrainedModel, adapted.merge_and_unload(safe_merge=True))

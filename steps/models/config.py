@@ -1,4 +1,4 @@
-"""What a model is loaded and adapted as: data that is importable without torch."""
+"""How a model is loaded and adapted: types that are importable without torch."""
 
 import math
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ class Dtype(StrEnum):
 
 
 class ActivationCheckpointing(StrEnum):
-    """What a layer computes again in the backward, so as not to keep it from the forward.
+    """Which activations a layer recomputes in the backward instead of keeping them.
 
-    selective: all but matrix products and attention, which costs little and halves what is kept;
-        of models that are packed.
-    full: everything, from the layer's input; a third more arithmetic.
+    selective: all but the outputs of matrix products and attention; this costs little time and
+        halves the memory of activations. Only for packed models.
+    full: all activations, from the layer's input; this takes a third more arithmetic.
     """
 
     none = "none"
@@ -31,16 +31,15 @@ class ActivationCheckpointing(StrEnum):
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
 class LoraConfig:
-    """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685) in place of all weights.
-
-    An adapter adds `alpha / r · B A` to a matrix.
+    """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685), trained in place of all
+    weights. An adapter adds `alpha / r · B A` to a weight matrix.
 
     Args:
         r: the rank.
-        alpha: the scale: an adapter counts alpha / r.
-        dropout: of an adapter's input, in training.
-        target_modules: the matrices that are adapted, as in ``[q_proj, v_proj]``; none means every
-            linear layer but the head.
+        alpha: the scale; an adapter's product is multiplied by alpha / r.
+        dropout: the dropout probability of an adapter's input in training.
+        target_modules: the names of the adapted matrices, as in ``[q_proj, v_proj]``; an empty list
+            means every linear layer except the head.
     """
 
     r: int = 16
@@ -55,4 +54,4 @@ class LoraConfig:
 
 
 ADAPTERS: Mapping[str, type] = {"lora": LoraConfig}
-"""Kinds of adapters by the names that a config gives them; an experiment hands them to ``main``."""
+"""Kinds of adapters by their names in a config; an experiment passes them to ``main``."""

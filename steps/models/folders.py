@@ -1,7 +1,7 @@
-"""Models as folders: how one is read, and how one is written: equal weights give equal bytes.
+"""Read and write models as folders, so that equal weights give equal bytes.
 
-The bytes of a written folder follow from the weights, the config and the installed version of
-transformers (which signs config.json); no path and no time goes into them.
+The bytes of a written folder depend only on the weights, the config and the installed version of
+transformers (which is in config.json). They contain no path and no time.
 """
 
 import shutil
@@ -42,8 +42,8 @@ _TOKENIZER_FILES = (
 def load_model(
     path: Path | str, dtype: Dtype = Dtype.float32, on_host: bool = False
 ) -> PreTrainedModel:
-    """The causal language model of a Hugging Face folder, on this process's GPU if there is one and
-    it is not to stay `on_host`.
+    """The causal language model of a Hugging Face folder, on this process's GPU if there is one,
+    unless `on_host` is set.
 
     Raises FileNotFoundError for a folder that is missing or has no config.json.
     """
@@ -61,8 +61,10 @@ def language_model_of(config: PreTrainedConfig) -> Any:
 def load_as(
     kind: Any, path: Path | str, dtype: Dtype, on_host: bool = False, **settings: Any
 ) -> tuple[PreTrainedModel, set[str]]:
-    """The model that an auto class of transformers makes of a folder, as `load_model` has it; and
-    the names of the parameters that the folder lacks, whose values are arbitrary.
+    """Load a folder with an auto class of transformers, otherwise like `load_model`.
+
+    Returns the model, and the names of the parameters that the folder lacks, whose values are
+    arbitrary.
 
     Args:
         kind: the auto class; without one, that of language models.
@@ -82,26 +84,28 @@ def load_as(
             output_loading_info=True,
             **settings,
         )
-    if dtype is Dtype.float64:  # the grouped products of experts take nothing wider than float32
+    if dtype is Dtype.float64:  # grouped matrix products of experts do not support float64
         model.set_experts_implementation("eager")
     device = torch.device("cuda" if torch.cuda.is_available() and not on_host else "cpu")
     return model.to(device), set(found["missing_keys"])
 
 
 def own_attention(model: PreTrainedModel) -> str:
-    """The attention of transformers' own that a model generates and is compared with: SDPA, or the
-    eager one where scores are soft-capped (Gemma 2), which SDPA cannot do, or SDPA is not there."""
+    """The attention of transformers that a model uses for generation and in comparisons.
+
+    It is SDPA; or eager if the model has no SDPA, or if it soft-caps scores (Gemma 2), which SDPA
+    cannot compute."""
     return "eager" if _soft_caps_scores(model.config) or not model._supports_sdpa else "sdpa"
 
 
 def save_model(
     model: PreTrainedModel, path: Path | str, tokenizer_from: Path | str | None = None
 ) -> None:
-    """Writes a Hugging Face folder: safetensors, configs, another folder's tokenizer files.
+    """Write a Hugging Face folder: safetensors, configs, and another folder's tokenizer files.
 
-    Tied weights are stored once. Tokenizer files are copied as they are, chat template included.
-    Raises FloatingPointError naming a weight that is not finite: after the last update of a run
-    nobody has computed with it yet.
+    Tied weights are stored once. Tokenizer files, including the chat template, are copied
+    unchanged. Raises FloatingPointError, which names a weight, if it is not finite: no forward has
+    used the weights since the last update of a run.
     """
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
@@ -128,7 +132,7 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Dropout off inside the block; every module's mode is as before after it."""
+    """Switch dropout off inside the block, then restore the mode of every module."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Pretrained models from where people publish them, as plain Hugging Face folders."""
+"""Convert published pretrained models to plain Hugging Face folders."""
 
 import shutil
 from collections.abc import Iterator
@@ -23,7 +23,8 @@ def import_pretrained(
 ) -> dict[str, Any]:
     """Write ``source`` (a Hub repository, a folder, or a ``.gguf`` file) as a folder at ``output``.
 
-    Weights of a GGUF file are dequantised to ``dtype``. Returns the number of parameters.
+    Weights of a GGUF file are dequantised to ``dtype``. Returns the number of parameters and the
+    size of the vocabulary.
 
     Raises:
         ValueError: the source holds no model, or no tokenizer with a chat template.
@@ -73,10 +74,10 @@ def _copy_processor(source: str, where: dict[str, Any], output: Path) -> None:
 
 @contextmanager
 def _loading(what: str, source: str) -> Iterator[None]:
-    """Say in one sentence why transformers cannot load something.
+    """Turn any error of transformers in loading a model into one sentence.
 
     Raises:
-        ValueError: it cannot; of a dozen kinds of exception, none is told apart.
+        ValueError: for every exception, as transformers raises a dozen different kinds.
     """
     try:
         yield
@@ -99,11 +100,11 @@ def _unloadable(what: str, source: str, error: Exception) -> str:
 
 @contextmanager
 def _reading_once() -> Iterator[None]:
-    """Lets transformers parse a ``.gguf`` file once, where it does for the tokenizer, the config
-    and the weights; and make the table of names once, where it does for every submodule.
+    """Make transformers parse a ``.gguf`` file only once, and not again for the tokenizer, the
+    config and the weights; and build the table of names once, not once for every submodule.
 
-    The parser reads hundreds of thousands of small fields. A plain view of the file does that
-    three times as fast as numpy's `memmap`, whose every slice is a `memmap` again.
+    The parser reads hundreds of thousands of small fields. This is three times as fast on a plain
+    array as on numpy's `memmap`, because every slice of a `memmap` is again a `memmap`.
     """
     import gguf
 

@@ -1,14 +1,14 @@
-"""Tensors whose rows lie with several ranks, on disk and in memory.
+"""Tensors whose rows are sharded over several ranks, on disk and in memory.
 
     state.safetensors                 all rows of every tensor, from one process
-    state-00000-of-00002.safetensors  the rows of one rank; where they belong, `rows` says in the
-                                      header: {name: [first row, rows of the whole tensor]}
+    state-00000-of-00002.safetensors  the rows of one rank; `rows` in the header gives their
+                                      position: {name: [first row, rows of the whole tensor]}
 
-Every rank writes its own rows, at once and without a word to the others, and reads those it needs
-from whatever files hold them. So what N ranks have written, any number of ranks can read.
+Every rank writes its own rows, in parallel and without communication. A rank reads the rows that it
+needs from all files that contain them. So any number of ranks can read what N ranks have written.
 
-The rows of a rank are those that FSDP gives it: of R rows over N ranks, ⌈R/N⌉ each, as long as
-there are some. What is not spread over ranks (a count of steps, say) is the first rank's to write.
+The rows of a rank are those that FSDP assigns to it: of R rows, each of N ranks gets ⌈R/N⌉ until
+none are left. The first rank writes values that are not sharded (such as a count of steps).
 """
 
 import json
@@ -29,7 +29,8 @@ _ROWS = "rows"
 
 
 class Whole(Protocol):
-    """All rows of a tensor, in memory or on disk: `tensor[2:4]` are two, `tensor[...]` is all."""
+    """A tensor with all its rows, in memory or on disk: `tensor[2:4]` gives two rows,
+    `tensor[...]` all."""
 
     @property
     def shape(self) -> Sequence[int]: ...
@@ -39,23 +40,23 @@ class Whole(Protocol):
 
 @dataclass(frozen=True)
 class Pieces:
-    """Copies on the host of what one rank has of some tensors.
+    """Copies, on the host, of one rank's rows of some tensors.
 
-    rows: of those of which it has not all, the first row it has and how many there are.
+    rows: for each sharded tensor, the rank's first row and the number of rows of the whole tensor.
     """
 
     tensors: Mapping[str, Tensor]
     rows: Mapping[str, tuple[int, int]]
 
     def write(self, path: Path, metadata: Mapping[str, str]) -> None:
-        """Writes them as a file of this rank, with `metadata`."""
+        """Write the rows to this rank's file, with `metadata`."""
         spread = {_ROWS: json.dumps(self.rows)} if self.rows else {}
         with writing(path):
             save_file(dict(self.tensors), path, {**metadata, **spread})
 
 
 def pieces_of(tensors: Mapping[str, Tensor], is_first: bool = True) -> Pieces:
-    """Copies of what this rank has of `tensors`; of those that all ranks have, if it is first."""
+    """Copies of this rank's rows of `tensors`. Only the first rank copies unsharded tensors."""
     copies, rows = {}, {}
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
@@ -70,7 +71,7 @@ def pieces_of(tensors: Mapping[str, Tensor], is_first: bool = True) -> Pieces:
 
 
 class Stored(Mapping[str, Whole]):
-    """The tensors in the files that the ranks of a run have written, read as they are asked for."""
+    """The tensors in the files of a run's ranks. Rows are read from disk on access."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._tensors: dict[str, _StoredTensor] = {}
@@ -97,7 +98,7 @@ class Stored(Mapping[str, Whole]):
 
 @dataclass(frozen=True)
 class _StoredTensor:
-    """parts: the first row of each, and the open file that it is in."""
+    """parts: for each file with rows of the tensor, the first of these rows and the open file."""
 
     name: str
     shape: tuple[int, ...]
@@ -119,8 +120,8 @@ class _StoredTensor:
 
 
 def put(source: Whole, target: Tensor) -> None:
-    """Copies into `target` the rows that it has of `source`; raises ValueError if that is of
-    another shape."""
+    """Copy the rows of `source` that belong to this rank into `target`. Raises ValueError if the
+    shapes differ."""
     if tuple(source.shape) != tuple(target.shape):
         raise ValueError(f"a shape is {tuple(source.shape)}, not {tuple(target.shape)}")
     own = own_rows(target) if isinstance(target, DTensor) else ...
@@ -129,17 +130,17 @@ def put(source: Whole, target: Tensor) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All rows, on every rank; all must ask."""
+    """All rows of a tensor, on every rank; all ranks must call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The rows of this rank."""
+    """This rank's rows of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def own_rows(tensor: DTensor) -> slice:
-    """Which rows of a tensor this rank has."""
+    """The range of this rank's rows of a tensor."""
     total, mesh = tensor.shape[0], tensor.device_mesh
     each = -(-total // mesh.size())
     start = min(mesh.get_local_rank() * each, total)

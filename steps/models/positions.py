@@ -1,4 +1,4 @@
-"""How long a sequence a model was made for."""
+"""Checks of sequence lengths against the positions that a model supports."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,25 +9,25 @@ from steps.shared.execution_detail import execution_detail
 
 
 def require_positions(model: PreTrainedModel, row: str, tokens: int) -> None:
-    """Raises ValueError naming the row whose longest sequence has so many `tokens` to read, if a
-    table of positions is too short for it. A rotation goes on for ever."""
+    """Raise ValueError, which names the `row`, if its longest sequence has more `tokens` than the
+    model's table of positions. Rotary positions have no such limit."""
     if not any(rotations(model)) and (fault := _beyond(model, row, tokens)):
         raise ValueError(fault)
 
 
 @execution_detail
 def beyond_training(model: PreTrainedModel, row: str, tokens: int) -> str | None:
-    """What a person should know if positions are rotated further than the model ever saw them.
+    """A notice if a sequence is longer than the rotary positions on which the model was trained.
 
-    Not of "dynamic" rotations, which are meant to go beyond.
+    There is no notice for "dynamic" rotations, which are designed to go further.
     """
     kinds = {rotation.get("rope_type") for rotation in rotations(model)}
     return _beyond(model, row, tokens) if kinds and "dynamic" not in kinds else None
 
 
 def rotations(model: PreTrainedModel) -> Iterator[Mapping[str, Any]]:
-    """How positions are rotated, in the words of the model's config: for each kind of layer, or
-    once for all; nothing for a model that does not."""
+    """The settings of rotary positions in the model's config, one for each kind of layer or one for
+    all; none for a model without rotary positions."""
     settings = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     found = [value for value in settings.values() if isinstance(value, dict)]
     yield from found or ([settings] if settings else [])

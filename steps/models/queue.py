@@ -1,4 +1,4 @@
-"""One thread that works off calls in order, and does nothing more after the first error."""
+"""A thread that executes calls in order and refuses all calls after its first error."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,15 +10,15 @@ Result = TypeVar("Result")
 
 
 class PoisonedError(RuntimeError):
-    """Something was asked of a model that an earlier error has left in an unknown state."""
+    """A call was refused, because an earlier error has left the model in an unknown state."""
 
 
 class SerialQueue:
-    """Calls run one after another beside the caller's thread.
+    """Executes calls one after another in a thread of its own.
 
-    Torch lets go of the interpreter's lock while its kernels run, so the caller prepares a batch
-    meanwhile. The first call that raises poisons the queue: calls behind it, queued or yet to come,
-    raise PoisonedError naming that error.
+    Torch releases the interpreter's lock while kernels run, so the caller can prepare a batch at
+    the same time. After the first call that raises, all later calls, also those already queued,
+    raise PoisonedError, which names that first error.
     """
 
     def __init__(self, name: str) -> None:
@@ -27,11 +27,11 @@ class SerialQueue:
         self._fault: BaseException | None = None
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:
-        """Queues `call`; the future has what it returns or raises."""
+        """Queue `call`; the future gets its result or its exception."""
         return self._executor.submit(self._run, call)
 
     def close(self) -> None:
-        """Waits for what is queued, and takes no more."""
+        """Wait for queued calls; accept no more."""
         self._executor.shutdown()
 
     def _run(self, call: Callable[[], Result]) -> Result:

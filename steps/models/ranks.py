@@ -1,12 +1,12 @@
-"""The processes that do one step together, each with a device of its own.
+"""The processes (ranks) that run one step together, each with its own device.
 
-``torchrun`` starts them and tells each in its environment which it is. A step enters `together` and
-hands what it gets to the machinery; a process that nobody started so is `ALONE`, and everything
-below holds for it without a word being exchanged.
+``torchrun`` starts the processes and sets each one's rank in its environment. A step enters
+`together` and passes the `Ranks` on. A process that was not started by ``torchrun`` gets `ALONE`,
+for which all methods work without communication.
 
-A group of processes must be asked for the same things in the same order on every rank. So each
-thread that has something to agree on has a group of its own (`Ranks.beside`); that of the model's
-gradients, on its devices, belongs to whoever shares it out. What ranks tell each other is JSON.
+All ranks must use a process group for the same operations in the same order. So each thread that
+communicates has its own group (`Ranks.beside`). The group for the model's gradients, on the
+devices, belongs to the code that shards the model. Ranks exchange values as JSON.
 """
 
 import json
@@ -23,12 +23,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 _PATIENCE = timedelta(hours=4)
-"""How long a rank waits for another that is alive: one writes a large model, others wait for it."""
+"""How long a rank waits for a live rank; the first one may take long to write a large model."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of `count` processes this is, from 0. mesh: their devices; None for one process."""
+    """This process's index among `count` processes, from 0, and the mesh of their devices (None for
+    a single process)."""
 
     index: int = 0
     count: int = 1
@@ -37,15 +38,15 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes what a step makes."""
+        """Whether this is the rank that writes the step's output."""
         return self.index == 0
 
     def beside(self) -> "Ranks":
-        """The same ranks for another thread; all must ask for it."""
+        """The same ranks with a group for another thread; all ranks must call this together."""
         return self if self.count == 1 else replace(self, _group=_group())
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank has to say, in their order, to every rank; it must be JSON."""
+        """The values of all ranks in order, on every rank. A value must be JSON."""
         if self.count == 1:
             return [value]
         own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -59,7 +60,7 @@ class Ranks:
         ]
 
     def any(self, *mine: bool) -> list[bool]:
-        """Of each question, whether any rank says yes."""
+        """For each flag, whether it is true on any rank."""
         if self.count == 1:
             return list(mine)
         said = torch.tensor(mine, dtype=torch.uint8)
@@ -67,7 +68,7 @@ class Ranks:
         return [bool(answer) for answer in said]
 
     def wait(self) -> None:
-        """Returns once every rank is here."""
+        """Wait until every rank has made this call."""
         self.any(False)
 
     def _gathered(self, own: Tensor) -> list[Tensor]:
@@ -81,8 +82,8 @@ ALONE = Ranks()
 
 @contextmanager
 def together() -> Iterator[Ranks]:
-    """This process among its ranks, while the block runs: over NCCL, each on the GPU that
-    ``LOCAL_RANK`` names, or over gloo on processors."""
+    """This process's ranks, connected while the block runs: by NCCL, each rank on the GPU with the
+    number ``LOCAL_RANK``; or by gloo on CPUs."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         yield ALONE
@@ -93,7 +94,7 @@ def together() -> Iterator[Ranks]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     ranks = Ranks(dist.get_rank(), count, init_device_mesh(device, (count,)), _group())
     yield ranks
-    # Not after an error: the others may be waiting for this rank, which is about to end.
+    # Not after an error: other ranks may be waiting in another operation for this rank, which ends.
     ranks.wait()
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: less is kept from the forward, and computed again in the backward."""
+"""Activation checkpointing: recompute activations in the backward instead of keeping them."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -29,21 +29,23 @@ _EXPENSIVE = (
     "aten::_flash_attention_forward",
     "torch_attn::_varlen_attn",
 )
-"""What selective checkpointing keeps: nearly all of the arithmetic, in a few large tensors. After
-torchtitan, whose list has the collectives of tensor parallelism besides."""
+"""Operations whose results selective checkpointing keeps: nearly all of the arithmetic, in a few
+large tensors. torchtitan's list also has the collectives of tensor parallelism."""
 
 
 _WORTHWHILE_BYTES = 2**20
-"""Of a layer's input: below, choosing what to keep takes longer than all of it is worth."""
+"""The least size of a layer's input for selective checkpointing; below, its overhead exceeds the
+benefit."""
 
 
 def checkpoint_activations(
     model: PreTrainedModel, how: ActivationCheckpointing = ActivationCheckpointing.full
 ) -> None:
-    """Makes each layer of `model` keep no more than `how` says. Changes no bit of a gradient.
+    """Make each layer of `model` keep only the activations that `how` names. Gradients do not
+    change in any bit.
 
-    Unlike `gradient_checkpointing_enable`, also when the model is not in training mode, as when
-    preferences are learnt without dropout.
+    Unlike `gradient_checkpointing_enable`, this also works if the model is not in training mode, as
+    in preference training without dropout.
     """
     recomputing = {
         ActivationCheckpointing.none: None,
@@ -62,12 +64,14 @@ def _from_its_input(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 
 class _WritesInPlace(Exception):
-    """A layer is about to change a tensor that may be one of those kept."""
+    """A layer is about to change a tensor in place, possibly a kept one."""
 
 
 def _selectively(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Everything is kept of a layer that writes in place: a view of a kept product may be changed
-    without anybody's noticing, and would then be kept changed (Gemma 3n's layers do so)."""
+    """Selective checkpointing of one layer; a layer that writes in place keeps all activations.
+
+    An in-place write can change a view of a kept result unnoticed, so that the backward would use
+    changed values (Gemma 3n's layers write like this)."""
     tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
     hidden = next(tensors, None)
     if hidden is None or not torch.is_grad_enabled() or hidden.nbytes < _WORTHWHILE_BYTES:
@@ -82,10 +86,10 @@ def _selectively(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Asked before the operation is done."""
+    """Whether to keep an operation's result. Torch calls this before it runs the operation."""
     if operation._schema.is_mutable and not context.is_recompute:
         raise _WritesInPlace
-    # What draws random numbers must draw them again, or all later draws would be others.
+    # Operations with random numbers are recomputed, so that later random numbers stay the same.
     is_kept = _is_expensive(operation) and not _drops_out(operation, args, kwargs)
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 

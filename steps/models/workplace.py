@@ -1,4 +1,4 @@
-"""Where a step's machinery works: its folders, whom it tells how far it is, and who may end it."""
+"""A step's folders, its callbacks for progress and for leaving early, and its ranks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,32 +8,34 @@ from steps.models.ranks import ALONE, Ranks
 from steps.shared.execution_detail import execution_detail
 
 OnProgress = Callable[[int, int, Mapping[str, float]], None]
-"""Told how much is done, of how much, and the metrics of the last of it."""
+"""Called with the amount of work done, the total, and the latest metrics."""
 
 Stopping = Callable[[], bool]
-"""Whether a run has been told to leave, as its machine is wanted back; asked often."""
+"""Whether the run must stop soon, because its machine is needed elsewhere. Runs call it often."""
 
 
 class Left(Exception):
-    """A run was told to leave. All that it has done is on disk, and the next one goes on there."""
+    """A run stopped early on request. Its progress is on disk, and the next run resumes from it."""
 
 
 @execution_detail
 def ignore_progress(done: int, total: int, metrics: Mapping[str, float]) -> None:
-    """The `OnProgress` of a caller who does not care."""
+    """An `OnProgress` that does nothing."""
 
 
 def never() -> bool:
-    """The `Stopping` of a run that nobody interrupts."""
+    """A `Stopping` that never asks a run to stop."""
     return False
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a run writes, whom it tells how far it is, who may end it, and who works on it.
+    """The folders, callbacks and ranks of a run.
 
-    output: the folder for what it makes; of several ranks the first writes there.
-    scratch: the folder of what an interrupted run goes on from.
+    output: the folder for results; only the first rank writes there.
+    scratch: the folder for checkpoints and shards, from which an interrupted run resumes.
+    on_progress: called as the run proceeds.
+    stopping: asked whether the run must stop early.
     """
 
     output: Path

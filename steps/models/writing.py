@@ -1,4 +1,4 @@
-"""Writing tensors to a disk that may be full."""
+"""Clear errors when tensors cannot be written, as on a full disk."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what goes wrong in safetensors into an OSError that names the file or folder."""
+    """Turn an error of safetensors into an OSError that names the file or folder."""
     try:
         yield
     except SafetensorError as error:

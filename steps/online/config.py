@@ -1,4 +1,4 @@
-"""What an online run is told: frozen data, importable without torch."""
+"""Settings of online training: a frozen dataclass, importable without torch."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,21 +12,22 @@ from steps.training.config import OptimizerConfig, Schedule, UpdateConfig
 
 @dataclass(frozen=True, kw_only=True)
 class RlConfig(UpdateConfig):
-    """Iterations of drawing completions and learning from them.
+    """Online training: in each iteration, the policy samples completions and learns from them.
 
     Args:
         method: how the policy learns from its completions.
         prompts: how many prompts an iteration takes.
-        completions: how many completions are drawn for each prompt.
-        max_new_tokens: where a completion is cut.
-        temperature: at which completions are drawn.
-        inner_epochs: how often an iteration goes over its completions.
-        minibatches: how many optimiser steps each time takes.
-        horizon: the iterations over which a schedule other than the constant falls. It is not the
-            length of a segment, so that two segments are one run. Warm-up counts iterations too.
-        max_mismatch: ends the run when the policy that is trained and the one that drew are further
-            apart than that (mean k3 of a token, in nats); null: never.
-        slots: how many completions are drawn side by side.
+        completions: how many completions each prompt gets.
+        max_new_tokens: the most tokens of a completion; a longer one is cut.
+        temperature: the sampling temperature.
+        inner_epochs: how many passes over its completions an iteration makes.
+        minibatches: how many optimiser steps one pass takes.
+        horizon: the number of iterations over which a schedule other than constant falls. It is
+            independent of a segment's length, so that two segments equal one run. Warm-up counts
+            iterations too.
+        max_mismatch: end the run with an error if sampling and trained policy differ by more than
+            this (mean k3 per token, in nats); null: never.
+        slots: the most completions that are generated in parallel.
     """
 
     method: Method = field(default_factory=PolicyGradient)

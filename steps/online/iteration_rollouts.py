@@ -1,4 +1,4 @@
-"""Rollouts by iteration: what a segment has drawn so far, and what a finished recording holds."""
+"""Rollouts by iteration: those in a segment's scratch, and those of a finished recording."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ from steps.online.rollouts import Rollout, by_row, read_rollouts, write_rollouts
 
 
 class Kept:
-    """A segment's rollouts in scratch: a folder an iteration, there as a whole or not at all."""
+    """A segment's rollouts in scratch: one folder for each iteration, written atomically."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def put(self, iteration: int, rollouts: Sequence[Rollout]) -> None:
-        """Keeps an iteration's rollouts, in place of what there may be."""
+        """Store an iteration's rollouts, replacing earlier ones."""
         final = self._of(iteration)
         unfinished = final.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -25,7 +25,7 @@ class Kept:
         unfinished.rename(final)
 
     def get(self, iteration: int, weights: str) -> list[Rollout] | None:
-        """An iteration's rollouts, if they are there, whole, and drawn by these weights."""
+        """An iteration's rollouts, if they exist, are complete, and were sampled with `weights`."""
         try:
             rollouts = list(read_rollouts(self._of(iteration)))
         except (OSError, ValueError):
@@ -41,8 +41,10 @@ class Kept:
 
 
 class Recorded:
-    """A finished recording as a source: its own iterations where it names several, or else as many
-    as there are rows for, `prompts` each. `first` is the number of the first for who reads.
+    """A finished recording as a source of rollouts.
+
+    If the recording has several iterations, these are used; otherwise its rows are divided into
+    iterations of `prompts` rows. `first` is the number of the first iteration in the reading run.
 
     Raises ValueError if nothing in the recording has a reward.
     """
@@ -61,5 +63,5 @@ class Recorded:
             raise ValueError(f"{folder} has rollouts without rewards; judge them first")
 
     def draw(self, iteration: int) -> Sequence[Rollout]:
-        """What the recording has for 0-based `iteration` of the run that reads."""
+        """The rollouts for the 0-based `iteration` of the reading run."""
         return self.iterations[iteration - self._first]

@@ -1,14 +1,14 @@
-"""The loop of online training, written once for every method and every source of rollouts.
+"""The loop of online training, the same for every method and every source of rollouts.
 
     source ─ draw ─► rollouts ─ score ─► experience ─ method ─► optimiser steps ─► next iteration
 
-Iteration i is a function of the weights, the optimiser's state and i: its prompts and draws follow
-from (seed, i), the order of its examples from (seed, i, inner epoch). So it does not matter which
-process of which attempt does it, nor whether it is the 50th of one segment or the first of the
-next. What was drawn is kept as soon as it is there, and a killed run reads it again.
+Iteration i is a function of the weights, the optimiser's state and i: its prompts and samples
+depend only on (seed, i), the order of its examples only on (seed, i, inner epoch). So the result is
+the same after a kill, and the same whether i is the 50th iteration of one segment or the first of
+the next. Completions are stored as soon as they are finished, and a killed run reads them again.
 
-The trainer's own scoring, by the weights that an iteration begins with, is what a method compares
-with. Whoever drew has other kernels: how far apart the two are is logged, and never compared with.
+Methods compare the policy with the trainer's own logps at the start of the iteration, not with
+those of the sampler, which uses other kernels. The difference between the two is logged.
 """
 
 import time
@@ -34,16 +34,16 @@ from steps.training.trainer import Trainer
 
 
 class Source(Protocol):
-    """Where an iteration's rollouts come from: a sampler that has the trainer's weights, or a
-    recording."""
+    """A source of an iteration's rollouts: a sampler with the trainer's weights, or a recording."""
 
     def draw(self, iteration: int) -> Sequence[Rollout]:
-        """What 0-based `iteration` learns from, with rewards, in the order of rows and numbers."""
+        """The rollouts of the 0-based `iteration`, with rewards, ordered by row and number."""
         ...
 
 
 Keep = Callable[[int, Sequence[Rollout]], None]
-"""Given an iteration's rollouts, with the trainer's own logps where the method looks at these."""
+"""Called with an iteration's rollouts, including the trainer's own logps if the method uses them.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Learner:
-    """Who learns, and how; `reference` where the method wants one."""
+    """The trainer, the settings, and the `reference` if the method needs one."""
 
     trainer: Trainer
     config: RlConfig
@@ -72,11 +72,13 @@ def iterate(
     place: Workplace,
     keep: Keep,
 ) -> list[StepMetrics]:
-    """Does the segment's iterations that are not in a checkpoint; returns the log of all of them.
+    """Run the segment's iterations from the latest checkpoint on; return the log of all of them.
 
-    The caller has put the segment's start into the trainer. Raises FloatingPointError, naming the
-    iteration, if a loss or gradient is not finite; Left, with a checkpoint, once it is told to
-    leave; ValueError if the trainer and the sampler are further apart than they may be.
+    The caller must have loaded the segment's start into the trainer.
+
+    Raises FloatingPointError, which names the iteration, if a loss or gradient is not finite; Left,
+    after writing a checkpoint, when the run must stop; ValueError if the mismatch between trainer
+    and sampler exceeds `max_mismatch`.
     """
     log = checkpoints.restore(learner.trainer)
     saved_at, saved = time.monotonic(), len(log)
@@ -118,7 +120,7 @@ def iterate(
 
 
 def _score(learner: Learner, drawn: Experience) -> Experience:
-    """What the trainer and the reference think of the completions, as far as the method asks."""
+    """Add the logps of trainer and reference to the completions, if the method uses them."""
     method, groups = learner.config.method, drawn.groups
     if not groups:
         return drawn
@@ -143,8 +145,8 @@ def _agreement(config: RlConfig, experience: Experience, iteration: int) -> Step
     found = mismatch(experience.policy, experience.sampler)
     if config.max_mismatch is not None and not found["mismatch/k3"] <= config.max_mismatch:
         raise ValueError(
-            f"iteration {iteration + 1}: the policy that is trained and the one that drew are "
-            f"{found['mismatch/k3']:.3g} nats a token apart, and max_mismatch is "
+            f"iteration {iteration + 1}: log-probabilities of trainer and sampler differ by "
+            f"{found['mismatch/k3']:.3g} nats a token, and max_mismatch is "
             f"{config.max_mismatch:g}; look at the sampler's weights, or use off_policy=truncate"
         )
     return dict(found)

@@ -1,7 +1,8 @@
 """Verdicts on rollouts, and on a whole recording.
 
 What was drawn is decoded, judged, and written again with the verdicts. Nothing is sampled, so
-another checker judges an old recording in the time that checking takes.
+another checker judges an old recording in the time that checking takes. Of an episode of several
+turns, a checker is given the last one: what a tool said is nobody's answer.
 """
 
 import shutil
@@ -44,7 +45,7 @@ def judge_recording(
     with Judges(
         checker, config.processes, config.time_limit, scratch, config.most_without
     ) as judges:
-        said = texts(recording, drawn)
+        said = texts(recording, (rollout.last_turn for rollout in drawn))
         rollouts = judge_rollouts(judges, drawn, said, rows, checker.name, on_progress)
     require_verdicts(rollouts, config.most_without)
     write_rollouts(output, rollouts)
@@ -69,10 +70,10 @@ def judge_rollouts(
     name: str,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Rollout]:
-    """The rollouts with a verdict each, and with the reward `name` where there is one.
+    """The rollouts with their verdicts, and with the reward `name` if there is a verdict.
 
     Args:
-        said: the text of each.
+        said: the text of each rollout.
         rows: the prompts, by their ids.
 
     Raises:
@@ -90,7 +91,7 @@ def judge_rollouts(
 
 def _with(rollout: Rollout, judgement: Judgement, name: str) -> Rollout:
     if rollout.finish is Finish.error:
-        judgement = no_verdict("sampling it failed")
+        judgement = no_verdict(rollout.reason or "sampling it failed")
     rewards = {other: value for other, value in rollout.rewards.items() if other != name}
     if judgement.reward is not None:
         rewards[name] = judgement.reward
@@ -100,7 +101,8 @@ def _with(rollout: Rollout, judgement: Judgement, name: str) -> Rollout:
 
 
 def require_verdicts(rollouts: Sequence[Rollout], most_without: float) -> None:
-    """Raises ValueError if a larger share than `most_without` has no verdict; it says why."""
+    """Raise ValueError, with the most frequent reason, if a larger share than `most_without` of the
+    rollouts has no verdict."""
     without = [rollout for rollout in rollouts if rollout.verdict is Verdict.none]
     if len(without) > most_without * len(rollouts):
         count, why = Counter(r.reason for r in without).most_common(1)[0][::-1]

@@ -1,4 +1,4 @@
-"""From rollouts to what an iteration learns from, and back: who has no reward is left out, and
+"""Convert rollouts to an iteration's experience. Completions without a reward are left out and
 counted."""
 
 from collections.abc import Iterator, Sequence
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from steps.environments.environment import turns_of
 from steps.online.methods.advantages import has_signal
 from steps.online.methods.experience import Experience
 from steps.online.rollouts import Rollout, by_row
@@ -14,11 +15,12 @@ from steps.training.metrics import StepMetrics
 
 
 def experience_of(rollouts: Sequence[Rollout], longest: int) -> Experience:
-    """One iteration's rollouts as methods take them, in their order.
+    """One iteration's rollouts as the input of methods, in the same order.
 
-    A completion's reward is the sum of its rewards by name. One without any, as its checker came to
-    no verdict, or without a token that the policy drew, is left out; so is a prompt with no other.
-    The sampler's logps are taken in float32, in which a recording has them.
+    A completion's reward is the sum of its rewards by name. A completion without rewards (its
+    checker gave no verdict) or without a token that the policy sampled is left out, and so is a
+    prompt without any other completion. The sampler's logps are rounded to float32, as in a
+    recording.
     """
     rows = {row: list(filter(_teaches, drawn)) for (_, row), drawn in by_row(rollouts).items()}
     rows = {row: drawn for row, drawn in rows.items() if drawn}
@@ -35,7 +37,7 @@ def experience_of(rollouts: Sequence[Rollout], longest: int) -> Experience:
 
 
 def with_policy_logps(rollouts: Sequence[Rollout], experience: Experience) -> list[Rollout]:
-    """The rollouts with the trainer's own logps of those it was asked for, if it was."""
+    """The rollouts with the trainer's own logps, for those that the trainer has scored."""
     if experience.policy is None:
         return list(rollouts)
     tokens = iter(torch.cat(experience.policy).tolist() if experience.policy else [])
@@ -47,19 +49,21 @@ def with_policy_logps(rollouts: Sequence[Rollout], experience: Experience) -> li
 
 
 def describe(rollouts: Sequence[Rollout], experience: Experience) -> StepMetrics:
-    """What is logged of what was drawn, under TRL's names.
+    """The metrics of an iteration's rollouts, under TRL's names.
 
     reward, reward_std: the mean, and the mean over prompts of the standard deviation among their
         completions.
     frac_reward_zero_std: the share of prompts whose completions have equal rewards.
     completions/mean_length: in tokens that the policy drew; clipped_ratio: the share that did not
         end by itself; unscorable: how many have no reward.
+    completions/mean_turns, mean_reply_length: of episodes, where any was replied to.
     """
     lengths = [sum(rollout.scored) for rollout in rollouts]
     told: StepMetrics = {
         "completions/mean_length": sum(lengths) / len(lengths),
         "completions/clipped_ratio": sum(r.is_cut for r in rollouts) / len(rollouts),
         "completions/unscorable": sum(not _teaches(rollout) for rollout in rollouts),
+        **_turns(rollouts),
     }
     if not experience.groups:
         return told
@@ -74,6 +78,17 @@ def describe(rollouts: Sequence[Rollout], experience: Experience) -> StepMetrics
         "reward_std": sum(spreads) / len(spreads),
         "frac_reward_zero_std": equal.double().mean().item(),
         **told,
+    }
+
+
+def _turns(rollouts: Sequence[Rollout]) -> StepMetrics:
+    if all(all(rollout.scored) for rollout in rollouts):
+        return {}
+    turns = sum(len(turns_of(rollout.ids, rollout.scored)) for rollout in rollouts)
+    read = sum(len(rollout.scored) - sum(rollout.scored) for rollout in rollouts)
+    return {
+        "completions/mean_turns": turns / len(rollouts),
+        "completions/mean_reply_length": read / len(rollouts),
     }
 
 

@@ -1,11 +1,11 @@
-"""One segment of an online run: from a model folder, and perhaps the state that another segment
-ended with, to the next model folder and state.
+"""One segment of an online run: from a model folder, and optionally the state of an earlier
+segment, to a new model folder and state.
 
     OUTPUT/model/                    the trained model
-          /state/state.safetensors   its weights as they are updated, and the optimiser's moments
-                /state.json          how many iterations that is after, and how many tokens
-          /rollouts/                 what was drawn, where it was; see `rollouts`
-          /metrics.jsonl             one line an iteration
+          /state/state.safetensors   its weights in the dtype of updates, the optimiser's moments
+                /state.json          the numbers of iterations and tokens so far
+          /rollouts/                 the rollouts, if the segment sampled them; see `rollouts`
+          /metrics.jsonl             one line for each iteration
 """
 
 import json
@@ -26,6 +26,7 @@ from steps.generation.sampling import decoded, end_tokens
 from steps.models.folders import load_model, vocabulary_size
 from steps.models.workplace import Workplace
 from steps.online.config import RlConfig
+from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept, Recorded
 from steps.online.iterations import Learner, Segment, Source, iterate
 from steps.online.judging import judge_rollouts, require_verdicts
@@ -49,8 +50,9 @@ _STATE, _REACHED, _ROLLOUTS = "state.safetensors", "state.json", "rollouts"
 
 @dataclass(frozen=True)
 class Folders:
-    """Where a segment starts: the `policy`, the `state` of another segment (then the weights are
-    those), and a frozen `reference` for methods that want one (the policy without)."""
+    """The start of a segment: the `policy`; the `state` of an earlier segment, whose weights then
+    replace the policy's; and a frozen `reference` for methods that need one (by default the
+    policy)."""
 
     policy: Path
     state: Path | None = None
@@ -65,13 +67,13 @@ def run_online(
     iterations: int,
     place: Workplace,
 ) -> dict[str, Any]:
-    """Does `iterations` iterations; returns the first and the last one's metrics, with `notices`.
+    """Run `iterations` iterations; return the metrics of the first and the last, with `notices`.
 
-    A run that finds checkpoints and rollouts in scratch goes on from these.
+    The run resumes from checkpoints and rollouts in scratch.
 
     Args:
-        examples: of what is to be scored, for the check whether the model can be packed.
-        source: given the trainer and what scratch has of the segment's rollouts.
+        examples: examples like those that will be scored, for the check of packing.
+        source: makes the source of rollouts from the trainer and the segment's stored rollouts.
     """
     if place.ranks.count > 1:
         raise ValueError(
@@ -115,9 +117,14 @@ def run_sampling(
     iterations: int,
     place: Workplace,
     engine: EngineConfig = OwnEngine(),
+    environment: Judges | None = None,
 ) -> dict[str, Any]:
-    """`run_online` of a policy that draws completions of the prompts in a folder for itself, which
-    `judges` give a reward. Writes the rollouts too.
+    """`run_online` with completions that the policy samples and `judges` reward. Also writes the
+    rollouts.
+
+    Args:
+        environment: processes that reply to turns, where completions are episodes; `judges` give a
+            reward where these give none.
 
     Raises ValueError if there are too few prompts for an iteration, or if a larger share of its
     completions than `most_without` gets no verdict.
@@ -136,15 +143,19 @@ def run_sampling(
 
     by_row = {row.row: row for row in rows}
 
+    world = environment and World(environment, by_row, tokenizer)
+
     def judge(rollouts: Sequence[Rollout]) -> list[Rollout]:
-        said = [decoded(tokenizer, rollout.ids) for rollout in rollouts]
-        judged = judge_rollouts(judges, rollouts, said, by_row, judges.name)
-        require_verdicts(judged, most_without)
-        return judged
+        open_ones = [rollout for rollout in rollouts if rollout.verdict is None]
+        said = [decoded(tokenizer, rollout.last_turn) for rollout in open_ones]
+        judged = iter(judge_rollouts(judges, open_ones, said, by_row, judges.name))
+        every = [next(judged) if r.verdict is None else r for r in rollouts]
+        require_verdicts(every, most_without)
+        return every
 
     def source(trainer: Trainer, kept: Kept) -> Source:
         drawing = checked_by(choice.engine, trainer)
-        return Sampled(trainer, drawing, asked, config, judge, kept, place)
+        return Sampled(trainer, drawing, asked, config, judge, kept, place, world)
 
     summary = run_online(start, config, examples, source, iterations, place)
     drawn = list(Kept(place.scratch / _ROLLOUTS).all())
@@ -172,7 +183,7 @@ def _scoring(trainer: Trainer) -> Score:
 
 @execution_detail
 def _notices(choice: EngineChoice) -> list[str]:
-    """What a person should know of who drew."""
+    """Notices for the user about the sampling engine."""
     told = [choice.notice] if choice.notice else []
     if not choice.batch_invariant:
         told.append(
@@ -185,11 +196,11 @@ def _notices(choice: EngineChoice) -> list[str]:
 def run_replay(
     start: Folders, config: RlConfig, rollouts: Path, place: Workplace
 ) -> dict[str, Any]:
-    """`run_online` on the judged rollouts in a folder, without sampling: on a run's own rollouts,
-    with its own settings, that run again.
+    """`run_online` with the judged rollouts in a folder, without sampling. With a run's own
+    rollouts and settings, this repeats that run exactly.
 
-    Raises ValueError if they were drawn at another temperature than 1, or from a part of the
-    distribution, and the method weighs tokens by the policy.
+    Raises ValueError if the method weighs tokens by the policy, and the rollouts were sampled at
+    another temperature than 1 or from a part of the distribution.
     """
     if config.method.weighs_by_policy:
         require_whole_distribution(rollouts)
@@ -203,7 +214,7 @@ def run_replay(
 def _reference(
     start: Folders, config: RlConfig, examples: Sequence[TokenGroup], attention: Attention
 ) -> Scorer | None:
-    """What the method compares with, scored as the policy is; nothing where it does not."""
+    """The scorer of the reference, with the policy's attention; None if the method needs none."""
     if not config.method.needs_reference:
         return None
     model = load_model(start.reference or start.policy, config.dtype)

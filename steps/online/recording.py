@@ -1,22 +1,24 @@
-"""Drawing rollouts: finished ones are kept, and a run that is killed goes on.
+"""Sample rollouts. Finished completions are stored, and a killed run resumes.
 
     SCRATCH/parts/finished-RANK-NUMBER.parquet    completions, as they finish
 
-A completion follows from its request alone. So what is missing after a kill is drawn then, by as
-many ranks as there are then, and the recording is the same to the last bit.
+A completion depends only on its request. So a resumed run samples only the missing completions, on
+any number of ranks, and the recording is the same bit for bit.
 """
 
 import json
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from steps.checking.judges import Judges
+from steps.checking.verdicts import Verdict
 from steps.data.rows.ledger import Entry, Tally
 from steps.data.rows.parquet import read_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
@@ -27,13 +29,14 @@ from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.generation.choosing import EngineChoice
 from steps.generation.config import SamplingConfig
-from steps.generation.engine import Engine, Finish, Finished, Request
+from steps.generation.engine import Converses, Engine, Finish, Finished, Request
 from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.generation.sampling import end_tokens, make_requests, share
 from steps.models.config import Dtype
 from steps.models.folders import load_model
 from steps.models.ranks import Ranks
 from steps.models.workplace import Left, Workplace
+from steps.online.episodes import World
 from steps.online.rollouts import (
     Rollout,
     as_rollout,
@@ -47,16 +50,16 @@ _Answer = tuple[str, int]
 """A row's id and the number of a completion."""
 _ENGINE = "engine.json"
 _SECONDS_A_PART = 20.0
-"""How much of a rank's work a kill costs, at most."""
+"""The most seconds of a rank's work that a kill can lose."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Rollouts, the rows that they answer, and how they came about.
+    """Rollouts, the rows that they answer, and how they were sampled.
 
-    rollouts: in the order of `rows`, and of a row by number.
-    tally: which prompts were kept and which not.
-    temperature: by which logits were divided; nothing else changes what a policy draws from.
+    rollouts: in the order of `rows`, and for each row by number.
+    tally: which prompts were kept and which dropped.
+    temperature: the divisor of the logits; nothing else changes the policy's distribution.
     """
 
     rows: Sequence[PromptRow]
@@ -68,7 +71,9 @@ class Drawn:
 
     def metrics(self) -> dict[str, Any]:
         """Counts, and what people should be told."""
-        tokens = sum(len(rollout.ids) for rollout in self.rollouts)
+        tokens = sum(sum(rollout.scored) for rollout in self.rollouts)
+        replied = [rollout for rollout in self.rollouts if not all(rollout.scored)]
+        read = sum(len(rollout.ids) for rollout in replied) - sum(sum(r.scored) for r in replied)
         told = self.tally.metrics()
         notices = [*told.get("notices", ()), *filter(None, [self.choice.notice])]
         return {
@@ -77,6 +82,7 @@ class Drawn:
             "cut": sum(rollout.is_cut for rollout in self.rollouts),
             "tokens": tokens,
             "tokens_per_completion": tokens / len(self.rollouts),
+            **({"replied_to": len(replied), "tokens_of_replies": read} if replied else {}),
             **told,
             **({"notices": notices} if notices else {}),
         }
@@ -89,10 +95,14 @@ def draw_rollouts(
     dtype: Dtype,
     place: Workplace,
     engine: EngineConfig = OwnEngine(),
+    environment: Judges | None = None,
 ) -> Drawn:
-    """Completions of the prompts in a folder by the model in another; every rank gets all of them.
+    """Sample completions of the prompts in a folder with the model in another; every rank gets all.
 
-    A prompt that the model's chat template refuses is left out, and told.
+    A prompt that the model's chat template refuses is left out, and a notice names it.
+
+    Args:
+        environment: processes that reply to turns, where completions are episodes.
 
     Raises:
         ValueError: no prompt is left, or an engine elsewhere is not what it should be.
@@ -112,7 +122,8 @@ def draw_rollouts(
         raise ValueError("the model takes slots on some ranks only; sample with one process")
     if choice.notice and place.ranks.is_first:
         warnings.warn(choice.notice, stacklevel=2)
-    rollouts = record(choice.engine, requests, place)
+    world = environment and World(environment, {row.row: row for row in rows}, tokenizer)
+    rollouts = record(choice.engine, requests, place, world)
     return Drawn(rows, rollouts, tokenizer, tally, choice, config.temperature)
 
 
@@ -126,10 +137,10 @@ def write_recording(folder: Path, drawn: Drawn, model: Path) -> None:
 
 
 def require_whole_distribution(folder: Path) -> None:
-    """Raises ValueError unless a recording was drawn from all of what the policy says, as it says
-    it: at temperature 1, and without top-p or top-k.
+    """Raise ValueError unless a recording was sampled from the policy's unmodified distribution: at
+    temperature 1, and without top-p or top-k.
 
-    A ratio of probabilities would otherwise compare two distributions.
+    Otherwise a ratio of probabilities would compare two different distributions.
     """
     file = folder / _ENGINE
     told = json.loads(file.read_text()) if file.is_file() else {}
@@ -143,10 +154,15 @@ def require_whole_distribution(folder: Path) -> None:
             )
 
 
-def record(engine: Engine, requests: Sequence[Request], place: Workplace) -> list[Rollout]:
+def record(
+    engine: Engine, requests: Sequence[Request], place: Workplace, world: World | None = None
+) -> list[Rollout]:
     """What `engine` gives to `requests`, in their order, without what is in scratch already.
 
     Several ranks, each with an engine, share the rows, and each gets all rollouts.
+
+    Args:
+        world: where completions are episodes, what they are played in; they get its verdicts.
 
     Raises:
         Left: a rank was told to leave; what is finished is kept, as it is if the engine fails.
@@ -160,11 +176,10 @@ def record(engine: Engine, requests: Sequence[Request], place: Workplace) -> lis
     parts = _Parts(place)
     leaving = False
     try:
-        for finished in engine.sample(missing, weights):
-            answered = finished.row, finished.k
-            own[answered] = as_rollout(asked[answered], finished)
+        for rollout in _drawn(engine, missing, weights, world):
+            own[rollout.row, rollout.k] = rollout
             leaving = place.stopping() and parts.count + 1 < len(missing)
-            parts.add(own[answered], at_once=leaving)
+            parts.add(rollout, at_once=leaving)
             reached = min(len(done) + parts.count * ranks.count, len(asked))
             place.on_progress(reached, len(asked), {})
             if leaving:
@@ -177,8 +192,30 @@ def record(engine: Engine, requests: Sequence[Request], place: Workplace) -> lis
     return _gathered(ranks, own, asked, weights)
 
 
+def _drawn(
+    engine: Engine, requests: Sequence[Request], weights: str, world: World | None
+) -> Iterator[Rollout]:
+    """What an engine gives to requests, as it ends."""
+    asked = {(request.row, request.k): request for request in requests}
+    if world is None:
+        for finished in engine.sample(requests, weights):
+            yield as_rollout(asked[finished.row, finished.k], finished)
+        return
+    if not isinstance(engine, Converses):
+        raise ValueError(
+            f"{type(engine).__name__} does not wait for replies in the middle of a completion; "
+            "sample without an environment, or with an engine of this process"
+        )
+    episodes = world.episodes()
+    try:
+        for finished in engine.converse(requests, weights, episodes):
+            yield episodes.of(as_rollout(asked[finished.row, finished.k], finished))
+    finally:
+        episodes.close()
+
+
 class _Parts:
-    """Files of finished completions, one now and then."""
+    """Writes finished completions to files at intervals."""
 
     def __init__(self, place: Workplace) -> None:
         self.count = 0
@@ -205,8 +242,8 @@ class _Parts:
 
 
 def _kept(scratch: Path, asked: Mapping[_Answer, Request], weights: str) -> dict[_Answer, Rollout]:
-    """What an earlier attempt has finished, as far as it answers `asked`. A file that cannot be
-    read is as good as none: what it held is drawn again."""
+    """The completions that earlier attempts have finished, if they answer `asked`. An unreadable
+    file is ignored, and its completions are sampled again."""
     found = {}
     for file in sorted((scratch / "parts").glob("finished-*.parquet")):
         try:
@@ -226,17 +263,30 @@ def _gathered(
     """The rollouts of all ranks, in the order in which they were asked for."""
     every = dict(own)
     if ranks.count > 1:
-        told = [[r.row, r.k, r.ids, r.logps, r.finish] for r in own.values()]
-        for row, k, ids, logps, finish in chain.from_iterable(ranks.gather(told)):
-            finished = Finished(row, k, tuple(ids), tuple(logps), Finish(finish), weights)
-            every[row, k] = as_rollout(asked[row, k], finished)
+        told = [_told(rollout) for rollout in own.values()]
+        for row, k, ids, logps, finish, scored, *said in chain.from_iterable(ranks.gather(told)):
+            marks = tuple(map(bool, scored))
+            finished = Finished(row, k, tuple(ids), tuple(logps), Finish(finish), weights, marks)
+            verdict, reason, rewards = said
+            every[row, k] = replace(
+                as_rollout(asked[row, k], finished),
+                verdict=verdict and Verdict(verdict),
+                reason=reason,
+                rewards=dict(rewards),
+            )
     return [every[answered] for answered in asked]
+
+
+def _told(r: Rollout) -> list[Any]:
+    """What ranks tell each other of a completion."""
+    marks = list(map(int, r.scored))
+    return [r.row, r.k, r.ids, r.logps, r.finish, marks, r.verdict, r.reason, dict(r.rewards)]
 
 
 def tokenized(
     prompts: Path, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[PromptRow], list[list[int]], Tally]:
-    """The prompts of a folder that the chat template takes, their tokens, what became of all."""
+    """The prompts of a folder that the chat template accepts, their tokens, and a tally of all."""
     rows = [from_record(PromptRow, record) for record in read_rows(prompts)]
     chats = [Chat(row.prompt, row.tools, row.template_kwargs) for row in rows]
     kept: list[tuple[PromptRow, list[int]]] = []

@@ -1,12 +1,12 @@
-"""Rollouts: the completions that a policy drew, as the token ids that it drew.
+"""Rollouts: the completions that a policy sampled, as token ids.
 
-    FOLDER/rollouts-00000.parquet    one row a completion, ordered by iteration, row and number k
-           prompts-00000.parquet     the rows that were asked, with the right answers if known
-           tokenizer.json            what decodes the ids
-           engine.json               what drew them
+    FOLDER/rollouts-00000.parquet    one row per completion, ordered by iteration, row and number k
+           prompts-00000.parquet     the prompts, with the right answers if known
+           tokenizer.json            decodes the ids
+           engine.json               describes the sampling engine
 
-Token ids are what is trained on; text is a view, for checkers and people. A text does not say how
-it ended, and tokenised again it may be other tokens than the policy ever drew.
+Training uses the token ids; text is only for checkers and people. A text does not show how the
+completion ended, and tokenising it again may give other tokens than the policy sampled.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,16 +47,17 @@ ROLLOUTS = pa.schema(
 class Rollout:
     """One completion of a prompt.
 
-    iteration: of an online run; 0 for what is drawn once.
-    k: its number among the completions of its row.
-    ids: what follows the prompt, with the stop token if there is one.
-    scored: of each of `ids`, whether the policy drew it; what a tool said is context.
-    logps: of each of `ids`, its log-probability by the sampler, at the sampling temperature; 0
-        where it is not scored.
-    policy_logps: the same by the trainer, with the same weights; None until they are computed.
-    rewards: by name; a checker that came to no verdict gives none.
-    verdict, reason: the checker's; None before there has been one.
-    weights: the digest of the weights that drew it.
+    iteration: the iteration of an online run; 0 for other rollouts.
+    k: the number of the completion among those of its row.
+    ids: the tokens after the prompt, including the stop token if there is one.
+    scored: for each of `ids`, whether the policy sampled it; the output of a tool is context.
+    logps: for each of `ids`, its log-probability under the sampler, at the sampling temperature; 0
+        if it is not scored.
+    policy_logps: the log-probabilities under the trainer with the same weights; None until they are
+        computed.
+    rewards: the rewards by name; a checker without a verdict gives no reward.
+    verdict, reason: from the checker; None before a checker has judged the completion.
+    weights: the digest of the sampler's weights.
     """
 
     row: str
@@ -84,18 +85,24 @@ class Rollout:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it has no end that the policy drew: it was cut, or failed."""
+        """Whether the completion has no stop token from the policy: it was cut, or it failed."""
         return self.finish is not Finish.stop
+
+    @property
+    def last_turn(self) -> tuple[int, ...]:
+        """What the policy drew behind the last reply; all of `ids`, where there was none."""
+        drawn_last = self.scored[::-1].index(False) if False in self.scored else len(self.ids)
+        return self.ids[len(self.ids) - drawn_last :]
 
 
 def as_rollout(request: Request, finished: Finished, iteration: int = 0) -> Rollout:
-    """What an engine gave to a request, all of it drawn by the policy."""
+    """What an engine gave to a request."""
     return Rollout(
         request.row,
         request.k,
         request.prompt_ids,
         finished.ids,
-        (True,) * len(finished.ids),
+        (True,) * len(finished.ids) if finished.scored is None else finished.scored,
         finished.logps,
         finished.finish,
         finished.weights,
@@ -104,9 +111,9 @@ def as_rollout(request: Request, finished: Finished, iteration: int = 0) -> Roll
 
 
 def write_rollouts(folder: Path, rollouts: Iterable[Rollout]) -> int:
-    """Writes ``rollouts-*.parquet`` in the order given; how many there were.
+    """Write ``rollouts-*.parquet`` in the given order; return the number of rollouts.
 
-    Logps become float32; `policy_logps` stay float64, as a ratio to them must be exactly 1.
+    Logps become float32; `policy_logps` stay float64, so that the first ratio to them is exactly 1.
     """
     rest = iter(rollouts)
     total = 0
@@ -151,12 +158,12 @@ def by_row(rollouts: Iterable[Rollout]) -> dict[tuple[int, str], list[Rollout]]:
     return groups
 
 
-def texts(folder: Path, rollouts: Sequence[Rollout]) -> list[str]:
-    """What each says, without special tokens, by the folder's ``tokenizer.json``."""
+def texts(folder: Path, completions: Iterable[Sequence[int]]) -> list[str]:
+    """What token ids say, without special tokens, by the folder's ``tokenizer.json``."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return tokenizer.decode_batch([list(r.ids) for r in rollouts], skip_special_tokens=True)
+    return tokenizer.decode_batch(list(map(list, completions)), skip_special_tokens=True)
 
 
 def _to_record(rollout: Rollout) -> dict[str, Any]:

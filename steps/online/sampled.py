@@ -1,9 +1,9 @@
-"""A policy that draws for itself: iteration by iteration, with the weights that the trainer has.
+"""Sample an iteration's rollouts with the trainer's current weights.
 
-Prompts follow from (seed, iteration), draws from (seed, iteration, row, number, position), so an
-iteration is drawn alike by any engine that is batch-invariant, in any parts. Completions are kept
-as they finish, and named after the weights that drew them: what is found in scratch and was drawn
-by others is drawn again.
+Prompts depend only on (seed, iteration), random numbers only on (seed, iteration, row, number,
+position). So any batch-invariant engine gives the same rollouts, in any batches. Finished
+completions are stored with the digest of their weights; those in scratch from other weights are
+sampled again.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from torch import Tensor
 from steps.generation.engine import Engine, Request
 from steps.models.workplace import Workplace, ignore_progress
 from steps.online.config import RlConfig
+from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept
 from steps.online.recording import record
 from steps.online.rollouts import Rollout
@@ -29,7 +30,7 @@ Judge = Callable[[Sequence[Rollout]], Sequence[Rollout]]
 
 @dataclass(frozen=True)
 class Asked:
-    """The prompts that there are, by row, and what ends a completion."""
+    """All prompts, by row, and the tokens that end a completion."""
 
     prompts: Sequence[tuple[str, tuple[int, ...]]]
     stop_ids: tuple[int, ...]
@@ -54,7 +55,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A `Source` that draws with `engine`, which it gives the trainer's weights before."""
+    """A `Source` that draws with `engine`, which it gives the trainer's weights before; episodes,
+    where there is a world to play them in."""
 
     trainer: Trainer
     engine: Engine
@@ -63,10 +65,11 @@ class Sampled:
     judge: Judge
     kept: Kept
     place: Workplace
+    world: World | None = None
 
     def draw(self, iteration: int) -> Sequence[Rollout]:
-        """The iteration's rollouts by the present weights, as far as there are any in scratch from
-        there; judged. Raises Left once the run is told to leave."""
+        """The iteration's judged rollouts with the current weights, from scratch if they are there.
+        Raises Left when the run must stop."""
         tensors = self.trainer.get_weights().result()
         weights = weights_digest(tensors)
         if (found := self.kept.get(iteration, weights)) is not None:
@@ -75,15 +78,17 @@ class Sampled:
             self.engine.update_weights(tensors, weights)
         scratch = self.place.scratch / "drawing" / f"{iteration:06d}"
         place = replace(self.place, scratch=scratch, on_progress=ignore_progress)
-        drawn = record(self.engine, self.asked.requests(self.config, iteration), place)
+        requests = self.asked.requests(self.config, iteration)
+        drawn = record(self.engine, requests, place, self.world)
         return self.judge([replace(rollout, iteration=iteration) for rollout in drawn])
 
 
 def prompts_of(there_are: int, wanted: int, iteration: int, seed: int) -> list[int]:
-    """The prompts of 0-based `iteration`: a slice of its pass's own permutation of all.
+    """The prompts of the 0-based `iteration`: a slice of a permutation of all prompts, one
+    permutation for each pass.
 
-    Every iteration has as many as are wanted, none of them twice: what is left at the end of a pass
-    is another few the next time. Raises ValueError if there are fewer.
+    Every iteration has exactly `wanted` distinct prompts; the few prompts that remain at the end of
+    a pass are skipped. Raises ValueError if there are fewer prompts than `wanted`.
     """
     if wanted > there_are:
         raise ValueError(f"prompts is {wanted}, but there are only {there_are} prompts")
@@ -103,8 +108,8 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def longest_examples(asked: Asked, config: RlConfig, vocabulary: int) -> list[TokenGroup]:
-    """Made-up completions, as long as they may be, of the longest prompts: what a model is tried
-    with before anything is drawn."""
+    """Random completions of maximal length for the longest prompts, for the check of packing before
+    anything is sampled."""
     draws = np.random.default_rng(0)
     by_length = sorted(asked.prompts, key=lambda prompt: len(prompt[1]))
     tried = [*by_length[-3:], by_length[0]]

@@ -1,8 +1,8 @@
-"""From judged rollouts to data that other trainers take: demonstrations, and preference pairs.
+"""Convert judged rollouts to training data of other trainers: demonstrations and preference pairs.
 
-Both are the token ids that the policy drew, with masks over what it drew itself: nothing is
-tokenised again. A completion that was cut has no end that the policy drew, and one without a reward
-is not comparable; both are left out, and counted.
+Both consist of the token ids that the policy sampled, with masks over these; nothing is tokenised
+again. A completion that was cut has no end from the policy, and one without a reward cannot be
+compared; both are left out and counted.
 """
 
 import math
@@ -26,11 +26,11 @@ _TOKENS, _TOKENIZER = "tokens-00000.parquet", "tokenizer.json"
 
 @dataclass(frozen=True)
 class Best:
-    """Which completions of a prompt to imitate: the `per_prompt` best different ones, of equals the
-    earlier; null: all. `least_reward`: what they must have; null: whatever is best.
+    """Which completions of a prompt to imitate: the `per_prompt` best distinct ones (null: all), of
+    equally good ones the earlier, with a reward of at least `least_reward` (null: any reward).
 
-    Best of n is ``Best(least_reward=None)``, all that are right ``Best(per_prompt=None)``, and one
-    right one of each prompt, as RAFT has it, ``Best()``.
+    ``Best(least_reward=None)`` is best of n, ``Best(per_prompt=None)`` selects all right
+    completions, and ``Best()`` selects one right completion of each prompt, as in RAFT.
     """
 
     least_reward: float | None = 1.0
@@ -43,7 +43,7 @@ class Best:
             require(holds, "least_reward must be finite or null", self.least_reward)
 
     def of(self, drawn: Sequence[Rollout]) -> list[Rollout]:
-        """Those of one prompt, the best first."""
+        """The selected completions of one prompt, the best first."""
         least = -math.inf if self.least_reward is None else self.least_reward
         best = sorted(_different(drawn), key=_reward, reverse=True)
         return [r for r in best if _reward(r) >= least][: self.per_prompt]
@@ -51,8 +51,9 @@ class Best:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Which completions of a prompt to compare: the best with the worst, the next best with the
-    next worst, `per_prompt` pairs at most, as long as rewards differ by more than `margin`."""
+    """Which completions of a prompt to compare: the best with the worst, the second best with the
+    second worst, and so on: at most `per_prompt` pairs whose rewards differ by more than `margin`.
+    """
 
     per_prompt: int = 1
     margin: float = 0.0
@@ -62,7 +63,7 @@ class Pairs:
         require(0 <= self.margin < math.inf, "margin must not be negative", self.margin)
 
     def of(self, drawn: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
-        """Those of one prompt: a better completion and a worse one each."""
+        """The pairs of one prompt, each with the better completion first."""
         different = _different(drawn)
         best = sorted(different, key=_reward, reverse=True)
         worst = sorted(different, key=_reward)
@@ -71,9 +72,9 @@ class Pairs:
 
 
 def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, Any]:
-    """Writes the chosen completions as conversations' tokens; what there was.
+    """Write the selected completions as tokens of conversations; return counts.
 
-    Raises ValueError if none is good enough.
+    Raises ValueError if no completion is good enough.
     """
     left, counts = _comparable(recording)
     chosen = [rollout for drawn in left for rollout in how.of(drawn)]
@@ -89,9 +90,9 @@ def write_demonstrations(recording: Path, how: Best, output: Path) -> dict[str, 
 
 
 def write_pairs(recording: Path, how: Pairs, output: Path) -> dict[str, Any]:
-    """Writes better and worse completions as pairs' tokens; what there was.
+    """Write pairs of completions as tokens of preference pairs; return counts.
 
-    Raises ValueError if no prompt has two of different rewards.
+    Raises ValueError if no prompt has completions of different rewards.
     """
     left, counts = _comparable(recording)
     pairs = [pair for drawn in left for pair in how.of(drawn)]
@@ -107,7 +108,7 @@ def write_pairs(recording: Path, how: Pairs, output: Path) -> dict[str, Any]:
 
 
 def _comparable(recording: Path) -> tuple[list[list[Rollout]], dict[str, int]]:
-    """The completions of each prompt that can be chosen from, and how many there are not."""
+    """The comparable completions of each prompt, and counts of all completions."""
     rows = by_row(read_rollouts(recording))
     drawn = [rollout for of_row in rows.values() for rollout in of_row]
     without = sum(not rollout.rewards for rollout in drawn)
@@ -120,9 +121,9 @@ def _comparable(recording: Path) -> tuple[list[list[Rollout]], dict[str, int]]:
 
 def _different(drawn: Sequence[Rollout]) -> list[Rollout]:
     """The completions without those that an earlier one equals."""
-    first: dict[tuple[int, ...], Rollout] = {}
+    first: dict[tuple[tuple[int, ...], tuple[bool, ...]], Rollout] = {}
     for rollout in drawn:
-        first.setdefault(rollout.ids, rollout)
+        first.setdefault((rollout.ids, rollout.scored), rollout)
     return list(first.values())
 
 
@@ -131,7 +132,7 @@ def _reward(rollout: Rollout) -> float:
 
 
 def _name(rollout: Rollout) -> str:
-    """Of a row that a completion becomes: no two of a recording have the same."""
+    """The label of the row for a completion, unique within a recording."""
     return f"{rollout.iteration}/{rollout.row}/{rollout.k}"
 
 
@@ -145,13 +146,13 @@ def _pair_records(
     recording: Path, pairs: Sequence[tuple[Rollout, Rollout]]
 ) -> Iterator[dict[str, Any]]:
     rows = read_prompts(recording)
-    said = texts(recording, [rollout for pair in pairs for rollout in pair])
+    said = texts(recording, [rollout.ids for pair in pairs for rollout in pair])
     for number, (good, bad) in enumerate(pairs):
         asked = to_record(rows[good.row])
         shared = _common(good.ids, bad.ids)
         yield {
             "row": _name(good),
-            "pair_id": tokens_id(good.prompt_ids, good.ids, bad.ids),
+            "pair_id": tokens_id(good.prompt_ids, good.ids, bad.ids, *_masks(good, bad)),
             "prompt_ids": list(good.prompt_ids),
             "prompt_mask": [False] * len(good.prompt_ids),
             "prompt_length": len(good.prompt_ids),
@@ -161,6 +162,11 @@ def _pair_records(
             "weight": None,
             **{name: asked[name] for name in ("prompt", "tools", "template_kwargs")},
         }
+
+
+def _masks(*pair: Rollout) -> Sequence[tuple[bool, ...]]:
+    """What the policy drew of either side, where that is not all of both."""
+    return () if all(all(side.scored) for side in pair) else [side.scored for side in pair]
 
 
 def _side(name: str, rollout: Rollout, text: str) -> dict[str, Any]:

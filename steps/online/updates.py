@@ -17,12 +17,12 @@ from steps.training.trainer import Trainer
 def learn(
     trainer: Trainer, config: RlConfig, experience: Experience, iteration: int
 ) -> StepMetrics:
-    """Updates the policy on what 0-based `iteration` has drawn.
+    """Update the policy with the experience of the 0-based `iteration`.
 
-    Returns how many `updates` there were, their means of what the method logs, and
-    `ratio/at_start`, the first one's mean of |ratio − 1|: exactly 0 on a CPU. An iteration from
-    which there is nothing to learn has no update. Raises FloatingPointError if a loss or a gradient
-    is not finite.
+    Returns the number of `updates`, the means of the method's metrics over them, and
+    `ratio/at_start`, the mean of |ratio − 1| in the first update, which is exactly 0 on a CPU. An
+    iteration without anything to learn has no updates. Raises FloatingPointError if a loss or a
+    gradient is not finite.
     """
     rate = learning_rate(config.optimizer, iteration, config.horizon or iteration + 1)
     done: StepMetrics = {"updates": 0, "learning_rate": rate}

@@ -1,11 +1,12 @@
-"""What the steps that ship with Temper will take: estimators, named by the steps as texts.
+"""Estimates of the time, memory and disk space that Temper's steps need.
 
-``model_sizes`` and ``row_sizes`` say how large models and rows are, before and after they exist;
-``speed`` turns arithmetic, traffic and calls into seconds on some hardware. The estimators put
-these together: ``of_models`` for steps that write a model folder without training, ``of_rows`` for
-those that read and tokenise, ``of_training`` for those that learn or score, ``of_generation`` for
-those that write. Begin with ``of_training``.
+``model_sizes`` and ``row_sizes`` give the sizes of models and rows, before and after they exist.
+``speed`` converts arithmetic, memory traffic and calls to seconds on given hardware. The estimators
+combine these: ``of_models`` for steps that write a model folder without training, ``of_rows`` for
+steps that read and tokenise, ``of_training`` for steps that train or score, ``of_generation`` for
+steps that generate. Begin with ``of_training``.
 
-They are for whoever watches: no step imports them, so they are in no key. They import neither torch
-nor transformers. Uses configs of the libraries below, and the core's ``price``.
+Steps name their estimator as a string and do not import it, so estimators are in no key. They
+import neither torch nor transformers. Uses configs of the libraries below, and the core's
+``price``.
 """

@@ -1,8 +1,8 @@
-"""How large a model is: ``parameters``, ``hidden``, ``layers``, ``feed_forward``, ``vocabulary``,
+"""The sizes of a model: ``parameters``, ``hidden``, ``layers``, ``feed_forward``, ``vocabulary``,
 ``tied``, and ``bytes`` of its folder.
 
-Told by a config.json, or by the head of a GGUF file; of a model on the Hub by the config in the
-cache of downloads, or by the few that are known here.
+They come from a config.json or from the header of a GGUF file. For a model on the Hub, they come
+from the config in the cache of downloads, or from a small table in this module.
 """
 
 import json
@@ -16,11 +16,11 @@ from pipeline.price.estimator import Made, Sizes
 from steps.models.config import Dtype
 
 BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float64: 8}
-"""Of a number."""
+"""The size of a number of each dtype."""
 TOKENIZER_BYTES_A_TOKEN = 75
-"""Of a ``tokenizer.json``: SmolLM2's has 72, Llama 3's 71, Qwen 2.5's 75."""
+"""The size of a ``tokenizer.json`` per token: 72 for SmolLM2, 71 for Llama 3, 75 for Qwen 2.5."""
 
-_HUB: Mapping[str, Mapping[str, Any]] = {  # as the config.json of each says
+_HUB: Mapping[str, Mapping[str, Any]] = {  # values from each model's config.json
     "meta-llama/Llama-3.1-8B": {
         "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
         "vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -30,9 +30,9 @@ _HUB: Mapping[str, Mapping[str, Any]] = {  # as the config.json of each says
 
 
 def of_folder(made: Made) -> Sizes:
-    """Of a model folder that a step has made."""
+    """The sizes of a model folder that a step has made."""
     config = json.loads(made.read("config.json") or b"{}")
-    if not config:  # of an online run, the model is a part
+    if not config:  # the model of an online run is in a part
         return {}
     counted = made.manifest.metrics.get("parameters")
     found = of_config(config)
@@ -40,8 +40,8 @@ def of_folder(made: Made) -> Sizes:
 
 
 def of_config(config: Mapping[str, Any]) -> Sizes:
-    """Of a decoder whose layers are attention and a gated feed-forward; empty for any other that
-    names its sizes otherwise."""
+    """The sizes of a decoder whose layers are attention and a gated feed-forward block; empty for
+    a config with other names of sizes."""
     text = config.get("text_config", config)
     try:
         hidden, layers = text["hidden_size"], text["num_hidden_layers"]
@@ -65,7 +65,7 @@ def of_config(config: Mapping[str, Any]) -> Sizes:
 
 
 def of_path(path: Path) -> Sizes:
-    """Of a model on this machine: a folder, or a GGUF file."""
+    """The sizes of a model on this machine: a folder or a GGUF file."""
     if path.is_dir():
         return of_config(json.loads((path / "config.json").read_bytes()))
     with path.open("rb") as file:
@@ -73,7 +73,7 @@ def of_path(path: Path) -> Sizes:
 
 
 def of_hub(source: HubModel) -> Sizes:
-    """Of a model on the Hub; empty if its config is neither in the cache nor known here."""
+    """The sizes of a model on the Hub; empty if its config is neither cached nor in the table."""
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(source.repo, "config.json", revision=source.revision)
@@ -83,7 +83,7 @@ def of_hub(source: HubModel) -> Sizes:
 
 
 def folder_bytes(sizes: Sizes, dtype: Dtype) -> float | None:
-    """Of a folder with this model's weights and its tokenizer."""
+    """The size of a folder with the model's weights and tokenizer; None if it is unknown."""
     if "parameters" not in sizes:
         return None
     tokenizer = sizes.get("vocabulary", 0) * TOKENIZER_BYTES_A_TOKEN
@@ -91,13 +91,13 @@ def folder_bytes(sizes: Sizes, dtype: Dtype) -> float | None:
 
 
 def body(sizes: Sizes) -> float:
-    """Parameters that work on every token: all but embedding and head."""
+    """The number of parameters without embedding and head."""
     tables = 1 if sizes["tied"] else 2
     return sizes["parameters"] - tables * sizes["vocabulary"] * sizes["hidden"]
 
 
 # --- GGUF -------------------------------------------------------------------------------------
-# The library reads the whole vocabulary, which takes seconds; the sizes stand before it.
+# The gguf library reads the whole vocabulary, which takes seconds; the sizes come before it.
 
 _GGUF_NAMES = {
     "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
@@ -112,10 +112,10 @@ _MOST_TEXT = 2**20
 
 
 def _gguf_config(file: BinaryIO) -> dict[str, Any]:
-    """The sizes in the head of a GGUF file, under the names of a config.json.
+    """The sizes in the header of a GGUF file, under the names of a config.json.
 
     Raises:
-        ValueError, struct.error: it is none.
+        ValueError, struct.error: the file is not a GGUF file.
     """
     if file.read(4) != b"GGUF":
         raise ValueError("no GGUF file")

@@ -1,4 +1,4 @@
-"""Steps that write: each token of each sequence takes a forward of its own, many side by side."""
+"""Estimates of steps that generate: each token takes a forward, for many sequences at a time."""
 
 import math
 from typing import Any
@@ -12,19 +12,20 @@ from steps.prices.of_training import scoring
 from steps.prices.speed import Speed, speed_of
 
 _CALLS = 3.0
-"""How much longer a layer takes for a token of each slot than for a pack: it reads the cache."""
+"""The ratio of a layer's overhead in a decoding step to that in a packed forward, because of the
+cache."""
 _TOKENIZED = 0.5
-"""Seconds until prompts are tokens."""
+"""Seconds to tokenise the prompts."""
 _TRIED = 100.0
-"""Passes over all weights by which it is found out which engine may write."""
+"""Passes over all weights in the checks that choose an engine."""
 _LOADED_AGAIN = 0.4
-"""The share of the weights that a process holds on to once they are freed."""
+"""The share of freed weights whose memory a process keeps."""
 
 
 def _writing(
     speed: Speed, model: Sizes, prompts: float, prompt: float, sampling: Any, itemsize: int
 ) -> float:
-    """Seconds for so many prompts of so many tokens."""
+    """Seconds to generate for `prompts` prompts of `prompt` tokens each."""
     sequences = prompts * sampling.num_completions
     rounds = math.ceil(sequences / sampling.slots) * sampling.max_new_tokens
     slots = min(sequences, sampling.slots)
@@ -38,7 +39,7 @@ def _writing(
 
 
 def _memory(call: Call, model: Sizes, sampling: Any, prompt: float, itemsize: int) -> float:
-    """Bytes: weights, and keys and values of all that the slots hold."""
+    """Bytes of weights, keys and values of all slots, and logits."""
     held = 2 * model["layers"] * model["keys"] * itemsize * (prompt + sampling.max_new_tokens)
     logits = sampling.slots * model["vocabulary"] * 4 * 2
     of_process = 0.0 if call.hardware.devices else PROCESS + WORKING
@@ -76,7 +77,7 @@ def _evaluated(call: Call) -> Foreseen:
     prompt, prompts = tokens.get("prompt", 50.0), min(config.sample_prompts, tokens["rows"])
     devices = max(1, call.hardware.devices)
     writing = _writing(speed, model, prompts / devices, prompt, config.sampling, itemsize)
-    # a second copy of the model is loaded to write
+    # generation loads a second copy of the model
     seconds = scored.seconds + writing + speed.files(model["parameters"] * itemsize)
     memory = max(scored.memory or 0.0, _memory(call, model, config.sampling, prompt, itemsize))
     memory += _LOADED_AGAIN * itemsize * model["parameters"] / devices

@@ -1,4 +1,4 @@
-"""Steps that write a model folder without training: from elsewhere, from nothing, for others."""
+"""Estimates of steps that write a model folder without training: import, initialise, export."""
 
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ from steps.prices.model_sizes import folder_bytes, of_config, of_folder, of_hub,
 from steps.prices.speed import Speed, speed_of
 
 PROCESS, WORKING = 0.42e9, 0.12e9
-"""Bytes of a process that has imported torch and transformers and holds nothing yet, and what it
-takes besides once a model runs."""
+"""Bytes of a process that has imported torch and transformers, without a model; and the additional
+bytes when a model runs."""
 _QUANTIZED = 45e6
-"""Parameters a second that are dequantised, of one thread."""
+"""Parameters that one thread dequantises per second."""
 
 
 def _imported(call: Call) -> Foreseen:
@@ -28,7 +28,7 @@ def _imported(call: Call) -> Foreseen:
 
 
 def _dequantizing(sizes: Sizes) -> float:
-    """Seconds; the vocabulary is built from the file too."""
+    """Seconds to dequantise a GGUF file, including the construction of its vocabulary."""
     return sizes.get("parameters", 0) / _QUANTIZED + sizes.get("vocabulary", 0) / 4e3
 
 

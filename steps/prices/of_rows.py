@@ -1,4 +1,4 @@
-"""Steps that read rows and tokenise them."""
+"""Estimates of steps that read rows and tokenise them."""
 
 from typing import Any
 
@@ -6,15 +6,16 @@ from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
 from steps.prices.row_sizes import BYTES_A_TOKEN, of_rows, of_source, of_tokens
 
 START_PLAIN, _START_READING, _START_TOKENIZING = 0.5, 1.0, 4.0
-"""Seconds until what they import is imported."""
+"""Seconds for the imports of a step."""
 _ROWS_READ, _TOKENS_WRITTEN = 4e3, 5e4
-"""A second, of one process."""
+"""Rows and tokens per second of one process."""
 _READING, _TOKENIZING, _A_TOKEN = 0.14e9, 0.455e9, 1250.0
-"""Bytes of a process, and for each token of a vocabulary."""
+"""Bytes of a process that reads or tokenises, and bytes for each token of the vocabulary."""
 _TEMPLATE_TOKENS = 25
-"""What a chat template puts around a conversation, a system prompt included."""
+"""Tokens that a chat template adds to a conversation, including a system prompt."""
 _SPELLING = 0.75
-"""The share of a row of pairs that is text, not names of fields; a prompt stands there thrice."""
+"""The share of text, without names of fields, in a row of pairs. The row has the prompt three
+times."""
 
 
 def _loaded(call: Call) -> Foreseen:
@@ -58,9 +59,10 @@ def _pairs(call: Call) -> Foreseen:
 
 
 def _pair_lengths(part: Sizes, config: Any) -> Sizes:
-    """The mean tokens of a pair, of which a third of the text is the prompt, spelled thrice."""
+    """The mean numbers of tokens of a pair's parts, if half of the text is three copies of the
+    prompt."""
     text = part.get("text")
-    if text is None and "bytes" in part:  # a Parquet file, compressed, beside its schema
+    if text is None and "bytes" in part:  # from the size of a compressed Parquet file
         text = max(200.0, 1.5 * (part["bytes"] - 2500) / max(part["rows"], 1))
     if text is None:
         return {}
@@ -91,7 +93,7 @@ def _tokenized(parts: dict[str, Any], call: Call) -> Foreseen:
 
 
 def tokens_of(sizes: Sizes) -> float:
-    """The mean tokens of a row, a prompt that several responses share counted once."""
+    """The mean number of tokens of a row; a prompt that several responses share counts once."""
     if "prompt" in sizes:
         others = (sizes.get(name, 0.0) for name in ("chosen", "rejected", "completion"))
         return sizes["prompt"] + sum(others)
@@ -119,7 +121,7 @@ def _of_arithmetic(made: Any) -> Sizes:
 
 
 def _built(call: Call) -> Foreseen:
-    """Pairs of sampled completions: at most as many as are asked for."""
+    """Pairs from sampled completions: two for each prompt, but at most ``max_pairs``."""
     most = call.arguments["config"].max_pairs
     completions = call.size("completions")
     if "prompts" not in completions:

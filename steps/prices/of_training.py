@@ -1,10 +1,10 @@
-"""Steps that learn or score: their arithmetic, the memory of their engine, their checkpoints.
+"""Estimates of steps that train or score: arithmetic, memory of the engine, checkpoints.
 
 A training step runs a forward and backward over every pack of its batch (6 operations for each
-parameter and token, 12 for each layer, channel and pair of tokens that attend) and updates every
-parameter. What a device holds meanwhile: weights, gradients, the two moments of AdamW and, of a
-bfloat16 model, float32 masters; activations of one pack; logits of a slice of it. With several
-devices each holds its share of the first, and packs are shared out among them.
+parameter and token; 12 for each layer, channel and attended pair of tokens) and updates every
+parameter. A device holds weights, gradients, the two moments of AdamW and, for a bfloat16 model,
+float32 master weights; the activations of one pack; and the logits of a slice of the pack. Several
+devices share the weights, gradients and moments, and divide the packs among them.
 """
 
 import math
@@ -21,22 +21,22 @@ from steps.shared.accelerators import accelerator
 from steps.training.schedule import total_steps
 
 _LOGITS = {False: 128e6, True: 1e9}
-"""Bytes of logits at a time, on processors and on accelerators."""
+"""Bytes of logits at a time, on CPUs (False) and on accelerators (True)."""
 _UPDATE_TRAFFIC = 28.0
-"""Bytes that AdamW moves through memory for a parameter."""
+"""Bytes of memory traffic of AdamW for each parameter."""
 _CHECKED_PACKS = 4
-"""Forwards by which a run finds out whether packs can be trusted, before it begins."""
+"""Forwards that a run takes to check packed attention before it starts."""
 _FEWEST_TOKENS = 32
-"""Of a pack."""
+"""The least number of tokens of a pack."""
 _TENSORS = 40.0
-"""As wide as the hidden state, that a layer reads or writes for a token in a forward."""
+"""Tensors of the hidden state's width that a layer reads or writes for each token of a forward."""
 _AN_EXAMPLE = 0.4e-3
-"""Seconds to lay one out."""
+"""Seconds to lay out one example."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The examples of a step: how many, the tokens of one, and how many of them are scored."""
+    """The number of examples of a step, and the mean numbers of tokens and scored tokens of one."""
 
     count: float
     tokens: float
@@ -54,21 +54,22 @@ def _rows(sizes: Sizes, demonstrations: bool) -> Rows | None:
 
 
 def _forwards(examples: float, tokens: float, budget: int) -> float:
-    """Packs of so many examples: no more than the budget holds, and whole examples."""
+    """The number of packs for `examples` examples of `tokens` tokens each; packs hold whole
+    examples."""
     each = max(1.0, budget // max(tokens, 1.0))
     return math.ceil(examples / each)
 
 
 def _flops(model: Sizes, rows: Rows) -> float:
-    """Of a forward over one example; attention is to all that comes before, half of it on
-    average."""
+    """Operations of a forward over one example. On average, a token attends to half of the
+    example."""
     attended = 2 * model["layers"] * model["hidden"] * rows.tokens**2
     head = 2 * model["vocabulary"] * model["hidden"] * rows.scored
     return 2 * body(model) * rows.tokens + attended + head
 
 
 def _activations(model: Sizes, tokens: float, config: Any, itemsize: int) -> float:
-    """Bytes that a pack of so many tokens keeps for its backward."""
+    """Bytes of activations that a pack of `tokens` tokens keeps for its backward."""
     hidden, wide, layers = model["hidden"], model["feed_forward"], model["layers"]
     whole = 12 * hidden + 4 * wide
     kept = {
@@ -89,19 +90,19 @@ def _trained(call: Call, init: str, demonstrations: bool = False) -> Foreseen:
     sizes = {**model, "bytes": size}
     parameters = model["parameters"]
     trained = parameters if config.lora is None else _adapters(model, config.lora)
-    # weights as they are saved, and two moments; masters where they are others than the weights
+    # a checkpoint has the weights, two moments, and master weights if they differ from the weights
     scratch = trained * (BYTES[dtype] + 8 + 4 * _has_masters(config))
     memory = _memory(call, model, config, trained, rows)
     known = accelerator(call.hardware.model)
     capacity = None if known is None else known.memory
     seconds = None if rows is None else _seconds(call, model, config, trained, rows, size)
     if not call.hardware.devices and _is_saved(config, seconds):
-        memory += scratch  # the copy that is written while the next step runs
+        memory += scratch  # a copy of the checkpoint, which is written while the next step runs
     return Foreseen(sizes, seconds, memory, scratch, capacity)
 
 
 def _is_saved(config: Any, seconds: float | None) -> bool:
-    """Whether a run is long enough for a checkpoint."""
+    """Whether a run writes a checkpoint before its end."""
     every = config.checkpoint_every_seconds
     return bool(config.checkpoint_every_steps or (every and seconds and seconds > 1.5 * every))
 
@@ -137,7 +138,7 @@ def _memory(call: Call, model: Sizes, config: Any, trained: float, rows: Rows | 
     itemsize = BYTES[Dtype(config.dtype)]
     parameters = model["parameters"]
     masters = 4 * _has_masters(config)
-    if devices > 1:  # each holds its share in float32, and the layers at work in whole
+    if devices > 1:  # each holds its share in float32, and the layers in use unsharded
         held = (
             parameters * (itemsize if not masters else 0) + trained * (masters + 4 + 8)
         ) / devices
@@ -160,7 +161,7 @@ def _has_masters(config: Any) -> bool:
 
 
 def _adapters(model: Sizes, lora: Any) -> float:
-    """Parameters of adapters on every matrix but the head."""
+    """The number of parameters of adapters on every matrix except the head."""
     hidden, wide, keys = model["hidden"], model["feed_forward"], model["keys"]
     ends = 4 * hidden + 2 * (hidden + keys) + 3 * (hidden + wide)
     share = len(lora.target_modules) / 7 if lora.target_modules else 1.0
@@ -173,7 +174,7 @@ def _scored(call: Call) -> Foreseen:
 
 
 def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
-    """What it takes to score rows: a forward over each, without gradients."""
+    """The estimate of scoring: one forward over each row, without gradients."""
     rows, speed = _rows(tokens, demonstrations=False), speed_of(call.hardware)
     itemsize = BYTES[Dtype(config.dtype)]
     if "parameters" not in model or config.backend is not None:

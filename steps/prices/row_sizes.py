@@ -1,8 +1,8 @@
-"""How many rows there are, and how long: as text in a file, and as tokens.
+"""The number of rows and their lengths, as text in a file and as tokens.
 
-Rows have ``rows`` and ``text``, the bytes of one as its file spells it. Tokens have ``rows`` and
-the mean lengths ``prompt``, ``chosen``, ``rejected`` of pairs, or ``total`` of other rows. Both
-have ``parts`` by split.
+The sizes of rows are ``rows`` and ``text``, the mean bytes of a row in its file. The sizes of
+tokens are ``rows`` and the mean lengths ``prompt``, ``chosen`` and ``rejected`` of pairs, or
+``total`` of other rows. Both have ``parts`` by split.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from pipeline.price.estimator import Made, Sizes
 from steps.sources import DataSource, Files, Mixed
 
 BYTES_A_TOKEN = 4.0
-"""Of English text."""
+"""The mean bytes of a token in English text."""
 _LOOKED_AT = 2**18
 _HUB: Mapping[tuple[str, str], Sizes] = {  # rows: the dataset's card; text: the mean of a sample
     ("HuggingFaceH4/ultrafeedback_binarized", "train_prefs"): {"rows": 61135, "text": 3000},
@@ -24,11 +24,11 @@ _HUB: Mapping[tuple[str, str], Sizes] = {  # rows: the dataset's card; text: the
 
 
 def of_source(source: DataSource) -> Sizes:
-    """What a source holds, told by its size and its beginning; empty where that says nothing."""
+    """The sizes of a source, from the size and the beginning of its files; empty if unknown."""
     if isinstance(source, HubDataset):
         return _HUB.get((source.repo, source.split), {})
     if isinstance(source, Mixed):
-        return {}  # how much is drawn of each depends on which ends first
+        return {}  # the rows of each part depend on which part ends first
     files = source.files if isinstance(source, Files) else (source,)
     found = [_of_file(file) for file in files]
     if not found or not all(found):
@@ -38,7 +38,7 @@ def of_source(source: DataSource) -> Sizes:
 
 
 def _of_file(file: File) -> Sizes:
-    """Of a local file with a row on each line."""
+    """The sizes of a local file with one row per line."""
     fs, path = fsspec.url_to_fs(file.url)
     if "file" not in fs.protocol or not path.endswith((".jsonl", ".ndjson")):
         return {}
@@ -51,8 +51,8 @@ def _of_file(file: File) -> Sizes:
 
 
 def of_rows(made: Made) -> Sizes:
-    """Of rows that a step has read, by split; their files are compressed, and say little of how
-    long they are as tokens."""
+    """The sizes of rows that a step has read, by split. As the files are compressed, their sizes
+    are only a rough measure of tokens."""
     counts = {
         name: count
         for name, count in made.manifest.metrics.items()
@@ -73,7 +73,7 @@ def of_rows(made: Made) -> Sizes:
 
 
 def of_tokens(made: Made) -> Sizes:
-    """Of rows that a step has tokenised, with their mean lengths."""
+    """The sizes of rows that a step has tokenised, with their mean lengths."""
     metrics = made.manifest.metrics
     lengths = {name: told["mean"] for name, told in metrics["lengths"].items() if told}
     counts = {name: metrics[name] for name in _splits(made)}

@@ -1,8 +1,8 @@
-"""From what is to be done to seconds: one rate for each way in which hardware is kept busy.
+"""Convert work to seconds: a rate for arithmetic, one for memory traffic and one for calls.
 
-The rates of accelerators are from their data sheets, at the share of them that training reaches in
-practice; those of a processor are a round figure for one thread. What they get wrong on a machine,
-the attempts that ran there tell: see :mod:`pipeline.price.experience`.
+The rates of accelerators come from data sheets, times the share that training reaches in practice.
+The rates of CPUs are round figures for one thread. :mod:`pipeline.price.experience` corrects these
+rates by the measured times of attempts on a machine.
 """
 
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from steps.shared.accelerators import accelerator
 _REACHED = 0.4
 """The share of an accelerator's arithmetic that a forward and backward of a large model reaches."""
 _DISK = 0.8e9
-"""Bytes a second that are read and checked, or written and checked."""
+"""Bytes per second for reading or writing files, including their check."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast one device is, and how long it takes to begin.
+    """The speed of one device, and its start-up time.
 
     Attributes:
-        flops: a second, in matrix products.
-        bandwidth: bytes a second through its memory.
-        call: seconds that a layer takes for one forward of next to nothing.
-        start: seconds until torch and transformers are imported.
+        flops: operations per second in matrix products.
+        bandwidth: bytes per second through its memory.
+        call: the least seconds of a layer's forward (its overhead).
+        start: seconds to import torch and transformers.
     """
 
     flops: float
@@ -33,16 +33,16 @@ class Speed:
     start: float
 
     def computing(self, flops: float, calls: float = 0.0, traffic: float = 0.0) -> float:
-        """Seconds for arithmetic, for calls of layers and for bytes through memory."""
+        """Seconds for `flops` operations, `calls` calls of layers and `traffic` bytes of memory."""
         return flops / self.flops + calls * self.call + traffic / self.bandwidth
 
     def files(self, size: float | None) -> float:
-        """Seconds to read or write files of so many bytes."""
+        """Seconds to read or write files of `size` bytes."""
         return (size or 0.0) / _DISK
 
 
 def speed_of(hardware: Hardware) -> Speed | None:
-    """Of one device, or of all threads together; ``None`` for an accelerator not known here."""
+    """The speed of one device, or of all CPU threads; ``None`` for an unknown accelerator."""
     if not hardware.devices:
         threads = hardware.threads
         return Speed(50e9 * threads, 6e9 * min(threads, 8), 0.35e-3, 4.0)

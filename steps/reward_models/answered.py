@@ -1,4 +1,4 @@
-"""Completions as token sequences that a reward model reads: rendered by its own chat template."""
+"""Tokenise completions for a reward model, with its own chat template."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ class Answered:
 def tokenize_answers(
     records: Sequence[Mapping[str, Any]], tokenizer: Path, config: TokenizeConfig
 ) -> list[list[Answered | str]]:
-    """Of each record of a ``completions.jsonl``, its completions as tokens; in place of one that
-    cannot be scored, the reason.
+    """For each record of a ``completions.jsonl``, its completions as tokens; for a completion that
+    cannot be scored, the reason instead.
 
     Args:
-        config: how the pairs were tokenised that the model was trained on.
+        config: the settings with which the model's training pairs were tokenised.
 
     Raises:
-        RowTooLong: a completion is over a limit whose policy is `error`.
+        RowTooLong: a completion exceeds a limit whose policy is `error`.
         ValueError: the folder `tokenizer` has no chat template.
     """
     ready = tokenization(load_tokenizer(tokenizer), config)
@@ -42,7 +42,7 @@ def tokenize_answers(
 
 
 def groups_of(answers: Iterable[Answered | str], row: str) -> list[TokenGroup]:
-    """The different answers among them, in groups that share a prompt."""
+    """The distinct answers, in groups that share a prompt."""
     by_prompt: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
     for answer in answers:
         if isinstance(answer, Answered):
@@ -61,7 +61,7 @@ def _rows(record: Mapping[str, Any]) -> Iterable[UnpairedRow]:
             str(record["row"]),
             tuple(record["prompt"]),
             (answer,),
-            label=True,  # which nobody reads
+            label=True,  # not used
             tools=tools,
             template_kwargs=record.get("template_kwargs"),
         )

@@ -16,24 +16,25 @@ if TYPE_CHECKING:
 class BradleyTerry(Loss):
     """−log σ(r_w − r_l − m) + c (r_w + r_l)², with r the scores of the two responses.
 
-    Under Bradley and Terry's model the better response is preferred with probability σ(r_w − r_l).
-    With δ = r_w − r_l − m the gradients are
+    In the model of Bradley and Terry, the better response is preferred with probability
+    σ(r_w − r_l). With δ = r_w − r_l − m the gradients are
 
         dL/dr_w = −σ(−δ) + 2c (r_w + r_l)        dL/dr_l = σ(−δ) + 2c (r_w + r_l)
 
-    **Margin** (Touvron et al. 2023, Llama 2, equation 2): `margin_per_score` times how much higher
-    the pair's chosen side was rated than its rejected one. At 0 no rating is read.
+    **Margin** (Touvron et al. 2023, Llama 2, equation 2): m is `margin_per_score` times the
+    difference between the ratings of the chosen and the rejected response. With 0, ratings are not
+    used.
 
-    **Centering** (Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244, equation 2): a pair
-    fixes differences of scores alone; c = `center_rewards_coefficient` keeps their mean near 0.
+    **Centering** (Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244, equation 2): pairs
+    determine only differences of scores; c = `center_rewards_coefficient` keeps their mean near 0.
 
-    A model whose head is zero has a loss of ln 2 where no margin is.
+    A model with a head of zeros has a loss of ln 2 without a margin.
 
     TRL: `RewardTrainer`, with its `center_rewards_coefficient`, and m in a column `margin`.
 
     Args:
-        center_rewards_coefficient: how strongly the mean of scores is held near 0.
-        margin_per_score: the margin for each point by which the chosen side was rated higher.
+        center_rewards_coefficient: the weight c of the term that keeps the mean of scores near 0.
+        margin_per_score: the margin for each point by which the chosen response is rated higher.
     """
 
     name: ClassVar[str] = "bradley_terry"
@@ -47,10 +48,10 @@ class BradleyTerry(Loss):
             require(0 <= value < math.inf, f"{field} must be finite and not below 0", value)
 
     def margin(self, record: Mapping[str, Any]) -> float:
-        """m of a pair, from its `score_chosen` and `score_rejected`.
+        """The margin m of a pair, from its `score_chosen` and `score_rejected`.
 
         Raises:
-            ValueError: naming the row, if a margin is asked for and a score is missing.
+            ValueError: `margin_per_score` is set and a score is missing; the message names the row.
         """
         if not self.margin_per_score:
             return 0.0
@@ -72,7 +73,7 @@ class BradleyTerry(Loss):
         Args:
             chosen, rejected: scores, float64 [n], with gradients.
             margins: [n].
-            weights: [n]; how many pairs each counts for, in the loss and not in the metrics.
+            weights: [n]; a factor of each pair's loss. Metrics are not weighted.
         """
         losses = logistic(chosen - rejected - margins)
         c, r = chosen.detach(), rejected.detach()

@@ -4,10 +4,10 @@
     config.json         architectures: …ForSequenceClassification, one label, pad_token_id
     tokenizer files     those of the language model, with the same padding token
 
-``AutoModelForSequenceClassification`` reads its score off the last token of a row that is not the
-padding token. If a response ended with that token, as where a tokenizer pads with its end-of-turn
-token, the score would be read off another token than it was trained at, without any error. So the
-folder's padding token is one that ends no response (`set_padding`).
+``AutoModelForSequenceClassification`` takes the score at the last token of a row that is not the
+padding token. If a response ended with the padding token (some tokenizers pad with the end-of-turn
+token), it would silently take the score at another token than in training. So `set_padding` chooses
+a padding token that does not end any response.
 """
 
 import json
@@ -33,10 +33,10 @@ _CLASSIFIER = "ForSequenceClassification"
 
 
 def load_reward_model(folder: Path, dtype: Dtype, on_host: bool = False) -> PreTrainedModel:
-    """The reward model of a folder, placed as `models.folders.load_model` places one.
+    """The reward model of a folder, on the same device as `models.folders.load_model` uses.
 
     Raises:
-        ValueError: the folder holds no model with one label, or a weight of it is missing.
+        ValueError: the folder has no model with one label, or weights are missing.
     """
     model, missing = _load(folder, dtype, on_host)
     if missing:
@@ -48,8 +48,8 @@ def load_reward_model(folder: Path, dtype: Dtype, on_host: bool = False) -> PreT
 
 
 def start_reward_model(folder: Path, dtype: Dtype, on_host: bool = False) -> PreTrainedModel:
-    """The reward model that training starts from: the body of a language model with a head of
-    zeros, so that every first score is 0; or the folder's own reward model.
+    """The reward model from which training starts: the body of a language model with a head of
+    zeros, whose scores are all 0; or, unchanged, the reward model in the folder.
 
     Raises:
         ValueError: transformers has no sequence classifier of this architecture, or the folder
@@ -65,20 +65,20 @@ def start_reward_model(folder: Path, dtype: Dtype, on_host: bool = False) -> Pre
 
 
 def set_padding(folder: Path, ends: Collection[int], named: str | None = None) -> str | None:
-    """Makes the folder's config and tokenizer pad with one token that ends no response.
+    """Set a padding token in the folder's config and tokenizer that does not end any response.
 
-    That is `named`; or the tokenizer's own; or another special token of it, one that is called a
-    padding token before others. Without any, the config names none, and transformers then refuses
-    batches of more than one row.
+    This is `named`; or else the tokenizer's own padding token; or else another special token,
+    preferably one whose name contains "pad". If there is none, the config gets no padding token,
+    and transformers then refuses batches of more than one row.
 
     Args:
-        ends: the ids of tokens that responses end with.
+        ends: the ids of the last tokens of responses.
 
     Returns:
-        What a person should know, if there is no such token.
+        A notice for the user if there is no such token, else None.
 
     Raises:
-        ValueError: `named` is no token, or ends a response.
+        ValueError: `named` is not a token, or it ends a response.
     """
     config = AutoConfig.from_pretrained(folder)
     if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
@@ -151,7 +151,8 @@ def _write_padding(folder: Path, tokenizer: "PreTrainedTokenizerBase", chosen: i
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Transformers warns that the head is new and that a language model's head is not used."""
+    """Silence warnings of transformers: the new head and the unused language-model head are
+    expected."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

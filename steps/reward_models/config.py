@@ -1,4 +1,4 @@
-"""What a reward model's training and scoring are told: frozen data, importable without torch."""
+"""Settings of reward models: frozen dataclasses, importable without torch."""
 
 from dataclasses import dataclass, field
 
@@ -9,11 +9,11 @@ from steps.training.config import TrainConfig
 
 @dataclass(frozen=True)
 class RewardConfig(TrainConfig):
-    """A run over pairs that ends in a reward model.
+    """The training of a reward model on pairs.
 
     Args:
-        pad_token: the token that the saved folder pads with; by default one that no response ends
-            with, the tokenizer's own if it is such a one.
+        pad_token: the padding token of the saved model. It must not end a response; the default is
+            such a token, if possible the tokenizer's own padding token.
     """
 
     loss: BradleyTerry = field(default_factory=BradleyTerry)
@@ -22,7 +22,7 @@ class RewardConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class RewardScoring(ReferenceConfig):
-    """How a reward model scores: its dtype, how many tokens a forward reads, how it attends.
+    """How a reward model scores: dtype, tokens per forward and attention.
 
-    A shard is what is kept when scoring is interrupted.
+    A shard is the unit of scores that survives an interruption.
     """

@@ -1,9 +1,9 @@
-"""Scoring with a reward model: what each response of some groups is worth, a shard at a time.
+"""Scoring with a reward model: the scores of the responses of groups, one shard at a time.
 
     SCRATCH/shards/scores-00000.jsonl    group_id, scores of its responses
 
-A shard is written whole or not at all, and an interrupted scoring goes on after those that are
-there. Several ranks share the packs of every shard.
+Shards are written atomically, and interrupted scoring resumes after the existing shards. Several
+ranks share the packs of every shard.
 """
 
 import math
@@ -26,14 +26,14 @@ from steps.scoring.scorer import Scorer, build_scorer
 
 Record = Mapping[str, Any]
 Scored = tuple[list[dict[str, Any]], dict[str, Any]]
-"""Records to be written, and metrics; on other ranks than the first there are none."""
+"""Records to write, and metrics; both are empty on all ranks but the first."""
 
 
 def score_pairs(
     records: Sequence[Record], model: Path, config: RewardScoring, place: Workplace
 ) -> Scored:
-    """Of each record of pair tokens ``row``, ``pair_id``, ``scores`` (of the chosen and of the
-    rejected response) and ``tokens`` (how many each has)."""
+    """For each record of pair tokens, a record with ``row``, ``pair_id``, ``scores`` (of the chosen
+    and the rejected response) and ``tokens`` (the numbers of their tokens)."""
 
     def read(vocabulary: int) -> list[TokenGroup]:
         return [as_whole(pair) for pair in read_pairs(records, vocabulary)]
@@ -60,8 +60,8 @@ def score_answers(
     tokenize: TokenizeConfig,
     place: Workplace,
 ) -> Scored:
-    """The records of a ``completions.jsonl`` with ``scores``, one for each completion: None for
-    what the template or a limit refuses."""
+    """The records of a ``completions.jsonl`` with ``scores``, one for each completion. The score is
+    None if the chat template or a limit refuses the completion."""
     answers = tokenize_answers(records, model, tokenize)
 
     def read(vocabulary: int) -> list[TokenGroup]:
@@ -100,12 +100,14 @@ def score_groups(
     config: RewardScoring,
     place: Workplace,
 ) -> tuple[list[TokenGroup], list[list[float]], dict[str, Any]]:
-    """The groups that `read` gives for a size of vocabulary, the scores of their responses (on the
-    first of several ranks), and perhaps ``notices``. Progress counts groups.
+    """Score the groups that `read` returns for the size of the model's vocabulary.
+
+    Returns the groups, the scores of their responses (on the first rank only), and ``notices`` if
+    there are any. Progress counts groups.
 
     Raises:
-        FloatingPointError: naming a row whose score is not finite.
-        Left: between two shards, once `place.stopping` says so on any rank.
+        FloatingPointError: a score of a row, which the message names, is not finite.
+        Left: `place.stopping` is true on any rank; raised between two shards.
     """
     ranks = place.ranks
     loaded = load_reward_model(model, config.dtype, on_host=ranks.count > 1)
@@ -145,7 +147,7 @@ def _score(scorer: Scorer, groups: Sequence[TokenGroup]) -> list[list[float]]:
 
 
 def _finished(file: Path, groups: Sequence[TokenGroup]) -> list[list[float]] | None:
-    """The scores in `file`, unless it is missing, torn or of other groups."""
+    """The scores in `file`; None if it is missing or damaged, or if it has other groups."""
     try:
         records = read_json_lines(file)
         of_groups = [(record["group_id"], len(record["scores"])) for record in records]
@@ -194,7 +196,7 @@ def _mean(scores: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def _refused(records: Sequence[Record], answers: Sequence[Sequence[Answered | str]]) -> list[str]:
-    """What is to be said of each completion without a score."""
+    """A notice for each completion without a score."""
     return [
         f"a completion of row {record['row']!r} has no score: {answer}"
         for record, answered in zip(records, answers, strict=True)

@@ -1,7 +1,7 @@
-"""How a reward model is trained: token records of pairs in, a sequence classifier's folder out.
+"""Train a reward model: from token records of pairs to the folder of a sequence classifier.
 
-The run is that of a preference loss: the same loop, trainer, checkpoints and ranks. What differs is
-what is read off the model (`values`), the model itself (`classifier`) and the loss.
+The loop, trainer, checkpoints and ranks are the same as for a preference loss. Different are the
+model's output (`values`), the model itself (`classifier`) and the loss.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,14 +42,15 @@ def run_reward_training(
     place: Workplace,
     held_out: Records | None = None,
 ) -> dict[str, Any]:
-    """Trains a reward model from the folder `init`, a language model or a reward model, on records
-    that `examples.read_pairs` understands; writes its folder and metrics.jsonl, resumes from the
-    checkpoints in scratch, and returns `metrics.summarise` of the run. Dropout is off.
+    """Train a reward model from the folder `init`, a language model or a reward model.
 
-    Adapters are merged into the weights, and not written by themselves: they lack the head.
+    `records` are in the format of `examples.read_pairs`. Writes the model's folder and
+    metrics.jsonl, resumes from the checkpoints in scratch, and returns `metrics.summarise` of the
+    run. Dropout is off. Adapters are merged into the weights and not saved separately, because they
+    do not include the head.
 
     Raises:
-        ValueError: as `read_pairs`, `start_reward_model` and `set_padding` say.
+        ValueError: as in `read_pairs`, `start_reward_model` and `set_padding`.
     """
     policy = TorchPolicy(init, config, place.ranks, role=REWARD_MODEL)
     pairs = read_reward_pairs(records, policy.vocabulary, config.loss)
@@ -71,7 +72,7 @@ def run_reward_training(
 
 
 def read_reward_pairs(records: Records, vocabulary: int, loss: BradleyTerry) -> Pairs:
-    """The pairs of token records, with the margins that `loss` wants of them."""
+    """The pairs of token records, with their margins under `loss`."""
     margins: list[float] = []
 
     def noted() -> Iterator[Mapping[str, Any]]:
@@ -96,7 +97,7 @@ def reward_objective(pairs: Pairs, loss: BradleyTerry) -> Objective:
 
 
 def adapt(model: PreTrainedModel, lora: LoraConfig, seed: int) -> "PeftModel":
-    """Adapters beside the linear layers of the model's body; its head is trained as it is."""
+    """Add adapters to the linear layers of the model's body. The head is trained in full."""
     layers = model.base_model.named_modules()
     linear = {name.rpartition(".")[2] for name, m in layers if isinstance(m, nn.Linear | Conv1D)}
     targets = lora.target_modules or sorted(linear)
@@ -123,7 +124,7 @@ class _RewardBatch:
     margins: Tensor
 
     def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
-        """`logps`: of each response its score, as if it were one token's."""
+        """`logps` holds the score of each response, in place of one token's logp."""
         chosen, rejected = logps.sums().unbind(1)
         weights, margins = self.weights[members], self.margins[members]
         shares = self.loss.shares(chosen, rejected, margins, weights, self.pairs)

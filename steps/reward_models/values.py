@@ -1,10 +1,11 @@
-"""The scores of responses: what a reward model's head makes of a response's last token.
+"""The scores of responses: the output of a reward model's head at a response's last token.
 
-A pack of whole responses (`examples.WholeResponse`) holds each prompt once and every token of every
-response. The head reads one row a response, and computes in float64, whatever the model's dtype.
+A pack of whole responses (`examples.WholeResponse`) holds each prompt once, and all tokens of every
+response. The head reads one row for each response and computes in float64, whatever the model's
+dtype.
 
-On a CPU a response gets the same bits whatever it is packed with: other groups, other responses to
-its prompt, in any order.
+On a CPU, a response's score does not depend, in any bit, on the other groups and responses in the
+pack, nor on their order.
 """
 
 from typing import Any, cast
@@ -30,28 +31,28 @@ def values(model: PreTrainedModel, pack: Pack) -> Tensor:
 
 
 def recorded_values(model: PreTrainedModel, pack: Pack, routing: Routing | None = None) -> Tensor:
-    """`values` with a graph behind them, and with dropout in training mode."""
+    """`values` with gradients recorded, and with dropout in training mode."""
     return _scores(model, _last_rows(model, pack, routing))
 
 
 @torch.no_grad()
 def last_states(model: PreTrainedModel, pack: Pack) -> Tensor:
-    """The hidden states [N, H] that the head reads, each scaled to a mean square of 1: a head that
-    has learnt nothing yet would say nothing of them."""
+    """The hidden states [N, H] that the head reads, each scaled to a mean square of 1. Checks of
+    packing compare these, because the scores of an untrained head are all 0."""
     with evaluating(model):
         rows = _last_rows(model, pack).double()
     return rows / rows.square().mean(dim=-1, keepdim=True).sqrt()
 
 
 VALUES = Readout(values, recorded_values, last_states)
-"""Scores of whole responses, of a reward model."""
+"""The readout of a reward model: scores of whole responses."""
 
 
 def backward_values(
     model: PreTrainedModel, pack: Pack, loss: GroupLoss, routing: Routing | None = None
 ) -> Scored:
-    """Adds the gradient of the summed losses of a pack's groups to the `.grad` of the model's
-    parameters; `logps.forward_backward` for scores."""
+    """Add the gradient of the summed losses of a pack's groups to the `.grad` of the model's
+    parameters. It is the counterpart of `logps.forward_backward` for scores."""
     if layout_of(model) is Layout.alone:
         return backward(recorded_values(model, pack, routing), pack, loss, routing)
     embedded = embed(model, pack)
@@ -77,7 +78,8 @@ def value_head(model: PreTrainedModel) -> nn.Linear:
 
 
 def _scores(model: PreTrainedModel, rows: Tensor) -> Tensor:
-    """Row by row: a matrix product would round a row as its place among the others has it."""
+    """The head's output, computed row by row. In a matrix product, the rounding of a row would
+    depend on its position."""
     return (rows.double() * value_head(model).weight.double()).sum(dim=-1)
 
 
@@ -92,7 +94,8 @@ def _last_rows(model: PreTrainedModel, pack: Pack, routing: Routing | None = Non
 def _last_row_alone(
     model: PreTrainedModel, pack: Pack, span: ResponseSpan, routing: Routing | None
 ) -> Tensor:
-    """Read by the model as it is, alone after its prompt."""
+    """The hidden state [H] of a response's last token, from the model's own forward of its prompt
+    and itself."""
     parts = slice(span.prompt_start, span.prompt_stop), slice(span.start, span.stop)
     ids = torch.cat([pack.input_ids[part] for part in parts])
     base = cast(Any, model.base_model)

@@ -1,16 +1,15 @@
-"""Scoring: how likely a model finds given responses, and the gradient of a loss on that.
+"""Scoring: log-probabilities of given responses, and the gradient of a loss on them.
 
-The way of a batch: ``examples`` (rows become checked groups of token ids) → ``packing`` (groups
+The path of a batch: ``examples`` (rows become checked groups of token ids) → ``packing`` (groups
 become rows without padding) → ``embedding``, ``attention`` and ``head`` (a pack through the model)
-→ ``logps`` (log-probabilities of tokens and responses). ``unpacked`` is the slow way for models
-that can be neither packed nor batched; ``parity`` tries which way is right, with what the room
-``architectures`` knows of models; ``scorer`` does it all beside the caller's thread,
-``sharded_scorer`` over several devices. ``reference`` writes what was scored and reads it again,
-``scored_by`` says how it was computed. ``config`` is importable without torch. Begin with
-``logps``.
+→ ``logps`` (log-probabilities of tokens and responses). ``unpacked`` is the slow path for models
+that can be neither packed nor batched. ``parity`` chooses the path for a model, with the room
+``architectures``. ``scorer`` runs all of this in its own thread, ``sharded_scorer`` on several
+devices. ``reference`` writes and reads files of logps, and ``scored_by`` records how they were
+computed. ``config`` is importable without torch. Begin with ``logps``.
 
-Knows no optimiser, no checkpoint and no training config: nothing here imports ``steps.training``,
-so that an edit there leaves references and evaluations as they are. What is about gradients here
-(``gradients``, ``softmax_backward``, ``forward_backward``) are functions that a scorer does not
-reach. Uses ``steps.models``.
+This room has no optimiser, no checkpoint and no training config. It does not import
+``steps.training``, so an edit there does not change the keys of references and evaluations. Its
+functions for gradients (``gradients``, ``softmax_backward``, ``forward_backward``) are out of the
+reach of a scorer. Uses ``steps.models``.
 """

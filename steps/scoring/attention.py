@@ -1,16 +1,16 @@
-"""Attention over a pack: each segment sees its group's prompt and its own past, nothing else.
+"""Attention over a pack: each segment attends to its group's prompt and its own past only.
 
-Registered with transformers under the name `temper_packed`. The pack comes as the keyword `pack` of
-the model's forward, which hands on keywords it does not know down to here; a context variable would
-not survive activation checkpointing, which runs this again during the backward. A name that has no
-mask function registered makes transformers build no mask.
+The function is registered with transformers under the name `temper_packed`. It gets the pack as the
+keyword `pack` of the model's forward, which passes unknown keywords on to the attention. A context
+variable would not survive activation checkpointing, which calls the attention again during the
+backward. As the name has no registered mask function, transformers builds no mask.
 
-A layer says what a token may see by what it hands over (`sliding_window`), or its model's config
-says it for the layer (`layer_types`, `attention_chunk_size`). What a config says and the layers do
-not do, or the other way round, `architectures.masks` finds.
+A layer's window or chunk is either an argument of its attention call (`sliding_window`) or a
+setting of the model's config (`layer_types`, `attention_chunk_size`). `architectures.masks` finds
+layers that do not attend as their config describes.
 
-On a GPU the segments go through one variable-length flash kernel where that can compute what is
-asked for; elsewhere, and on the CPU, through scaled_dot_product_attention one after the other.
+On a GPU, one variable-length flash kernel processes all segments if it supports the layer's
+options. Otherwise scaled_dot_product_attention processes one segment after the other.
 """
 
 import functools
@@ -29,6 +29,9 @@ from steps.scoring.packing import Pack
 
 PACKED = "temper_packed"
 
+_WITH_FLASH = {"cuda"}
+"""Kinds of devices with the variable-length kernel."""
+
 # Keywords that every layer of some family passes on and that say nothing of how to attend.
 _NO_MATTER = {"position_ids", "position_embeddings", "use_cache", "cache_position", "is_causal"}
 _NO_MATTER |= {"output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
@@ -36,21 +39,22 @@ _NO_MATTER |= {"past_key_values", "past_key_value", "layer_idx"}
 
 
 class Reach(NamedTuple):
-    """How far back a layer's tokens see, themselves included.
+    """How far back the tokens of a layer attend, counted in tokens and including the token itself.
 
-    window: the last so many tokens (Beltagy et al. 2020, Longformer).
-    chunk: those of the same chunk, the sequence being cut every so many tokens (Llama 4).
+    window: a token attends to the last `window` tokens (Beltagy et al. 2020, Longformer).
+    chunk: the sequence is cut into chunks of this length; a token attends within its chunk
+        (Llama 4).
     """
 
     window: int | None = None
     chunk: int | None = None
 
     def covers(self, tokens: int) -> bool:
-        """Whether every token of a sequence of so many `tokens` sees all of its past."""
+        """Whether every token of a sequence of this many `tokens` attends to all of its past."""
         return all(limit is None or tokens <= limit for limit in self)
 
     def mask(self, rows: int, keys: int, device: torch.device) -> Tensor:
-        """True where row i, which is key keys - rows + i, may look; bool [rows, keys]."""
+        """Where row i, the query at position keys - rows + i, may attend; bool [rows, keys]."""
         key = torch.arange(keys, device=device)
         last = key[keys - rows :, None]
         seen = key <= last
@@ -62,10 +66,10 @@ class Reach(NamedTuple):
 
 
 def reach_of(layer: nn.Module, sliding_window: int | None) -> Reach:
-    """How far the attention `layer` sees, which has handed over `sliding_window`.
+    """The reach of an attention `layer` that was called with `sliding_window`.
 
-    A layer that hands over none may be built into a model whose mask has one (Qwen2-MoE, PhiMoE,
-    Llama 4); then the model's config says so.
+    Some models have a window although their layers pass none, as their masks contain it (Qwen2-MoE,
+    PhiMoE, Llama 4). The reach then comes from the model's config.
     """
     if sliding_window is not None:
         return Reach(window=sliding_window)
@@ -90,14 +94,14 @@ class _Options:
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Makes `model` attend over packs, and over nothing else, until another implementation is set:
-    generation needs one of transformers' own."""
+    """Switch `model` to packed attention, which accepts packs only. Generation needs one of
+    transformers' own implementations again."""
     ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
     model.set_attn_implementation(PACKED)
 
 
 def attends_packed(model: PreTrainedModel) -> bool:
-    """Whether `use_packed_attention` was the last to choose the model's attention."""
+    """Whether packed attention is the model's current implementation."""
     return model.config._attn_implementation == PACKED
 
 
@@ -116,14 +120,14 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer: query [1, heads, T, d], key and value with their own
-    number of heads; returns [1, T, heads, d].
+    """The attention that transformers calls in every layer; returns [1, T, heads, d].
 
-    `s_aux` [heads] are attention sinks: scores of a key that every token sees and that has nothing
-    to say (gpt-oss).
+    Args:
+        query: [1, heads, T, d]; `key` and `value` have their own number of heads.
+        s_aux: [heads], attention sinks: the scores of one more key, whose value is zero (gpt-oss).
 
-    Raises ValueError for a forward without a pack and for whatever this does not know how to
-    honour (position biases, caches), which would change the result unnoticed.
+    Raises ValueError for a forward without a pack, and for any argument that this function does not
+    implement (position biases, caches): to ignore it would silently change the result.
     """
     _refuse(pack, query, key, attention_mask, others)
     assert pack is not None
@@ -149,8 +153,8 @@ def _refuse(
 
 
 def refuse_unknown(mask: Tensor | None, others: Mapping[str, Any]) -> None:
-    """Raises ValueError for a mask, and for keywords of an attention call that nothing here knows
-    how to honour."""
+    """Raise ValueError if an attention call has a mask or keywords that this module does not
+    implement."""
     unknown = [n for n, v in others.items() if v is not None and n not in _NO_MATTER]
     unknown += ["attention_mask"] if mask is not None else []
     unknown += ["is_causal=False"] if others.get("is_causal") is False else []
@@ -161,9 +165,9 @@ def refuse_unknown(mask: Tensor | None, others: Mapping[str, Any]) -> None:
 def _attend_segments(
     query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Options
 ) -> list[Tensor]:
-    """Each segment's output [rows, heads, d]."""
+    """The output of each segment, [rows, heads, d]."""
     rows = [segment.stop - segment.start for segment in pack.segments]
-    # Gradients of parts of a split are joined once; those of slices would each be as long as T.
+    # The backward of a split joins the parts' gradients once; each slice would get one of length T.
     queries, keys, values = (x[0].split(rows, dim=1) for x in (query, key, value))
     numbers = {segment.start: number for number, segment in enumerate(pack.segments)}
     outputs = []
@@ -178,9 +182,10 @@ def _attend_segments(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Tensor:
-    """Attention of the last tokens of a sequence, [heads, rows, d], to all of it; [rows, heads, d].
+    """Attention of the last tokens of a sequence to the whole sequence, [rows, heads, d].
 
-    Heads of queries that share keys are a dimension of their own, so that keys are not copied.
+    `query` is [heads, rows, d]. Query heads that share keys get a dimension of their own, so that
+    keys are not copied.
     """
     q = query.unflatten(0, (key.shape[0], -1))
     k, v = (x[:, None].expand(-1, q.shape[1], -1, -1) for x in (key, value))
@@ -204,7 +209,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Ten
 
 
 def _soft_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: _Options) -> Tensor:
-    """Attention with scores squashed into (-softcap, softcap), which no fused kernel computes."""
+    """Attention with scores capped to (-softcap, softcap), which no fused kernel computes."""
     softcap = options.softcap
     assert softcap is not None
     scores = torch.tanh(q @ k.transpose(-1, -2) * (options.scale / softcap)) * softcap
@@ -220,8 +225,8 @@ def _soft_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: _Option
 def _with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: _Options) -> Tensor:
     """Attention with one more key, whose scores are the sinks and whose value is zero.
 
-    With one more coordinate, 1/scale in a query, its head's sink in that key and 0 in the others,
-    the kernel computes these scores itself, and its backward their gradient.
+    Queries and keys get one more coordinate: 1/scale in a query, the head's sink in the additional
+    key, and 0 in the other keys. So the kernel computes the sinks' scores and gradients itself.
     """
     assert options.sinks is not None
     sinks = options.sinks.to(q.dtype).view(*q.shape[:2], 1, 1).expand_as(k[..., :1, :1])
@@ -238,10 +243,10 @@ def _with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: _Options
 
 
 def _varlen_fits(query: Tensor, value: Tensor, options: _Options) -> bool:
-    """Whether the installed variable-length flash attention computes this."""
+    """Whether the installed variable-length flash attention supports these inputs and options."""
     available, window = _varlen_options(), options.reach.window
     return (
-        query.is_cuda
+        query.device.type in _WITH_FLASH
         and query.dtype in (torch.bfloat16, torch.float16)
         and query.shape[-1] == value.shape[-1] <= 256
         and query.shape[-1] % 8 == 0
@@ -265,7 +270,8 @@ def _varlen_options() -> frozenset[str]:
 def _attend_varlen(
     query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Options
 ) -> Tensor:
-    """All segments at once, [T, heads, d]: causal at the end of each segment's own keys."""
+    """The output of all segments in one call, [T, heads, d]. The causal mask is aligned to the end
+    of each segment's keys."""
     from torch.nn.attention.varlen import varlen_attn
 
     layout, available = pack.varlen, _varlen_options()
@@ -278,7 +284,7 @@ def _attend_varlen(
     wanted: dict[str, Any] = {
         "scale": options.scale,
         "enable_gqa": q.shape[1] != k.shape[1],
-        "num_splits": 1,  # no split of the keys, so no rounding that depends on the other segments
+        "num_splits": 1,  # without splits of the keys, rounding does not depend on other segments
     }
     arguments = {name: value for name, value in wanted.items() if name in available}
     if "window_size" in available:

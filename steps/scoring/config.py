@@ -1,4 +1,4 @@
-"""How log-probabilities are computed: frozen data, importable without torch."""
+"""How log-probabilities are computed: types that are importable without torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class Attention(StrEnum):
     """How examples are laid out for a forward.
 
-    packed: one row without padding, the prompt of a pair once.
-    padded: a row for each response, several to a forward where that is right; for models that read
-        no packs.
-    auto: packed where a check of the first examples finds that it gives what the model itself
-        gives, padded otherwise; the run says which.
+    packed: all examples in one row without padding; both responses of a pair share one prompt.
+    padded: one row for each response. Several rows share a forward if the model computes padded
+        rows correctly. For models that cannot read packs.
+    auto: packed if the first examples get the same logps as from the unmodified model, padded
+        otherwise. A notice of the run says which.
     """
 
     auto = "auto"
@@ -29,34 +29,35 @@ class Attention(StrEnum):
     padded = "padded"
 
 
-@dataclass  # not frozen: OmegaConf could not put one where there was none
+@dataclass  # not frozen: OmegaConf cannot replace None by a frozen dataclass
 class ScoringBackend:
-    """What runs a model that is only scored with; `name` is its name in a config.
+    """The engine that computes logps without training; `name` is its name in a config.
 
-    A step depends on the code of the backend that it is given, and of no other. It is part of a
-    step's key: two backends agree to a rounding, and not to the last bit.
+    A step depends on the code of its own backend only. The backend is part of a step's key, because
+    two backends agree up to rounding, but not bit for bit.
     """
 
     name: ClassVar[str]
 
     def open_model(self, folder: Path, config: "ReferenceConfig", ranks: "Ranks") -> "OpenModel":
-        """The model of a folder, ready to be asked for logps."""
+        """Load the model of a folder for the computation of logps."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ReferenceConfig:
-    """How log-probabilities are computed. All settings of a reference but `groups_per_shard` must
-    be those that the policy is trained with.
+    """How log-probabilities are computed. A reference must have the same settings as the training
+    of its policy, except `groups_per_shard`.
 
     Args:
         dtype: the dtype of weights and activations.
-        tokens_per_forward: the most tokens of one forward; examples are packed into so many, and a
-            longer one is a forward by itself. More takes more memory.
-        attention: how examples are laid out for a forward: packed without padding, padded, or
-            whichever is right.
-        groups_per_shard: how many examples are kept at once, if the computation is interrupted.
-        backend: what computes; without one, transformers' model on torch.
+        tokens_per_forward: the most tokens of one forward. Examples are packed up to this number; a
+            longer example gets its own forward. A larger number takes more memory.
+        attention: how a forward lays out examples: packed without padding, padded, or packed only
+            if the model supports it.
+        groups_per_shard: how many examples are saved at a time. An interrupted computation resumes
+            at the next shard.
+        backend: the engine that computes; null: transformers' model on torch.
     """
 
     dtype: Dtype = Dtype.float32

@@ -1,4 +1,4 @@
-"""Token embeddings of a pack, with a gradient for each token instead of one for the vocabulary."""
+"""Token embeddings of a pack, whose gradient is kept per token and not per vocabulary entry."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,10 @@ from steps.scoring.packing import Pack
 
 @dataclass(frozen=True)
 class Embedded:
-    """What a base model is given: token ids, or their embeddings where these are just looked up.
+    """The input of a base model: embeddings if they are a plain table look-up, else token ids.
 
-    inputs: keywords of the base model's forward.
-    leaf: where the gradient of the embeddings gathers.
+    inputs: keyword arguments of the base model's forward.
+    leaf: the tensor whose `.grad` collects the gradient of the embeddings.
     """
 
     inputs: dict[str, Tensor]
@@ -27,7 +27,7 @@ class Embedded:
 
 
 def embed(model: PreTrainedModel, pack: Pack) -> Embedded:
-    """The pack's tokens, ready for the base model; with a gradient to come if one is recorded."""
+    """The pack's tokens as input of the base model, with a leaf if autograd records gradients."""
     table: Any = model.get_input_embeddings()
     if not is_plain(table, nn.Embedding) or table.max_norm is not None or table.scale_grad_by_freq:
         return Embedded(seen_or_ids(model, pack), pack.input_ids)
@@ -42,13 +42,13 @@ def embed(model: PreTrainedModel, pack: Pack) -> Embedded:
 
 
 def add_to_embeddings(embedded: Embedded) -> None:
-    """Adds what has gathered on the embeddings to their rows; call it after the backward."""
+    """Add the collected gradient to the rows of the embedding table; call it after the backward."""
     if embedded.table is None or embedded.leaf is None:
         return
     weight = embedded.table.weight
     assert isinstance(weight, nn.Parameter)
     assert embedded.leaf.grad is not None
     gradient = embedded.leaf.grad[0]
-    if embedded.table.padding_idx is not None:  # torch lets its row stay as it is
+    if embedded.table.padding_idx is not None:  # this row gets no gradient, as in torch
         gradient = gradient * (embedded.ids != embedded.table.padding_idx)[:, None]
     add_rows(weight, embedded.ids, gradient)

@@ -1,8 +1,9 @@
-"""Token ids as training reads them: from rows of a tokens artifact to checked, frozen examples.
+"""Examples for training and scoring: rows of a tokens artifact as checked, frozen token ids.
 
-Every example is a `TokenGroup`, a prompt and the k responses to it: one for a demonstration or a
-labelled completion, two for a preference pair (the chosen one first), more for rollouts. A response
-never lacks a scored token, as its mean would be NaN; that is refused here, by row and field.
+Every example is a `TokenGroup`: a prompt and k responses to it. A demonstration or a labelled
+completion has one response, a preference pair two (the chosen one first), rollouts have more. Every
+response has at least one scored token, as its mean would be NaN otherwise. The errors here name the
+row and the field.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenResponse:
-    """A response. `scored` says which of its tokens are; without it, all are. The others (a user's
+    """A response. `scored` marks its scored tokens; None means all. The other tokens (a user's
     turn between two answers, a token that a tokenizer merged with the prompt) are context."""
 
     ids: tuple[int, ...]
@@ -30,40 +31,40 @@ class TokenResponse:
 
     @property
     def num_scored(self) -> int:
-        """How many tokens are scored."""
+        """The number of scored tokens."""
         return len(self.ids) if self.scored is None else sum(self.scored)
 
     @property
     def scored_flags(self) -> tuple[bool, ...]:
-        """`scored`, spelt out."""
+        """For each token, whether it is scored."""
         return (True,) * len(self.ids) if self.scored is None else self.scored
 
     @property
     def num_fed(self) -> int:
-        """How many tokens a model has to read: those before the last scored one."""
+        """How many tokens a model must read: those before the last scored token."""
         if self.scored is None:
             return len(self.ids) - 1
         return len(self.ids) - 1 - self.scored[::-1].index(True)
 
     @property
     def readouts(self) -> Iterator[tuple[int, int]]:
-        """Where something is read off a model, and for which token: how many tokens of the response
-        come before it, and its id."""
+        """For each scored token, its position in the response and its id. A model's output after
+        that many tokens of the response is used."""
         scored = zip(self.scored_flags, enumerate(self.ids), strict=True)
         return (place for is_scored, place in scored if is_scored)
 
     def after_nothing(self) -> "TokenResponse":
-        """The response without a prompt before it: nothing predicts its first token."""
+        """The response after an empty prompt: nothing predicts its first token."""
         return replace(self, scored=(False, *self.scored_flags[1:]))
 
 
 @dataclass(frozen=True)
 class WholeResponse(TokenResponse):
-    """A response that gets one score, as a whole: it is read off the last token, which a model is
-    fed too. A mask says nothing here.
+    """A response that gets one score as a whole, from the hidden state of its last token. The mask
+    is ignored.
 
-    A prompt before whole responses has a segment of its own in a pack, so that on a CPU the score
-    of a response does not depend, in any bit, on the other responses to the prompt.
+    In a pack, the prompt of whole responses is a segment of its own. So on a CPU, the score of a
+    response does not depend, in any bit, on the other responses to the prompt.
     """
 
     @property
@@ -83,7 +84,7 @@ class WholeResponse(TokenResponse):
 
 
 NO_TOKEN = -1
-"""In place of a token that is scored, where none is; no vocabulary has it."""
+"""The target in place of a token id where a whole response is scored."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class TokenGroup:
     scored. `label`: the verdict on the response of an unpaired row. `weight`: what the group counts
     for in its loss. `images`: those that the prompt has placeholders for, in order.
 
-    Raises ValueError, naming the row, for a response without a scored token.
+    Raises ValueError, which names the row, for a response without a scored token.
     """
 
     row: str
@@ -117,38 +118,38 @@ class TokenGroup:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of the group's full sequences, the prompt counted with each response."""
+        """The number of tokens of all sequences; the prompt counts once for each response."""
         return sum(len(self.prompt_ids) + len(response) for response in self.responses)
 
     @property
     def packed_tokens(self) -> int:
-        """The tokens that one forward over the group reads: the prompt once, no token that predicts
-        nothing."""
+        """How many tokens one packed forward over the group reads: the prompt once, and no tokens
+        after the last scored token of a response."""
         return len(self.prompt_ids) + sum(response.num_fed for response in self.responses)
 
     @property
     def longest_sequence(self) -> int:
-        """How many tokens a model reads of the longest of the full sequences."""
+        """How many tokens a model reads of the longest sequence."""
         return len(self.prompt_ids) + max(response.num_fed for response in self.responses)
 
 
 def as_whole(group: TokenGroup) -> TokenGroup:
-    """The group with one score for each response, read off the response's last token."""
+    """The group with one score for each response, from the response's last token."""
     responses = tuple(WholeResponse(response.ids) for response in group.responses)
     return replace(group, responses=responses)
 
 
 def longest(groups: Sequence[TokenGroup]) -> tuple[str, int]:
-    """The row with the longest sequence, and how many tokens a model reads of that."""
+    """The row with the longest sequence, and how many tokens a model reads of that sequence."""
     group = max(groups, key=lambda group: group.longest_sequence)
     return group.row, group.longest_sequence
 
 
 def mismatched(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
-    """Each prompt with the responses of the group before it, the first with those of the last: what
-    KTO finds its baseline on.
+    """Each prompt with the responses of the group before it; the first prompt with the last
+    group's. KTO estimates its baseline from them.
 
-    A function of the order of all rows alone, so the reference can score them once.
+    The result depends only on the order of all rows, so the reference can score it once.
     """
     return [
         replace(group, group_id=_both(group, before), responses=before.responses)
@@ -157,11 +158,11 @@ def mismatched(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
 
 
 def read_pairs(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenGroup]:
-    """Groups (chosen, rejected) from records with `row`, `pair_id`, `prompt_ids`, and `chosen_ids`
-    and `rejected_ids` with their masks (`chosen_mask`, `rejected_mask`; without one, all of a
-    response is scored), and perhaps a `weight`.
+    """Groups (chosen, rejected) from records with `row`, `pair_id`, `prompt_ids`, `chosen_ids` and
+    `rejected_ids`. Optional fields are `chosen_mask` and `rejected_mask` (without a mask, all
+    tokens of the response are scored) and `weight`.
 
-    A mask over the prompt is not read: what both sides share cancels in a preference.
+    The mask of the prompt is ignored: tokens that both responses share cancel in a preference.
 
     Raises ValueError for a missing or empty field and for an id outside `range(vocabulary)`.
     """
@@ -170,7 +171,7 @@ def read_pairs(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[To
 
 def read_unpaired(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenGroup]:
     """Groups of one labelled response from records with `row`, `completion_id`, `prompt_ids`,
-    `completion_ids`, perhaps `completion_mask` and `weight`, and a boolean `label`.
+    `completion_ids` and a boolean `label`; `completion_mask` and `weight` are optional.
 
     Raises ValueError as `read_pairs` does.
     """
@@ -178,8 +179,8 @@ def read_unpaired(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list
 
 
 def read_demonstrations(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenGroup]:
-    """Groups of one response from records with `row`, `input_ids` and their `mask`; or with
-    `prompt_ids` and `response_ids`, all of which is scored; and perhaps a `weight`.
+    """Groups of one response from records with `row`, `input_ids` and `mask`; or with `row`,
+    `prompt_ids` and `response_ids`, of which all are scored. `weight` is optional.
 
     Raises ValueError as `read_pairs` does.
     """
@@ -198,8 +199,8 @@ def read_demonstrations(records: Iterable[Mapping[str, Any]], vocabulary: int) -
 
 
 def chosen_as_demonstration(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of pair tokens as one to imitate: the prompt and the chosen side, with masks, and
-    the weight that the pair has."""
+    """Convert a record of pair tokens to a demonstration: prompt and chosen response with their
+    masks, and the weight of the pair."""
     return {
         "row": record["row"],
         "weight": record.get("weight"),
@@ -268,7 +269,7 @@ def _weight(record: Mapping[str, Any], row: str) -> float:
 
 
 def _response_digest(prompt: tuple[int, ...], response: TokenResponse) -> str:
-    """16 hexadecimal digits that follow from the tokens and from which of them are scored."""
+    """A digest of the tokens and of the mask of scored tokens, as 16 hexadecimal digits."""
     digest = hashlib.sha256(np.array([len(prompt), *prompt, *response.ids], np.int64).tobytes())
     digest.update(np.array(response.scored_flags, np.bool_).tobytes())
     return digest.hexdigest()[:16]
@@ -277,7 +278,7 @@ def _response_digest(prompt: tuple[int, ...], response: TokenResponse) -> str:
 def _mask(
     record: Mapping[str, Any], field: str, ids_field: str, row: str
 ) -> tuple[bool, ...] | None:
-    """The mask of a field of ids; nothing where all of them are scored."""
+    """The mask of a field of ids; None if all of them are scored."""
     mask = record.get(field)
     if mask is None:
         return None

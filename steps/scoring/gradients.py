@@ -1,7 +1,7 @@
-"""Gradients written into `.grad` by hand, for modules without hooks, shards or adapters only.
+"""Add gradients to `.grad` by hand, only for modules without hooks, shards or adapters.
 
-Autograd would first make each of them as a tensor of its own: for the matrix of a vocabulary, read
-by every pack, that costs more time and memory than some layers do.
+Autograd would first allocate each gradient as a tensor of its own. For the embedding or output
+matrix, which every pack uses, that takes more time and memory than some layers.
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether `module` is a `kind` and nothing besides: no adapter, no shards, no hook that someone
-    waits for. Only then may its parameters' gradients be written by hand."""
+    """Whether `module` is exactly a `kind`, without adapters, shards or hooks. Only then may code
+    write its parameters' gradients by hand."""
     if type(module) is not kind or "forward" in vars(module):
         return False
     hooks = (
@@ -25,7 +25,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
-    """Adds to `.grad`, in the dtype that gradients of the parameter are wanted in."""
+    """Add to `.grad`, in the parameter's dtype for gradients."""
     if parameter.grad is None:
         parameter.grad = gradient.to(parameter.grad_dtype or gradient.dtype)
     else:
@@ -33,7 +33,7 @@ def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
 
 
 def add_product(parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
-    """Adds `left @ right`, without a tensor for the product where dtypes allow."""
+    """Add `left @ right` to `.grad`, without a tensor for the product if the dtypes allow it."""
     gradient = parameter.grad
     if gradient is not None and gradient.dtype == left.dtype:
         gradient.addmm_(left, right)
@@ -42,11 +42,11 @@ def add_product(parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
 
 
 def add_rows(parameter: nn.Parameter, rows: Tensor, gradients: Tensor) -> None:
-    """Adds `gradients` [n, H] to the rows that `rows` [n] names, where some may be named often."""
+    """Add `gradients` [n, H] to the rows with the indices `rows` [n], which may repeat."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype or parameter.dtype)
     gradients = gradients.to(parameter.grad.dtype)
-    if parameter.grad.is_cuda:  # sorts, and so adds in the same order every time
+    if parameter.grad.is_cuda:  # this kernel sorts, so it adds in the same order every time
         parameter.grad.index_put_((rows,), gradients, accumulate=True)
     else:
         parameter.grad.index_add_(0, rows, gradients)

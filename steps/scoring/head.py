@@ -1,14 +1,14 @@
-"""From hidden states to the log-probabilities of scored tokens, and back, three matrix products in
-all: logits, the gradient of the hidden states, the gradient of the head's weight.
+"""From hidden states to log-probabilities of scored tokens, and back, in three matrix products:
+the logits, the gradient of the hidden states, and the gradient of the head's weight.
 
-With logits z of a row and y its target, log p = z_y - m - log s, where m = max z and
-s = sum exp(z - m). With g the gradient of the loss for log p, that for the logits is
+For the logits z of a row with target y, log p = z_y - m - log s, where m = max z and
+s = sum exp(z - m). If g is the gradient of the loss by log p, its gradient by the logits is
 
     g (onehot_y - exp(z - m) / s)  =  -g/s (exp(z - m) - s onehot_y)
 
-so one buffer is the logits, then the exponentials, then (after S subtractions) the gradient up to a
-factor per row, which is applied to the small matrices on both sides of it. Nothing else is as large
-as the logits.
+One buffer holds the logits, then the exponentials, then (after S subtractions) the gradient up to a
+factor per row. That factor is applied to the small matrices on both sides of the product. So no
+second tensor is as large as the logits.
 """
 
 import math
@@ -25,16 +25,16 @@ from steps.scoring.gradients import add_gradient, add_product, is_plain
 _FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 _DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
 _SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-"""What configs call the factors, divisors and caps of their logits (Cohere, Falcon-H1, Granite,
+"""The names of factors, divisors and caps of logits in configs (Cohere, Falcon-H1, Granite,
 Inkling, Gemma, RecurrentGemma, xLSTM)."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A model's output layer, and what its architecture does to the logits.
+    """A model's output layer, and the transforms that its architecture applies to the logits.
 
-    scale: they are multiplied by it.
-    soft_cap: then squashed into (-soft_cap, soft_cap) by a hyperbolic tangent.
+    scale: a factor of the logits.
+    soft_cap: the scaled logits are capped to (-soft_cap, soft_cap) by a hyperbolic tangent.
     """
 
     module: nn.Module
@@ -43,7 +43,7 @@ class Head:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the layer is a linear map and nothing besides."""
+        """Whether the layer is an unmodified `nn.Linear`."""
         return is_plain(self.module, nn.Linear)
 
     def rows_within(self, budget: int) -> int:
@@ -53,23 +53,23 @@ class Head:
         return max(1, budget // (weight.shape[0] * accurate.itemsize))
 
     def logits(self, rows: Tensor) -> Tensor:
-        """The logits [S, V] that count, of `rows` [S, H]; dtype as of :meth:`logps`."""
+        """The transformed logits [S, V] of `rows` [S, H], in the dtype of :meth:`logps`."""
         return self._transformed(self.module(rows).to(_accurate(rows)))[0]
 
     def logps(self, rows: Tensor, targets: Tensor) -> Tensor:
-        """Log-probabilities [S] of `targets` [S] from `rows` [S, H], for autograd to go through.
+        """Log-probabilities [S] of `targets` [S] from `rows` [S, H], differentiable by autograd.
 
         In float32, or in float64 for a float64 model.
         """
         return _TargetLogps.apply(self.logits(rows), targets)
 
     def softmax(self, rows: Tensor, targets: Tensor) -> "Softmax":
-        """The forward half of a plain head, without autograd."""
+        """The forward of a plain head, without autograd; `softmax_backward` is its backward."""
         logits, squashed = self._transformed(self.module(rows).to(_accurate(rows)))
         return Softmax(self, rows, targets, squashed, *_exponentials(logits, targets))
 
     def _transformed(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The logits that count, made from a tensor that is ours alone; and tanh, if capped."""
+        """The transformed logits, computed in place without autograd; and the tanh if capped."""
         if torch.is_grad_enabled() and logits.requires_grad:
             logits = logits * self.scale if self.scale != 1 else logits
             if self.soft_cap is None:
@@ -97,10 +97,11 @@ class Softmax:
 
 
 def softmax_backward(softmax: Softmax, logp_gradients: Tensor) -> Tensor:
-    """The gradient of the rows; those of the head's parameters are added to their `.grad`.
+    """The gradient of the rows [S, H]; adds the gradients of the head's parameters to `.grad`.
 
-    `logp_gradients` [S] are those of the loss. Uses up the buffers: call it once. (A function, as
-    whoever only scores does not come here.)
+    `logp_gradients` [S] are the gradients of the loss by the logps. Overwrites the buffers of
+    `softmax`, so call it once. (It is a function and not a method, so that a step that only scores
+    does not reach it.)
     """
     module: Any = softmax.head.module
     weight, bias = module.weight, module.bias
@@ -119,10 +120,10 @@ def softmax_backward(softmax: Softmax, logp_gradients: Tensor) -> Tensor:
 
 
 def output_head(model: PreTrainedModel) -> Head:
-    """The head of `model`, its transforms read from its config.
+    """The head of `model`, with the transforms that its config names.
 
-    Raises ValueError for a model without one. What a config does not say in these words is found by
-    the parity check.
+    Raises ValueError for a model without a head. The parity check finds transforms that the config
+    names otherwise.
     """
     module = model.get_output_embeddings()
     if module is None:
@@ -141,7 +142,7 @@ def output_head(model: PreTrainedModel) -> Head:
 
 
 class _TargetLogps(torch.autograd.Function):
-    """Log-softmax at the targets; in the backward, the logits' buffer becomes their gradient."""
+    """Log-softmax at the targets. The backward turns the logits' buffer into their gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
@@ -157,7 +158,7 @@ class _TargetLogps(torch.autograd.Function):
 
 
 def _exponentials(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """In place: exp(z - max z) of each row, their sum, and the log-probability of the target."""
+    """exp(z - max z) in place, its sum over each row, and the log-probability of the target."""
     logits.sub_(logits.amax(dim=-1, keepdim=True))
     at_target = logits.gather(1, targets[:, None])[:, 0]
     sums = logits.exp_().sum(dim=-1)

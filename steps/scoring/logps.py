@@ -1,13 +1,14 @@
-"""Log-probabilities of responses, and the gradients of a loss on them: the one code path of
+"""Log-probabilities of responses, and the gradients of a loss on them: one code path for
 reference, policy and evaluation.
 
-A model with packed attention (see `attention`) reads a pack in one forward, and its head sees only
-the rows that predict a scored token, a few groups at a time. As a loss is a sum over groups, the
-gradients of a group's logits are formed as soon as its logps are known: the logits of a whole pack
-never exist. A model that cannot be packed reads padded batches, with the same head; one that cannot
-be batched either reads each sequence alone, in its own forward and with its own head.
+A model with packed attention (see `attention`) reads a pack in one forward. Its head is applied
+only to the rows that predict a scored token, a few groups at a time. A loss is a sum over groups,
+so the gradients of a group's logits are computed as soon as its logps are known; the logits of a
+whole pack never exist at once. A model that cannot read packs reads padded batches, with the same
+head. A model that cannot read batches either reads each sequence alone, with its own forward and
+its own head.
 
-On a CPU a packed group gets the same bits whatever it is packed with, with and without gradients.
+On a CPU, a packed group gets the same bits whatever it is packed with, with and without gradients.
 So a policy that still equals its reference has rewards of exactly zero.
 """
 
@@ -38,21 +39,21 @@ _LOGITS_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}
 class TokenLogps:
     """Log-probabilities of the S scored tokens of n groups with at most k responses each.
 
-    tokens: float64 [S], response by response, and group by group.
-    lengths: int64 [n, k]; how many tokens each response has. A length of 0 is a response left out:
-        so groups of fewer responses than k are filled up.
+    tokens: float64 [S], response by response and group by group.
+    lengths: int64 [n, k]; the number of scored tokens of each response. 0 means that the group has
+        no such response, as groups may have fewer than k.
     """
 
     tokens: Tensor
     lengths: Tensor
 
     def sums(self) -> Tensor:
-        """The log-probability of each response, float64 [n, k]; 0 for one that is left out."""
+        """The log-probability of each response, float64 [n, k]; 0 where there is no response."""
         return _sums(self.tokens, self.lengths.flatten()).view_as(self.lengths)
 
     def of(self, members: Tensor, count: int | None = None) -> "TokenLogps":
-        """Those of the groups `members`, int64 [m]. With the `count` of their tokens nothing waits
-        for the device."""
+        """The logps of the groups `members`, int64 [m]. If `count`, the number of their tokens, is
+        given, the call does not synchronise with the device."""
         per_group = self.lengths.sum(dim=1)
         starts, ends = per_group.cumsum(0) - per_group, per_group[members].cumsum(0)
         shifts = starts[members] - ends + per_group[members]
@@ -62,13 +63,13 @@ class TokenLogps:
 
 
 GroupLoss = Callable[[TokenLogps, slice], tuple[Tensor, dict[str, Tensor]]]
-"""From the logps of the groups in a slice of the pack: their losses [n], each already weighted and
-divided by what it is a mean over, and what is logged of each, [n]."""
+"""Maps the logps of a slice of the pack's groups to their losses [n] and logged metrics, each [n].
+Each loss is already weighted and divided by the denominator of the batch's mean."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What `forward_backward` saw, detached: losses [n], logps [n, k], and the loss's metrics."""
+    """The detached results of `forward_backward`: losses [n], logps [n, k], and metrics [n]."""
 
     losses: Tensor
     logps: Tensor
@@ -77,13 +78,13 @@ class Scored:
 
 @torch.no_grad()
 def detached(losses: Tensor, logps: TokenLogps, metrics: Mapping[str, Tensor]) -> Scored:
-    """What is kept of some groups when their gradients are there."""
+    """The results of some groups, without the graph behind them."""
     return Scored(losses.detach(), logps.sums(), {n: v.detach() for n, v in metrics.items()})
 
 
 @torch.no_grad()
 def token_logps(model: PreTrainedModel, pack: Pack) -> Tensor:
-    """log p(token | everything before it) of the pack's scored tokens, [S], without dropout.
+    """log p(token | all tokens before it) of the pack's scored tokens, [S], without dropout.
 
     In float32, or in float64 for a float64 model.
     """
@@ -107,10 +108,10 @@ def sequence_logps(per_token: Tensor, pack: Pack) -> Tensor:
 def forward_backward(
     model: PreTrainedModel, pack: Pack, loss: GroupLoss, routing: Routing | None = None
 ) -> Scored:
-    """Adds the gradient of the summed losses to the `.grad` of the model's parameters, and that of
-    the pack's share in the load-balancing loss, with `routing`.
+    """Add the gradient of the summed losses to the `.grad` of the model's parameters. With
+    `routing`, also add the gradient of the pack's share of the load-balancing loss.
 
-    Dropout is on if the model is in training mode. Nothing waits for the device.
+    Dropout is on if the model is in training mode. The call does not synchronise with the device.
     """
     if layout_of(model) is Layout.alone or not output_head(model).is_plain:
         per_token = differentiable_logps(model, pack, routing)
@@ -134,7 +135,7 @@ def forward_backward(
 def differentiable_logps(
     model: PreTrainedModel, pack: Pack, routing: Routing | None = None
 ) -> Tensor:
-    """`token_logps` with a graph behind it, and with dropout in training mode."""
+    """`token_logps` with gradients recorded, and with dropout in training mode."""
     if layout_of(model) is Layout.alone:
         return unpacked_logps(model, pack, routing)
     tokens = Embedded(seen_or_ids(model, pack), pack.input_ids)
@@ -157,7 +158,7 @@ def router_load(model: PreTrainedModel, pack: Pack, balancing: Balancing) -> Loa
 def predicting_rows(
     model: PreTrainedModel, pack: Pack, embedded: Embedded, routing: Routing | None = None
 ) -> Tensor:
-    """The hidden states [S, H] that a head is applied to."""
+    """The hidden states [S, H] that predict the pack's scored tokens."""
     if layout_of(model) is Layout.batched:
         return batched_rows(model, pack, embedded.inputs, routing)
     asked = {} if routing is None else {"output_router_logits": True}
@@ -182,9 +183,10 @@ def _fused(
     cuts: Sequence[slice],
     gradient: Tensor,
 ) -> Scored:
-    """Logits, loss and gradients of some groups; fills their part of the rows' `gradient`.
+    """Compute logits, loss and gradients of some groups; fill their part of the rows' `gradient`.
 
-    The logits of a group that is cut are computed twice, as no two cuts' exist at one time.
+    If a group is cut, the logits of each cut are computed twice, so that only one cut's logits
+    exist at a time.
     """
     inputs = [_padded(rows, pack.targets, cut) for cut in cuts]
     with torch.no_grad():
@@ -209,7 +211,7 @@ def _fused(
 def loss_gradients(
     per_token: Tensor, pack: Pack, loss: GroupLoss, groups: slice
 ) -> tuple[Scored, Tensor]:
-    """The loss of some groups, and its gradient for each of their logps [S]."""
+    """The loss of some groups, and its gradient by each of their logps, [S]."""
     logps = TokenLogps(per_token.double().requires_grad_(), pack.lengths[groups])
     with torch.enable_grad():
         losses, metrics = loss(logps, groups)
@@ -220,8 +222,8 @@ def loss_gradients(
 def backward(
     per_token: Tensor, pack: Pack, loss: GroupLoss, routing: Routing | None = None
 ) -> Scored:
-    """Adds the gradient of the losses of a pack's groups to `.grad`, through the graph behind what
-    was read off a model [S]; and that of the pack's share in the load-balancing loss."""
+    """Add the gradient of the losses of a pack's groups to `.grad`, through the graph of
+    `per_token` [S]; with `routing`, also that of the pack's share of the load-balancing loss."""
     logps = TokenLogps(per_token.double(), pack.lengths)
     losses, metrics = loss(logps, slice(0, len(pack.groups)))
     total = losses.sum() if routing is None else losses.sum() + routing.loss()
@@ -230,7 +232,7 @@ def backward(
 
 
 def _head_logps(head: Head, rows: Tensor, pack: Pack) -> Tensor:
-    """Logps [S] through autograd, which has the logits of one chunk at a time."""
+    """Differentiable logps [S]. Checkpointing keeps the logits of only one chunk at a time."""
 
     def chunk(padded: Tensor, targets: Tensor) -> Tensor:
         return head.logps(padded, targets)
@@ -246,8 +248,8 @@ def _head_logps(head: Head, rows: Tensor, pack: Pack) -> Tensor:
 
 
 def _parts(pack: Pack, head: Head, rows: Tensor) -> Iterator[tuple[slice, list[slice]]]:
-    """Groups whose logits fit the budget together, and the scored rows they have: one slice of
-    them; of a group that does not fit alone, as many slices of equal length as it takes."""
+    """Split the groups into runs whose logits fit the memory budget. Each run comes with the slice
+    of its scored rows. A group that exceeds the budget by itself gets several equal slices."""
     limit = max(padded_rows(1), head.rows_within(_LOGITS_BYTES.get(rows.device.type, 2**30)))
     first = 0
     for number, group in enumerate(pack.groups):
@@ -266,7 +268,7 @@ def _cuts(start: int, stop: int, limit: int) -> list[slice]:
 
 
 def _padded(rows: Tensor, targets: Tensor, cut: slice) -> tuple[Tensor, Tensor]:
-    """The rows and targets of a cut, with rows of zeros up to a count that products like."""
+    """The rows and targets of a cut, padded with zeros to `padded_rows`."""
     missing = padded_rows(_length(cut)) - _length(cut)
     return functional.pad(rows[cut], (0, 0, 0, missing)), functional.pad(targets[cut], (0, missing))
 

@@ -1,19 +1,19 @@
-"""Several token groups as one row of tokens: no padding between them, every prompt there once.
+"""Several token groups as one row of tokens, without padding, with every prompt only once.
 
     tokens     prompt chosen | rejected | prompt chosen | rejected | filler
     segments   └─── 0 ─────┘   └─ 1 ──┘   └──── 2 ────┘   └─ 3 ──┘   └ 4 ─┘
     attention  causal          prompt of segment 0, then causal within itself …
 
 The first segment of a group is its prompt and first response. Each further response is a segment
-that attends to that prompt and to itself, its positions going on where the prompt ended (Wang and
-Hegde 2024, Accelerating Direct Preference Optimization with Prefix Sharing). What follows the last
-scored token of a response predicts nothing, so it is not there, and neither is that token. (Where
-responses are scored as a whole, at their last tokens, those are there; the prompt is then a segment
-by itself, and each response one that attends to it.)
+that attends to that prompt and to itself; its positions continue where the prompt ended (Wang and
+Hegde 2024, Accelerating Direct Preference Optimization with Prefix Sharing). The last scored token
+of a response and the tokens after it predict no scored token, so the pack leaves them out.
+(Responses that are scored as a whole keep their last tokens. Their prompt is then a segment by
+itself, and each response is a segment that attends to it.)
 
-The filler rounds the row up to a multiple of eight tokens and to at least 32: kernels of matrix
-products treat the last few rows of an odd count otherwise, and with the filler what a group gets on
-a CPU does not depend, in any bit, on what it is packed with.
+The filler rounds the row up to a multiple of eight tokens and to at least 32. Kernels of matrix
+products process the last few rows of other counts differently. With the filler, a group's result
+on a CPU does not depend, in any bit, on the other groups of the pack.
 """
 
 from bisect import bisect_left, insort
@@ -35,8 +35,8 @@ _ROW_MULTIPLE, _FEWEST_ROWS = 8, 32
 
 
 class Segment(NamedTuple):
-    """Rows [start, stop) of a pack, which attend to [prefix_start, prefix_stop) and, causally, to
-    themselves."""
+    """Rows [start, stop) of a pack, which attend to the rows [prefix_start, prefix_stop) and,
+    causally, to each other."""
 
     start: int
     stop: int
@@ -50,7 +50,7 @@ class Segment(NamedTuple):
 
 
 class ResponseSpan(NamedTuple):
-    """Of one response: the rows of its prompt, its own rows, and its range of scored tokens."""
+    """The rows of a response's prompt, its own rows, and its range of scored tokens."""
 
     prompt_start: int
     prompt_stop: int
@@ -61,7 +61,7 @@ class ResponseSpan(NamedTuple):
 
 
 class GroupSpan(NamedTuple):
-    """Of one group: its range of scored tokens."""
+    """A group's range of scored tokens."""
 
     scored_start: int
     scored_stop: int
@@ -69,10 +69,11 @@ class GroupSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class VarlenLayout:
-    """The segments as kernels for sequences of many lengths want them.
+    """The segments as arguments of a variable-length attention kernel.
 
     key_rows: int64 [K]; the rows of each segment's keys, one segment after the other.
-    query_offsets, key_offsets: int32 [segments + 1]; where each begins, and where the last ends.
+    query_offsets, key_offsets: int32 [segments + 1]; where the queries or keys of each segment
+        begin, and where the last segment's end.
     """
 
     key_rows: Tensor
@@ -108,7 +109,7 @@ class Pack:
     images: tuple[tuple["ImageOfRow", ...], ...] = ()
 
     def to(self, device: torch.device | str) -> Self:
-        """The pack with its tensors on `device`; from pinned memory the copy does not wait."""
+        """The pack with its tensors on `device`; from pinned memory the copy is asynchronous."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, value in values.items():
             if isinstance(value, Tensor):
@@ -117,7 +118,7 @@ class Pack:
 
     @property
     def num_sequences(self) -> int:
-        """How many responses there are."""
+        """The number of responses."""
         return len(self.responses)
 
     @cached_property
@@ -141,7 +142,7 @@ class Pack:
 
 
 def make_pack(groups: Sequence[TokenGroup], responses: int | None = None) -> Pack:
-    """Lays out `groups`, in their order, on the CPU; `responses` as in `lengths_of`."""
+    """Lay out `groups`, in their order, on the CPU; `responses` as in `lengths_of`."""
     builder = _Builder()
     for group in groups:
         builder.add(group)
@@ -168,16 +169,16 @@ def _images(groups: Sequence[TokenGroup]) -> tuple[tuple["ImageOfRow", ...], ...
 
 
 def lengths_of(groups: Sequence[TokenGroup], responses: int | None = None) -> Tensor:
-    """How many tokens of each response are scored, int64 [n, k], with 0 where a group has fewer
-    than k responses. k is `responses`, or as many as the largest group has."""
+    """The number of scored tokens of each response, int64 [n, k]; 0 where a group has fewer than k
+    responses. k is `responses`, or the number of responses of the largest group."""
     most = responses or max(len(group.responses) for group in groups)
     rows = [[response.num_scored for response in group.responses] for group in groups]
     return torch.tensor([row + [0] * (most - len(row)) for row in rows])
 
 
 def plan_packs(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Which examples go together, so that no pack has more than `budget` tokens: best-fit
-    decreasing. An example longer than the budget stands alone. Deterministic.
+    """Assign examples to packs of at most `budget` tokens, by best-fit decreasing. An example that
+    is longer than the budget gets its own pack. Deterministic.
 
     Returns indices into `lengths`, ascending in a pack; packs are ordered by their first index.
     """
@@ -196,9 +197,9 @@ def plan_packs(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def plan_batches(groups: Sequence[TokenGroup], budget: int) -> list[list[int]]:
-    """Which groups go together where each response is a row of its own, padded to the longest: by
-    falling length, so that rows x longest stays within `budget` tokens. A group that is longer
-    stands alone. Deterministic.
+    """Assign groups to padded batches, in which each response is a row. Groups are taken by falling
+    length, and rows x longest row stays within `budget` tokens. A group that exceeds the budget
+    gets its own batch. Deterministic.
 
     Returns indices into `groups`, ascending in a batch; batches are ordered by their first index.
     """
@@ -264,7 +265,7 @@ class _Builder:
 
 
 def padded_rows(rows: int) -> int:
-    """The count of rows that a matrix product of `rows` is padded to (see the module)."""
+    """The number of rows to which `rows` of a matrix product are padded (see the module)."""
     return max(_FEWEST_ROWS, -(-rows // _ROW_MULTIPLE) * _ROW_MULTIPLE)
 
 

@@ -1,4 +1,4 @@
-"""How a model is going to read examples: tried, on examples of the run, against the model itself.
+"""Choose how a model reads examples, by a comparison with the unmodified model.
 
 Some architectures only warn when attention is not what they expect and compute something else; some
 cannot share a prefix at all. So the groups with the longest sequence, the largest and the smallest
@@ -6,10 +6,11 @@ pack are packed and compared, token by token, with the model's own forward of ea
 The longest sequence reaches whatever depends on length (a window, chunks, a rescaled rotation), and
 several groups show what leaks between them. `architectures.masks` compares exactly what this can
 only compare up to a rounding. A model that cannot be packed is tried in padded batches next, in the
-same way, and reads each response alone if these are not right either.
+same way, and reads each response alone if these are not right either; whether it is causal, which
+packs show as well, takes forwards of its own then.
 
-A run whose reference was packed, of the same model, by the same libraries and on the same kind of
-device, need not try again: the reference has, on all that the run is going to read.
+A run skips the comparison if its reference was packed, with the same model, the same libraries and
+the same kind of device: then the reference made it, on all examples of the run.
 """
 
 import warnings
@@ -39,10 +40,10 @@ from steps.scoring.scorer import Scorer
 from steps.shared.execution_detail import execution_detail
 
 Probe = Callable[[PreTrainedModel, Pack], Tensor]
-"""What is compared, numbers of about the size of logps."""
+"""Computes the numbers that are compared; they should have about the size of logps."""
 
-# The largest difference of a token's logp, and the mean of them, that rounding explains. In float64
-# too: transformers' norms compute in float32 whatever the model's dtype.
+# The largest difference of a token's logp, and the largest mean difference, that rounding explains.
+# This holds for float64 too: transformers' norms compute in float32 whatever the model's dtype.
 _TOLERANCES = {
     torch.float64: (1e-5, 1e-6),
     torch.float32: (2e-3, 2e-4),
@@ -51,11 +52,16 @@ _TOLERANCES = {
 }
 
 
+_FEW_TOKENS = 4096
+"""Of a forward on a GPU; below, starting its kernels may take longer than their work."""
+
+
 @dataclass(frozen=True)
 class Packing:
-    """How a model is going to be run.
+    """How a model reads examples.
 
-    why_not: why not packed, where that was wanted; why_alone: why not in batches either.
+    why_not: the reason why it is not packed although the config wants it.
+    why_alone: the reason why it does not read padded batches either.
     """
 
     attention: Attention
@@ -71,7 +77,7 @@ class Packing:
 
     @property
     def notice(self) -> str | None:
-        """What the user should see: nothing if examples are read as was wanted."""
+        """A notice for the user, or None if the model reads examples as the config wants."""
         if self.why_alone is not None:
             why = self.why_alone if self.why_not is None else f"{self.why_not}; {self.why_alone}"
             return f"each response is read alone, not packed, which is slower: {why}"
@@ -87,9 +93,9 @@ def choose_attention(
     ranks: Ranks = ALONE,
     is_known: bool = False,
 ) -> Packing:
-    """`check_packing` of a scorer's model; warns if examples are not packed that should be.
+    """`check_packing` for a scorer's model; warns if the model cannot be packed as wanted.
 
-    Raises ValueError if ranks would go different ways.
+    Raises ValueError if ranks would choose different ways.
     """
     if ranks.count > 1 and any(group.images for group in groups):
         raise ValueError("rows with images are read on one device; use one rank")
@@ -109,14 +115,14 @@ def check_packing(
     is_known: bool = False,
     probe: Probe = token_logps,
 ) -> Packing:
-    """Sets the model's attention to the packed one if that gives what the model itself gives, and
-    to one of its own otherwise; then it reads padded batches if these give the same. `is_known`:
-    that packs do; nothing is computed.
+    """Choose the first of packs, padded batches and single sequences that is wanted and correct,
+    and set the model's attention to match.
 
     Args:
-        groups: all that the model is going to read, held-out examples too.
+        groups: all examples that the model will read, including held-out ones.
+        is_known: packs are known to be correct, so nothing is computed.
 
-    Raises ValueError if packing is all that is wanted and cannot be had, for a model that is not
+    Raises ValueError if `wanted` is `packed` and packs are not correct, for a model that is not
     causal, and for an example that has more tokens than the model has positions.
     """
     require_positions(model, *longest(groups))
@@ -126,15 +132,17 @@ def check_packing(
         use_packed_attention(model)
         return Packing(Attention.packed)
     with evaluating(model):
-        require_causal(model, groups)
         return _tried(model, groups, wanted, probe)
 
 
 def _tried(
     model: PreTrainedModel, groups: Sequence[TokenGroup], wanted: Attention, probe: Probe
 ) -> Packing:
-    """The first way of reading `groups` that is wanted and right."""
+    """The first way of reading `groups` that is wanted and correct."""
     pack = make_pack(_telling(groups)).to(model.device)
+    packs_tell = wanted is not Attention.padded and _tells_of_later_tokens(model, pack)
+    if not packs_tell:
+        require_causal(model, groups)
     expected = probe(model, pack)
     by_length = rescaled_rotation(model, longest(groups)[1])
     fault = None
@@ -143,9 +151,21 @@ def _tried(
         if fault is None:
             return Packing(Attention.packed)
         model.set_attn_implementation(own_attention(model))
+        if packs_tell:
+            require_causal(model, groups)
         if wanted is Attention.packed:
             raise ValueError(f"the model cannot be packed: {fault}; set attention=padded")
     return Packing(Attention.padded, fault, by_length or _try_batched(model, pack, probe, expected))
+
+
+def _tells_of_later_tokens(model: PreTrainedModel, pack: Pack) -> bool:
+    """Whether a model that is right on this pack is causal.
+
+    Its attention is: `mask_fault` compares masks exactly. Any other part that looks at later tokens
+    finds another segment's behind the end of a segment, and nothing there when a response is read
+    alone. In half precision the difference could pass for rounding.
+    """
+    return len(pack.segments) > 1 and model.dtype in (torch.float32, torch.float64)
 
 
 def _telling(groups: Sequence[TokenGroup]) -> list[TokenGroup]:
@@ -168,16 +188,32 @@ def _longer(model: PreTrainedModel, limit: int, tokens: int) -> str:
     )
 
 
+@execution_detail
+def slow_on_gpu(model: PreTrainedModel, tokens_per_forward: int) -> str | None:
+    """What makes `model` slow on the GPU that it is on, if anything does."""
+    if model.device.type != "cuda":
+        return None
+    if model.dtype in (torch.float32, torch.float64):
+        name = str(model.dtype).removeprefix("torch.")
+        return f"{name} on a GPU goes without flash attention; dtype=bfloat16 is much faster"
+    if tokens_per_forward < _FEW_TOKENS:
+        return (
+            f"tokens_per_forward={tokens_per_forward} is little work for a GPU, which waits "
+            "between forwards; try 16384, as far as memory goes"
+        )
+    return None
+
+
 def own_logps(model: PreTrainedModel, pack: Pack) -> Tensor:
-    """The logps of a pack's scored tokens, [S], each response read alone in the model's own way."""
+    """The logps of a pack's scored tokens, [S], from the model's own forward of each response."""
     model.set_attn_implementation(own_attention(model))
     read_alone(model)
     return token_logps(model, pack)
 
 
 def rescaled_rotation(model: PreTrainedModel, tokens: int) -> str | None:
-    """Says so if the angles of a token's position depend on the longest sequence beside it, where
-    that has so many `tokens`."""
+    """A sentence if the rotation angles of a position depend on the length of the longest sequence
+    in the forward, and that sequence has `tokens` tokens; else None."""
     for rotation in rotations(model):
         if rotation.get("rope_type") in ("dynamic", "longrope"):
             limit = rotation.get("original_max_position_embeddings")
@@ -193,7 +229,7 @@ def _does_not_take(layout: str, model: PreTrainedModel, error: Exception) -> str
 
 
 def _try_packed(model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tensor) -> str | None:
-    """Switches to packed attention; what is wrong with it, if anything is."""
+    """Switch to packed attention. Return what is wrong with it, or None."""
     try:
         fault = mask_fault(model, _longest_sequence(pack))
         use_packed_attention(model)
@@ -205,14 +241,14 @@ def _try_packed(model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tens
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        # Whatever a stranger's model raises when it is run this way, it can be run another way.
+        # A model may raise any error here; it can still be run in another way.
         return _does_not_take("packs", model, error)
     difference = logp_difference(actual, expected, model.dtype)
     return None if difference is None else f"packed, {type(model).__name__} differs: {difference}"
 
 
 def _try_batched(model: PreTrainedModel, pack: Pack, probe: Probe, expected: Tensor) -> str | None:
-    """Switches to padded batches, unless something is wrong with them; then says what."""
+    """Switch to padded batches and return None; if they are wrong, do not and return why."""
     read_batches(model)
     try:
         difference = logp_difference(probe(model, pack), expected, model.dtype)
@@ -237,11 +273,11 @@ def _longest_sequence(pack: Pack) -> Tensor:
 
 
 def logp_difference(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
-    """How two sets of logps differ by more than rounding, if they do."""
+    """A sentence if two sets of logps differ by more than rounding explains; else None."""
     largest, mean = _TOLERANCES[dtype]
     errors = (actual - expected).abs().double()
-    errors[~(actual.isfinite() | expected.isfinite())] = 0  # for whoever scores to complain of
-    if errors.max() <= largest and errors.mean() <= mean:  # False for what is not a number
+    errors[~(actual.isfinite() | expected.isfinite())] = 0  # scoring raises the error for these
+    if errors.max() <= largest and errors.mean() <= mean:  # False if either is NaN
         return None
     return (
         f"logps are off by up to {errors.max():.2g} and by {errors.mean():.2g} on average, where "

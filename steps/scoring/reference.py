@@ -1,18 +1,19 @@
-"""Reference logps: what a frozen model thinks of each response, computed once, read by every run.
+"""Reference logps: a frozen model's log-probabilities of responses, computed once for all runs.
 
     OUTPUT/logps-00000.parquet    group_id     what the group's tokens and masks are hashed to
-                                  logps        of each response, the sum over its scored tokens
-                                  scored       of each response, how many those are
-                                  token_logps  of each response, token by token
+                                  logps        for each response, the sum over its scored tokens
+                                  scored       for each response, the number of its scored tokens
+                                  token_logps  for each response, the logp of each scored token
 
-They are looked up by `group_id`, never by position, so neither the order of the rows nor a changed
-tokenisation can pair a policy with another row's reference; and counted, as other masks over the
-same tokens would give sums of other tokens. Each file says how it was computed (`Scoring`).
+A reader looks logps up by `group_id`, never by position. So neither another order of rows nor a
+changed tokenisation can give a policy another row's reference. It also compares the numbers of
+scored tokens, because other masks over the same tokens would give other sums. The metadata of each
+file records how it was computed (`ScoredBy`).
 
-Several ranks share the packs of every shard, and the first writes it.
+Several ranks share the packs of every shard, and the first rank writes it.
 
-For single responses the reference also scores each prompt with the response of the row before it,
-on which the baseline of KTO is found.
+For single responses the reference also scores each prompt with the response of the row before it;
+KTO estimates its baseline from these.
 """
 
 import shutil
@@ -38,7 +39,7 @@ from steps.scoring.config import ReferenceConfig
 from steps.scoring.examples import TokenGroup, longest, mismatched, read_pairs, read_unpaired
 from steps.scoring.logps import TokenLogps
 from steps.scoring.packing import lengths_of
-from steps.scoring.parity import choose_attention
+from steps.scoring.parity import choose_attention, slow_on_gpu
 from steps.scoring.scored_by import ScoredBy, model_digest
 from steps.scoring.scorer import Logps, Scorer, build_scorer
 
@@ -52,13 +53,17 @@ def run_reference(
     config: ReferenceConfig,
     place: Workplace,
 ) -> dict[str, Any]:
-    """Scores every distinct group of `records` (pairs, or labelled responses) with a model folder.
+    """Score every distinct group of `records` (pairs, or labelled responses) with a model folder.
 
-    Finished shards are kept in `scratch` and not computed again. Progress counts groups. Returns
-    `groups`, `tokens`, means (`logps/chosen` and `logps/rejected`, or `logps/response`) and perhaps
-    `notices`; that is on the first of several ranks, which alone writes. Raises FloatingPointError
-    naming a row whose logps are not finite, and Left between two shards once `stopping` says so on
-    any rank.
+    Finished shards stay in `scratch` and are not computed again. Progress counts groups.
+
+    Returns the metrics `groups`, `tokens`, the means `logps/chosen` and `logps/rejected` (or
+    `logps/response`), and `notices` if there are any. Only the first rank writes files and returns
+    metrics; the others return an empty dict.
+
+    Raises:
+        FloatingPointError: the logps of a row, which the message names, are not finite.
+        Left: `place.stopping` is true on any rank; raised between two shards.
     """
     ranks, output = place.ranks, place.output
     opened = open_model(model, config, ranks)
@@ -98,7 +103,7 @@ def run_reference(
 
 
 class OpenModel(Protocol):
-    """A model folder that is going to be scored with."""
+    """A loaded model that computes logps."""
 
     @property
     def scorer(self) -> Scorer: ...
@@ -107,20 +112,20 @@ class OpenModel(Protocol):
     def vocabulary(self) -> int: ...
 
     def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
-        """Chooses how `groups` are going to be computed; returns that, and what the user should
-        know of it. Call it before the first batch is prepared."""
+        """Choose how the model computes `groups`. Returns a record of that, and notices for the
+        user. Call it before the first batch is prepared."""
         ...
 
 
 def open_model(folder: Path, config: ReferenceConfig, ranks: Ranks) -> OpenModel:
-    """The model of a folder, run by the backend that `config` names."""
+    """Load the model of a folder with the backend of `config`."""
     if config.backend is not None:
         return config.backend.open_model(folder, config, ranks)
     return _TorchModel(folder, config, ranks)
 
 
 class _TorchModel:
-    """A model of transformers', on this process's device or spread over ranks."""
+    """A transformers model, on this process's device or sharded over ranks."""
 
     def __init__(self, folder: Path, config: ReferenceConfig, ranks: Ranks) -> None:
         self._model = load_model(folder, config.dtype, on_host=ranks.count > 1)
@@ -131,14 +136,15 @@ class _TorchModel:
     def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:
         config, model = self._config, self._model
         packing = choose_attention(self.scorer, groups, config.attention, self._ranks)
-        told = (packing.notice, beyond_training(model, *longest(groups)))
+        slow = slow_on_gpu(model, config.tokens_per_forward)
+        told = (packing.notice, beyond_training(model, *longest(groups)), slow)
         scored_by = ScoredBy.of(model, config.dtype, packing.attention, config.tokens_per_forward)
         return scored_by, [notice for notice in told if notice]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A folder that `run_reference` wrote, read. `model`: the digest of the model's folder."""
+    """The content of a folder that `run_reference` wrote. `model` is the model's digest."""
 
     folder: Path
     scored_by: ScoredBy
@@ -150,7 +156,8 @@ class Reference:
     def of(self, groups: Sequence[TokenGroup]) -> Tensor:
         """The logps of `groups`, float64 [n, responses of a group], in their order.
 
-        Raises ValueError naming a row that has none, or has other scored tokens.
+        Raises ValueError, which names the row, if a group is missing or if it has another number of
+        scored tokens.
         """
         missing = [group for group in groups if group.group_id not in self._positions]
         if missing:
@@ -181,15 +188,15 @@ class Reference:
 
 
 def show_packing(references: Sequence[Reference], model: Path, packed: ScoredBy) -> bool:
-    """Whether `references` were computed as `packed` says, of the `model` of this folder: then
-    packs of what they have scored were compared with the model's own forward already."""
+    """Whether `references` were computed in the way `packed`, by the model in the folder `model`.
+    Then packs of their examples were already compared with the model's own forward."""
     if not references or not all(r.scored_by.is_packed_alike(packed) for r in references):
         return False
     return {reference.model for reference in references} == {model_digest(model)}
 
 
 def read_reference(folder: Path) -> Reference:
-    """The reference logps in `folder`; raises ValueError if there are none, or damaged ones."""
+    """The reference logps in `folder`; raises ValueError if files are missing or damaged."""
     files = sorted(folder.glob("logps-*.parquet"))
     if not files:
         raise ValueError(f"{folder} has no reference logps; compute them with reference_logprobs")
@@ -223,19 +230,20 @@ class _Shard:
     groups: Sequence[TokenGroup]
 
     def finished(self, schema: pa.Schema) -> pa.Table | None:
-        """The table at `path`, unless it is missing, torn, of other groups or of another way."""
+        """The table at `path`; None if it is missing or damaged, or if it holds other groups or was
+        computed in another way."""
         try:
             table = pq.read_table(self.path, page_checksum_verification=True)
         except (OSError, pa.ArrowException):
             return None
-        # Not the types: Parquet has its own names for what is in a list.
+        # Types are not compared, because Parquet renames the elements of lists.
         if (table.schema.names, table.schema.metadata) != (schema.names, schema.metadata):
             return None
         wanted = [group.group_id for group in self.groups]
         return table if table["group_id"].to_pylist() == wanted else None
 
     def write(self, logps: Logps, schema: pa.Schema) -> pa.Table:
-        """Writes the table, whole or not at all."""
+        """Write the table atomically."""
         sums = logps.sequences.view(len(self.groups), -1)
         _require_finite(self.groups, sums)
         scored = [len(tokens) for tokens in logps.tokens]
@@ -258,8 +266,10 @@ class _Shard:
 def _finished(
     shards: Sequence[_Shard], scorer: Scorer, schema: pa.Schema, ranks: Ranks
 ) -> Iterator[tuple[_Shard, pa.Table | None]]:
-    """The shards in order, each as soon as it is there, with its table on the first rank; the next
-    is queued before one is waited for, so that the device always has work."""
+    """Yield the shards in order as they are finished; on the first rank with their tables.
+
+    The next shard is queued before the code waits for the current one, so that the device always
+    has work."""
     waiting: tuple[_Shard, Future[Logps]] | None = None
 
     def written(shard: _Shard, scored: Future[Logps]) -> tuple[_Shard, pa.Table | None]:
@@ -293,7 +303,7 @@ def _schema(scored_by: ScoredBy, digest: str) -> pa.Schema:
 
 
 def _groups_of(records: Iterable[Mapping[str, Any]], vocabulary: int) -> list[TokenGroup]:
-    """What training on `records` wants to know of the reference."""
+    """The groups whose reference logps a training on `records` needs."""
     first, records = _peek(records)
     if "completion_ids" not in first:
         return read_pairs(records, vocabulary)

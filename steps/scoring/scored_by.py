@@ -1,4 +1,4 @@
-"""How log-probabilities were computed, so that two sets of them can be told to be comparable."""
+"""How log-probabilities were computed, to decide whether two sets of them are comparable."""
 
 import hashlib
 import json
@@ -20,13 +20,14 @@ _TORCH = "torch"
 
 @dataclass(frozen=True)
 class ScoredBy:
-    """What bears on the value of a log-probability, its tokens aside.
+    """The settings that can change the value of a log-probability of given tokens.
 
-    Across dtypes, ways of attending and kinds of device, long responses differ by more than a
-    reward, so in these two sets must agree; so do backends in bfloat16, where each rounds in places
-    of its own. The others change a rounding, or nothing.
+    Between dtypes, kinds of attention and kinds of devices, the logps of long responses can differ
+    by more than a reward. So two sets must agree in these settings. In bfloat16 they must also
+    agree in the backend, as each backend rounds in other places. The other settings change at most
+    rounding.
 
-    backend: what ran the model, "torch" or another's name.
+    backend: the engine that ran the model, "torch" or another name.
     """
 
     dtype: Dtype
@@ -41,7 +42,7 @@ class ScoredBy:
     def of(
         cls, model: PreTrainedModel, dtype: Dtype, attention: Attention, tokens_per_forward: int
     ) -> Self:
-        """How `model`, loaded as `dtype`, scores here, its attention chosen as `attention`."""
+        """How `model` scores in this process, with the given dtype and attention."""
         return cls(
             dtype,
             attention,
@@ -53,7 +54,7 @@ class ScoredBy:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[bytes, bytes]) -> Self:
-        """What `metadata` made; raises ValueError for the metadata of something else."""
+        """The inverse of `metadata`; raises ValueError if an entry is missing or invalid."""
         try:
             metadata = {b"backend": json.dumps(_TORCH).encode(), **metadata}
             values = {f.name: json.loads(metadata[f.name.encode()]) for f in fields(cls)}
@@ -66,28 +67,28 @@ class ScoredBy:
         return cls(**values)
 
     def metadata(self) -> dict[str, str]:
-        """The same, as a file can carry it."""
+        """The settings as entries of a file's metadata."""
         return {name: json.dumps(value) for name, value in asdict(self).items()}
 
     def differences(self, other: Self) -> list[str]:
-        """The settings in which two ways of scoring differ, the decisive ones first."""
+        """The names of settings that differ, the decisive ones first."""
         names = sorted((f.name for f in fields(self)), key=lambda name: name not in _DECISIVE)
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
     def is_packed_alike(self, other: Self) -> bool:
-        """Whether both are packed, by the same libraries on the same kind of device: where one is
-        right, so is the other."""
+        """Whether both are packed, with the same libraries on the same kind of device. Then either
+        both are correct or neither is."""
         packed = self.attention is Attention.packed
         return packed and set(self.differences(other)) <= {"tokens_per_forward"}
 
     def require_comparable(self, reference: Self, folder: Path) -> None:
-        """Raises ValueError naming a setting in which logps of the two must not be compared."""
+        """Raise ValueError, which names a setting, if logps of the two must not be compared."""
         decisive = {*_DECISIVE, *(("backend",) if self.dtype is Dtype.bfloat16 else ())}
         differing = [name for name in self.differences(reference) if name in decisive]
         if differing:
             name = differing[0]
             advice = f"compute it again with {name}={getattr(self, name)}"
-            if name == "attention":  # no model is sure to be packed, and each can be padded
+            if name == "attention":  # not every model can be packed, but every model can be padded
                 advice = "set attention=padded for both, and compute it again"
             raise ValueError(
                 f"the reference in {folder} was computed with {name}={getattr(reference, name)} "
@@ -96,7 +97,7 @@ class ScoredBy:
 
 
 def model_digest(folder: Path) -> str:
-    """16 hexadecimal digits that follow from a model folder's weights and architecture."""
+    """A digest of a model folder's weights and config, as 16 hexadecimal digits."""
     digest = hashlib.sha256()
     config = json.loads((folder / "config.json").read_text("utf-8"))
     config.pop("transformers_version", None)

@@ -1,18 +1,18 @@
-"""A model that scores: what a loop asks of it, and how one device does it.
+"""A model that computes logps: its interface for a loop, and its implementation on one device.
 
-A scorer is handed batches and gives futures. Calls take effect in the order in which they are made,
-in a thread of their own (`queue.SerialQueue`), so a caller queues work, prepares the next batch
-while the device is at it, and only then looks at what came out:
+A scorer takes batches and returns futures. It executes calls in their order, in a thread of its own
+(`queue.SerialQueue`). So a caller queues work, prepares the next batch while the device computes,
+and only then reads the result:
 
     scored = scorer.logps(batch)
     batch = scorer.prepare(next_groups)    # while the device works
     use(scored.result())
 
-How a batch is cut into forwards, and over how many ranks the model is spread, is the scorer's
-affair and changes no result. Each rank makes the same calls in the same order, with the same
+The scorer decides how a batch is cut into forwards and how ranks share them; up to rounding, the
+results do not depend on that. Each rank makes the same calls in the same order, with the same
 batches, and gets the same results.
 
-The first error poisons a scorer: whatever is asked of it afterwards is refused.
+After its first error, a scorer refuses all calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,9 +40,9 @@ Result = TypeVar("Result")
 class Batch:
     """Examples, laid out for a scorer's forwards.
 
-    packs: what goes through the model at once.
-    members: for each pack, which of `groups` it holds, in its order; int64, on the host.
-    noise: seeds the dropout of this batch where it is trained on.
+    packs: the examples of each forward.
+    members: for each pack, the indices of its `groups`, in the pack's order; int64, on the host.
+    noise: the seed of dropout in training on this batch.
     """
 
     groups: tuple[TokenGroup, ...]
@@ -53,28 +53,28 @@ class Batch:
 
 @dataclass(frozen=True)
 class Logps:
-    """Log-probabilities of a batch's responses, in its order, response after response of a group.
+    """Log-probabilities of a batch's responses, in the batch's order, on the host.
 
-    tokens: of each response, those of its scored tokens; float32, or float64 for a float64 model.
-    sequences: their sums, float64 [responses].
-    All on the host.
+    tokens: for each response, the logps of its scored tokens; float32, or float64 for a float64
+        model.
+    sequences: the sum for each response, float64 [responses].
     """
 
     tokens: tuple[Tensor, ...]
     sequences: Tensor
 
     def of(self, groups: Sequence[TokenGroup]) -> TokenLogps:
-        """The same as a loss takes them, where they are those of `groups`."""
+        """The logps as the input of a loss. `groups` are the groups of the batch."""
         return TokenLogps(torch.cat(self.tokens).double(), lengths_of(groups))
 
 
 @dataclass(frozen=True)
 class Readout:
-    """What is read off a model: functions from the model and a pack on its device to numbers.
+    """The output of a model that is used, as functions of the model and of a pack on its device.
 
-    read: one number [S] for each scored place, without gradients or dropout.
-    recorded: the same with a graph behind them, and with dropout in training mode; tells a
-        `Routing`, if it is given one, how tokens use the experts.
+    read: one number for each scored token, [S], without gradients or dropout.
+    recorded: the same numbers with gradients recorded, and with dropout in training mode; records
+        the load of experts in a `Routing`, if given.
     probe: numbers of any shape that packing must not change (see `parity`).
     """
 
@@ -84,19 +84,19 @@ class Readout:
 
 
 LOGPS = Readout(token_logps, differentiable_logps, token_logps)
-"""Log-probabilities of tokens, of a language model."""
+"""The readout of a language model: log-probabilities of tokens."""
 
 
 class Scorer:
-    """Scores with a model that is on its device, its attention chosen by `parity`.
+    """Scores with a model on one device, whose attention `parity` chose.
 
-    queue: where all work on the model is done.
-    dtype: what the model computes in.
+    queue: the thread that runs all work on the model.
+    dtype: the dtype of the model's computation.
 
     Args:
-        tokens_per_forward: the most tokens of one forward, padding counted; a longer example has
-            its own.
-        readout: what a score is.
+        tokens_per_forward: the most tokens of one forward, including padding; a longer example gets
+            its own forward.
+        readout: which output of the model is the score.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class Scorer:
         self.queue = SerialQueue("engine")
 
     def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
-        """Lays out a batch. Work of the host alone; nothing is queued."""
+        """Lay out a batch, on the host in the caller's thread; nothing is queued."""
         plan = plan_forwards(layout_of(self.model), groups, self.tokens_per_forward)
         return Batch(tuple(groups), self._packs(groups, plan), as_tensors(plan), noise)
 
     def logps(self, batch: Batch) -> Future[Logps]:
-        """Scores the batch without gradients or dropout."""
+        """Queue the scoring of a batch, without gradients or dropout."""
         return self.queue.submit(lambda: self._logps(batch))
 
     def examine(self, look: Callable[[PreTrainedModel], Result]) -> Result:
-        """What `look` finds when it is called with the model, without gradients, in its turn."""
+        """Call `look` with the model after queued work, without gradients; return its result."""
 
         def examined() -> Result:
             with torch.no_grad():
@@ -127,7 +127,7 @@ class Scorer:
         return self.queue.submit(examined).result()
 
     def close(self) -> None:
-        """Waits for what is queued and ends the thread."""
+        """Wait for queued work, then end the thread."""
         self.queue.close()
 
     def _with_model(self, call: Callable[[PreTrainedModel], Result]) -> Result:
@@ -153,8 +153,8 @@ class Scorer:
 def build_scorer(
     model: PreTrainedModel, tokens_per_forward: int, ranks: Ranks, readout: Readout = LOGPS
 ) -> Scorer:
-    """A scorer on this process's device, or on several ranks one that shares the model and the work
-    with the others."""
+    """A scorer on this process's device; with several ranks, one that shards the model and shares
+    the work with the other ranks."""
     if ranks.count == 1:
         return Scorer(model, tokens_per_forward, readout)
     from steps.scoring.sharded_scorer import ShardedScorer
@@ -165,8 +165,8 @@ def build_scorer(
 def scored_in_batch_order(
     groups: Sequence[TokenGroup], places: Sequence[int], tokens: Tensor, sequences: Tensor
 ) -> Logps:
-    """What was scored pack by pack, that is the groups `places` one after the other, as the batch
-    `groups` has them."""
+    """Reorder the scores of packs to the order of the batch `groups`. In the packs, the groups with
+    the indices `places` follow one another."""
     in_packs = [groups[place] for place in places]
     by_response = tokens.split([r.num_scored for group in in_packs for r in group.responses])
     starts = accumulate((len(group.responses) for group in in_packs), initial=0)
@@ -178,7 +178,7 @@ def scored_in_batch_order(
 
 
 def as_tensors(plan: Sequence[list[int]]) -> tuple[Tensor, ...]:
-    """The members of each pack, as `Batch` has them."""
+    """The members of each pack as tensors, for `Batch.members`."""
     return tuple(map(torch.tensor, plan))
 
 

@@ -1,8 +1,8 @@
-"""Scoring over several devices, the model's parameters sharded (FSDP2).
+"""Scoring on several devices, with the model's parameters sharded (FSDP2).
 
-Every rank is given the same batches and plans the same packs; of those it runs its share. Where
-packs do not divide evenly, a rank runs one more that counts nothing, since all must meet in each
-layer. What is scored comes out whole, and the same on every rank.
+Every rank gets the same batches, plans the same packs and runs its share of them. All ranks must
+take part in every layer's communication. So if the packs do not divide evenly, some ranks run one
+more pack, whose result is discarded. Every rank gets the scores of all packs.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,9 +39,10 @@ BeforeSharding = Callable[[nn.Module], None]
 
 @dataclass(frozen=True)
 class ShardedBatch(Batch):
-    """A batch as one rank runs it: its own packs, and perhaps one of another's that counts nothing.
+    """A batch as one rank runs it: its own packs, and possibly one more that is discarded.
 
-    plan: the members of all packs of all ranks; own: which of them are this rank's.
+    plan: the members of all packs of all ranks.
+    own: the indices of this rank's packs in `plan`.
     """
 
     plan: tuple[Tensor, ...] = ()
@@ -49,11 +50,11 @@ class ShardedBatch(Batch):
 
 
 class ShardedScorer(Scorer):
-    """A `Scorer` on every rank of several.
+    """A `Scorer` on one of several ranks.
 
-    The model may be on the host: it goes to the devices layer by layer, and none ever holds more
-    than its share and the layers at work. Packs go through autograd from end to end, as the head is
-    in pieces too. `before_sharding` is called with each layer, and last with the rest.
+    The model may be on the host: it moves to the devices layer by layer, so a device never holds
+    more than its shards and the layers in use. Gradients use autograd throughout, as the head is
+    sharded too. `before_sharding` is called with each layer, and last with the rest of the model.
     """
 
     def __init__(
@@ -80,15 +81,15 @@ class ShardedScorer(Scorer):
         )
 
     def score(self, pack: Pack, routing: Routing | None = None) -> Tensor:
-        """The readout of a pack on the device, recorded; all ranks must ask for one."""
+        """The recorded readout of a pack on the device; all ranks must call this together."""
         return self._with_model(lambda model: self.readout.recorded(model, pack, routing))
 
     def load(self, pack: Pack, balancing: Balancing) -> Load:
-        """`logps.router_load` of a pack on the device; all ranks must ask for one."""
+        """`logps.router_load` of a pack on the device; all ranks must call this together."""
         return self._with_model(lambda model: router_load(model, pack, balancing))
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over ranks of `values`; exact where each of them is other than zero on one."""
+        """The sum of `values` over ranks; exact if each value is nonzero on one rank at most."""
         on_device = values.to(self.model.device)
         dist.all_reduce(on_device, group=self._mesh.get_group())
         return on_device.cpu()
@@ -115,7 +116,7 @@ class ShardedScorer(Scorer):
     def _of_all_packs(
         self, own: Sequence[int], values: Sequence[Tensor], lengths: Sequence[int]
     ) -> Tensor:
-        """The values of every rank's packs, one pack after the other."""
+        """The values of all ranks' packs, in the order of the packs."""
         every = torch.zeros(sum(lengths), dtype=values[0].dtype)
         parts = every.split(list(lengths))
         for number, pack in enumerate(own):
@@ -124,8 +125,8 @@ class ShardedScorer(Scorer):
 
 
 class _Gathered(nn.Module):
-    """A model as the root of its shards: a call of this gathers what no layer does, the head and
-    the embeddings, for whatever is to be done with the model."""
+    """The root module of a sharded model. Its forward gathers the parameters outside the layers
+    (head and embeddings) and then calls any function of the model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -136,7 +137,7 @@ class _Gathered(nn.Module):
 
 
 def _shard(model: PreTrainedModel, ranks: Ranks, before: BeforeSharding | None) -> nn.Module:
-    """Shards `model` in place, layer by layer, gradients summed over the ranks."""
+    """Shard `model` in place, layer by layer; gradients are summed over the ranks."""
     policy = MixedPrecisionPolicy()
     if model.dtype is torch.bfloat16:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -145,10 +146,10 @@ def _shard(model: PreTrainedModel, ranks: Ranks, before: BeforeSharding | None) 
     for module in (*layers, root):
         if before is not None:
             before(module)
-        # After every forward, the root's too: else scoring would leave stale weights behind.
+        # Reshard after every forward, also the root; otherwise scoring would leave stale weights.
         fully_shard(module, mesh=ranks.mesh, reshard_after_forward=True, mp_policy=policy)
     for module in (*layers, root):
         sharded = cast(FSDPModule, module)
         sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
     return root

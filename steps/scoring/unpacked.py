@@ -1,9 +1,9 @@
-"""Scoring without packs: each response after its prompt, alone, in the model's own forward.
+"""Scoring without packs: the model's own forward of each prompt and response alone.
 
-For models that can be neither packed nor read in padded batches (heads of more than one matrix,
-rotations that depend on the longest sequence). Nothing of the model's is replaced, so nothing of it
-can be missed, and no neighbour or padding is there to be seen. It takes a forward for each
-response, which reads the prompt again.
+This is for models that can read neither packs nor padded batches (heads of more than one matrix,
+rotations that depend on the longest sequence). It replaces no part of the model, and there are no
+other responses and no padding to attend to. Each response takes a forward of its own, which reads
+the prompt again.
 """
 
 import inspect
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def unpacked_logps(model: PreTrainedModel, pack: Pack, routing: Routing | None = None) -> Tensor:
     """Log-probabilities [S] of the pack's scored tokens.
 
-    Records gradients if the caller does, and drops out if the model is in training mode.
+    Gradients are recorded if autograd is on. Dropout is on if the model is in training mode.
     """
     keeps_some = "logits_to_keep" in inspect.signature(model.forward).parameters
     images = pack.images or ((),) * len(pack.responses)

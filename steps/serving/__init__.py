@@ -1,4 +1,4 @@
-"""After training: commands that do something with a finished model.
+"""Commands for trained models: chat, serve, push.
 
 ``chatting`` talks with it in the terminal, ``serve`` puts it behind an HTTP interface,
 ``engine_process`` lets it draw completions for runs, ``push`` uploads it to a Hub; each is a
@@ -7,5 +7,5 @@ command of ``temper``, through the entry points ``temper.commands``. Begin with 
 ``replies`` lets a model answer, piece by piece.
 
 Uses ``pipeline`` and its command line, ``steps.generation``, ``steps.data``, ``steps.models``, and
-of ``steps.export`` what a card says.
+the model card of ``steps.export``.
 """

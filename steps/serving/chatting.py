@@ -1,8 +1,8 @@
-"""``temper chat``: talk with a model, beside the one that its training began from.
+"""``temper chat``: talk with a model, side by side with the model from which training started.
 
-On a terminal it is a conversation, in which each model remembers its own answers. With a prompt
-from ``--prompt`` or standard input it is a filter: the answer, and nothing else, goes to standard
-output. A model without a chat template continues text instead.
+On a terminal this is a conversation, in which each model remembers its own answers. With a prompt
+from ``--prompt`` or standard input it is a filter: only the answer goes to standard output. A model
+without a chat template continues the text instead.
 """
 
 import sys
@@ -35,21 +35,19 @@ HELP = "/clear begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
 def chat(
     name: ModelName,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="Answer this and end; - reads it.")
+        str | None, typer.Option("--prompt", "-p", help="The prompt to answer; - reads it.")
     ] = None,
     beside: Annotated[
         str | None, typer.Option(metavar="NAME|DIR", help="Another model that answers, too.")
     ] = None,
-    alone: Annotated[
-        bool, typer.Option("--alone", help="Without the model that training began from.")
-    ] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Compare with no other model.")] = False,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 512,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this sum.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the draws; equal seeds draw equally.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Probability mass of nucleus sampling.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The seed of sampling.")] = 0,
     dtype: Annotated[
-        Dtype | None, typer.Option(help="Of weights; bfloat16 on a GPU, else float32.")
+        Dtype | None, typer.Option(help="Dtype of weights; bfloat16 on a GPU, else float32.")
     ] = None,
     store: StoreUrl = "store",
 ) -> None:
@@ -68,7 +66,7 @@ def chat(
         elif models[0].before is not None and once is None and not alone:
             try:
                 models.insert(0, stack.enter_context(opened(models[0].before, store)))
-            except TemperError as error:  # nobody asked for it
+            except TemperError as error:  # not fatal, as the user did not ask for this model
                 line = f"alone, without the model before: {error}"
                 make_console(stderr=True).print(Text(visible(line), "yellow"), soft_wrap=True)
         talks = [_Talk(model, Speaker(model.folder, dtype), drawing, system) for model in models]
@@ -88,7 +86,7 @@ class _Talk:
     system: str | None
     messages: "list[Message]" = field(default_factory=list)
     said: str = ""
-    """What it has said so far of the answer that it is writing."""
+    """The part of the current answer that the model has written so far."""
 
     def __post_init__(self) -> None:
         if not self.speaker.has_template and self.system is not None:
@@ -100,10 +98,11 @@ class _Talk:
         self.messages, self.said = given, ""
 
     def ask(self, prompt: str, on_piece: OnPiece) -> None:
-        """Let the model answer; ``said`` grows meanwhile. What was asked in vain is forgotten.
+        """Let the model answer; ``said`` grows with each piece. A question without an answer does
+        not become part of the conversation.
 
         Raises:
-            ValueError: the model cannot be asked this; says why.
+            ValueError: the model cannot answer this prompt, for example because it is too long.
         """
         self.said = ""
 
@@ -117,20 +116,20 @@ class _Talk:
         question: Message = {"role": "user", "content": prompt}
         try:
             self.said = self.speaker.answer([*self.messages, question], self.drawing, hear)
-        finally:  # what an interrupted answer had said belongs to the conversation
+        finally:  # an interrupted answer stays in the conversation
             if self.said:
                 self.messages += [question, {"role": "assistant", "content": self.said}]
 
 
 def _prompt(given: str | None) -> str | None:
-    """What to answer without a conversation; ``None`` on a terminal, where there is one."""
+    """The single prompt to answer; ``None`` for a conversation on a terminal."""
     if given == "-" or (given is None and not sys.stdin.isatty()):
         return sys.stdin.read().removesuffix("\n")
     return given
 
 
 def _answer_once(talks: Sequence[_Talk], prompt: str) -> None:
-    """Each model's answer on standard output; of several models, under their names."""
+    """Print each model's answer to standard output, under its name if there are several."""
     for talk in talks:
         if len(talks) > 1:
             print(f"{'' if talk is talks[0] else chr(10)}== {visible(talk.model.name)}")
@@ -143,7 +142,7 @@ def _to_standard_output(piece: str) -> None:
 
 
 def _converse(console: Console, talks: Sequence[_Talk]) -> None:
-    """Ask and answer until the person goes."""
+    """Read questions and print answers until the user ends the conversation."""
     names = " beside ".join(visible(talk.model.name) for talk in reversed(talks))
     console.print(Text(f"{names}  ({HELP})", "dim"))
     for talk in talks:
@@ -168,7 +167,7 @@ def _converse(console: Console, talks: Sequence[_Talk]) -> None:
 
 
 def _questions(console: Console) -> Iterator[str]:
-    """What the person writes, until Ctrl-D, Ctrl-C or ``/exit``."""
+    """The user's inputs, until Ctrl-D, Ctrl-C or ``/exit``."""
     while True:
         try:
             asked = console.input(Text("> ", "bold")).strip()
@@ -183,12 +182,12 @@ def _questions(console: Console) -> Iterator[str]:
 
 @contextmanager
 def _shown(console: Console, talks: Sequence[_Talk]) -> Iterator[OnPiece]:
-    """Show answers while they are written: of one model line by line, of two in columns."""
+    """Show answers while models write them: one model's as running text, two models' in columns."""
     if len(talks) == 1:
         yield lambda piece: console.out(clean(piece), end="", highlight=False)
         console.print("\n")
         return
-    # Live cannot scroll: it shows what fits, and the whole is printed at the end
+    # Live cannot scroll, so it shows what fits; the whole table is printed at the end
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield lambda piece: live.update(_columns(talks), refresh=True)
     console.print(_columns(talks))
@@ -204,7 +203,7 @@ def _columns(talks: Sequence[_Talk]) -> Table:
 
 @contextmanager
 def _told_as_errors() -> Iterator[None]:
-    """What libraries refuse, as the command line says it."""
+    """Turn a ValueError of the libraries into an error message of the command line."""
     try:
         yield
     except ValueError as error:

@@ -1,7 +1,8 @@
-"""The model that a person names, as a folder on this machine.
+"""Find a model by name, as a folder on this machine.
 
-A name is a folder, or an artifact as ``temper path`` names it: ``STEP``, ``STEP@KEY`` or
-``EXPERIMENT/RESULT``. An artifact also knows its past: which model its training began from.
+A name is a folder, or an artifact's name as in ``temper path``: ``STEP``, ``STEP@KEY`` or
+``EXPERIMENT/RESULT``. For an artifact, this module also finds the model from which its training
+started.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,26 +24,26 @@ ModelName = Annotated[
     str,
     typer.Argument(metavar="NAME|DIR", help="EXPERIMENT/RESULT, STEP[@KEY], or a model folder."),
 ]
-StoreUrl = Annotated[str, typer.Option("--store", envvar="TEMPER_STORE", help="Where NAME lies.")]
+StoreUrl = Annotated[str, typer.Option("--store", envvar="TEMPER_STORE", help="The store of NAME.")]
 
 WHOLE, ADAPTERS, GGUF = "config.json", "adapter_config.json", "*.gguf"
-"""What a folder has that holds all of a model, adapters alone, or one file for llama.cpp."""
+"""The files that identify a folder with a whole model, with adapters only, or with a GGUF file."""
 
 _COPIED = "model"
-"""The argument of a step that writes the same model in another form, as ``export_hf`` does."""
+"""The model argument of steps that write the same model in another form, like ``export_hf``."""
 _STARTED_FROM = ("policy", "init")
-"""The arguments of training steps that say where training begins."""
+"""The arguments of training steps with the model from which training starts."""
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model folder of this machine.
+    """A model folder on this machine.
 
     Attributes:
-        name: what it is called on the screen.
-        is_artifact: whether that is its name in a store.
-        before: ``STEP@KEY`` of the model that its training began from, if that is known.
-        committed: the files of an artifact, as its manifest has them; of a plain folder, none.
+        name: the name to show.
+        is_artifact: whether the model is an artifact of a store.
+        before: ``STEP@KEY`` of the model from which its training started, if that is known.
+        committed: the files of an artifact with their manifest entries; empty for a plain folder.
     """
 
     name: str
@@ -52,10 +53,10 @@ class NamedModel:
     committed: Mapping[Path, FileEntry] = field(default_factory=dict)
 
     def require_committed(self, files: Iterable[Path]) -> None:
-        """Refuse files that are not what was committed, whoever changed them since.
+        """Check that the files of an artifact have not changed since the commit.
 
         Raises:
-            TemperError: naming the first of them.
+            TemperError: a file has changed; the message names the first one.
         """
         for path in files if self.is_artifact else ():
             if self.committed.get(path) != describe(path):
@@ -66,14 +67,15 @@ class NamedModel:
 
 @contextmanager
 def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[NamedModel]:
-    """The model of this name, on this machine for as long as the block lasts: an artifact of a
-    remote store is copied.
+    """The model with this name. An artifact in a remote store is copied to this machine while the
+    block runs.
 
     Args:
-        forms: patterns of files; a folder with one of them will do.
+        forms: patterns of files; the folder must contain a file that matches one of them.
 
     Raises:
-        TemperError: there is no such folder or artifact, its data is gone, or it is no model.
+        TemperError: the folder or artifact does not exist, its data is missing, or it is not a
+            model.
     """
     if Path(name).is_dir():
         yield NamedModel(name, _model_within(name, Path(name), forms))
@@ -89,16 +91,16 @@ def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[N
         if not catalog.store.is_local:
             catalog.store.objects.download(content, folder := Path(copy))
         model = _model_within(name, folder, forms)
-        shown = manifest.name if "@" in name else name  # a key in full says no more
+        shown = manifest.name if "@" in name else name  # with a short key in place of a full one
         committed = {folder / file: entry for file, entry in manifest.files.items()}
         yield NamedModel(shown, model, True, _before(catalog, manifest), committed)
 
 
 def _model_within(name: str, folder: Path, forms: Sequence[str]) -> Path:
-    """The folder itself, or its part ``model``, as online training has it.
+    """The folder itself, or its subfolder ``model``, which online training writes.
 
     Raises:
-        TemperError: there is no model in one of these forms.
+        TemperError: neither contains a model in one of these forms.
     """
     for candidate in (folder, folder / "model"):
         if any(found.is_file() for form in forms for found in candidate.glob(form)):
@@ -120,7 +122,7 @@ def _require_data(catalog: Catalog, manifest: Manifest) -> None:
 
 
 def _before(catalog: Catalog, manifest: Manifest) -> str | None:
-    """The model that the training of this one began from."""
+    """The model from which the training of this one started, as ``STEP@KEY``."""
     while (copied := _argument(catalog, manifest, _COPIED)) is not None:
         manifest = copied
     for argument in _STARTED_FROM:
@@ -130,7 +132,7 @@ def _before(catalog: Catalog, manifest: Manifest) -> str | None:
 
 
 def _argument(catalog: Catalog, manifest: Manifest, name: str) -> Manifest | None:
-    """The artifact that a step was given for an argument."""
+    """The artifact that was an argument of a step."""
     recipe: Any = manifest.recipe
     given = recipe.get("arguments", {}).get(name)
     digest = given.get("$input") if isinstance(given, dict) else None

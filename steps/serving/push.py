@@ -1,9 +1,9 @@
 """``temper push``: upload a model folder to a Hub.
 
-Without ``--yes`` nothing is sent, and no network is needed: what would be uploaded is shown. A new
-repository is private unless ``--public`` is given, and one that everybody can read is not written
-to without it. The token is the one of ``hf auth login`` or ``HF_TOKEN``; it is handed to
-huggingface_hub and to nobody else.
+Without ``--yes``, the command only shows the files that it would upload, and needs no network. A
+new repository is private unless ``--public`` is given; without ``--public``, the command does not
+write to a public repository. The token comes from ``hf auth login`` or ``HF_TOKEN`` and is passed
+only to huggingface_hub.
 """
 
 import json
@@ -30,10 +30,10 @@ _CARD_LINES_SHOWN = 40
 
 def push(
     name: ModelName,
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="As in my-name/my-model.")],
-    public: Annotated[bool, typer.Option("--public", help="For everybody to read.")] = False,
-    message: Annotated[str, typer.Option("--message", "-m", help="Of the commit.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Upload it.")] = False,
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="For example my-name/my-model.")],
+    public: Annotated[bool, typer.Option("--public", help="Make it public.")] = False,
+    message: Annotated[str, typer.Option("--message", "-m", help="Commit message.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Upload the files.")] = False,
     store: StoreUrl = "store",
 ) -> None:
     """Show what an upload of a model to a Hub would send; --yes sends it.
@@ -54,10 +54,10 @@ def push(
 
 
 def files_of(folder: Path) -> Mapping[str, Path]:
-    """What would be uploaded, by its path in the repository: every file but hidden ones.
+    """The files to upload by their paths in the repository: all except hidden files.
 
     Raises:
-        TemperError: a link would lead out of the folder.
+        TemperError: the folder contains a symbolic link, which might lead out of the folder.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
@@ -70,7 +70,7 @@ def files_of(folder: Path) -> Mapping[str, Path]:
 
 
 def _upload(files: Mapping[str, Path], repo: str, public: bool, message: str) -> str:
-    """Create the repository if it is new, and commit all files at once; the commit's URL."""
+    """Create the repository if necessary, and upload all files in one commit; return its URL."""
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api = HfApi(library_name="temper")
@@ -84,7 +84,7 @@ def _upload(files: Mapping[str, Path], repo: str, public: bool, message: str) ->
 
 
 def _card_of(repo: str, files: Mapping[str, Path]) -> Mapping[str, bytes]:
-    """The model card with the repository's name in its snippet, which then runs anywhere."""
+    """The model card with the repository's name in its snippet, so the snippet runs anywhere."""
     from steps.export.card import HERE
 
     if CARD not in files:
@@ -95,7 +95,7 @@ def _card_of(repo: str, files: Mapping[str, Path]) -> Mapping[str, bytes]:
 
 @contextmanager
 def _told_without_secrets() -> Iterator[None]:
-    """What the Hub or the network refuses, as one line that names no token."""
+    """Turn errors of the Hub or the network into one line without secrets."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:
@@ -109,13 +109,13 @@ def _told_without_secrets() -> Iterator[None]:
         told = error.server_message or f"it answered with status {status}"
         advice = "; check the token: hf auth whoami" if status in (401, 403) else ""
         raise TemperError(f"the Hub refused: {_safe(told)}{advice}") from None
-    except Exception as error:  # each version has another HTTP library, and a traceback has headers
+    except Exception as error:  # versions use different HTTP libraries; tracebacks have headers
         reason = _safe(str(error.__cause__ or error)) or type(error).__name__
         raise TemperError(f"the upload failed: {reason}; run it again to go on") from None
 
 
 def _safe(told: str) -> str:
-    """What a server or a library says, without secrets."""
+    """The text of a server's or library's error, without secrets."""
     from huggingface_hub import get_token
 
     token = get_token()

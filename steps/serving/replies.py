@@ -1,8 +1,8 @@
-"""A model that answers, piece by piece, from the prompts that evaluation gives it too.
+"""Generate a model's answer piece by piece, from the same prompts as in evaluation.
 
-The prompt of a conversation is made by the code that ``sample_completions`` and ``evaluate`` use,
-and at temperature 0 the answer is theirs. A model without a chat template continues plain text.
-Nothing of the decoding recipe that a model may ship with is applied.
+The code that renders prompts for ``sample_completions`` and ``evaluate`` also renders these, and at
+temperature 0 the answers are the same. A model without a chat template continues plain text.
+Decoding settings that a model ships with are ignored.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +27,12 @@ from steps.models.folders import evaluating, load_as
 from steps.shared.checks import require, require_count
 
 OnPiece = Callable[[str], None]
-"""Told each piece of an answer as soon as it is written."""
+"""Called with each piece of an answer as soon as the model has written it."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """How an answer is drawn; a temperature of 0 takes the likeliest token."""
+    """How an answer is sampled; a temperature of 0 takes the likeliest token."""
 
     max_new_tokens: int = 512
     temperature: float = 0.0
@@ -48,8 +48,7 @@ class Drawing:
 class Speaker:
     """A model and its tokenizer.
 
-    Raises FileNotFoundError or ValueError for a folder that holds no language model or no
-    tokenizer.
+    Raises FileNotFoundError or ValueError for a folder without a language model or tokenizer.
     """
 
     def __init__(self, folder: Path, dtype: Dtype | None = None) -> None:
@@ -65,9 +64,9 @@ class Speaker:
             raise ValueError(f"{folder} lacks {min(missing)}: it is no language model")
 
     def answer(self, messages: Sequence[Message], drawing: Drawing, on_piece: OnPiece) -> str:
-        """What the model says next in a conversation.
+        """The model's next message in a conversation.
 
-        Raises ValueError if the template refuses the conversation, or it is too long.
+        Raises ValueError if the chat template refuses the conversation, or if it is too long.
         """
         (ids,) = tokenize_prompts(self._tokenization, [Chat(tuple(messages))])
         if isinstance(ids, MalformedRow):
@@ -75,7 +74,7 @@ class Speaker:
         return self._write(ids, drawing, on_piece)
 
     def go_on(self, text: str, drawing: Drawing, on_piece: OnPiece) -> str:
-        """How the model continues a text.
+        """The model's continuation of a text.
 
         Raises ValueError if the text has no tokens or too many.
         """
@@ -90,7 +89,7 @@ class Speaker:
             top_p=drawing.top_p if drawing.temperature else None,
             top_k=0 if drawing.temperature else None,
             eos_token_id=ends or None,
-            pad_token_id=ends[0] if ends else 0,  # never read: there is one row
+            pad_token_id=ends[0] if ends else 0,  # never used, as there is only one row
         )
         torch.manual_seed(drawing.seed)
         prompt = torch.tensor([ids], device=self.model.device)
@@ -103,7 +102,7 @@ class Speaker:
         return decoded(self.tokenizer, written[0, len(ids) :].tolist())
 
     def _room_after(self, ids: Sequence[int]) -> int:
-        """How many tokens may follow."""
+        """How many tokens the model can write after these."""
         if not ids:
             raise ValueError("there is nothing to answer; write a prompt")
         most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -115,7 +114,7 @@ class Speaker:
 
 
 class _Pieces(TextStreamer):
-    """Hands text on as soon as later tokens cannot change it."""
+    """Passes text on as soon as later tokens cannot change it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, on_piece: OnPiece) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)  # pyright: ignore

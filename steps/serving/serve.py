@@ -1,8 +1,8 @@
 """``temper serve``: a model behind an OpenAI-compatible HTTP interface.
 
-The server is somebody else's: vLLM's where it is installed, else that of transformers. It runs as a
-child of this process, and ends with it. It listens on this machine alone unless it is told
-otherwise: neither server asks who is there.
+The server is vLLM's if vLLM is installed, else that of transformers. It runs as a child of this
+process and ends with it. By default it listens only on this machine, because neither server
+authenticates its clients.
 """
 
 import json
@@ -32,11 +32,11 @@ from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened
 LOOPBACK = "127.0.0.1"
 _SECONDS_BETWEEN_LOOKS = 0.5
 _STANDARD_ERROR = 2
-"""Where the server's own log goes; standard output has the address and the example."""
+"""The server's log goes to standard error; standard output has the address and the example."""
 
 
 class Server(StrEnum):
-    """Who answers."""
+    """Which server runs."""
 
     vllm = "vllm"
     transformers = "transformers"
@@ -85,21 +85,21 @@ def serve(
 
 
 def server_command(through: Server, served: str, host: str, port: int) -> Sequence[str]:
-    """The command line of a server of this model and no other, in the folder that holds it."""
+    """The command line of a server for this model only, to be run in the folder that holds it."""
     module = _MODULES[through]
     return sys.executable, "-m", module, "serve", served, "--host", host, "--port", str(port)
 
 
 def model_id(model: NamedModel) -> str:
-    """What clients call the model. Both servers call it by its path: so that is to be short, and
-    to hold nothing that they take for a revision or a file."""
+    """The model's name for clients. Both servers use the model's path as its name. So the path must
+    be short, and must contain nothing that they interpret as a revision or a file."""
     name = model.name if model.is_artifact else model.folder.resolve().name
     plain = re.sub(r"[^\w./-]", "-", name)
     return plain if is_file(plain) else "model"
 
 
 def example(url: str, served: str) -> str:
-    """A request that works as it stands."""
+    """A complete example request."""
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = {"model": served, "messages": question, "max_tokens": 64}
     return (
@@ -125,7 +125,7 @@ def _require_installed(server: Server) -> None:
 
 
 def _require_free(host: str, port: int) -> None:
-    """Else another server's readiness would be taken for ours."""
+    """Require a free port. Otherwise another server's health check would count as this one's."""
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -138,7 +138,7 @@ def _require_free(host: str, port: int) -> None:
 
 @contextmanager
 def _running(command: Sequence[str], folder: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The server, which ends with the block, also by SIGTERM."""
+    """Run the server, and end it at the end of the block, also after SIGTERM."""
 
     def stop(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -148,7 +148,7 @@ def _running(command: Sequence[str], folder: str) -> Iterator[subprocess.Popen[b
     server = subprocess.Popen(command, cwd=folder, env=offline, stdout=_STANDARD_ERROR)
     try:
         yield server
-    except KeyboardInterrupt:  # the server has got it too
+    except KeyboardInterrupt:  # the server has received it too
         raise typer.Exit(130) from None
     finally:
         server.terminate()
@@ -160,9 +160,10 @@ def _running(command: Sequence[str], folder: str) -> Iterator[subprocess.Popen[b
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], host: str, port: int) -> None:
-    """
+    """Wait until the server's health check succeeds.
+
     Raises:
-        TemperError: the server ended instead; it has said why.
+        TemperError: the server ended instead; its log has the reason.
     """
     while server.poll() is None:
         try:

@@ -1,6 +1,6 @@
-"""What every room of ``steps/`` may use; it depends on nothing.
+"""Code that every room of ``steps/`` may use. It depends on nothing else.
 
-``checks`` validates config dataclasses, ``execution_detail`` declares what cannot bear on a result,
-``markdown`` shows text that anybody may have written, ``named`` finds what the files of a folder
-define, ``accelerators`` is what data sheets say of hardware.
+``checks`` validates config dataclasses, ``execution_detail`` marks settings and code that cannot
+change a result, ``markdown`` escapes untrusted text, ``named`` finds the losses or checkers in a
+folder, ``accelerators`` holds figures from vendors' data sheets.
 """

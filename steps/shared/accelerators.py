@@ -1,4 +1,4 @@
-"""What vendors' data sheets say of accelerators, by a part of the name that a driver gives them."""
+"""Figures from vendors' data sheets of accelerators, by a part of the name that drivers report."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from steps.shared.execution_detail import execution_detail
 @execution_detail
 @dataclass(frozen=True)
 class Accelerator:
-    """flops: dense bfloat16 a second; bandwidth: bytes a second of its memory; memory: bytes of it,
-    None where it is sold in several sizes."""
+    """flops: dense bfloat16 operations per second; bandwidth: bytes per second of memory; memory:
+    its size in bytes, None if the accelerator is sold with several sizes."""
 
     flops: float
     bandwidth: float
@@ -18,7 +18,7 @@ class Accelerator:
 
 @execution_detail
 def accelerator(name: str) -> Accelerator | None:
-    """The accelerator that a driver calls so; None if it is not known here."""
+    """The accelerator with this driver name; None if it is not in the table."""
     return next((found for part, found in _KNOWN.items() if part in name), None)
 
 

@@ -5,13 +5,14 @@ from typing import Any
 
 
 def require(holds: bool, rule: str, value: object) -> None:
-    """Raises ValueError with `rule`, which names the field, and the value that breaks it."""
+    """Raise ValueError unless `holds`. Its text is `rule`, which names the field, and the value."""
     if not holds:
         raise ValueError(f"{rule}, got {value!r}")
 
 
 def require_count(config: Any, *names: str, least: int = 1, or_null: bool = False) -> None:
-    """Raises ValueError unless the fields are whole numbers from `least` on, or perhaps null."""
+    """Raise ValueError unless the fields are whole numbers of at least `least` (or None, with
+    `or_null`)."""
     for name in names:
         value = getattr(config, name)
         if not (or_null and value is None):
@@ -21,10 +22,10 @@ def require_count(config: Any, *names: str, least: int = 1, or_null: bool = Fals
 
 
 def set_choice(config: Any, name: str, choices: type[StrEnum]) -> None:
-    """Makes the field of a frozen config one of `choices`, which may have been named by its value.
+    """Convert the field of a frozen config to a member of `choices`; it may be a member's value.
 
-    A string that is left a string is unequal to every choice where identity is asked for. Raises
-    ValueError, naming what there is, for a value that names none.
+    An unconverted string would fail every comparison by identity (`is`). Raises ValueError, which
+    lists the choices, for any other value.
     """
     value = getattr(config, name)
     require(value in list(choices), f"{name} must be one of {', '.join(choices)}", value)

@@ -1,4 +1,4 @@
-"""Text that anybody may have written, as Markdown which shows it and does nothing else."""
+"""Escape untrusted text so that Markdown shows it and interprets nothing in it."""
 
 import re
 
@@ -6,12 +6,12 @@ _MARKUP = re.compile(r"[\\`*\[\]<>|~!#&]|(?<!\w)_|_(?!\w)")
 
 
 def as_text(text: str) -> str:
-    """One line of visible characters, with what could end a table's cell or be markup escaped."""
+    """One line of printable characters; markup and separators of table cells are escaped."""
     return _MARKUP.sub(r"\\\g<0>", _one_line(text))
 
 
 def as_code(text: str) -> str:
-    """The same as code, where it holds no backtick."""
+    """One line as inline code, or as :func:`as_text` if it contains a backtick."""
     line = _one_line(text)
     return as_text(line) if "`" in line or not line else f"`{line}`"
 

@@ -1,8 +1,8 @@
-"""What the files of a folder define, by the names that a config has for it.
+"""Find the losses or checkers that the files of a folder define, by their names in a config.
 
-Whatever file defines a member of a family (a loss, a checker), it is known: nothing is to be added
-elsewhere. A file that cannot be imported breaks what it defines and nothing else: a stand-in has
-its name and its settings, and says what is wrong when it is chosen.
+Any file in the folder that defines a member of the family (a loss, a checker) registers it; nothing
+else must be edited. A file that cannot be imported breaks only its own member: a stand-in takes
+that member's name and settings, and raises an error with the reason if a config chooses it.
 """
 
 import importlib
@@ -25,21 +25,21 @@ _SETTING = re.compile(r"^    (\w+)\s*:(?!\s*ClassVar)", re.MULTILINE)
 
 
 def members_of(family: type[Member], folder: ModuleType) -> dict[str, type[Member]]:
-    """The classes below `family` that the files of a package and of those in it define, in the
-    order of their names; stand-ins for those of files with errors."""
+    """The named subclasses of `family` in a package and its subpackages, sorted by name. Files with
+    errors are represented by stand-ins."""
     broken: dict[str, Any] = {}
     for found in pkgutil.walk_packages(
         folder.__path__, f"{folder.__name__}.", onerror=lambda name: None
     ):
         try:
             importlib.import_module(found.name)
-        except Exception as error:  # whatever its author has done
+        except Exception as error:  # the author's code may raise anything
             broken |= _stand_in(found.name, error, family)
     named = {
         member.__dict__["name"]: member
         for member in _below(family)
         if "name" in vars(member) and not hasattr(member, _MARK)
-        if member.__module__ in sys.modules  # not half of a file
+        if member.__module__ in sys.modules  # not from a file whose import failed halfway
     }
     return dict(sorted({**broken, **named}.items()))
 
@@ -50,8 +50,8 @@ def _below(family: type[Member]) -> list[type[Member]]:
 
 
 def _stand_in(module: str, error: Exception, family: type) -> dict[str, type]:
-    """What is chosen by the name that a file with an error seems to define, if it is of a family:
-    the text is all that there is of it."""
+    """A stand-in for the member that a file with an error seems to define, judged by its text;
+    nothing if the text mentions no class of the family."""
     spec = importlib.util.find_spec(module)
     file = Path((spec and spec.origin) or module)
     try:
@@ -76,9 +76,9 @@ def _stand_in(module: str, error: Exception, family: type) -> dict[str, type]:
 
 
 def _place(file: Path, error: Exception) -> str:
-    """Where in a file it went wrong."""
+    """The file, and the line of the error."""
     if isinstance(error, SyntaxError):
-        return str(file)  # it says the line itself
+        return str(file)  # the error's text already has the line
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(file)]
     return f"{file}, line {lines[-1]}" if lines else str(file)

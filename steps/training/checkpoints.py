@@ -1,24 +1,26 @@
-"""Checkpoints: everything a training run needs to go on as if nothing had happened.
+"""Checkpoints: the complete state of a training run, so that a resumed run continues identically.
 
-    DIRECTORY/step-000012/state.safetensors    what the trainer saved: weights, optimiser, version
+    DIRECTORY/step-000012/state.safetensors    the trainer's state: weights, optimiser, version
                           metrics.jsonl        the steps logged so far
+                          reference.safetensors  where the reference follows the policy: its logps
                           checkpoint.json      the step, and size and CRC-32 of each file above
-              best-000008/weights.safetensors  what `keep_best` has chosen until now
+              best-000008/weights.safetensors  the best weights so far, by `keep_best`
                           checkpoint.json
 
-A folder is written under a temporary name, forced to disk and renamed, so a crash leaves either the
-whole of it or something that does not verify and is passed over. Nothing is pickled. Data order and
-dropout noise are functions of the step, and what is best so far one of the log, so none of them has
-any state to keep.
+A folder is written under a temporary name, forced to disk and renamed. So a crash leaves either a
+complete folder, or one that does not verify and is ignored. Nothing is pickled. The order of data
+and the dropout noise are functions of the step, and the best step so far is a function of the log,
+so the checkpoint need not store them.
 
-Several ranks each write a file of their own (``state-00000-of-00002.safetensors``, see `pieces`),
-and the folder gets its name when all have said that theirs is on disk. `checkpoint.json` lists the
-files of all of them. On nodes that share no disk every disk has a folder with the files of its
-ranks, which verifies when the others' have been brought there (as scratch in a bucket is). Ranks go
-on from a checkpoint that all of them find whole; it may be of any number of ranks.
+Each rank writes its own file (``state-00000-of-00002.safetensors``, see `pieces`), and the folder
+gets its final name when all ranks have reported that their file is on disk. `checkpoint.json` lists
+the files of all ranks. On nodes without a shared disk, each disk has a folder with the files of its
+ranks; such a folder verifies once the other files have been copied to it (as happens with scratch
+in a bucket). Ranks resume from a checkpoint that all of them find complete. Any number of ranks may
+have written it.
 
-Writing goes on beside training, one folder at a time and in the order of the calls: what a
-checkpoint relies on is on disk before it.
+Checkpoints are written while training continues, one folder at a time and in the order of the
+calls. So the best weights to which a checkpoint refers are on disk before it.
 
 A directory belongs to one run: one configuration and one set of examples.
 """
@@ -33,20 +35,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
 from steps.models.pieces import Stored
 from steps.models.ranks import ALONE, Ranks
 from steps.shared.execution_detail import kept
 from steps.training.metrics import StepMetrics, read_metrics, write_metrics
 from steps.training.trainer import Trainer
 
-_STATE, _WEIGHTS = "state", "weights"
+_STATE, _WEIGHTS, _REFERENCE = "state", "weights", "reference"
 _METRICS, _MANIFEST = "metrics.jsonl", "checkpoint.json"
 _STEP, _BEST = "step", "best"
 _UNFINISHED = "unfinished"
 _READ_BYTES = 8 * 2**20
 
 Sizes = dict[str, list[int]]
-"""Of files, by name, what `_checksum` gives."""
+"""The result of `_checksum` for each file, by name."""
 
 
 class Checkpoints:
@@ -54,11 +59,15 @@ class Checkpoints:
 
     Used as a context: leaving it waits until what was saved is on disk. All ranks make the same
     calls.
+
+    reference: logps by a reference that follows the policy, by step, of the checkpoint that was
+        restored.
     """
 
     def __init__(self, directory: Path, keep_last: int = 1, ranks: Ranks = ALONE) -> None:
         self.directory = directory
         self.keep_last = keep_last
+        self.reference: Mapping[str, Tensor] = {}
         self._ranks = ranks
         self._beside = ranks.beside()
         self._on_this_disk = _on_one_disk(directory, ranks)
@@ -77,12 +86,18 @@ class Checkpoints:
             self.wait()
 
     def save(
-        self, step: int, trainer: Trainer, log: list[StepMetrics], best: int | None = None
+        self,
+        step: int,
+        trainer: Trainer,
+        log: list[StepMetrics],
+        best: int | None = None,
+        reference: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Saves the state after `step` steps beside what follows; older ones are then removed.
+        """Save the state after `step` steps in the background, then remove older checkpoints.
 
         Waits for the folder before this one, so that one copy of the state is held at most, and
-        raises what went wrong with it. `best` is the step whose weights the run would end with.
+        raises what went wrong with it. `best` is the step whose weights the run would end with,
+        `reference` what the property of that name brings back.
         """
         self.wait()
         file = self._file(_STATE)
@@ -94,7 +109,11 @@ class Checkpoints:
             if not self._leads:
                 return [file]
             write_metrics(file.with_name(_METRICS), so_far)
-            return [file, file.with_name(_METRICS)]
+            written = [file, file.with_name(_METRICS)]
+            if reference:
+                written.append(file.with_name(f"{_REFERENCE}.safetensors"))
+                save_file(dict(reference), written[-1])
+            return written
 
         def write() -> None:
             self._commit(write_files, self._folder(_STEP, step), {"step": step, "best": best})
@@ -104,7 +123,7 @@ class Checkpoints:
         self._writing = self._writer.submit(write)
 
     def save_best(self, step: int, trainer: Trainer) -> None:
-        """Saves the weights after `step` steps as the best so far, as `save` does."""
+        """Save the weights after `step` steps as the best so far, in the background like `save`."""
         self.wait()
         file = self._file(_WEIGHTS)
         weights = trainer.save_weights(file)
@@ -118,9 +137,9 @@ class Checkpoints:
         )
 
     def best_weights(self, step: int) -> Stored:
-        """What `save_best` saved after `step` steps.
+        """The weights that `save_best` saved after `step` steps.
 
-        Raises ValueError if it is no longer whole.
+        Raises ValueError if a file is damaged.
         """
         self.wait()
         folder = self._folder(_BEST, step)
@@ -129,17 +148,17 @@ class Checkpoints:
         return Stored(_files(folder, _WEIGHTS))
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that verifies, wherever ranks are."""
+        """The newest checkpoint that verifies on all ranks."""
         here = [_number(folder) for folder in self._folders(_STEP)]
         steps = {step for numbers in self._ranks.gather(here) for step in numbers}
         folders = (self._folder(_STEP, step) for step in sorted(steps, reverse=True))
         return next(filter(self._verifies, folders), None)
 
     def restore(self, trainer: Trainer) -> list[StepMetrics]:
-        """Puts the latest checkpoint into `trainer`; returns the steps logged by it.
+        """Load the latest checkpoint into `trainer`, and return its log.
 
-        The log is empty and nothing is changed when there is no checkpoint. Raises ValueError when
-        the checkpoint is of a model with other parameters.
+        Without a checkpoint, the log is empty and the trainer stays unchanged. Raises ValueError if
+        the checkpoint belongs to a model with other parameters.
         """
         folder = self.latest()
         if folder is None:
@@ -148,12 +167,14 @@ class Checkpoints:
             trainer.load_checkpoint(_files(folder, _STATE)).result()
         except ValueError as error:
             raise ValueError(
-                f"checkpoint {folder} is of another model ({error}); delete it to start afresh"
+                f"checkpoint {folder} belongs to another model ({error}); delete it to start afresh"
             ) from error
+        for file in _files(folder, _REFERENCE):
+            self.reference = load_file(file)
         return read_metrics(folder / _METRICS)
 
     def wait(self) -> None:
-        """Returns when what was saved is on disk; raises what went wrong with it."""
+        """Wait until the last saved folder is on disk; raise its error if it failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -164,7 +185,7 @@ class Checkpoints:
         return self._ranks.index == self._on_this_disk[0]
 
     def _file(self, kind: str) -> Path:
-        """Where this rank writes, for now."""
+        """The temporary path of this rank's file."""
         unfinished = self.directory / _UNFINISHED
         unfinished.mkdir(parents=True, exist_ok=True)
         index, count = self._ranks.index, self._ranks.count
@@ -174,13 +195,13 @@ class Checkpoints:
     def _commit(
         self, write_files: Callable[[], list[Path]], final: Path, description: Mapping[str, Any]
     ) -> None:
-        """Gives the folder with every rank's files its final name, once all of them are on disk."""
+        """Give the folder its final name, once the files of all ranks are on disk."""
         fault, sizes = None, Sizes()
         try:
             for file in write_files():
                 _force_to_disk(file)
                 sizes[file.name] = _checksum(file)
-        except Exception as error:  # which the others must hear of too
+        except Exception as error:  # the other ranks must learn of it too
             fault = kept(error)
         told = self._beside.gather({"sizes": sizes, "fault": fault and f"{fault}"})
         if fault is not None:
@@ -194,7 +215,7 @@ class Checkpoints:
         self._beside.wait()
 
     def _verifies(self, folder: Path) -> bool:
-        """Whether every rank finds all files as they were. Each reads some of those on its disk."""
+        """Whether all files are undamaged. The ranks with a common disk share the reading."""
         place, readers = self._on_this_disk.index(self._ranks.index), len(self._on_this_disk)
         try:
             files = sorted(_manifest(folder)["files"].items())[place::readers]
@@ -204,7 +225,7 @@ class Checkpoints:
         return not self._ranks.any(not mine)[0]
 
     def _remove_superseded(self, saved: int) -> None:
-        # What is numbered higher did not verify when this run resumed below it.
+        # Folders with higher numbers did not verify when this run resumed.
         folders = self._folders(_STEP)
         kept = [folder for folder in folders if _number(folder) <= saved][-self.keep_last :]
         for folder in set(folders) - set(kept):
@@ -241,7 +262,7 @@ def _number(folder: Path) -> int:
 
 
 def _name(unfinished: Path, final: Path, description: Mapping[str, Any]) -> None:
-    """Describes the files in `unfinished`, makes that durable and gives them their final name."""
+    """Write the description of the folder `unfinished`, force it to disk, and rename the folder."""
     (unfinished / _MANIFEST).write_text(json.dumps(description) + "\n")
     for path in (unfinished / _MANIFEST, unfinished):
         _force_to_disk(path)
@@ -251,7 +272,7 @@ def _name(unfinished: Path, final: Path, description: Mapping[str, Any]) -> None
 
 
 def _files(folder: Path, kind: str) -> list[Path]:
-    """Those of a kind that ranks have written."""
+    """The files of one kind from all ranks."""
     return [folder / name for name in sorted(_manifest(folder)["files"]) if name.startswith(kind)]
 
 
@@ -267,7 +288,7 @@ def _best_of(folder: Path) -> int | None:
 
 
 def _checksum(path: Path) -> list[int]:
-    """Size and CRC-32: what tells a torn or flipped file, at the speed of reading it."""
+    """Size and CRC-32, which detect truncated or corrupted files at the speed of reading them."""
     crc = 0
     with path.open("rb") as file:
         while block := file.read(_READ_BYTES):

@@ -1,7 +1,7 @@
-"""What a training run is told: frozen data, importable without torch.
+"""Settings of training runs: frozen dataclasses, importable without torch.
 
-A `detail_field` decides how a run is carried out and never what comes out of it. Everything else
-bears on the result, `tokens_per_forward` too: it changes rounding.
+A `detail_field` never changes the result of a run, only how the run is carried out. Every other
+setting can change the result, also `tokens_per_forward`: it changes rounding.
 """
 
 import math
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class Schedule(StrEnum):
-    """What the learning rate does once it is warm: stay, or fall towards zero.
+    """How the learning rate changes after the warm-up: it stays constant, or falls towards zero.
 
-    wsd: stay, and fall linearly over the last `decay_fraction` of the steps (warm-up, stable,
-    decay; Hu et al. 2024, https://arxiv.org/abs/2404.06395).
+    wsd: constant at first, then linear over the last `decay_fraction` of the steps (warm-up,
+    stable, decay; Hu et al. 2024, https://arxiv.org/abs/2404.06395).
     """
 
     constant = "constant"
@@ -44,18 +44,18 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov and Hutter 2019). Biases and norm weights are not decayed.
+    """AdamW (Loshchilov and Hutter 2019). Biases and norm weights have no weight decay.
 
     Args:
         learning_rate: the highest learning rate.
         schedule: how the learning rate falls after the warm-up.
-        warmup_steps: steps over which the learning rate rises from 0.
-        decay_fraction: the last share of all steps, over which the schedule `wsd` falls.
-        weight_decay: of matrices.
-        adam_beta1: the decay of the mean of gradients.
-        adam_beta2: the decay of the mean of their squares.
-        adam_epsilon: added to the root of the latter.
-        max_grad_norm: gradients of a larger norm are scaled down to it; null: never.
+        warmup_steps: the number of steps over which the learning rate rises from 0.
+        decay_fraction: the share of steps, at the end, over which the schedule `wsd` falls.
+        weight_decay: the weight decay of matrices.
+        adam_beta1: the decay of the running mean of gradients.
+        adam_beta2: the decay of the running mean of squared gradients.
+        adam_epsilon: added to the square root of the mean of squared gradients.
+        max_grad_norm: gradients with a larger norm are scaled down to this norm; null: never.
     """
 
     learning_rate: float = 5e-6
@@ -84,44 +84,44 @@ class OptimizerConfig:
             require(self.max_grad_norm > 0, "max_grad_norm must be above 0", self.max_grad_norm)
 
 
-@dataclass  # not frozen: OmegaConf could not put one where there was none
+@dataclass  # not frozen: OmegaConf cannot replace None by a frozen dataclass
 class TrainingBackend:
-    """What runs a model that is trained, as `ScoringBackend` one that is scored with."""
+    """The engine that trains a model; `ScoringBackend` is its counterpart for scoring."""
 
     name: ClassVar[str]
 
     @property
     def scoring(self) -> ScoringBackend:
-        """The same, for what is compared with the model that is trained."""
+        """The scoring backend for the reference of a model that this backend trains."""
         raise NotImplementedError
 
     def open_policy(
         self, folder: Path, config: "TrainConfig", ranks: "Ranks", dropout: bool
     ) -> "Policy":
-        """The model of a folder, ready to be trained; with `dropout`, its own acts."""
+        """Load the model of a folder for training. With `dropout`, the model's dropout is on."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateConfig:
-    """How a model is updated, whatever it learns from.
+    """How a model is updated, in training on examples and in online training.
 
-    A checkpoint is written when either interval has passed since the last one.
+    A checkpoint is written when either of the two intervals has passed since the last checkpoint.
 
     Args:
-        tokens_per_forward: the most tokens of one forward; examples are packed into so many, and a
-            longer one is a forward by itself. More takes more memory.
-        seed: of the order of examples and of dropout.
+        tokens_per_forward: the most tokens of one forward. Examples are packed up to this number; a
+            longer example gets its own forward. A larger number takes more memory.
+        seed: the seed of the order of examples and of dropout.
         dtype: the dtype of weights and activations.
-        master_weights: a bfloat16 model is updated in float32; without, most updates are lost to
-            rounding.
-        attention: how examples are laid out for a forward: packed without padding, padded, or
-            whichever is right.
-        activation_checkpointing: what a layer computes again in the backward, to save memory.
-        lora: adapters in place of all weights.
-        router_aux_loss_coef: what the load-balancing loss of a mixture of experts counts for: by
-            default the coefficient of the model's own config; 0 switches it off.
-        optimizer: the optimiser.
+        master_weights: update a bfloat16 model in float32; without this, rounding loses most
+            updates.
+        attention: how a forward lays out examples: packed without padding, padded, or packed only
+            if the model supports it.
+        activation_checkpointing: what a layer recomputes in the backward, to save memory.
+        lora: train low-rank adapters in place of all weights.
+        router_aux_loss_coef: the weight of the load-balancing loss of a mixture of experts; by
+            default the coefficient in the model's own config; 0 switches the loss off.
+        optimizer: the settings of AdamW.
         checkpoint_every_steps: steps between checkpoints; null: no such interval.
         checkpoint_every_seconds: seconds between checkpoints; null: no such interval.
         keep_last: how many of the newest checkpoints are kept.
@@ -155,25 +155,24 @@ class UpdateConfig:
             require(seconds > 0, "checkpoint_every_seconds must be above 0 or null", seconds)
 
     def reference(self) -> ReferenceConfig:
-        """How the reference is computed so that it can be compared with the policy."""
+        """The settings with which a reference must be computed for this policy."""
         return ReferenceConfig(self.dtype, self.tokens_per_forward, self.attention)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(UpdateConfig):
-    """The optimisation loop over examples.
+    """Training on a fixed set of examples.
 
     Args:
-        epochs: passes over the examples.
-        max_steps: cuts the run short after so many optimiser steps.
+        epochs: the number of passes over the examples.
+        max_steps: end the run after this many optimiser steps, even within an epoch.
         batch_size: the examples of one optimiser step, over all devices.
-        eval_every_steps: held-out examples, where there are any, are scored after so many steps
-            each.
-        keep_best: the evaluation whose best model is kept, as in ``eval_loss``; otherwise the last
-            model is.
-        early_stop_patience: training stops once so many evaluations in a row have not bettered
-            `keep_best` (or `eval_loss`).
-        backend: what trains; without one, transformers' model on torch.
+        eval_every_steps: evaluate the held-out examples, if there are any, every this many steps.
+        keep_best: the metric by which the best evaluated model is kept, such as ``eval_loss``; null
+            keeps the last model.
+        early_stop_patience: end the run after this many consecutive evaluations without an
+            improvement of `keep_best` (or of `eval_loss`).
+        backend: the engine that trains; null: transformers' model on torch.
     """
 
     epochs: float = 1.0
@@ -200,28 +199,45 @@ class TrainConfig(UpdateConfig):
                 require(value is None, f"{name} needs eval_every_steps", value)
 
     def reference(self) -> ReferenceConfig:
-        """How the reference is computed so that it can be compared with the policy."""
+        """The settings with which a reference must be computed for this policy."""
         backend = None if self.backend is None else self.backend.scoring
         return replace(super().reference(), backend=backend)
 
 
 @dataclass(frozen=True)
 class PreferenceConfig(TrainConfig):
-    """A run over pairs with any loss; `by_family` tells which steps that takes.
+    """Training on pairs with any loss; `by_family` converts it to the config of the right step.
 
     Args:
         loss: what is minimised.
         check_start: a policy that does not equal its reference before its first step is an error:
             then the two were computed from other tokens, from other models or in other ways.
+        follow_every: after every so many steps the reference becomes the policy as it is then
+            (TR-DPO's hard update, Gorbatovski et al. 2024, https://arxiv.org/abs/2404.09656);
+            null: it stays what it was.
     """
 
     loss: PreferenceLoss = field(default_factory=Dpo)
     check_start: bool = detail_field(True)
+    follow_every: int | None = added_field(None, before=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count(self, "follow_every", or_null=True)
+        if self.follow_every is None:
+            return
+        if not isinstance(self.loss, ReferenceLoss):
+            raise ValueError(f"follow_every is set, but the loss {self.loss.name} has no reference")
+        if self.loss.needs_tokens:
+            raise ValueError(
+                f"the loss {self.loss.name} looks at single tokens, of which a reference that "
+                "follows the policy keeps none; leave out follow_every"
+            )
 
 
 @dataclass(frozen=True)
 class DpoConfig(PreferenceConfig):
-    """A run with a loss that compares the policy with a reference."""
+    """Training on pairs with a loss that compares the policy with a reference."""
 
     loss: ReferenceLoss = field(default_factory=Dpo)
 
@@ -236,7 +252,7 @@ class DpoConfig(PreferenceConfig):
 
 @dataclass(frozen=True)
 class ReferenceFreeConfig(TrainConfig):
-    """A run over pairs with a loss that needs no reference."""
+    """Training on pairs with a loss without a reference."""
 
     loss: ReferenceFreeLoss = field(default_factory=Simpo)
 
@@ -251,11 +267,11 @@ class ReferenceFreeConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class KtoConfig(TrainConfig):
-    """A run over single responses that are marked good or bad.
+    """Training on single responses that are labelled good or bad.
 
     Args:
-        loss: what is minimised.
-        check_start: as for pairs: a policy that does not begin as its reference is an error.
+        loss: the loss that training minimises.
+        check_start: raise an error if policy and reference differ before the first step.
     """
 
     loss: UnpairedLoss = field(default_factory=Kto)
@@ -263,9 +279,12 @@ class KtoConfig(TrainConfig):
 
 
 def by_family(config: PreferenceConfig) -> DpoConfig | ReferenceFreeConfig:
-    """The same settings, of the type that says whether the loss wants a reference."""
+    """The same settings as a `DpoConfig` if the loss has a reference, else a
+    `ReferenceFreeConfig`."""
     settings: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(TrainConfig)}
     settings["loss"] = config.loss
     if isinstance(config.loss, ReferenceLoss):
-        return DpoConfig(**settings, check_start=config.check_start)
+        return DpoConfig(
+            **settings, check_start=config.check_start, follow_every=config.follow_every
+        )
     return ReferenceFreeConfig(**settings)

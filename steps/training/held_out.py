@@ -1,7 +1,7 @@
-"""Held-out examples during training: how they fare, which step was best, and when to stop.
+"""Evaluation on held-out examples during training, the best step, and early stopping.
 
-What is best, and whether training is over, are functions of the log, so a resumed run decides as
-the uninterrupted one did.
+The best step and the decision to stop are functions of the log, so a resumed run decides like an
+uninterrupted one.
 """
 
 import re
@@ -23,11 +23,11 @@ _FALLS = re.compile(r"eval_(\w*loss(/.*)?|kl)$")
 
 @torch.no_grad()
 def evaluate(scorer: Scorer, objective: Objective, config: TrainConfig) -> StepMetrics:
-    """The objective over all of its examples as one batch, each name with the prefix `eval_`.
+    """The loss and metrics of all examples as one batch, with the prefix `eval_`.
 
-    Raises ValueError, naming what there is, if `config.keep_best` is not among it, and
-    FloatingPointError naming examples whose loss is not finite: nothing is better or worse than
-    that, so it would stay the best there ever was.
+    Raises ValueError, which lists the metrics, if `config.keep_best` is not one of them; and
+    FloatingPointError, which names the examples, if a loss is not finite: comparisons with NaN
+    are always false, so it would remain the best value for ever.
     """
     logps = _logps(scorer, objective.groups, config.batch_size)
     baseline = None
@@ -48,15 +48,15 @@ def evaluate(scorer: Scorer, objective: Objective, config: TrainConfig) -> StepM
 
 
 def best_step(log: Sequence[StepMetrics], config: TrainConfig) -> int | None:
-    """The step (1-based) whose weights `config.keep_best` wants kept; of equals, the first.
+    """The best step (1-based) by `config.keep_best`; the first one if values are equal.
 
-    What is named a loss, or a divergence (`kl`), is best when lowest, any other when highest.
+    A loss or a divergence (`kl`), by its name, is best when lowest; other metrics when highest.
     """
     return None if config.keep_best is None else _best(log, _metric(config))
 
 
 def has_stopped(log: Sequence[StepMetrics], config: TrainConfig) -> bool:
-    """Whether as many evaluations in a row have bettered nothing as patience is had for."""
+    """Whether the last `early_stop_patience` evaluations have all failed to improve the metric."""
     if config.early_stop_patience is None:
         return False
     best = _best(log, _metric(config)) or 0
@@ -75,7 +75,7 @@ def _metric(config: TrainConfig) -> str:
 
 
 def _logps(scorer: Scorer, groups: Sequence[TokenGroup], batch_size: int) -> TokenLogps:
-    """Of every response of `groups`; the next batch is prepared while one is scored."""
+    """The logps of all responses. A batch is prepared while the one before is scored."""
     futures = [
         scorer.logps(scorer.prepare(groups[start : start + batch_size]))
         for start in range(0, len(groups), batch_size)

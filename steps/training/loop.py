@@ -1,17 +1,18 @@
-"""The optimisation loop, written once for every loss, on one device or many.
+"""The optimisation loop, the same for every loss, on one device or many.
 
-What differs between losses is an `Objective`: the examples, and the loss of any batch of them. Its
-values are shares of the batch's means, divided by counts of the whole batch which are known before
-the step, so the gradient is that of the batch however a trainer cuts it into forwards.
+Losses differ in their `Objective`: the examples, and the loss of any batch of them. Its values are
+shares of the batch's means: they are divided by counts of the whole batch, which are known before
+the step. So the gradient does not depend on how a trainer cuts the batch into forwards.
 
-Every step is a function of the weights, the optimiser's state and its own number: the examples, the
-rate and the dropout noise all follow from (seed, step). That is what makes a resumed run end with
-the bits of an uninterrupted one. What is best so far, and when to stop, follow from the log. What
-depends on a clock or a signal (when to save, whether to leave) ranks agree on after every step.
+Every step is a function of the weights, the optimiser's state and its own number: examples,
+learning rate and dropout noise depend only on (seed, step). So a resumed run ends with the same
+bits as an uninterrupted one. The best step and early stopping depend only on the log. After every
+step, ranks agree on the decisions that depend on a clock or a signal: when to save, and whether to
+stop.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -27,7 +28,7 @@ from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig, UpdateConfig
 from steps.training.held_out import best_step, evaluate, has_stopped
 from steps.training.metrics import StepMetrics, sum_shares
-from steps.training.objectives import Objective
+from steps.training.objectives import MovingReference, Objective
 from steps.training.schedule import (
     batch_indices,
     learning_rate,
@@ -35,12 +36,12 @@ from steps.training.schedule import (
     steps_per_epoch,
     total_steps,
 )
-from steps.training.trainer import Trainer
+from steps.training.trainer import BatchLoss, Trainer
 
 Result = TypeVar("Result")
 AtStart = Callable[[Sequence[TokenGroup], Tensor], None]
-"""Called with the first batch and the logps that the untrained weights give it, float64 [n, k];
-ends the run by raising an error."""
+"""Called with the first batch and its logps under the untrained weights, float64 [n, k]. It may
+raise an error to end the run."""
 
 
 def train(
@@ -54,21 +55,22 @@ def train(
     stopping: Stopping = never,
     ranks: Ranks = ALONE,
 ) -> list[StepMetrics]:
-    """Trains `trainer`, from the latest checkpoint if there is one; returns all steps' log.
+    """Train from the latest checkpoint, if there is one; return the log of all steps.
 
-    Each step logs `step` (1-based), `epoch`, `loss`, what the objective adds, `grad_norm` (before
-    clipping), `learning_rate` and `num_tokens` (so far); a step after which `held_out` is scored
-    also the objective's values there, with the prefix `eval_`. Progress has the device's usage
-    beside these.
+    Each step logs `step` (1-based), `epoch`, `loss`, the objective's metrics, `grad_norm` (before
+    clipping), `learning_rate` and `num_tokens` (so far). A step after which `held_out` is evaluated
+    also logs the objective's values there, with the prefix `eval_`. Progress reports these and the
+    device's usage.
 
-    The trainer ends with the weights of the last step, or of the best one (`config.keep_best`).
-    `at_start` is asked before the first update, and not on resuming. Raises FloatingPointError,
-    naming the step, if a loss or a gradient is not finite, and Left, with a checkpoint of the step
-    just done, once `stopping` says so on any of `ranks`.
+    At the end, the trainer has the weights of the last step, or of the best one
+    (`config.keep_best`). `at_start` is called before the first update, but not in a resumed run.
+
+    Raises FloatingPointError, which names the step, if a loss or a gradient is not finite. Raises
+    Left, after writing a checkpoint, when `stopping` is true on any of `ranks`.
     """
     log = checkpoints.restore(trainer)
     with checkpoints:
-        stepper = _Stepper(trainer, objective, config, at_start)
+        stepper = _Stepper(trainer, objective, config, at_start, checkpoints.reference)
         _steps(stepper, log, checkpoints, on_progress, held_out, stopping, ranks)
         best = best_step(log, config)
         if best is not None and best != len(log):
@@ -85,7 +87,7 @@ def _steps(
     stopping: Stopping,
     ranks: Ranks,
 ) -> None:
-    """Adds to `log` until the last step, or the one after which training stops early."""
+    """Run steps and append them to `log`, until the last step or until training stops early."""
     trainer, config = stepper.trainer, stepper.config
     saved_at, saved_step = time.monotonic(), len(log)
     while len(log) < stepper.steps and not has_stopped(log, config):
@@ -101,9 +103,9 @@ def _steps(
             checkpoints.save_best(done, trainer)
         since = done - saved_step, time.monotonic() - saved_at
         leaving, due = ranks.any(stopping(), is_due(config, *since))
-        # The last state becomes the model folder; a checkpoint of it would only be thrown away.
+        # The last state becomes the model folder, so it needs no checkpoint.
         if done < stepper.steps and (due or leaving):
-            checkpoints.save(done, trainer, log, best)
+            checkpoints.save(done, trainer, log, best, stepper.reference)
             saved_at, saved_step = time.monotonic(), done
         on_progress(done, stepper.steps, {**metrics, **usage})
         if done < stepper.steps and leaving:
@@ -113,7 +115,7 @@ def _steps(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """The examples of one step, laid out."""
+    """The prepared batches of one step."""
 
     indices: Sequence[int]
     batch: Batch
@@ -121,7 +123,7 @@ class _Prepared:
 
 
 class _Stepper:
-    """Runs one step and, while the device is at it, prepares the next."""
+    """Runs one step and prepares the next one while the device computes."""
 
     def __init__(
         self,
@@ -129,6 +131,7 @@ class _Stepper:
         objective: Objective,
         config: TrainConfig,
         at_start: AtStart | None,
+        reference: Mapping[str, Tensor],
     ) -> None:
         self.trainer = trainer
         self.config = config
@@ -138,15 +141,26 @@ class _Stepper:
         self._objective = objective
         self._at_start = at_start
         self._next: _Prepared | None = None
+        following = objective.following
+        self._moving = following and MovingReference(
+            following.every, self.steps, self._logps, reference
+        )
+
+    @property
+    def reference(self) -> Mapping[str, Tensor]:
+        """What a checkpoint must bring along of a reference that follows the policy."""
+        return {} if self._moving is None else self._moving.logps
 
     def step(self, log: Sequence[StepMetrics]) -> tuple[StepMetrics, Batch]:
-        """The step after those of `log`: what is logged of it, and its batch."""
+        """Run the step after those in `log`; return its log entry and its batch."""
         number = len(log)
         now, self._next = self._next or self._prepare(number), None
         rate = learning_rate(self.config.optimizer, number, self.steps)
         loss = self._objective.batch_loss(now.indices, self._baseline(now))
         if log and self._objective.continued is not None:
             loss = self._objective.continued(loss, log[-1])
+        if self._moving is not None:
+            loss = self._referred(loss, self._moving.of_step(number))
         result = self.trainer.forward_backward(now.batch, loss)
         if number == 0 and self._at_start is not None:
             self._at_start(now.batch.groups, finite(result, number).logps)
@@ -178,6 +192,16 @@ class _Stepper:
             baseline = self.trainer.prepare([objective.baseline_groups[i] for i in indices])
         return _Prepared(indices, batch, baseline)
 
+    def _referred(self, loss: BatchLoss, reference: Tensor | None) -> BatchLoss:
+        following = self._objective.following
+        return (
+            loss if following is None or reference is None else following.referred(loss, reference)
+        )
+
+    def _logps(self, step: int) -> Tensor:
+        batch = self._prepare(step).batch
+        return self.trainer.logps(batch).result().of(batch.groups).sums()
+
     def _baseline(self, prepared: _Prepared) -> TokenLogps | None:
         if prepared.baseline is None:
             return None
@@ -186,7 +210,7 @@ class _Stepper:
 
 
 def finite(future: Future[Result], step: int) -> Result:
-    """What 0-based `step` came to; raises FloatingPointError with advice if it is not finite."""
+    """The result of the 0-based `step`; a FloatingPointError gets the step's number and advice."""
     try:
         return future.result()
     except FloatingPointError as error:
@@ -197,7 +221,7 @@ def finite(future: Future[Result], step: int) -> Result:
 
 
 def is_due(config: UpdateConfig, steps: int, seconds: float) -> bool:
-    """Whether a checkpoint is to be written so many steps and seconds after the last one."""
+    """Whether a checkpoint is due, this many steps and seconds after the last one."""
     every_steps, every_seconds = config.checkpoint_every_steps, config.checkpoint_every_seconds
     return (every_steps is not None and steps >= every_steps) or (
         every_seconds is not None and seconds >= every_seconds

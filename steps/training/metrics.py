@@ -1,7 +1,7 @@
-"""What a run reports: progress while it works, and a log of one JSON object an optimiser step.
+"""The log of a run: one JSON object for each optimiser step.
 
-Nothing in the log depends on the clock or the machine's name, so equal runs write equal bytes. What
-does (tokens per second, memory) is for whoever watches, and goes into progress alone.
+The log contains nothing that depends on the clock or the machine, so equal runs write equal bytes.
+Measurements such as tokens per second and memory are only reported as progress.
 """
 
 import math
@@ -18,16 +18,16 @@ StepMetrics = dict[str, float | int]
 
 
 def sum_shares(shares: Mapping[str, Tensor]) -> dict[str, float]:
-    """A batch's values from the shares [n] that its groups have in them.
+    """A batch's values, as sums of the shares [n] of its groups.
 
-    The sums are exact before they are rounded (Shewchuk 1997), so the forwards that the groups came
-    from do not show in them.
+    The sums are computed exactly and then rounded once (Shewchuk 1997), so they do not depend on
+    the order of the groups.
     """
     return {name: math.fsum(column.tolist()) for name, column in shares.items()}
 
 
 def write_metrics(path: Path, log: Iterable[StepMetrics]) -> None:
-    """Writes a metrics.jsonl; floats keep all their digits."""
+    """Write a metrics.jsonl; floats keep all their digits."""
     write_json_lines(path, log)
 
 
@@ -37,7 +37,8 @@ def read_metrics(path: Path) -> list[StepMetrics]:
 
 
 def summarise(log: list[StepMetrics]) -> dict[str, Any]:
-    """A run in short: ``steps``, ``tokens``, and the ``first`` and ``final`` step's curves."""
+    """A summary of a run: ``steps``, ``tokens``, and the metrics of its ``first`` and ``final``
+    step."""
     curves = [name for name in log[-1] if name == "loss" or "/" in name]
     return {
         "steps": log[-1]["step"],
@@ -49,11 +50,10 @@ def summarise(log: list[StepMetrics]) -> dict[str, Any]:
 
 @execution_detail
 def first_and_final(loss: str, summary: Mapping[str, Any]) -> str:
-    """What `summarise` gave of a run with this loss, as a Markdown table of the first step beside
-    the last: the ``summary.md`` of a trained model, for people.
+    """The ``summary.md`` of a trained model: the result of `summarise` as a Markdown table.
 
-    No step reads it, and one with an old heading is still right, so an edit of how it looks trains
-    nothing again.
+    No step reads it, and a summary with an old heading stays correct. So an edit of this function
+    does not rerun training.
     """
     lines = [
         f"### {loss}, first and last step",

@@ -1,7 +1,7 @@
-"""What a run minimises: its examples, and the loss of any batch of them, for each family of losses.
+"""The objective of a run: its examples and the loss of any batch, for each family of losses.
 
-A batch's loss holds what belongs to its examples (reference logps, counts, weights, labels), so it
-can be asked for the losses of any few of them.
+A batch's loss contains the data of its examples (reference logps, counts, weights, labels), so it
+can compute the losses of any subset of the batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,23 +28,73 @@ from steps.training.trainer import BatchLoss, GroupLosses
 
 @dataclass(frozen=True)
 class Objective:
-    """What is trained on, or evaluated, and the loss.
+    """Examples for training or evaluation, and their loss.
 
     groups: the examples.
     batch_loss: the loss of the examples with these indices as one batch; given the logps of their
         baseline groups, where there are any.
     baseline_groups: one for each example, scored without gradients just before its batch.
     continued: a batch's loss that knows what was logged of the step before.
+    following: how the reference follows the policy, if it does.
     """
 
     groups: Sequence[TokenGroup]
     batch_loss: Callable[[Sequence[int], TokenLogps | None], BatchLoss]
     baseline_groups: Sequence[TokenGroup] | None = None
     continued: Callable[[BatchLoss, Mapping[str, float]], BatchLoss] | None = None
+    following: "Following | None" = None
+
+
+@dataclass(frozen=True)
+class Following:
+    """A reference that becomes the policy after every `every` steps.
+
+    referred: a batch's loss against other logps of its examples, float64 [n, responses].
+    """
+
+    every: int
+    referred: Callable[[BatchLoss, Tensor], BatchLoss]
+
+
+class MovingReference:
+    """The logps of a :class:`Following` reference, step by step.
+
+    Those of all batches of an interval are computed when it begins, by the weights that the policy
+    has then. So no second model is held, and what an interrupted run needs is a few numbers.
+
+    Args:
+        steps: of the whole run.
+        score: logps by the present weights of the examples of a 0-based step.
+        known: `logps` of the run that is gone on from.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        steps: int,
+        score: Callable[[int], Tensor],
+        known: Mapping[str, Tensor],
+    ) -> None:
+        self._every, self._steps, self._score = every, steps, score
+        self.logps = dict(known)
+
+    def of_step(self, step: int) -> Tensor | None:
+        """Those of a 0-based step before its update; None as long as the reference has not moved.
+
+        Raises ValueError where a checkpoint did not bring them along.
+        """
+        if step < self._every:
+            return None
+        if step % self._every == 0:
+            interval = range(step, min(step + self._every, self._steps))
+            self.logps = {f"{each}": self._score(each) for each in interval}
+        if f"{step}" not in self.logps:
+            raise ValueError(f"the checkpoint has no reference of step {step + 1}; delete it")
+        return self.logps[f"{step}"]
 
 
 def sft_objective(groups: Sequence[TokenGroup]) -> Objective:
-    """The mean over response tokens of their negative log-likelihood."""
+    """The mean negative log-likelihood of response tokens."""
     tokens = lengths_of(groups)
     weights = _weights(groups)
 
@@ -60,12 +110,14 @@ def preference_objective(
     loss: PreferenceLoss,
     reference: Tensor | None = None,
     reference_tokens: TokenLogps | None = None,
+    follow_every: int | None = None,
 ) -> Objective:
     """The mean of `loss` over pairs.
 
     Args:
         reference: the reference's logps of them, float64 [n, 2], in their order.
         reference_tokens: the same token by token, for a loss that `needs_tokens`.
+        follow_every: the reference becomes the policy after every so many steps.
     """
     lengths = lengths_of(groups)
     weights = _weights(groups)
@@ -86,9 +138,14 @@ def preference_objective(
         assert isinstance(batch, _PairBatch)
         return replace(batch, last=last)
 
+    def referred(batch: BatchLoss, reference: Tensor) -> BatchLoss:
+        assert isinstance(batch, _PairBatch)
+        return replace(batch, reference=reference)
+
+    following = None if follow_every is None else Following(follow_every, referred)
     if not loss.needs_batch:
-        return Objective(groups, batch_loss)
-    return Objective(groups, batch_loss, groups, continued)
+        return Objective(groups, batch_loss, following=following)
+    return Objective(groups, batch_loss, groups, continued, following)
 
 
 def unpaired_objective(
@@ -101,9 +158,9 @@ def unpaired_objective(
     """The mean of `loss` over single responses.
 
     Args:
-        reference: the reference's logps of them, float64 [n].
-        baseline_groups: what the loss's baseline is found on, one for each response.
-        baseline_reference: the reference's logps of those, float64 [n].
+        reference: the reference's logps of the responses, float64 [n].
+        baseline_groups: the groups for the loss's baseline, one for each response.
+        baseline_reference: the reference's logps of the baseline groups, float64 [n].
     """
     tokens = lengths_of(groups)[:, 0]
     weights = _weights(groups)
@@ -129,7 +186,7 @@ def unpaired_objective(
 
 
 class _OnDevice:
-    """A dataclass of tensors and of what is no tensor."""
+    """A mixin for dataclasses that moves their tensors to a device."""
 
     def to(self, device: torch.device) -> Self:
         tensors = {
@@ -151,8 +208,8 @@ class _SftBatch(_OnDevice):
 
 @dataclass(frozen=True)
 class _PairBatch(_OnDevice):
-    """`reference_tokens` [S] and `policy` [n, 2], the logps before the step, are there for losses
-    that look at them."""
+    """The loss of a batch of pairs. `reference_tokens` [S], and `policy` [n, 2], the logps before
+    the step, are set only for losses that need them."""
 
     loss: PreferenceLoss
     totals: Totals
@@ -214,6 +271,6 @@ def _weights(groups: Sequence[TokenGroup]) -> Tensor:
 
 
 def _totals(tokens: Tensor) -> Totals:
-    """Of a batch whose responses have so many scored tokens, [n] or [n, k], the chosen first."""
+    """The totals of a batch, from the numbers of scored tokens of its responses, [n] or [n, k]."""
     chosen = tokens if tokens.ndim == 1 else tokens[:, 0]
     return Totals(examples=len(tokens), tokens=int(chosen.sum()))

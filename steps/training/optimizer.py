@@ -1,10 +1,10 @@
-"""AdamW, and masters in float32.
+"""AdamW, with master weights in float32.
 
-bfloat16 keeps 8 bits of a number. At the rates of preference training most updates are less than
-half the distance to the next one and would be rounded away, and a sum over many forwards loses what
-is small the same way. So gradients gather in float32, and what is updated is a float32 master of
-each such parameter, whose rounded image the model computes with (Micikevicius et al. 2018,
-section 3.1).
+bfloat16 has 8 significant bits. At the learning rates of preference training, most updates are less
+than half the distance to the next number, so rounding would discard them. In the same way, a sum
+over many forwards loses small gradients. So gradients accumulate in float32, and the optimiser
+updates a float32 master copy of each such parameter; the model computes with the rounded copy
+(Micikevicius et al. 2018, section 3.1).
 """
 
 import math
@@ -19,10 +19,10 @@ from steps.training.config import OptimizerConfig
 
 
 class Updater:
-    """Updates a model's trainable parameters with AdamW; those that are coarse through masters.
+    """Updates a model's trainable parameters with AdamW; 16-bit parameters through master weights.
 
-    State is named: `model/NAME` for what is updated, the masters where there are any, and
-    `optimizer/KEY/NAME` for what AdamW keeps about it.
+    The state has names: `model/NAME` is an updated parameter (its master weight, if it has one),
+    and `optimizer/KEY/NAME` is AdamW's state for it.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Updater:
             parameter.grad_dtype = torch.float32
 
     def step(self, rate: float) -> float:
-        """One update at `rate`; returns the global 2-norm that the gradient had.
+        """Make one update at `rate`; return the global 2-norm of the gradient before clipping.
 
-        Raises FloatingPointError, before any weight has changed, if that is not finite, and
-        RuntimeError if no parameter has a gradient: nothing would ever be learnt.
+        Raises FloatingPointError, before any weight changes, if the norm is not finite; and
+        RuntimeError if no parameter has a gradient.
         """
         for parameter, master in self._mastered():
             master.grad, parameter.grad = parameter.grad, None
@@ -58,7 +58,7 @@ class Updater:
         return norm
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that a later run needs, by name; not copied."""
+        """The complete state by name, not copied."""
         tensors = {}
         for name, updated in self._updated.items():
             tensors[f"model/{name}"] = updated.detach()
@@ -67,7 +67,7 @@ class Updater:
         return tensors
 
     def load_state(self, tensors: Mapping[str, Whole]) -> None:
-        """Goes back to what `state` gave; raises ValueError if it is of other parameters."""
+        """Restore a result of `state`; raises ValueError if it belongs to other parameters."""
         self._put(_of_same_names(tensors, "model/", self._updated))
         self._optimizer.state.clear()
         for name, value in tensors.items():
@@ -79,11 +79,12 @@ class Updater:
         self._round()
 
     def weights(self) -> dict[str, Tensor]:
-        """The trained parameters as the model computes with them, by name; not copied."""
+        """The trained parameters by name, in the model's dtype, not copied."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     def load_weights(self, weights: Mapping[str, Whole]) -> None:
-        """Replaces them, masters included; raises ValueError if they are other parameters."""
+        """Replace the trained parameters and their master weights; raises ValueError if `weights`
+        has other names or shapes."""
         self._put(_of_same_names(weights, "", self._parameters))
         self._round()
 
@@ -106,7 +107,8 @@ class Updater:
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> AdamW:
-    """Fused AdamW over `parameters`; only matrices are decayed, not biases and norm weights."""
+    """Fused AdamW over `parameters`, with weight decay for matrices only, not for biases and norm
+    weights."""
     parameters = list(parameters)
     return AdamW(
         [
@@ -122,20 +124,20 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
-    """Scales the gradients down to a global 2-norm of `max_norm`; returns the norm they had."""
+    """Scale the gradients down to a global 2-norm of `max_norm`; return the norm before that."""
     limit = math.inf if max_norm is None else max_norm
     return torch.nn.utils.clip_grad_norm_(parameters, limit).item()
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
-    """What is updated in place of `parameter`: itself, unless it is too coarse for that."""
+    """A float32 master copy of a 16-bit `parameter`; the parameter itself for other dtypes."""
     if parameter.dtype not in (torch.bfloat16, torch.float16):
         return parameter
     return nn.Parameter(parameter.detach().float())
 
 
 def _beside(parameter: nn.Parameter, value: Whole) -> Tensor:
-    """What an optimiser keeps about a parameter, on its device and spread over ranks as it is."""
+    """An optimiser's state of a parameter, on its device and sharded over ranks like it."""
     if tuple(value.shape) != tuple(parameter.shape):
         return value[...].to(parameter.device, copy=True)
     state = torch.empty_like(parameter, requires_grad=False)
@@ -146,7 +148,8 @@ def _beside(parameter: nn.Parameter, value: Whole) -> Tensor:
 def _of_same_names(
     tensors: Mapping[str, Whole], prefix: str, expected: Mapping[str, object]
 ) -> dict[str, Whole]:
-    """The tensors named with `prefix`, without it; they must be exactly the expected ones."""
+    """The tensors whose names have the `prefix`, by the names without it. Raises ValueError unless
+    these are exactly the expected names."""
     found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     if differing := sorted(found.keys() ^ expected.keys()):
         raise ValueError(f"parameters that only one of the two models has: {differing[:3]}")

@@ -1,7 +1,7 @@
-"""A model folder that is going to be trained: opened, made ready for its examples, saved.
+"""A model folder for training: open it, prepare it for its examples, and save the result.
 
-What is trained is a :class:`Role` (a language model, a reward model), what runs it a backend: torch
-(`TorchPolicy`), or what a config names.
+A :class:`Role` says what kind of model is trained (a language model, a reward model). A backend
+runs it: torch (`TorchPolicy`), or the backend of the config.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from steps.models.recomputing import checkpoint_activations
 from steps.scoring.architectures.routing import find_balancing
 from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, longest
-from steps.scoring.parity import choose_attention
+from steps.scoring.parity import choose_attention, slow_on_gpu
 from steps.scoring.reference import Reference, show_packing
 from steps.scoring.scored_by import ScoredBy
 from steps.training.config import TrainConfig, UpdateConfig
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Policy(Protocol):
-    """A model folder that is going to be trained."""
+    """A model that is opened for training."""
 
     @property
     def trainer(self) -> Trainer: ...
@@ -47,34 +47,34 @@ class Policy(Protocol):
         others: Sequence[TokenGroup] = (),
         shown_by: Sequence[Reference] = (),
     ) -> tuple[ScoredBy, list[str]]:
-        """Chooses how examples are going to be computed; returns that, and what the user should
-        know of it. Call it before the first batch is prepared.
+        """Choose how the model computes examples. Returns a record of that, and notices for the
+        user. Call it before the first batch is prepared.
 
         Args:
-            others: what else the model is going to read: held-out examples, and those of a loss's
+            others: other examples that the model will read: held-out ones, and those of a loss's
                 baseline.
-            shown_by: reference logps of all of these, with some of which the run's start is
-                compared: where they show that the model can be packed, that is not tried again.
+            shown_by: references of all these examples, with which the run compares its first logps.
+                If they were packed, the check of packing is skipped.
         """
         ...
 
     def trained(self) -> Mapping[str, Tensor]:
-        """What `save` needs of a trainer that is about to be closed; all ranks must ask."""
+        """The weights that `save` needs after the trainer is closed; all ranks must call this."""
         ...
 
     def save(self, trained: Mapping[str, Tensor], output: Path) -> None:
-        """Writes the trained model as a folder; on the first of several ranks."""
+        """Write the trained model as a folder; only the first rank calls this."""
         ...
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a model is trained to be.
+    """The kind of model that is trained.
 
-    load: the model of a folder, in a dtype, on the host if asked for.
-    adapt: puts adapters beside its layers, in place, and says what else is trained.
-    readout: what is read off it.
-    keeps_adapter: adapters are also written by themselves, as `peft` loads them beside a base.
+    load: loads the model of a folder, in a dtype, on the host if the last argument is true.
+    adapt: adds adapters to its layers, in place, and sets which parameters are trained.
+    readout: the output of the model that the loss uses.
+    keeps_adapter: adapters are also saved separately, in `peft`'s format.
     """
 
     load: Callable[[Path, Dtype, bool], PreTrainedModel] = load_model
@@ -87,10 +87,10 @@ LANGUAGE_MODEL = Role()
 
 
 def open_policy(folder: Path, config: TrainConfig, ranks: Ranks, dropout: bool = False) -> Policy:
-    """The model of a folder, run by the backend that `config` names.
+    """Open the model of a folder with the backend of `config`.
 
     Args:
-        dropout: the model's own dropout acts.
+        dropout: whether the model's own dropout is on.
     """
     if config.backend is not None:
         return config.backend.open_policy(folder, config, ranks, dropout)
@@ -98,10 +98,10 @@ def open_policy(folder: Path, config: TrainConfig, ranks: Ranks, dropout: bool =
 
 
 class TorchPolicy:
-    """A model of transformers', perhaps with adapters, on one device or spread over ranks.
+    """A transformers model, optionally with adapters, on one device or sharded over ranks.
 
     Args:
-        dropout: the model's own dropout acts.
+        dropout: whether the model's own dropout is on.
     """
 
     def __init__(
@@ -137,14 +137,15 @@ class TorchPolicy:
             lambda model: find_balancing(model, config.router_aux_loss_coef)
         )
         packed = ScoredBy.of(model, config.dtype, Attention.packed, config.tokens_per_forward)
-        # Only the first reads all of the model for it.
+        # Only the first rank computes the digest of the model's files.
         (is_known,) = ranks.any(ranks.is_first and show_packing(shown_by, self._folder, packed))
         every, scorer = [*groups, *others], self.trainer.scorer
         packing = choose_attention(scorer, every, config.attention, ranks, is_known)
         how = config.activation_checkpointing
         if how is ActivationCheckpointing.full or packing.attention is Attention.packed:
             checkpoint_activations(model, how)
-        told = (packing.notice, unbalanced, beyond_training(model, *longest(every)))
+        slow = slow_on_gpu(model, config.tokens_per_forward)
+        told = (packing.notice, unbalanced, beyond_training(model, *longest(every)), slow)
         scored_by = replace(packed, attention=packing.attention)
         return scored_by, [notice for notice in told if notice]
 
@@ -152,9 +153,9 @@ class TorchPolicy:
         return {} if self._ranks.count == 1 else self.trainer.get_weights().result()
 
     def save(self, trained: Mapping[str, Tensor], output: Path) -> None:
-        """With adapters, what they come to, and themselves beside it."""
+        """Write the model with merged adapters and, if the role keeps them, the adapters."""
         model, adapted = self._model, self._adapted
-        if self._ranks.count > 1:  # of which this rank has a share
+        if self._ranks.count > 1:  # this rank's model is only a shard
             model = self._role.load(self._folder, self._config.dtype, True)
             adapted = self._adapt(model)
             put_weights(trained, model)
@@ -171,6 +172,6 @@ class TorchPolicy:
 
 @torch.no_grad()
 def put_weights(weights: Mapping[str, Tensor], model: PreTrainedModel) -> None:
-    """Copies them into the parameters of their names."""
+    """Copy `weights` into the model's parameters with the same names."""
     for name, value in weights.items():
         model.get_parameter(name).copy_(value)

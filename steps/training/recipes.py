@@ -1,14 +1,14 @@
-"""How a model is trained, for each family of losses: token records in, a model folder out.
+"""Training for each family of losses: from token records to a model folder.
 
-    run_sft              demonstrations                    dropout acts
+    run_sft              demonstrations                    with dropout
     run_reference_free   pairs                             SimPO, CPO, ORPO, …
-    run_dpo              pairs and their reference         DPO, and what else is a `ReferenceLoss`
-    run_kto              single responses, marked good     KTO
+    run_dpo              pairs and their reference         DPO, or any other `ReferenceLoss`
+    run_kto              single responses, labelled good   KTO
                          or bad, and their reference
 
-Each writes the trained model folder and its metrics.jsonl into the place of work, resumes from the
-checkpoints in its scratch, and returns `metrics.summarise` of the run. `held_out` are examples to
-evaluate on during training.
+Each writes the trained model folder and its metrics.jsonl to the workplace's output, resumes from
+the checkpoints in its scratch, and returns `metrics.summarise` of the run. `held_out` are examples
+for evaluation during training.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,8 +45,8 @@ def run_sft(
     place: Workplace,
     held_out: Records | None = None,
 ) -> dict[str, Any]:
-    """Trains the model folder `init` on records that `examples.read_demonstrations` understands.
-    Dropout, where the model has any, is on."""
+    """Train the model folder `init` on records in the format of `examples.read_demonstrations`.
+    The model's dropout, if any, is on."""
     examples = (records, held_out)
     return _train(init, examples, config, place, read_demonstrations, sft_objective, dropout=True)
 
@@ -58,8 +58,8 @@ def run_reference_free(
     place: Workplace,
     held_out: Records | None = None,
 ) -> dict[str, Any]:
-    """Trains the model folder `policy` on records that `examples.read_pairs` understands, with
-    nothing to compare it with."""
+    """Train the model folder `policy` on records in the format of `examples.read_pairs`, without a
+    reference."""
 
     def objective(pairs: Sequence[TokenGroup]) -> Objective:
         return preference_objective(pairs, config.loss)
@@ -76,11 +76,16 @@ def run_dpo(
     place: Workplace,
     held_out: Examples | None = None,
 ) -> dict[str, Any]:
-    """As `run_reference_free`, compared with `reference`, a folder that `run_reference` wrote."""
+    """As `run_reference_free`, compared with `reference`, a folder that `run_reference` wrote.
+
+    Held-out examples are compared with that even if the reference follows the policy: their values
+    would mean something else after each of its moves.
+    """
 
     def objective(pairs: Sequence[TokenGroup], reference: Reference) -> Objective:
         tokens = reference.tokens_of(pairs) if config.loss.needs_tokens else None
-        return preference_objective(pairs, config.loss, reference.of(pairs), tokens)
+        every = config.follow_every
+        return preference_objective(pairs, config.loss, reference.of(pairs), tokens, every)
 
     return _against_reference(
         policy,
@@ -103,7 +108,7 @@ def run_kto(
     place: Workplace,
     held_out: Examples | None = None,
 ) -> dict[str, Any]:
-    """As `run_dpo`, on records that `examples.read_unpaired` understands."""
+    """Like `run_dpo`, on records in the format of `examples.read_unpaired`."""
 
     def objective(groups: Sequence[TokenGroup], reference: Reference) -> Objective:
         others = mismatched(groups)
@@ -135,8 +140,13 @@ def _train(
     dropout: bool = False,
     loss: str | None = None,
 ) -> dict[str, Any]:
-    """Trains on what `read` makes of examples, given the size of the vocabulary, and evaluates on
-    the others, if there are any. With the name of the `loss` there is a summary."""
+    """Train without a reference.
+
+    Args:
+        examples: the records for training, and the held-out records or None.
+        read: converts records to groups, given the size of the vocabulary.
+        loss: the name of the loss for summary.md; without it, there is no summary.md.
+    """
     opened = open_policy(folder, config, place.ranks, dropout)
     groups = read(examples[0], opened.vocabulary)
     held_out = None if examples[1] is None else objective(read(examples[1], opened.vocabulary))
@@ -145,7 +155,7 @@ def _train(
 
 
 def _scored_by(objective: Objective | None) -> list[TokenGroup]:
-    """All that an objective has scored: its examples, and those of its baseline."""
+    """All groups that an objective scores: its examples, and those of its baseline."""
     if objective is None:
         return []
     return [*objective.groups, *(objective.baseline_groups or ())]
@@ -163,12 +173,13 @@ def _against_reference(
     read: Callable[[Records, int], list[TokenGroup]],
     objective: Callable[[Sequence[TokenGroup], Reference], Objective],
 ) -> dict[str, Any]:
-    """As `_train`, compared with a reference; dropout is off, as that was computed without. (What
-    differs between losses is passed: a type that named both of their configs would make each loss
-    the other's code.)
+    """Like `_train`, with a reference. Dropout is off, as in the computation of the reference.
 
-    Raises ValueError if a reference was computed in a way that the policy's logps must not be
-    compared with, or of another model than the other.
+    Differences between losses are arguments: an annotation with the configs of both losses would
+    add each loss's code to the other's key.
+
+    Raises ValueError if the logps of a reference are not comparable with the policy's, or if the
+    two references come from different models.
     """
     records, folder = examples
     opened = open_policy(policy, config, place.ranks)

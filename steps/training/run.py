@@ -25,17 +25,17 @@ from steps.training.schedule import total_steps
 Records = Iterable[Mapping[str, Any]]
 
 START_TOLERANCE = {Dtype.float64: 1e-9, Dtype.float32: 1e-4, Dtype.bfloat16: 2e-2}
-"""How far apart, in nats a scored token, logps may be that should be the same: what other kernels
-and other packs change, over a response of 400 tokens or more. Roundings have both signs: of fewer
-tokens, n, the mean may be √(400/n) times as far off."""
+"""The largest difference, in nats per scored token, between logps that should be equal, for a
+response of 400 tokens or more. It allows for the rounding of other kernels and packs. Rounding
+errors have both signs, so for n < 400 tokens the mean may differ by √(400/n) times as much."""
 
 
 class Run:
-    """A policy made ready to be trained on `groups` as `config` says.
+    """A policy that is ready for training on `groups` with `config`.
 
     Args:
-        folder: where the policy was loaded from.
-        others, shown_by: as `Policy.make_ready` takes them.
+        folder: the folder from which the policy was loaded.
+        others, shown_by: see `Policy.make_ready`.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Run:
         self._notices = [*notices, *([cold] if cold else [])]
 
     def require_comparable(self, reference: Reference) -> None:
-        """Raises ValueError if the policy's logps must not be compared with the reference's."""
+        """Raise ValueError if the policy's logps are not comparable with the reference's."""
         self._scored_by.require_comparable(reference.scored_by, reference.folder)
 
     def start_check(self, reference: Reference) -> AtStart:
-        """`check_start` of the first batch."""
+        """A function that calls `check_start` for the first batch."""
         return lambda groups, logps: check_start(
             logps, groups, self._folder, self._scored_by, reference
         )
@@ -75,11 +75,11 @@ class Run:
         at_start: AtStart | None = None,
         loss: str | None = None,
     ) -> dict[str, Any]:
-        """Trains, writes the model folder and its metrics.jsonl; returns `metrics.summarise`, with
-        `notices` of what a person should know.
+        """Train, and write the model folder and its metrics.jsonl. Returns `metrics.summarise`,
+        with `notices` for the user if there are any.
 
-        Checkpoints are in scratch; a run that finds some there goes on from the latest. With the
-        name of the `loss` there is a summary.md too.
+        Checkpoints are in scratch, and the run resumes from the latest one. With the name of the
+        `loss`, this also writes summary.md.
         """
         config, place, trainer = self._config, self._place, self._policy.trainer
         if config.eval_every_steps is not None and held_out is None:
@@ -119,14 +119,14 @@ def check_start(
     scored_by: ScoredBy,
     reference: Reference,
 ) -> None:
-    """That a policy which has not moved yet gives `groups` what its reference gives them.
+    """Check that, before the first update, policy and reference have equal logps of `groups`.
 
-    Then the first step has rewards of zero: exactly on a CPU, and up to a rounding of
-    `START_TOLERANCE` elsewhere. Raises ValueError saying what does not match.
+    Then the rewards of the first step are zero: exactly on a CPU, and up to `START_TOLERANCE` on
+    other devices. Raises ValueError, which names the settings that differ.
 
     Args:
         now: the policy's logps of the groups, float64 [n, responses of a group].
-        policy: the folder that it was loaded from.
+        policy: the folder from which the policy was loaded.
         scored_by: how `now` was computed.
     """
     before = reference.of(groups)
@@ -157,7 +157,7 @@ def _rounded(values: Tensor) -> list[float]:
 
 @execution_detail
 def _cold(config: TrainConfig, examples: int) -> str | None:
-    """Says so if a run is over before its rate is warm."""
+    """A notice if the run ends before the warm-up does."""
     steps = total_steps(examples, config.batch_size, config.epochs, config.max_steps)
     warmup, rate = config.optimizer.warmup_steps, config.optimizer.learning_rate
     if steps > warmup:

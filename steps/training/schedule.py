@@ -1,7 +1,7 @@
-"""What of a step follows from its number alone: its examples, its rate, its noise.
+"""A step's examples, learning rate and noise, as functions of its number.
 
-The order of examples is a pure function of (seed, epoch), so the position in the data is nothing
-but the step number: there is no iterator to save or restore.
+The order of examples is a pure function of (seed, epoch), so the step's number gives the position
+in the data: there is no iterator to save or restore.
 """
 
 import math
@@ -12,9 +12,9 @@ from steps.training.config import OptimizerConfig, Schedule
 
 
 def batch_indices(num_examples: int, batch_size: int, step: int, seed: int) -> list[int]:
-    """The examples of 0-based optimiser step `step`: a slice of its epoch's own permutation.
+    """The examples of the 0-based optimiser step `step`: a slice of its epoch's permutation.
 
-    The last batch of an epoch is as short as what is left; no batch mixes two epochs.
+    The last batch of an epoch may be shorter; no batch mixes two epochs.
     """
     epoch, position = divmod(step, steps_per_epoch(num_examples, batch_size))
     order = np.random.default_rng([seed, epoch]).permutation(num_examples)
@@ -22,23 +22,23 @@ def batch_indices(num_examples: int, batch_size: int, step: int, seed: int) -> l
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
-    """Optimiser steps that see every example once."""
+    """The number of optimiser steps in one pass over the examples."""
     return math.ceil(num_examples / batch_size)
 
 
 def total_steps(num_examples: int, batch_size: int, epochs: float, max_steps: int | None) -> int:
-    """Optimiser steps of a run: `epochs` passes rounded up, never more than `max_steps`."""
+    """The optimiser steps of a run: those of `epochs` passes, rounded up, at most `max_steps`."""
     steps = math.ceil(epochs * steps_per_epoch(num_examples, batch_size))
     return steps if max_steps is None else min(steps, max_steps)
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """The rate used at 0-based `step` of `total_steps`.
+    """The learning rate of the 0-based `step` of `total_steps`.
 
-    Warm-up over w steps uses (step + 1) / (w + 1) of the full rate, which step w is the first to
-    use. The schedules then fall from the full rate towards the zero that step `total_steps` would
-    have; `wsd` (warm-up, stable, decay: Hu et al. 2024) does so in a straight line over the last
-    `decay_fraction` of all steps. So no step is spent on a rate of zero.
+    In a warm-up over w steps, the rate is (step + 1) / (w + 1) of the full rate; step w is the
+    first one with the full rate. The schedules then fall from the full rate to zero at step
+    `total_steps`, which is no longer executed, so no step has a rate of zero. `wsd` (warm-up,
+    stable, decay: Hu et al. 2024) falls linearly over the last `decay_fraction` of all steps.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / (config.warmup_steps + 1)
@@ -57,5 +57,5 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
 
 def noise(seed: int, step: int) -> int:
-    """What seeds the dropout of 0-based `step`."""
+    """The seed of dropout in the 0-based `step`."""
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])

@@ -1,9 +1,9 @@
-"""Training over several devices, parameters, gradients and the optimiser's state sharded.
+"""Training on several devices; parameters, gradients and the optimiser's state are sharded.
 
-Of the packs of a batch each rank runs its share (`sharded_scorer`). Losses come with the counts of
-the whole batch applied, so gradients are summed over the ranks and never averaged, and a batch has
-one gradient on any number of them. Losses and metrics come out whole, and the same on every rank.
-Weights and the optimiser's state stay where they are; each rank writes its own.
+Each rank runs its share of a batch's packs (`sharded_scorer`). Losses are already divided by counts
+of the whole batch, so gradients are summed over ranks and not averaged: a batch has the same
+gradient on any number of ranks. Every rank gets the losses and metrics of the whole batch. Weights
+and the optimiser's state stay sharded; each rank writes its own shard.
 """
 
 from collections.abc import Mapping
@@ -34,10 +34,10 @@ from steps.training.trainer import (
 
 
 class ShardedTrainer(Trainer):
-    """A `Trainer` on every rank of several.
+    """A `Trainer` on one of several ranks.
 
-    With `master_weights` the trained parameters of a bfloat16 model are held, updated and their
-    gradients summed in float32, and computed with in bfloat16.
+    With `master_weights`, the trained parameters of a bfloat16 model are stored and updated in
+    float32, and their gradients are summed in float32. Forward and backward use bfloat16.
     """
 
     scorer: ShardedScorer
@@ -64,13 +64,13 @@ class ShardedTrainer(Trainer):
         return self._save(path, weights)
 
     def usage(self, batch: Batch, seconds: float) -> dict[str, float]:
-        """Tokens are those of all ranks; FLOPs, memory and the share of the peak are this one's."""
+        """Tokens per second of all ranks; FLOPs, memory and the share of the peak of this rank."""
         tokens = sum(group.packed_tokens for group in batch.groups)
         return {**super().usage(batch, seconds), "tokens_per_second": tokens / seconds}
 
     def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
         assert isinstance(batch, ShardedBatch)
-        # Other examples, so other noise.
+        # Each rank has other examples and needs other noise.
         torch.manual_seed(batch.noise ^ self._ranks.index)
         device = self._model.device
         loss = loss.to(device)
@@ -133,7 +133,7 @@ class ShardedTrainer(Trainer):
 
 
 def _hold_in_float32(module: nn.Module) -> None:
-    """What is trained of `module` and is coarser."""
+    """Convert the trained bfloat16 parameters of `module` to float32."""
     for parameter in module.parameters():
         if parameter.requires_grad and parameter.dtype is torch.bfloat16:
             parameter.data = parameter.data.float()

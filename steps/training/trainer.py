@@ -1,24 +1,24 @@
-"""A model that is trained: what a training loop asks of it, and how one device does it.
+"""A trainer: its interface for a training loop, and its implementation on one device.
 
-A loop hands over batches and losses and gets futures. Calls on one trainer and its scorer take
-effect in the order in which they are made, so a loop queues a whole step, prepares the next batch
-while the device works, and only then looks at what came out:
+A trainer takes batches and losses and returns futures. A trainer and its scorer execute calls in
+their order. So a loop queues a whole step, prepares the next batch while the device computes, and
+only then reads the results:
 
     result = trainer.forward_backward(batch, loss)
     norm = trainer.optim_step(rate)
     batch = trainer.prepare(next_groups, next_noise)    # while the device works
     log(result.result(), norm.result())
 
-A batch is the examples of one optimiser step. How it is cut into forwards changes neither its loss
-nor its gradient: a loss comes with the denominators of the whole batch applied. Nor is it the
-loop's affair over how many ranks a model is spread: each of them makes the same calls in the same
-order, with the same batches, and gets the same results.
+A batch consists of the examples of one optimiser step. How it is cut into forwards changes neither
+its loss nor its gradient, as a loss is already divided by the denominators of the whole batch. The
+loop does not depend on the number of ranks that share a model: each rank makes the same calls in
+the same order, with the same batches, and gets the same results.
 
-Within a step nothing is read back from the device until the last forward: what the loss says of
-each group stays there and comes to the host in one transfer.
+A step does not synchronise with the device before its last forward: the results of the loss stay on
+the device and come to the host in one transfer.
 
-The first error poisons a trainer: half a step may have happened, so whatever is asked of it
-afterwards is refused until it is built again and loads a checkpoint.
+After its first error, a trainer refuses all calls, because half a step may have been executed.
+Build a new trainer then and load a checkpoint.
 """
 
 import functools
@@ -56,21 +56,21 @@ from steps.training.usage import PackCosts, Usage
 _VERSION = "weight_version"
 
 GroupLosses = tuple[Tensor, dict[str, Tensor]]
-"""Of n groups: their losses [n] and what is logged of each, [n] under every name, detached."""
+"""The losses [n] of n groups, and their logged metrics by name, [n] each and detached."""
 
 
 class BatchLoss(Protocol):
-    """The loss of one batch. It holds what the batch's groups need: reference, weights, counts."""
+    """The loss of one batch, with the data of the batch's groups: reference, weights, counts."""
 
     def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
         """The losses of some of the batch's groups.
 
-        Differentiable, and scaled such that their sum over the batch is its loss.
+        They are differentiable, and scaled so that their sum over the batch is the batch's loss.
 
         Args:
-            logps: of n groups. k is that of the batch, the most responses that one of its groups
-                has.
-            members: which groups of the batch these are, int64 [n].
+            logps: the logps of n groups with k responses, where k is the largest number of
+                responses of a group in the batch.
+            members: the indices of these groups in the batch, int64 [n].
         """
         ...
 
@@ -81,7 +81,7 @@ class BatchLoss(Protocol):
 
 @dataclass(frozen=True)
 class TrainedReadout(Readout):
-    """What is read off a model that is trained, and how a loss on that goes back into the model.
+    """The output of a trained model that the loss uses, and its backward.
 
     backward: adds the gradient of the summed losses of a pack's groups to the parameters' `.grad`.
     """
@@ -90,16 +90,16 @@ class TrainedReadout(Readout):
 
 
 TRAINED_LOGPS = TrainedReadout(token_logps, differentiable_logps, token_logps, forward_backward)
-"""Log-probabilities of tokens, of a language model."""
+"""The readout of a language model: log-probabilities of tokens."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a batch came to, per group in the batch's order; float64 [n] on the host.
+    """The results of a batch, for each group in the batch's order; float64 [n] on the host.
 
-    losses: their sum is the loss.
-    logps: summed logps of the responses, by the weights before the step; [n, k], and 0 where a
-        group has fewer than k responses.
+    losses: their sum is the batch's loss.
+    logps: the summed logps of the responses under the weights before the step; [n, k], and 0 where
+        a group has fewer than k responses.
     """
 
     losses: Tensor
@@ -108,7 +108,7 @@ class StepResult:
 
 
 class Updates(Protocol):
-    """What updates a model's weights; `optimizer.Updater` says what each does."""
+    """The interface of an optimiser; `optimizer.Updater` documents its methods."""
 
     def step(self, rate: float) -> float: ...
     def state(self) -> dict[str, Tensor]: ...
@@ -118,7 +118,7 @@ class Updates(Protocol):
 
 
 class Measures(Protocol):
-    """What says how well a step used the device; see `usage.Usage`."""
+    """The interface of measurements of a step; see `usage.Usage`."""
 
     def report(self, batch: Batch, seconds: float) -> dict[str, float]: ...
 
@@ -127,11 +127,13 @@ class Trainer:
     """Trains the model of a scorer.
 
     Args:
-        dropout: the model's own dropout, if it has any, acts in `forward_backward`. A preference
-            loss wants none, as its reference was computed without. That of adapters always acts.
-        readout: that of the scorer.
+        dropout: whether the model's own dropout is on in `forward_backward`. It is off for
+            preference losses, because references are computed without dropout. The dropout of
+            adapters is always on.
+        readout: the readout of the scorer.
 
-    balancing: set it to add the load-balancing loss of a mixture of experts to every batch's.
+    balancing: if set, the load-balancing loss of a mixture of experts is added to every batch's
+        loss.
     """
 
     def __init__(
@@ -161,40 +163,40 @@ class Trainer:
 
     @property
     def weight_version(self) -> int:
-        """How often the weights have changed: by an update or by being loaded."""
+        """The number of changes of the weights, by updates and by loading."""
         return self._weight_version
 
     def prepare(self, groups: Sequence[TokenGroup], noise: int = 0) -> Batch:
-        """As the scorer's: lays out the examples of one step."""
+        """Lay out the examples of one step, like the scorer's method."""
         return self.scorer.prepare(groups, noise)
 
     def logps(self, batch: Batch) -> Future[Logps]:
-        """As the scorer's: without gradients or dropout."""
+        """Queue the scoring of a batch without gradients or dropout, like the scorer's method."""
         return self.scorer.logps(batch)
 
     def forward_backward(self, batch: Batch, loss: BatchLoss) -> Future[StepResult]:
-        """Adds the batch's gradient to what has gathered since the last update.
+        """Add the batch's gradient to the gradient accumulated since the last update.
 
         The future raises FloatingPointError, naming rows, if a loss is not finite.
         """
         return self._queue.submit(lambda: self._forward_backward(batch, loss))
 
     def optim_step(self, learning_rate: float) -> Future[float]:
-        """Updates the weights and clears the gradient; its global norm before clipping.
+        """Update the weights and clear the gradient; the future is its global norm before clipping.
 
-        The future raises FloatingPointError if that is not finite; then no weight has changed.
+        The future raises FloatingPointError if the norm is not finite; then no weight has changed.
         """
         return self._queue.submit(lambda: self._optim_step(learning_rate))
 
     def get_weights(self) -> Future[dict[str, Tensor]]:
-        """A copy on the host of every trained parameter, in the dtype the model computes in.
+        """A copy, on the host, of every trained parameter, in the dtype of the model.
 
-        Of several ranks the first gets it, and the others nothing; all must ask.
+        Only the first rank gets the copies; the others get an empty dict. All ranks must call this.
         """
         return self._queue.submit(self._weights)
 
     def load_weights(self, weights: Mapping[str, Whole]) -> Future[None]:
-        """Replaces the trained parameters; the optimiser's state stays as it is."""
+        """Replace the trained parameters; the optimiser's state does not change."""
 
         def load() -> None:
             self._updater.load_weights(weights)
@@ -203,31 +205,31 @@ class Trainer:
         return self._queue.submit(load)
 
     def save_weights(self, path: Path) -> Future[None]:
-        """Writes one file with what this rank has of the trained parameters as of this call."""
+        """Write a file with this rank's shard of the parameters as they are at this call."""
         return self._save(path, lambda: self._updater.weights())
 
     def save_checkpoint(self, path: Path) -> Future[None]:
-        """Writes one file with what this rank has of the state as of this call: trained weights,
-        optimiser, version.
+        """Write a file with this rank's shard of the state at the time of this call: trained
+        weights, optimiser, version.
 
-        The state is copied when its turn comes; writing goes on beside later calls.
+        The state is copied in the order of calls; the file is written in the background.
         """
         return self._save(path, lambda: self._updater.state())
 
     def load_checkpoint(self, files: Sequence[Path]) -> Future[None]:
-        """Goes back to a state that `save_checkpoint` wrote, on any number of ranks: the files of
-        all of them.
+        """Restore a state from the `files` that `save_checkpoint` wrote on all ranks. The number of
+        ranks may have been different.
 
-        The future raises ValueError if it is that of a model with other parameters.
+        The future raises ValueError if the state belongs to a model with other parameters.
         """
         return self._queue.submit(lambda: self._load_checkpoint(files))
 
     def usage(self, batch: Batch, seconds: float) -> dict[str, float]:
-        """How well a step of `batch` that took `seconds` used the device; see `usage.Usage`."""
+        """Measurements of a step of `batch` that took `seconds`; see `usage.Usage`."""
         return self._usage.report(batch, seconds)
 
     def close(self) -> None:
-        """Waits for what is queued and ends the threads, the scorer's too."""
+        """Wait for queued work, then end the threads, including the scorer's."""
         self.scorer.close()
         self._writer.shutdown()
 
@@ -252,8 +254,8 @@ class Trainer:
         )
 
     def _routings(self, batch: Batch) -> list[Routing | None]:
-        """What sees the routers of each of the batch's packs. Where there are several, all are
-        read once for the load of the batch."""
+        """A recorder of experts' load for each pack of the batch. If there are several packs, a
+        pass without gradients first computes the load of the whole batch."""
         balancing = self.balancing
         if balancing is None:
             return [None] * len(batch.packs)
@@ -264,14 +266,14 @@ class Trainer:
         return len(batch.packs) > 1
 
     def _load(self, batch: Batch, balancing: Balancing) -> Load:
-        """How all tokens of the batch use the experts."""
+        """The load of experts over all tokens of the batch."""
         loads = (
             router_load(self._model, pack.to(self._model.device), balancing) for pack in batch.packs
         )
         return functools.reduce(operator.add, loads)
 
     def _auxiliary(self, routings: Sequence[Routing | None]) -> "Auxiliary | None":
-        """What the load of a batch costs, once its packs were read."""
+        """The load-balancing loss of the batch, after the forwards of its packs."""
         routing = routings[0]
         if routing is None or self.balancing is None:
             return None
@@ -312,8 +314,8 @@ def build_trainer(
     dropout: bool = False,
     readout: TrainedReadout = TRAINED_LOGPS,
 ) -> Trainer:
-    """A trainer on this process's device, or on several ranks one that shares the model and the
-    work with the others."""
+    """A trainer on this process's device; with several ranks, one that shards the model and shares
+    the work with the other ranks."""
     settings = (optimizer, master_weights, dropout, readout)
     if ranks.count == 1:
         return Trainer(Scorer(model, tokens_per_forward, readout), *settings)
@@ -334,7 +336,7 @@ def values_by_group(parts: Sequence[Scored]) -> Tensor:
 
 @dataclass(frozen=True)
 class Auxiliary:
-    """The load-balancing loss of a batch, and what it counts for."""
+    """The load-balancing loss of a batch, and its coefficient."""
 
     coefficient: float
     loss: float
@@ -346,10 +348,10 @@ def step_result(
     groups: Sequence[TokenGroup],
     auxiliary: Auxiliary | None = None,
 ) -> StepResult:
-    """The result of a batch from `values_by_group` of it, in its order. Each group has an equal
-    share in an `auxiliary` loss, which is logged as `aux_loss`.
+    """The result of a batch from its `values_by_group`, in the batch's order. Each group has an
+    equal share of an `auxiliary` loss, which is logged as `aux_loss`.
 
-    Raises FloatingPointError naming the rows whose loss is not finite.
+    Raises FloatingPointError, which names the rows, if a loss is not finite.
     """
     finite = torch.isfinite(values[0]).tolist()
     rows = [group.row for group, is_finite in zip(groups, finite, strict=True) if not is_finite]

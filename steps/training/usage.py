@@ -1,9 +1,9 @@
-"""How well a step used the device: for whoever watches, never for the log of a run.
+"""Throughput, memory and utilisation of a step, which are reported as progress and not logged.
 
-FLOPs are those that the mathematics asks for, recomputation not counted (Chowdhery et al. 2022,
+FLOPs are those of the model's mathematics, without recomputation (Chowdhery et al. 2022,
 appendix B): 2 per weight and token for the forward, 2 for the gradient of the activations, 2 for
-that of the weights where they are trained; and 12 per layer, channel and pair of tokens of which
-one attends to the other. The head counts scored tokens alone, as it sees no others.
+the gradient of trained weights; and 12 per layer, channel and attended pair of tokens. The head
+counts only scored tokens, as it processes no others.
 """
 
 import resource
@@ -22,8 +22,8 @@ from steps.shared.execution_detail import execution_detail
 @execution_detail
 @dataclass(frozen=True)
 class PackCosts:
-    """FLOPs of a forward and backward: of each token, each scored token, and each pair of tokens of
-    which one attends to the other."""
+    """FLOPs of a forward and backward for each token, each scored token, and each attended pair of
+    tokens."""
 
     per_token: int
     per_scored: int
@@ -31,7 +31,7 @@ class PackCosts:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
-        """Those of a model, some of whose parameters may not be trained."""
+        """The costs of a model; frozen parameters cost less."""
         embeddings = cast(nn.Embedding, model.get_input_embeddings()).weight
         head = cast("nn.Linear | None", model.get_output_embeddings())
         head = None if head is None else head.weight
@@ -45,7 +45,7 @@ class PackCosts:
         return cls(per_token, per_scored, 12 * text.num_hidden_layers * text.hidden_size)
 
     def flops(self, pack: Pack) -> int:
-        """Of a forward and backward over `pack`."""
+        """The FLOPs of a forward and backward over `pack`."""
         attended = 0
         for segment in pack.segments:
             rows = segment.stop - segment.start
@@ -60,8 +60,8 @@ class PackCosts:
 
 @execution_detail
 class Usage:
-    """What steps of a model cost; `tokens_per_forward` is what a forward could have held, `dtype`
-    what is computed in."""
+    """Measures the steps of a model. `tokens_per_forward` is the token budget of a forward, `dtype`
+    the dtype of the computation."""
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class Usage:
         self._peak = _peak_flops(device, dtype)
 
     def flops(self, batch: Batch) -> float:
-        """Of a forward and backward over `batch`."""
+        """The FLOPs of a forward and backward over `batch`."""
         return float(sum(map(self._costs.flops, batch.packs)))
 
     def report(self, batch: Batch, seconds: float) -> dict[str, float]:
-        """Of a step of `batch` that took `seconds`.
+        """Measurements of a step of `batch` that took `seconds`:
 
-        `tokens_per_second` (as read, a shared prompt once), `flops_per_second`,
+        `tokens_per_second` (a shared prompt counts once), `flops_per_second`,
         `mfu` (the share of the device's dense bfloat16 peak, where that is known), `occupancy` (the
         share of the forwards' token budget that was filled), `peak_memory_gb` (of the device since
         it was first used, or of the process on a CPU).

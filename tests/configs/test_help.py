@@ -70,7 +70,7 @@ def test_the_values_are_those_of_the_command_line() -> None:
     out = script(DPO, "dpo/loss=simpo", "scale=own", "--help", "dpo").out
     assert "dpo.batch_size = 16" in out
     assert "dpo.loss.gamma = 1.0" in out
-    assert "dpo.loss: what is minimised. SimPO" in out
+    assert "dpo.loss: the loss that training minimises. SimPO" in out
     assert "sft.batch_size" not in out
 
 

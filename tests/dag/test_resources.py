@@ -118,3 +118,12 @@ def test_a_launcher_whose_client_is_not_installed_says_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(TemperError, match=r"launcher ray: pip install 'temper-ml\[ray\]'"):
         run([where("journal")], store, console=console, launcher=LauncherConfig(use=["ray"]))
+
+
+@pytest.mark.parametrize(
+    ("tpu", "hosts"),
+    [("v5p-8", 1), ("v5p-32", 4), ("v4-16", 2), ("v6e-8", 1), ("v5litepod-16", 4), ("mine-64", 1)],
+)
+def test_the_hosts_of_a_tpu_slice_follow_from_its_name(tpu: str, hosts: int) -> None:
+    assert Resources(tpu=tpu).num_nodes == hosts
+    assert Resources(tpu=tpu, nodes=3).num_nodes == 3

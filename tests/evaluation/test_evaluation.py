@@ -102,7 +102,7 @@ def test_a_share_is_compared_by_the_pairs_on_which_two_models_disagree() -> None
     assert found.p == pytest.approx(2 * 0.5**10)  # ten gained, none lost: exact, two-sided
     assert found.difference["value"] == pytest.approx(10 / 62)
     assert paired_shares(one, one).p == 1.0
-    with pytest.raises(ValueError, match="are no pairs"):
+    with pytest.raises(ValueError, match="cannot be paired"):
         paired_shares([True], [True, False])
 
 

@@ -30,7 +30,7 @@ from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.config import JaxScoring
 from steps.jax_backend.rounds import RoundsBatch
 from steps.losses.dpo import Dpo
-from steps.models.config import Dtype, LoraConfig
+from steps.models.config import Dtype
 from steps.models.workplace import Workplace
 from steps.scoring.config import Attention, ReferenceConfig
 from steps.scoring.reference import read_reference, run_reference
@@ -178,15 +178,13 @@ def test_a_reference_of_either_backend_serves_the_other_in_float32(
 def test_what_the_backend_lacks_is_refused(policy: Path, tmp_path: Path) -> None:
     place = Workplace(tmp_path / "out", tmp_path / "scratch")
     records = demonstration_records(3)
-    lora = TrainConfig(lora=LoraConfig(), backend=JAX)
-    with pytest.raises(ValueError, match="trains all weights; set lora=null"):
-        run_sft(policy, records, lora, place)
     padded = TrainConfig(attention=Attention.padded, backend=JAX)
     with pytest.raises(ValueError, match="reads packs only; set attention=auto"):
         run_sft(policy, records, padded, place)
-    dropping = model_folder(tmp_path / "dropping", lambda: llama(dropout=0.1))
-    with pytest.raises(ValueError, match=r"has no dropout, .* asks for attention_dropout=0\.1"):
-        run_sft(dropping, records, TrainConfig(backend=JAX), place)
+    config = json.loads((policy / "config.json").read_text())
+    (policy / "config.json").write_text(json.dumps(config | {"resid_pdrop": 0.1}))
+    with pytest.raises(ValueError, match=r"drops nothing but .* asks for resid_pdrop=0\.1"):
+        run_sft(policy, records, TrainConfig(backend=JAX), place)
 
 
 def test_a_decoder_that_differs_from_the_model_is_found_before_training(

@@ -26,7 +26,8 @@ from steps.jax_backend.fit import Step, compile_step
 
 found = {}
 for topology in sys.argv[2:]:
-    fit = compile_step(Path(sys.argv[1]), topology, Step(128, 64))
+    step = Step(128, 64, kernel=topology.startswith("v5p"))
+    fit = compile_step(Path(sys.argv[1]), topology, step)
     found[topology] = {"chips": fit.chips, "flops": fit.flops, "fits": fit.fits, "peak": fit.peak}
     found[topology]["programs"] = [asdict(program) for program in fit.programs]
 print(json.dumps(found))

@@ -93,6 +93,44 @@ def test_a_step_that_asks_for_a_tpu_slice_goes_to_its_first_host(
         run([where(journal, 1).on(gpus=1)], store, console=console, launcher=launcher)
 
 
+def test_all_hosts_of_a_tpu_slice_begin_together_and_go_on_with_another_when_one_is_taken_away(
+    store: Store,
+    launcher: LauncherConfig,
+    journal: str,
+    console: Console,
+    cluster: RayCluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first slice keeps its first host, which is of no use without the second."""
+    monkeypatch.setattr(presence, "SILENCE_SECONDS", 12.0)
+    root = gang(journal, "leave").on(tpu="v5p-16")
+    add_slice(cluster, "first", hosts=1)
+    with pytest.raises(TemperError, match=r"ray has v5p-16 with 1 of its hosts \(nodes=2\)"):
+        run([root], store, console=console, launcher=launcher)
+    doomed = cluster.add_node(2, {"TPU": 4, "first": 1})
+    wait_until(lambda: cluster.count() == 4)
+
+    def take_away() -> None:
+        wait_until(lambda: len(listening(journal)) == 2)
+        cluster.kill(doomed)
+        add_slice(cluster, "second", hosts=2)
+
+    taking = threading.Thread(target=take_away)
+    taking.start()
+    (made,) = run([root], store, console=console, launcher=launcher).values()
+    taking.join()
+    assert made.metrics == {"ranks": 2}
+    while len(cluster.nodes) > 1:
+        cluster.kill(cluster.nodes.pop())
+    wait_until(lambda: cluster.count() == 2)
+
+
+def add_slice(cluster: RayCluster, name: str, hosts: int) -> None:
+    for host in range(hosts):
+        cluster.add_node(2, {"TPU": 4, name: 1, **({} if host else {"TPU-v5p-16-head": 1})})
+    wait_until(lambda: cluster.count() >= 2 + hosts)
+
+
 def test_ranks_on_two_nodes_that_are_stopped_by_hand_all_save_and_go_on(
     store: Store, launcher: LauncherConfig, journal: str, console: Console, cluster: RayCluster
 ) -> None:

@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_models import VOCABULARY
+from tiny_models import VOCABULARY, word_tokenizer
 from waiting import kill_this_process
+from worlds import Echo
 
+from steps.checking.config import JudgeConfig
+from steps.data.rows.rows import PromptRow
+from steps.environments.playing import replying
 from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
 from steps.online.config import RlConfig
+from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept
 from steps.online.iterations import Source
 from steps.online.online_run import Folders, run_online
@@ -58,6 +63,7 @@ def run(
     judge: Callable[[Sequence[Rollout]], Sequence[Rollout]] = even_share,
     asked: Asked = ASKED,
     place: Workplace | None = None,
+    world: World | None = None,
 ) -> dict[str, Any]:
     """An online run into ``work/out``, with its scratch beside it."""
     place = place or Workplace(work / "out", work / "scratch")
@@ -65,7 +71,7 @@ def run(
     examples = longest_examples(asked, config, VOCABULARY)
 
     def source(trainer: Trainer, kept: Kept) -> Source:
-        return Sampled(trainer, engine, asked, config, judge, kept, place)
+        return Sampled(trainer, engine, asked, config, judge, kept, place, world)
 
     folders = Folders(policy, start, reference)
     return run_online(folders, config, examples, source, iterations, place)
@@ -79,28 +85,45 @@ def run_until(policy: Path, work: Path, iterations: int, training: int, sampling
     """A run that kills itself: when so many iterations are done and their checkpoint is on disk, or
     when so many completions are drawn by this process; 0: never."""
     torch.set_num_threads(1)
-    drawn = 0
+    place = _killed_after(work, iterations, training)
+    SlotEngine.sample = _killed_at(SlotEngine.sample, sampling)  # type: ignore[method-assign]
+    config = rl(checkpoint_every_steps=EVERY, minibatches=2)
+    run(policy, work, config, iterations, place=place)
 
-    def count_drawn(rollouts: Sequence[Rollout]) -> list[Rollout]:
-        return even_share(rollouts)
 
+def play_until(policy: Path, work: Path, iterations: int, training: int, sampling: int) -> None:
+    """The same for a run that plays episodes."""
+    torch.set_num_threads(1)
+    place = _killed_after(work, iterations, training)
+    SlotEngine.converse = _killed_at(SlotEngine.converse, sampling)  # type: ignore[method-assign]
+    config = rl(checkpoint_every_steps=EVERY, max_new_tokens=20)
+    asked = Asked(ASKED.prompts, tuple(range(2, 14)))
+    rows = {row: PromptRow(row, ({"role": "user", "content": "w3"},)) for row, _ in asked.prompts}
+    with replying(Echo(), JudgeConfig()) as judges:
+        assert judges is not None
+        world = World(judges, rows, word_tokenizer())
+        run(policy, work, config, iterations, judge=list, asked=asked, place=place, world=world)
+
+
+def _killed_after(work: Path, iterations: int, training: int) -> Workplace:
     def on_progress(done: int, total: int, metrics: object) -> None:
         if done == training:
             saved = done - done % EVERY if done < iterations else 0
             there = work / f"scratch/checkpoints/step-{saved:06d}"
             kill_this_process(once_there=there if saved else None)
 
-    place = Workplace(work / "out", work / "scratch", on_progress=on_progress)
-    sample = SlotEngine.sample
+    return Workplace(work / "out", work / "scratch", on_progress=on_progress)
 
-    def counted(engine: SlotEngine, requests: Any, weights: str) -> Any:
+
+def _killed_at(sample: Callable[..., Any], sampling: int) -> Any:
+    drawn = 0
+
+    def counted(*arguments: Any) -> Any:
         nonlocal drawn
-        for finished in sample(engine, requests, weights):
+        for finished in sample(*arguments):
             drawn += 1
             if drawn == sampling:
                 kill_this_process()
             yield finished
 
-    SlotEngine.sample = counted  # type: ignore[method-assign]
-    config = rl(checkpoint_every_steps=EVERY, minibatches=2)
-    run(policy, work, config, iterations, judge=count_drawn, place=place)
+    return counted

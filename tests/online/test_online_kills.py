@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from online_bed import run_until
+from online_bed import play_until, run_until
 from tiny_models import folder_bytes, model_folder
 
 from steps.online.iteration_rollouts import Kept
@@ -37,10 +37,12 @@ def undisturbed(processes, policy: Path, tmp_path_factory: pytest.TempPathFactor
     return work
 
 
-def attempt(processes, policy: Path, work: Path, training: int = 0, sampling: int = 0) -> int:
+def attempt(
+    processes, policy: Path, work: Path, training: int = 0, sampling: int = 0, until=run_until
+) -> int:
     """Goes on with a run in a process of its own; how that ended."""
     arguments = (policy, work, ITERATIONS, training, sampling)
-    process = processes.Process(target=run_until, args=arguments)
+    process = processes.Process(target=until, args=arguments)
     process.start()
     process.join()
     assert process.exitcode is not None
@@ -78,3 +80,17 @@ def test_twenty_kills_at_random_moments_leave_the_same_bits(
         assert attempt(processes, policy, work) == 0
         assert folder_bytes(work / "out") == folder_bytes(undisturbed / "out")
     assert killed == 20
+
+
+@pytest.mark.slow
+def test_kills_while_episodes_are_played_leave_the_same_bits(
+    processes, policy: Path, tmp_path: Path
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert attempt(processes, policy, whole, until=play_until) == 0
+    for kill in ({"sampling": 7}, {"sampling": 40}, {"training": 2}, {"sampling": 20}):
+        assert attempt(processes, policy, killed, until=play_until, **kill) == -signal.SIGKILL
+    assert attempt(processes, policy, killed, until=play_until) == 0
+    assert folder_bytes(killed / "out") == folder_bytes(whole / "out")
+    assert rollouts(killed) == rollouts(whole)
+    assert not all(all(rollout.scored) for rollout in rollouts(whole))

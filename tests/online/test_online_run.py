@@ -171,7 +171,7 @@ def test_another_loss_can_be_trained_on_a_recording_and_is_told_how_far_off_it_i
     assert apart[-1] > 1e-6
     bounded = rl(method=method, max_mismatch=1e-6)
     place = Workplace(tmp_path / "bounded", tmp_path / "bs")
-    with pytest.raises(ValueError, match="nats a token apart, and max_mismatch is 1e-06"):
+    with pytest.raises(ValueError, match="nats a token, and max_mismatch is 1e-06"):
         run_replay(Folders(policy), bounded, rollouts, place)
 
 

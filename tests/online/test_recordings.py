@@ -95,7 +95,7 @@ def test_a_recording_holds_the_tokens_that_were_drawn_and_how_each_completion_en
 def test_texts_are_a_view_that_the_recording_s_own_tokenizer_gives(recording: Path) -> None:
     rollouts = list(read_rollouts(recording))
     tokenizer = word_tokenizer()
-    assert texts(recording, rollouts) == [
+    assert texts(recording, (r.ids for r in rollouts)) == [
         tokenizer.decode(list(r.ids), skip_special_tokens=True) for r in rollouts
     ]
 
@@ -261,7 +261,7 @@ def test_another_checker_judges_a_recording_anew_and_nothing_is_sampled(
     tmp_path: Path, recording: Path
 ) -> None:
     drawn = list(read_rollouts(recording))
-    said = texts(recording, drawn)
+    said = texts(recording, (r.ids for r in drawn))
     some = JudgeConfig(most_without=1)
     odd, metrics = judged_by(tmp_path / "odd", recording, OddLength(), some)
     for before, text, after in zip(drawn, said, odd, strict=True):
@@ -280,7 +280,7 @@ def test_another_checker_judges_a_recording_anew_and_nothing_is_sampled(
         r.rewards.get("odd_length") for r in odd
     ]
     assert {r.verdict for r in again} <= {Verdict.right, Verdict.wrong}
-    assert texts(tmp_path / "exact" / "made", again) == said
+    assert texts(tmp_path / "exact" / "made", (r.ids for r in again)) == said
 
 
 def test_a_checker_that_comes_to_too_few_verdicts_stops_the_run(

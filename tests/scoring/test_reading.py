@@ -223,6 +223,23 @@ def test_a_model_that_sees_later_tokens_is_refused(architecture: str, wanted: At
         check_packing(model, HELD_OUT, wanted)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("seen", ["the next token", "all tokens"])
+def test_a_part_beside_the_attention_that_looks_ahead_is_found(seen: str, count: int) -> None:
+    model = tiny("llama")
+
+    def look_ahead(layer: nn.Module, inputs: Any, hidden: Tensor) -> Tensor:
+        later = hidden.mean(dim=1, keepdim=True)
+        if seen == "the next token":
+            later = torch.cat([hidden[:, 1:], torch.zeros_like(later)], dim=1)
+        return hidden + 0.1 * later
+
+    model.get_submodule("model.layers.0.mlp").register_forward_hook(look_ahead)
+    with pytest.raises(ValueError, match="is not causal"):
+        check_packing(model, HELD_OUT[:count])
+
+
 # --- attention sinks ----------------------------------------------------------------------------
 
 

@@ -280,7 +280,7 @@ def test_a_full_disk_is_an_error_that_says_where(
 
 def test_a_checkpoint_of_another_model_is_refused(saved: Checkpoints, tmp_path: Path) -> None:
     other = model_folder(tmp_path / "other", lambda: llama(tied=False))
-    with pytest.raises(ValueError, match=r"step-000002 is of another model .*lm_head"):
+    with pytest.raises(ValueError, match=r"step-000002 belongs to another model .*lm_head"):
         saved.restore(new_trainer(other))
 
 

@@ -1,4 +1,4 @@
-"""A model for tests: tiny, random, and made in a second."""
+"""A tiny random model for tests."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What this project adds to Temper, and that its experiment runs from rows to verdicts."""
+"""Tests of this project's step, loss and checker, and of its whole experiment."""
 
 import json
 import math

@@ -1,9 +1,9 @@
-"""What records look like; one module a format, each a frozen dataclass.
+"""The formats of records; one module a format, each a frozen dataclass.
 
-A format names the fields that it reads and turns a record into a row with ``parse(record, row)``,
-which raises ``MalformedRow`` for a record that is none. Begin with ``preference``. ``choice`` knows
-the formats by name and finds the one that fits, ``turns`` reads and checks messages for all of
-them, ``layouts`` knows how popular data sets call their fields.
+A format names the fields that it reads. ``parse(record, row)`` turns a record into a row, or raises
+``MalformedRow``. Begin with ``preference``. ``choice`` finds a format by name or by its records,
+``turns`` reads and checks messages for all formats, ``layouts`` lists the field names of popular
+data sets.
 
 Uses ``readers`` and ``rows``.
 """

@@ -1,4 +1,4 @@
-"""The formats by name, and which of them records are in where that is beyond doubt."""
+"""The formats by name, and the detection of the format of records if it is unambiguous."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -46,11 +46,11 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class FormatChoice:
-    """Which format records are in, as a config says it.
+    """The format of records in a config.
 
     Args:
-        name: one of `FORMATS`, or `auto`: found out from the first records.
-        fields: names of fields where they differ from the usual: `{"prompt": "question"}`.
+        name: one of `FORMATS`, or `auto`, which detects it from the first records.
+        fields: the names of fields that differ from the format's: `{"prompt": "question"}`.
         system: a system prompt for every conversation that has none.
         turns: what is done with turns out of order: one of `TURNS`.
         pairs: which pairs are made of several completions: one of `PAIRS`.
@@ -84,7 +84,7 @@ class FormatChoice:
 
 
 _SETTINGS = ("system", "turns", "pairs")
-"""Fields of formats that say no column's name."""
+"""Fields of formats that do not name a column."""
 
 
 def named_format(
@@ -114,14 +114,15 @@ def named_format(
 def choose_format(
     choice: FormatChoice, records: Iterable[Mapping[str, Any]], makes: type, where: str
 ) -> Format:
-    """The format that `choice` names, or else the one that `records`, the first ones, are in.
+    """The format that `choice` names; with `auto`, the format of the first `records`.
 
     Args:
-        makes: the kind of row that is wanted; other formats do not come into question.
-        where: names the source in errors.
+        makes: the kind of row that the format must make.
+        where: the name of the source, for errors.
 
     Raises:
-        ValueError: the named format makes other rows, or the records leave open which it is.
+        ValueError: the named format makes another kind of row, or the records fit no format or
+            several.
     """
     if choice.name != AUTO:
         chosen = named_format(choice.name, choice.fields or {}, choice)
@@ -154,12 +155,12 @@ _TELLING = frozenset(
         "preference", "initial_reason_steps", "context", "history",
     )
 )  # fmt: skip
-"""Columns that look as if they mattered, whatever the format."""
+"""Columns that probably matter, in any format."""
 
 
 def ignored_keys(chosen: Format, record: Mapping[str, Any]) -> set[str]:
-    """What a record holds that matters and is not read: columns such as `image`, and keys of
-    messages (`messages[].weight`)."""
+    """The columns (such as `image`) and keys of messages (`messages[].weight`) of a record that
+    probably matter but are not read."""
     names = {getattr(chosen, field.name) for field in fields(chosen) if field.name not in _NO_TURNS}
     read = {str(name).partition(".")[0] for name in names}
     columns = (name for name in _TELLING & record.keys() if record[name] not in (None, "", []))
@@ -208,11 +209,11 @@ _MEANT: Mapping[str, tuple[str, ...]] = {
     "label": ("label", "good", "liked", "is_good", "thumbs_up", "desirable", "rating"),
     "text": ("text", "content", "document", "body", "passage"),
 }
-"""Fields of formats that must be named, with what people call them."""
+"""Fields of formats, with names that data sets often use for them."""
 
 
 def _spelled(name: str, names: list[str]) -> str:
-    """The setting that reads columns of these names, as it is typed; NAME where it is not clear."""
+    """The settings to type for columns with these names; NAME stands for an unclear column."""
     renamed: dict[str, str] = {}
     left = [name for name in names if re.fullmatch(r"[\w.-]+", name)]
     for asked in fields(FORMATS[name]):
@@ -228,7 +229,7 @@ def _spelled(name: str, names: list[str]) -> str:
 
 
 def _hint(names: list[str]) -> str:
-    """What columns that are not taken by guess may be."""
+    """A hint about columns that are not detected automatically."""
     if len(names) == 1 and (between := re.search("[;|\t]", names[0])):
         return (
             f"; its columns are parted by {between[0]!r}: write it with commas, or as .tsv by tabs"

@@ -1,6 +1,6 @@
 r"""HH-RLHF (Bai et al. 2022): each side is one string, "\n\nHuman: …\n\nAssistant: …".
 
-White space around a turn's text is the markers' and is taken off.
+White space around a turn's text belongs to the markers and is removed.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""Pairs of plain texts that begin alike: what they share is the prompt (TRL's implicit prompts).
+"""Pairs of plain texts whose common beginning is the prompt (TRL's implicit prompts).
 
-The prompt ends before the first word in which the texts differ. It is never taken by guess: two
-texts that happen to begin alike are not yet a prompt.
+The prompt ends before the first word in which the texts differ. This format is never detected
+automatically, because two texts may begin alike by chance.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""How data sets that many people use call their fields: what is told by the names alone.
+"""The field names of popular data sets, by which their format is detected.
 
-A layout is taken only where all its columns are there and say what they mean by themselves. Where
-the same values mean different things in different sets (a verdict of 0 or 1), the layout is of the
-set with just these names. Columns that hold one step of an answer are never taken for answers.
+A layout fits only if all its columns exist and their names are unambiguous. If the same values mean
+different things in different data sets (a verdict of 0 or 1), the layout requires the exact names
+of one data set. Columns with a single step of an answer are never used as answers.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 Layout = dict[str, str]
 
 _STEPS = ("initial_reason_steps", "full_chosen", "full_rejected")
-"""Beside these, chosen and rejected are one step of a solution (Step-DPO)."""
+"""If a record has these columns, chosen and rejected are single steps of a solution (Step-DPO)."""
 
 _SIDES = (
     ("chosen", "rejected"),

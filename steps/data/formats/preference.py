@@ -1,4 +1,4 @@
-"""Preference pairs: two conversations that share a prompt, in the spellings people have.
+"""Preference pairs: two conversations that share a prompt, in several common formats.
 
 `chosen` and `rejected` are each
 
@@ -7,18 +7,20 @@
 * what comes after `prompt`: a list of turns, one message object, or a plain string; `prompt` is a
   string (one user message) or a list of messages (TRL, LLaMA-Factory, axolotl, OpenAI).
 
-What both sides share is the prompt. They part at an assistant message: after it a side may go on
-for several turns.
+The prompt is the common beginning of both sides. They differ from an assistant message on, after
+which a side may have further turns.
 
-Where a column says which of two responses is better, `better` names it: `chosen` is then the first
-response and `rejected` the second. What the column holds is read as
+If a column says which of two responses is better, `better` names that column; `chosen` then names
+the first response and `rejected` the second. The column's values mean
 
-* the value `first` for the first one, where that is set, and any other value for the second;
-  with `first=negative` (or `positive`), numbers of that sign for the first one, zero for neither;
-* `model_a`, `A` and the like, or a word with `tie` in it for neither. Numbers are not understood
-  without `first`: data sets disagree on what 0 and 1 mean.
+* with `first` set: the value `first` means the first response, any other value the second;
+  with `first=negative` (or `positive`), a number of that sign means the first response, a number of
+  the other sign the second, and zero a tie;
+* without `first`: `model_a`, `A` and similar values mean the first response, `model_b`, `B` the
+  second, and a word with `tie` a tie. Numbers are refused, because data sets disagree on the
+  meaning of 0 and 1.
 
-`better=scores` takes the higher score.
+`better=scores` prefers the response with the higher score.
 """
 
 import re
@@ -54,10 +56,10 @@ _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
 
 @dataclass(frozen=True)
 class PreferenceFormat:
-    """Names of fields; `system_field` holds a system prompt, `system` is given to all without one.
+    """Names of fields. `system_field` holds a system prompt; `system` is one for rows without it.
 
-    Only `chosen` and `rejected` must be there, and `weight`, `input` and `better` where they are
-    named. `input` is text that belongs to the prompt, after a line break (Alpaca's).
+    A record must have `chosen` and `rejected`, and also `weight` and `better` if these are set.
+    `input` is text that is appended to the prompt after a line break (as in Alpaca).
     """
 
     prompt: str = "prompt"
@@ -132,8 +134,8 @@ class PreferenceFormat:
         return prompt_messages(value, self.prompt)
 
     def _is_told_again(self, record: Mapping[str, Any], given: Mapping[str, Messages]) -> bool:
-        """Whether both sides are whole conversations, of which the prompt, one text, holds a user
-        message that they share (as in Capybara's several turns)."""
+        """Whether both sides are whole conversations and the prompt, a single text, repeats a user
+        message that they share (as in Capybara)."""
         said = found(record, self.prompt)
         first = {side[0]["role"] for side in given.values()}
         if not isinstance(said, str) or "assistant" in first:
@@ -147,7 +149,7 @@ class PreferenceFormat:
         """Whether the side called chosen is the better one.
 
         Raises:
-            MalformedRow: neither is, or what is said cannot be understood.
+            MalformedRow: it is a tie, or the verdict is missing or has an unknown value.
         """
         if self.better is None:
             return True
@@ -194,10 +196,11 @@ def paired(
     turns: str = "alternating",
     **other: Any,
 ) -> PreferenceRow:
-    """Two whole conversations as a pair, parted where they first differ.
+    """Make a pair from two whole conversations; the prompt ends where they first differ.
 
     Raises:
-        MalformedRow: one of them is no conversation, or they do not part at an assistant message.
+        MalformedRow: one is not a valid conversation, or they first differ in messages that are not
+            both the assistant's.
     """
     chosen, rejected = ordered(chosen, names[0], turns), ordered(rejected, names[1], turns)
     if chosen == rejected:

@@ -1,14 +1,14 @@
 """Several completions of one prompt, with scores or ranks: each record becomes pairs.
 
-`completions` is a list of texts, or of objects with a `text` and a `score` (more is better) or a
-`rank` (1 is best); `scores` may be a list beside it. Of completions that are equally good no pair
-is made. `pairs` says which are:
+`completions` is a list of texts, or of objects with a `text` and a `score` (higher is better) or a
+`rank` (1 is best). `scores` may instead name a parallel list of scores. Completions with equal
+scores make no pair. `pairs` selects the pairs:
 
-* `best_vs_worst`: one pair;
-* `adjacent`: each with the next one below it;
-* `all`: each with every one below it.
+* `best_vs_worst`: the best with the worst completion;
+* `adjacent`: each completion with the next lower one;
+* `all`: each completion with every lower one.
 
-Rows are called `RECORD#1`, `RECORD#2` and so on, the widest margin first.
+The rows have the labels `RECORD#1`, `RECORD#2` and so on, the widest margin first.
 """
 
 import re
@@ -126,7 +126,7 @@ class RankedFormat:
                 value = score(item, self.score or "score") if isinstance(item, Mapping) else None
             if value is None:
                 if beside is not None:
-                    continue  # how distilabel says that a judge gave no rating
+                    continue  # in distilabel's data, null means that a judge gave no rating
                 raise MalformedRow("score not a number", f"{name} has no score")
             yield response_messages(said, name, "no completion"), value
 

@@ -1,8 +1,8 @@
-"""Messages as records spell them, and what makes a sequence of messages a conversation.
+"""Read messages from records, and check that a sequence of messages is a conversation.
 
-A message is an object with `role` and `content`, or ShareGPT's `from` and `value`. A conversation
-is an optional system message, then turns: a user message is answered by the assistant, who may
-call tools, whose results come before it goes on.
+A message is an object with `role` and `content`, or with ShareGPT's `from` and `value`. A
+conversation is an optional system message, then turns: the assistant answers a user message. It may
+call tools, whose results come before its next message.
 """
 
 import json
@@ -26,8 +26,8 @@ _OTHER_ROLES = {"developer": "system", "function": "tool"}
 """Names that servers of models give to roles, new and old."""
 
 TURNS = ("alternating", "merged", "any")
-"""What is done with turns out of order: the row goes; consecutive turns of one role become one; or
-they stay as they are, as long as the last is the assistant's."""
+"""How turns out of order are handled: drop the row; merge consecutive turns of one role; or accept
+any order that ends with the assistant."""
 
 _DECIMAL = re.compile(r"[+-]?\d{1,15}(\.\d{1,15})?")
 _DIALOGUE = re.compile(r"\s*Human:.*\n\nAssistant:", re.DOTALL)
@@ -37,23 +37,24 @@ _FOLLOWERS = {
     "assistant": {"user", "tool"},
     "tool": {"assistant", "tool"},
 }
-"""Who may speak after whom."""
+"""The roles that may follow each role."""
 
 READ_KEYS = frozenset({"role", "content", "from", "value", *EXTRA_KEYS})
 """The keys of a message that are read."""
 
 MOST_NESTED = 100
-"""How deep tools, tool calls and template arguments may be nested: what is made of them later
-(templates, JSON, comparisons) recurses, and Python's own limit depends on who calls."""
+"""How deep tools, tool calls and template arguments may be nested. Later code (templates, JSON,
+comparisons) is recursive, and Python's own recursion limit depends on the caller."""
 
 
 def messages(value: Sequence[Any], field: str) -> Messages:
-    """The messages that a list spells; nothing is said of their order yet."""
+    """Read a list of messages, without a check of their order."""
     return tuple(_message(item, f"{field}[{index}]") for index, item in enumerate(value))
 
 
 def found(record: Mapping[str, Any], field: str) -> Any:
-    """The value of a field; `a.b` is the field `b` of the object in `a`, unless it is a name."""
+    """The value of a field. `a.b` is the field `b` of the object in `a`, unless the record has a
+    field with the name `a.b`."""
     if field in record or "." not in field:
         return record.get(field)
     outer, _, inner = field.partition(".")
@@ -178,7 +179,7 @@ def score(record: Mapping[str, Any], field: str) -> float | None:
 
 
 def weight(record: Mapping[str, Any], field: str | None) -> float | None:
-    """How many rows a row counts for, a number from 0; `None` where there is no such field."""
+    """A row's weight, a number of at least 0; `None` if the format has no such field."""
     if field is None:
         return None
     value = _number(record.get(field), field, "weight not a number")
@@ -227,7 +228,7 @@ def template_kwargs(record: Mapping[str, Any], field: str) -> Mapping[str, Any] 
         return None
     if not isinstance(value, Mapping):
         raise MalformedRow("template arguments not an object", f"{field} is {show(value)}")
-    # A table gives every row every key: what a row does not set is null in it.
+    # In a table every row has every key; a key that a row does not set is null.
     return plain({key: item for key, item in value.items() if item is not None}, field) or None
 
 
@@ -332,7 +333,7 @@ def _one_turn(value: Any, field: str) -> str:
 
 
 def _decoded(value: Any) -> Any:
-    """What JSON text holds; anything else, and text that is none, as it is."""
+    """The value of a JSON text; other values and other texts are returned unchanged."""
     if not isinstance(value, str):
         return value
     if not value.strip():

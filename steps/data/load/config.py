@@ -1,4 +1,4 @@
-"""How raw rows are read and split: what all steps that load rows are told alike."""
+"""How raw rows are read and split: the settings that all ``load_`` steps share."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from steps.data.rows.ledger import check_max_dropped
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """What becomes of raw rows.
+    """How raw rows are read and split.
 
     Args:
         test_fraction: of the prompts, held out by a stable hash where no test source is given.

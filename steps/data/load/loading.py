@@ -1,11 +1,11 @@
-"""Sources become shards of rows: read, parsed, split, limited, and every row accounted for.
+"""Read sources, parse, split and limit their rows, and write shards and a ledger of all rows.
 
-Rows are taken in order, in chunks of at most `ROWS_PER_SHARD` rows or `CHUNK_BYTES` of text. Of a
-chunk, each split's rows are one file and its ledger lines another; then the chunk is committed
-(`resume_point`). So memory holds one chunk, a killed step goes on from the chunk it was at, and
-the files depend on the sources alone.
+Rows are processed in order, in chunks of at most `ROWS_PER_SHARD` rows or `CHUNK_BYTES` of text.
+For each chunk, the rows of each split are one file and its ledger lines another; then the chunk is
+committed (`resume_point`). So memory holds one chunk, a killed step resumes at the chunk that it
+was processing, and the files depend only on the sources.
 
-All rows are read and judged, those beyond a limit too, so that the ledger tells of all.
+Rows beyond a limit are also read and checked, so that the ledger is complete.
 """
 
 import os
@@ -40,12 +40,12 @@ _MOST_ROWS_LOOKED_AT = 1000
 _MOST_KEYS_COUNTED = 100
 
 Progress = Callable[[int, Mapping[str, Any]], None]
-"""Told the number of rows read so far, and a count or two to show."""
+"""Called with the number of rows read so far, and counts to show."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A source of a mixture; its `name` comes before the labels of its rows, if it has one."""
+    """A source of a mixture; its `name`, if it has one, prefixes the labels of its rows."""
 
     source: Source
     format: Format
@@ -63,7 +63,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read into a split: one part, or several in proportion to their weights."""
+    """The source of a split: one part, or several in proportion to their weights."""
 
     name: str
     parts: tuple[Part, ...]
@@ -76,7 +76,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Load:
-    """What to make of what.
+    """What to read, and how.
 
     Args:
         kind: the kind of row.
@@ -101,17 +101,17 @@ class Load:
 
 @dataclass
 class Loaded:
-    """What came of it.
+    """The outcome of a load.
 
     Attributes:
-        kept: rows by split.
-        kept_of: the same, by the name of the part that they come from.
-        tallies: one for each reading.
-        drawn: of each reading, the rows drawn by part.
-        trained_on: rows of a test source that have a prompt of train.
-        scored_lower: pairs whose chosen side has the lower score.
-        ignored: keys of messages that are not read, with the rows that have them.
-        ended_by: the part that ended a reading which leaves rows of others unread.
+        kept: the number of kept rows by split.
+        kept_of: the number of kept rows by split and by name of the part.
+        tallies: the tally of each split's source.
+        drawn: for each split's source, the number of rows read from each part.
+        trained_on: the number of test rows whose prompt is also in train.
+        scored_lower: the number of pairs whose chosen response has the lower score.
+        ignored: columns and keys of messages that are not read, with the number of rows.
+        ended_by: for each split, the part that ended the mixture while others had more rows.
     """
 
     kept: dict[str, int]
@@ -125,11 +125,12 @@ class Loaded:
 
 
 def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Loaded:
-    """Write `SPLIT/pairs-00000.parquet` … (or as the kind of row has it) and `ledger.parquet`.
+    """Write `SPLIT/pairs-00000.parquet` … (the name depends on the kind of row) and
+    `ledger.parquet`.
 
     Args:
-        folder: where the files are to be; nothing is in it before all rows have been read.
-        scratch: a folder that outlives a killed call. It belongs to this `load`.
+        folder: the folder for the files; it stays empty until all rows have been read.
+        scratch: a folder that survives a killed call. It belongs to this `load`.
     """
     with ResumePoint(scratch) as resumed:
         work = _Work(load, resumed, scratch / "shards", progress)
@@ -153,10 +154,10 @@ def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Lo
 def part_of(
     source: Source, choice: FormatChoice, kind: type, weight: float = 1.0, name: str = ""
 ) -> Part:
-    """A source with its format, which is found out from its first rows where `choice` is `auto`.
+    """A source with its format; with `auto`, the format of its first rows.
 
     Raises:
-        ValueError: the rows leave open which format they are in.
+        ValueError: the rows fit no format or several.
     """
     if choice.images is not None and kind is not PreferenceRow:
         raise ValueError("data.images names a column of preference pairs; other rows have none")
@@ -226,7 +227,7 @@ class _Work:
         self.state["tallies"][self.split] = self.tally.to_json()
 
     def _judge(self, index: int, shard: str, item: Item) -> Iterator[tuple[Entry, Row | None]]:
-        """What becomes of one record: a row, several, or none."""
+        """The ledger entries of one record, with its rows: none, one or several."""
         part, split = self.reading.parts[index], self.split
         number, record = item
         name = self._label(part, record, f"{shard}:{number}")
@@ -273,7 +274,7 @@ class _Work:
                 self._image_bytes += len(picture.content)
 
     def _choose(self, row: Row, split: str) -> None:
-        """Refuse a good row that is not wanted."""
+        """Drop a valid row that is over a limit or a duplicate."""
         limit = self.load.limits.get(split)
         if limit is not None and self.state["kept"][split] >= limit:
             raise MalformedRow(OVER_LIMIT, f"{split} has its {limit} rows already")
@@ -295,7 +296,7 @@ class _Work:
                 counts[name] = counts.get(name, 0) + 1
 
     def _compare(self, row: Row, split: str) -> None:
-        """Count the rows of a test source whose prompt is one of train's, which was read before."""
+        """Count test rows whose prompt is also in train, which is read first."""
         if self.load.test is None:
             return
         key = prompt_key(prompt_of(row))
@@ -305,7 +306,7 @@ class _Work:
             self.state["trained_on"] += 1
 
     def _label(self, part: Part, record: Any, place: str) -> str:
-        """The record's own id, or its place where it has none or one that was there before."""
+        """A unique label: the record's own id, or its place if it has no id or a repeated one."""
         prefix = f"{part.name}/" if part.name else ""
         own = prefix + (place if isinstance(record, MalformedRow) else label(record, place))
         number = 1
@@ -373,7 +374,7 @@ def _first_records(source: Source) -> list[Mapping[str, Any]]:
 
 
 def _write_settled(path: Path, schema: Any, records: Iterable[Mapping[str, Any]]) -> None:
-    """Write a file that is on disk before the chunk is committed."""
+    """Write a file and force it to disk, before the chunk is committed."""
     write_rows(path, schema, records)
     _settle(path)
 
@@ -384,7 +385,7 @@ def _settle(path: Path) -> None:
 
 
 def _publish(shards: Path, folder: Path) -> None:
-    """Put the finished files where they are to be; those in scratch stay until it is removed."""
+    """Put the finished files into the output folder; the files in scratch stay as well."""
     for path in sorted(shards.glob("*/*.parquet")):
         if path.parent.name != "ledger":
             place(path, folder / path.parent.name / path.name)

@@ -1,14 +1,14 @@
 """Several sources as one, in proportion to their weights.
 
-Rows are drawn one at a time from the source that is furthest behind its share, the first named of
-them in a tie. So every stretch of the mixture holds the sources in nearly the weights' proportions,
-and the order is a function of the weights and the sources alone: there is no seed. A source is
-read in its own order and no row is drawn twice. One epoch of a mixture ends, by `until`,
+The next row comes from the source that is most below its weight; in a tie, from the first one. So
+the proportions of the weights hold approximately in every stretch of the mixture. The order depends
+only on the weights and the sources: there is no seed. Each source is read in its own order, and
+each row is used once. `until` sets when the mixture ends:
 
-* `first exhausted`: when a source that is due has no more rows. The proportions hold throughout;
-  rows of the other sources that were not drawn are not part of the epoch, and are never read;
-* `all exhausted`: when every source is. All rows are in it once; the weights decide only how early
-  the rows of a source come.
+* `first exhausted`: when it is a source's turn and it has no more rows. The proportions hold to the
+  end. The remaining rows of the other sources are not used;
+* `all exhausted`: when all sources have ended. Every row is used once; the weights only decide how
+  early the rows of a source come.
 """
 
 import math
@@ -20,14 +20,14 @@ from steps.data.readers import Item
 UNTIL = ("first exhausted", "all exhausted")
 
 Position = list[list[int]]
-"""Where a mixture is: of each source the shard, the row in it, and how many rows were drawn."""
+"""A position in a mixture: for each source the shard, the row in it, and the rows taken so far."""
 
 
 class Mixture:
-    """A place in a mixture, which moves as rows are drawn.
+    """A position in a mixture, which moves as rows are taken.
 
     Attributes:
-        ended_by: the source that had no more rows when it was due while others had.
+        ended_by: the source that ended the mixture while others had more rows.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Mixture:
 
     @property
     def position(self) -> Position:
-        """What to give to a new object for it to go on from here."""
+        """The position with which a new object continues from here."""
         drawn = zip(self.readers, self.drawn, strict=True)
         return [[reader.shard, reader.row, count] for reader, count in drawn]
 
@@ -62,17 +62,17 @@ class Mixture:
                 self.drawn[index] += 1
                 return index, *found
             self._open.remove(index)
-            if self.until == "first exhausted":  # a look at what is left, of which no more is drawn
+            if self.until == "first exhausted":  # only check whether other sources have more rows
                 left = any(self.readers[other].next() is not None for other in self._open)
                 self.ended_by, self._open = index if left else None, set()
         return None
 
 
 def check_weights(weights: Sequence[float], until: str) -> None:
-    """Refuse weights that are no proportions.
+    """Check the weights and the end of a mixture.
 
     Raises:
-        ValueError: one is not a positive number, or `until` is none of `UNTIL`.
+        ValueError: a weight is not a positive number, or `until` is not one of `UNTIL`.
     """
     for weight in weights:
         if not (weight > 0 and math.isfinite(weight)):

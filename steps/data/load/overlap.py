@@ -1,15 +1,15 @@
-"""Rows that say the same: exact duplicates, and overlap with an evaluation set.
+"""Exact duplicates of rows, and overlap of rows with an evaluation set.
 
-*Duplicates* have equal roles, texts and tool calls once texts are in their normal form: Unicode
-NFC, without white space at the ends, with plain line feeds. All else counts, case and indentation
-too; scores and labels of rows do not.
+*Duplicates* have equal roles, texts and tool calls, after texts have been normalised: Unicode NFC,
+no white space at the ends, plain line feeds. Case and indentation matter; scores and the names of
+rows do not.
 
 *Overlap* is a run of `n` words that a row shares with a text of the evaluation set (Brown et al.
-2020, *Language Models are Few-Shot Learners*, appendix C, with n = 13). Words are letters and
-digits without regard to case; punctuation and spacing are nothing. In Chinese and Japanese, which
-put no space between words, each letter counts as one. An evaluation text of fewer than `n` words
-matches a message that has exactly its words, if it has at least `SHORTEST` of them, or `n` letters
-of Thai, Lao, Burmese or Khmer, where words are hard to tell.
+2020, *Language Models are Few-Shot Learners*, appendix C, with n = 13). Words consist of letters
+and digits; case, punctuation and spacing are ignored. In Chinese and Japanese, which have no spaces
+between words, each character counts as a word. An evaluation text of fewer than `n` words matches
+only a message with exactly these words, and only if it has at least `SHORTEST` words, or `n`
+letters in Thai, Lao, Burmese or Khmer, where words are hard to separate.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from steps.data.rows.rows import Message, Row, TextRow
 
 NGRAM_WORDS = 13
 SHORTEST = 4
-"""Fewer words ("yes", "what is it") say nothing about where they come from."""
+"""Texts with fewer words ("yes", "what is it") do not indicate a common source."""
 
 _HAN_AND_KANA = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_HAN_AND_KANA}]|[^\W{_HAN_AND_KANA}]+")
@@ -33,7 +33,7 @@ _NOT_CONTENT = frozenset({"row", "score_chosen", "score_rejected", "weight", "te
 
 
 def content_key(row: Row) -> bytes:
-    """16 bytes that rows share when they say the same."""
+    """A digest of 16 bytes; rows are duplicates if their digests are equal."""
     names = (field.name for field in fields(row) if field.name not in _NOT_CONTENT)
     content = {name: _normal(getattr(row, name)) for name in names}
     written = json.dumps(content, sort_keys=True)  # in whatever order a row has its keys
@@ -41,7 +41,7 @@ def content_key(row: Row) -> bytes:
 
 
 def normal_text(text: str) -> str:
-    """What texts have in common that differ in spelling alone; see above."""
+    """The normal form of a text; see the module."""
     return unicodedata.normalize("NFC", text).replace("\r\n", "\n").strip()
 
 
@@ -57,9 +57,9 @@ def texts_of(row: Row) -> Iterator[str]:
 
 
 class EvaluationSet:
-    """The n-grams of texts that training data must not hold.
+    """The n-grams of texts that training data must not contain.
 
-    Memory grows with the evaluation set (some 100 bytes a word), not with what is compared.
+    Memory grows with the evaluation set (about 100 bytes per word), not with the compared rows.
     """
 
     def __init__(self, n: int = NGRAM_WORDS) -> None:
@@ -80,7 +80,7 @@ class EvaluationSet:
                 self._short.setdefault(_hash(words), row)
 
     def overlap(self, texts: Iterable[str]) -> str | None:
-        """What the texts share with the set, in words, or `None` if that is nothing."""
+        """A description of the words that the texts share with the set, or `None`."""
         for text in texts:
             words = words_of(text)
             if self._short and (row := self._short.get(_hash(words))) is not None:

@@ -1,14 +1,15 @@
-"""Where rows come from: a source is an ordered tuple of shards, each opened at any row.
+"""Sources of rows. A source is an ordered tuple of shards, each of which can be opened at any row.
 
-A shard is a file, at a local path or an fsspec URL, or a part of a Hub dataset at one commit,
-which is streamed. `open_shard` yields `(number, record)`, counted from one; what cannot be read is
-a `MalformedRow` in the record's place. Names are relative (a file's own name, or its path within
-the folder or below the fixed part of the pattern), so that labels made of them are the same on
-every machine.
+A shard is a file, at a local path or an fsspec URL, or a streamed part of a Hub dataset at one
+commit. `open_shard` yields `(number, record)`, counted from one; for an unreadable record it yields
+a `MalformedRow` instead. Names of shards are relative (a file's own name, or its path within the
+folder or below the fixed part of the pattern), so that labels of rows are the same on every
+machine.
 
-Files understood: `.jsonl`, `.json`, `.txt` (a row a line), `.csv`, `.tsv`, each also as `.gz` and
-`.zst`; `.parquet` and `.arrow`; what `datasets.save_to_disk` wrote. Where names of files say which
-split they are (`train-00000-of-00002.parquet`, `test.jsonl`), a folder is never read as one.
+Supported files: `.jsonl`, `.json`, `.txt` (one row per line), `.csv`, `.tsv`, each also as `.gz`
+and `.zst`; `.parquet` and `.arrow`; folders from `datasets.save_to_disk`. If file names show
+several splits (`train-00000-of-00002.parquet`, `test.jsonl`), the folder is never read as one
+source.
 """
 
 import os
@@ -44,7 +45,8 @@ _UNREAD = re.compile(
     r"|\.(jsonl?|txt|[ct]sv)\.(xz|bz2|lz4|zip)$|\.(parquet|arrow)\.(gz|zst|xz|bz2|lz4|zip)$",
     re.IGNORECASE,
 )
-"""Names of data, as against a licence or a picture, in a form that is not read."""
+"""File names of data in formats that are not supported (other files, such as a licence, are
+ignored)."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID_FIELDS = ("id", "prompt_id")
@@ -52,7 +54,7 @@ _ID_FIELDS = ("id", "prompt_id")
 
 @dataclass(frozen=True)
 class FileShard:
-    """One file of rows; `name` is what it is called in labels and reports."""
+    """One file of rows; `name` is its name in labels and reports."""
 
     url: str
     name: str
@@ -85,10 +87,10 @@ class Source:
 
 
 def open_shard(shard: Shard, start_row: int = 1) -> Iterator[Item]:
-    """The rows of `shard` from `start_row` on, read as they are asked for.
+    """The rows of `shard` from `start_row` on, read lazily.
 
     Raises:
-        OSError: the file is not there or its bytes do not come. What they hold is never an error.
+        OSError: the file is missing or cannot be read. Invalid content is never an error.
     """
     if isinstance(shard, HubShard):
         yield from _hub_rows(shard, start_row)
@@ -114,17 +116,16 @@ def source_of(url: str) -> Source:
 def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
     """The file `url`, the data files below the folder `url`, or those that the pattern matches.
 
-    In a folder, files that are no data (`README.md`) are passed over; in it and in a pattern, so
-    are those whose names (or folders' names) start with `.` or `_`. Files are in order of their
-    names.
+    In a folder, files without data (`README.md`) are ignored; in a folder and in a pattern, also
+    files whose names (or folders' names) start with `.` or `_`. Files are sorted by name.
 
     Args:
-        one_split: the caller takes the files of one split among those of a folder.
+        one_split: the caller selects the files of one split, so a folder may have several splits.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        ValueError: the suffix is unknown; or a folder holds several kinds of data file, several
-            splits, data in a form that is not read, or one file in two compressions.
+        FileNotFoundError: no file was found.
+        ValueError: the suffix is unknown; or a folder has several kinds of data files, several
+            splits, data in an unsupported format, or one file in two compressions.
     """
     with reaching(url):
         shards = _shards_at(url, one_split)
@@ -148,10 +149,10 @@ def _shards_at(url: str, one_split: bool) -> tuple[FileShard, ...]:
 
 @contextmanager
 def reaching(source: str) -> Iterator[None]:
-    """Name the source in whatever a network, a store or the Hub says when it does not answer.
+    """Turn errors of a network, a store or the Hub into one sentence that names the source.
 
     Raises:
-        ValueError: it did not.
+        ValueError: the source could not be read.
     """
     try:
         yield
@@ -171,8 +172,8 @@ def hub_source(repo: str, revision: str, split: str) -> Source:
     """`split` of the Hub dataset `repo` at the commit `revision`.
 
     Raises:
-        ValueError: `revision` is not a full commit hash; a branch or tag can come to mean other
-            rows, and results made from it could not be told apart.
+        ValueError: `revision` is not a full commit hash. A branch or tag can change its rows, so
+            results from before and after could not be distinguished.
     """
     if not _COMMIT.fullmatch(revision):
         raise ValueError(
@@ -191,20 +192,20 @@ def label(record: Mapping[str, Any], fallback: str) -> str:
         value = record.get(field)
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
-        # A label is read by people and written as UTF-8: no line breaks, no lone surrogates.
+        # People read labels, and they are written as UTF-8: no line breaks, no lone surrogates.
         if isinstance(value, str) and value.strip() and value.isprintable():
             return value
     return fallback
 
 
 def is_empty(source: Source) -> bool:
-    """Whether there is not one row in it, be it a broken one."""
+    """Whether a source has no rows at all, not even malformed ones."""
     return Reader(source).next() is None
 
 
 @dataclass
 class Reader:
-    """A place in a source, which moves as rows are taken; `shard` and `row` say where it is."""
+    """A position in a source (`shard` and `row`), which moves as rows are taken."""
 
     source: Source
     shard: int = 0
@@ -227,7 +228,7 @@ class Reader:
 
 
 def _kind(url: str) -> tuple[str, str | None]:
-    """The suffix that says how to read a file, and Arrow's name for its compression."""
+    """The suffix that selects the reader of a file, and Arrow's name for its compression."""
     for suffix in SUFFIXES:
         if url.lower().endswith(suffix):
             kind, codec = suffix, ""
@@ -251,7 +252,7 @@ def _unknown_ending(url: str) -> str:
 
 
 def is_glob(url: str) -> bool:
-    """Whether a path or URL stands for all files that match it, and is not the name of one."""
+    """Whether a path or URL is a glob pattern, and not the name of an existing file."""
     filesystem, path = fsspec.url_to_fs(url)
     return is_pattern(path) and not _is_there(filesystem, path)
 
@@ -262,7 +263,7 @@ def is_pattern(path: str) -> bool:
 
 
 def _fixed_part(pattern: str) -> str:
-    """The folder that is below no wildcard."""
+    """The part of a pattern before the first component with a wildcard."""
     parts = pattern.split("/")
     fixed = next(index for index, part in enumerate(parts) if is_pattern(part))
     return "/".join(parts[:fixed])
@@ -303,8 +304,8 @@ def _folder(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[File
 
 
 def splits_of(shards: Sequence[FileShard]) -> dict[str, tuple[FileShard, ...]]:
-    """The files of each split, as their names or those of their folders say, where one of them is
-    to be held out; else all of them under no name."""
+    """The files of each split, by the names of files or their folders, if one of the splits is a
+    held-out one; else all files under an empty name."""
     found: dict[str, list[FileShard]] = {}
     for shard in shards:
         found.setdefault(_split_named(shard.name), []).append(shard)
@@ -322,32 +323,32 @@ _HELD_OUT = re.compile(r"(test|valid|val|dev|eval)", re.IGNORECASE)
 
 
 def _split_named(name: str) -> str:
-    """The split that a file's name, or else its folder's, says it belongs to; empty: none."""
+    """The split in a file's name, or else in its folder's name; empty if there is none."""
     parts = reversed(name.split("/"))
     return next((found["split"] for part in parts if (found := _SPLIT.match(part))), "")
 
 
 def _pattern(named: Mapping[str, tuple[FileShard, ...]]) -> str:
-    """A pattern for the files of the first split that is for training."""
+    """A pattern for the files of the first training split."""
     split = next((split for split in named if split.startswith("train")), next(iter(named)))
     folder, _, own = named[split][0].name.rpartition("/")
     return f"{folder}/{split if own.startswith(split) else ''}*".lstrip("/")
 
 
 def _saved_by_datasets(filesystem: Any, found: Sequence[str], root: str) -> list[str]:
-    """The Arrow files of folders that `datasets.save_to_disk` wrote; there they have company."""
+    """The Arrow files of folders from `datasets.save_to_disk`, which also contain other files."""
     states = {name.rpartition("/")[0] for name in found if name.endswith("/state.json")}
     arrow = [name for name in found if name.endswith(".arrow")]
     return arrow if arrow and states >= {name.rpartition("/")[0] for name in arrow} else []
 
 
 def _is_there(filesystem: Any, path: str) -> bool:
-    """Whether a path with wildcards in it is the name of something."""
+    """Whether a path with wildcard characters is the name of an existing file or folder."""
     return isinstance(filesystem, LocalFileSystem) and Path(path).exists()
 
 
 def _refuse_links(filesystem: Any, root: str, url: str) -> None:
-    """A folder is known by its files; what lies behind a link to another one would not be."""
+    """Refuse links to folders: a folder's files identify it, and would not include linked ones."""
     if not isinstance(filesystem, LocalFileSystem):
         return
     linked = [

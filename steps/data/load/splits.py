@@ -1,11 +1,10 @@
-"""Which prompts are held out: a pure function of the prompt, so that a split never shifts.
+"""Decide which prompts are held out, as a pure function of the prompt.
 
-A prompt's place is a number in [0, 1) taken from a hash of its messages, in the normal form in
-which duplicates are found; it is held out when that number is below the fraction. So rows added
-later move no old row, the order of rows is irrelevant, rows with equal prompts fall on the same
-side (no prompt is both trained on and tested), and a larger fraction only adds to the held-out set.
-A system prompt that a config gives to all rows is none of the row's own: it is added after the
-split, and changing it moves nothing.
+A hash of a prompt's messages, in the normal form of :mod:`steps.data.load.overlap`, gives a number
+in [0, 1); the prompt is held out if this number is below the fraction. So new rows never move old
+rows to the other split, the order of rows is irrelevant, rows with equal prompts are in the same
+split, and a larger fraction only adds to the held-out set. A system prompt from the config is added
+after the split, so a change of it moves no row.
 """
 
 import hashlib
@@ -29,7 +28,8 @@ def in_test_split(prompt: Sequence[Message], fraction: float) -> bool:
 
 
 def prompt_of(row: Row) -> Sequence[Message]:
-    """What is held out together: of a conversation all before the first answer; of a text, it."""
+    """The prompt that decides a row's split: for a conversation, all messages before the first
+    answer; for a text, the text itself."""
     if isinstance(row, TextRow):
         return ({"role": "user", "content": row.text},)
     if isinstance(row, ConversationRow):

@@ -1,10 +1,9 @@
-"""How the bytes of one file become numbered records; one module a family of file formats.
+"""Readers turn the bytes of a file into numbered records; one module a family of file formats.
 
-Every reader yields `(number, record)`, counted from one as a person would count: lines, elements
-of a list, rows of a table. What cannot be read is yielded as a `MalformedRow` in the record's
-place and the rest goes on; only a source that fails to deliver bytes (a network, a disk) raises.
-Memory holds a block and a row, never a file. Begin with ``lines``; ``load.shards`` says which
-suffix goes to which reader.
+Every reader yields `(number, record)`, where the number counts lines, elements of a list or rows of
+a table from one. For an unreadable record it yields a `MalformedRow` and continues. Only failures
+of a network or a disk raise errors. Memory holds a block and a row, never a whole file. Begin with
+``lines``; ``load.shards`` assigns suffixes to readers.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from steps.data.rows.reasons import MalformedRow
 
 
 class Cell(str):
-    """A value of a file that knows no kinds of values: a text, or a number or JSON as text."""
+    """A value from a file without types (CSV): a text, which may spell a number or JSON."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The bytes of a file in blocks, decompressed; all that an archive holds up to where it breaks."""
+"""Read a file in decompressed blocks; a damaged archive gives all bytes before the damage."""
 
 import io
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ BLOCK_BYTES = 2**20
 
 
 class CutOff(ValueError):
-    """The bytes are not those of a whole file of its kind; what comes before was delivered."""
+    """A file is damaged or truncated from here on; everything before was delivered."""
 
 
 class Watched(io.RawIOBase):
-    """A file that remembers whether it failed, so that bad bytes and a bad disk are told apart."""
+    """A file that records whether reading failed, to distinguish invalid bytes from a bad disk."""
 
     def __init__(self, opened: IO[bytes]) -> None:
         self.opened = opened
@@ -43,8 +43,8 @@ class Watched(io.RawIOBase):
 
     @contextmanager
     def damage_as_cut_off(self) -> Iterator[None]:
-        """Turn what Arrow says of bad bytes into `CutOff`; failures of the file itself pass."""
-        import pyarrow as pa  # here and below: a plan looks for files, and reads none
+        """Turn Arrow's errors about invalid bytes into `CutOff`; pass on failures of the file."""
+        import pyarrow as pa  # imported in functions, because planning reads no files
 
         try:
             yield
@@ -87,7 +87,8 @@ def _decompressed(opened: IO[bytes], codec: str, size: int) -> Iterator[bytes]:
 
 
 def _up_to_the_break(opened: IO[bytes], codec: str, delivered: int) -> bytes:
-    """What follows the first `delivered` bytes, which Arrow drops with the read that fails."""
+    """The bytes between the first `delivered` ones and the damage, which Arrow's failing read
+    discards."""
     import pyarrow as pa
 
     opened.seek(0)

@@ -1,8 +1,8 @@
 """Comma- and tab-separated values, with a header line; quotes may hold line breaks.
 
-All values are texts. One that is a JSON list or object is read as such (messages, tools); where a
-format wants a number or a yes or no, it reads the text (`readers.Cell`). An empty cell is null.
-Rows are counted, not lines, from the first one after the header.
+All values are texts. A JSON list or object is parsed (messages, tools). A format that needs a
+number or a boolean interprets the text (`readers.Cell`). An empty cell is null. Numbers count rows,
+not lines, from the first row after the header.
 """
 
 import csv

@@ -1,11 +1,11 @@
 """Tables: Parquet, and Arrow's own files and streams (what `datasets` saves).
 
-A value that Python cannot hold costs its row. A row group whose bytes are damaged costs its own
-rows, each of which is named; of a table whose index is damaged nothing can be read.
+A row with a value that Python cannot represent is malformed. In a damaged row group, all rows are
+malformed, each with its number. A table with a damaged index gives no rows.
 
-A column of objects has every key that any row has: in the others it is null. `without_nulls` takes
-those away, so that a tool call has the arguments that it was made with and no others. A null that
-was meant cannot be told from them: where it matters, the table must hold JSON text.
+In a column of objects, every row has all keys, and keys that a row does not set are null.
+`without_nulls` removes these, so that a tool call has only its own arguments. An intended null
+cannot be distinguished from them; if it matters, the table must hold JSON text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -114,12 +114,12 @@ def _records(batch: "pa.RecordBatch") -> list[Mapping | MalformedRow]:
     import pyarrow as pa
 
     try:
-        # An IPC file is memory as it lay: with damaged offsets, reading a value is a crash.
+        # An IPC file is mapped as memory: with damaged offsets, reading a value would crash.
         batch.validate(full=True)
         if batch.nbytes <= MAX_ROW_BYTES:
             return [without_nulls(record) for record in batch.to_pylist()]
     except (ValueError, OverflowError, pa.ArrowException):
-        pass  # one of the rows: which one is found below
+        pass  # the code below finds the invalid row
     return [_record(batch.slice(index, 1)) for index in range(batch.num_rows)]
 
 

@@ -1,9 +1,8 @@
 """`.json` files: one list of objects, one object, or JSON Lines under another name.
 
-Which of these is seen at the first character and the first line. A list is read element by
-element. Within one there is no telling where a broken element ends, so that the file is given up
-there as one that is cut off, with one `MalformedRow` for all that is lost, be it one row or a
-million.
+The first character and the first line decide which of these it is. A list is read element by
+element. The end of a broken element cannot be found, so reading stops there as if the file were
+truncated: one `MalformedRow` stands for all lost rows.
 """
 
 import codecs
@@ -29,7 +28,7 @@ from steps.data.rows.reasons import MalformedRow
 
 
 def json_file(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
-    """The objects of the file, from the one numbered `start` on (of lines: from that line)."""
+    """The objects of the file from number `start` on; in JSON Lines, from that line on."""
     remaining = iter(blocks)
     head, breaks = _head(remaining)
     again = chain([head], _then_raise(breaks) if breaks else remaining)
@@ -43,7 +42,7 @@ def json_file(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
 
 
 def _head(blocks: Iterator[bytes]) -> tuple[bytes, CutOff | None]:
-    """The file up to the end of its first line that is not blank, and where it broke if it did."""
+    """The file up to the end of its first nonblank line, and the error if it is cut off there."""
     head = b""
     try:
         for block in blocks:
@@ -62,13 +61,13 @@ def _then_raise(error: CutOff) -> Iterator[bytes]:
 
 
 def _is_lines(opening: bytes) -> bool:
-    """Whether the first line is an object of its own, be it a broken one."""
+    """Whether the first line is a complete object, even if a malformed one."""
     line, newline, _ = opening.partition(b"\n")
     return line.rstrip().endswith(b"}") and (len(line.strip()) > 1 or not newline)
 
 
 def _is_certain(error: json.JSONDecodeError) -> bool:
-    """Whether no further text could mend it: the fault is not at the end of what was read."""
+    """Whether the error is certain: it is not at the text's end, so more text cannot fix it."""
     unfinished = error.msg.startswith("Unterminated string")
     return not unfinished and error.pos < len(error.doc) - len("-Infinity")
 
@@ -143,7 +142,7 @@ class _Elements:
             return MalformedRow("broken JSON", str(error)), end
 
     def _next_character(self) -> str:
-        """The next one that is no space, where `at` then is; empty at the end of the file."""
+        """Move to the next character that is not white space and return it; empty at the end."""
         while True:
             while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
                 self.at += 1
@@ -152,7 +151,7 @@ class _Elements:
             self._fill(1)
 
     def _fill(self, wanted: int) -> None:
-        """Take in at least `wanted` characters more, if there are, and let go of what is read."""
+        """Read at least `wanted` more characters, if there are any, and discard those before."""
         parts, length = [self.text[self.at :]], 0
         while length < wanted and not self.ended:
             block = next(self.blocks, None)

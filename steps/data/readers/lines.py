@@ -1,8 +1,8 @@
 r"""Lines: JSON Lines and plain text.
 
-A line ends at `\n`, a `\r` before it belongs to the end; a `\r` elsewhere is text and stays. A
-byte order mark is skipped, and so are blank lines, which count as lines all the same. Control
-characters within JSON strings are taken as they are, although JSON asks for them to be escaped.
+A line ends at `\n` or `\r\n`; a `\r` elsewhere is text. A byte order mark is skipped. Blank lines
+are skipped but counted. Unescaped control characters within JSON strings are accepted, although
+JSON forbids them.
 """
 
 import json
@@ -15,13 +15,13 @@ from steps.data.readers.blocks import CutOff
 from steps.data.rows.reasons import MalformedRow
 
 MAX_ROW_BYTES = 16 * 2**20
-"""A longer row is left out: it would be some four million tokens, and is a mistake."""
+"""A longer row is dropped: it would have about four million tokens, and is probably a mistake."""
 
 BOM = b"\xef\xbb\xbf"
 
 
 class RepeatedKey(ValueError):
-    """An object has a key twice: which of its values is meant cannot be told."""
+    """An object has the same key twice, so its value is ambiguous."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _numbered(blocks: Iterable[bytes]) -> Iterator[tuple[int, bytes | MalformedR
 
 
 def _split(blocks: Iterable[bytes]) -> Iterator[bytes | int]:
-    """Each line without its end; of one that is over the limit and not held, only its size."""
+    """Each line without its end; for a line over the limit that is not kept, only its size."""
     rest, dropped = b"", 0
     for block in blocks:
         *lines, last = block.split(b"\n")

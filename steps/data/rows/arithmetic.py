@@ -1,13 +1,13 @@
 r"""A task whose answers can be checked: "What is 27 + 35?" is to be answered "\boxed{62}".
 
-Both numbers lie in 10..49, so there are 1,600 problems, all sums have two digits, and every
-problem needs either no carry or exactly one. Half of the demonstrations for supervised fine-tuning
-come from an annotator who forgets the carry: the model they make knows the format and is often
-wrong, which is what preference training is then to mend. Held-out problems are questions never
-shown in training (35 + 27 may be, where 27 + 35 is held out).
+Both numbers are in 10..49, so there are 1,600 problems, all sums have two digits, and every problem
+needs at most one carry. Half of the demonstrations for supervised fine-tuning come from an
+annotator who forgets the carry. A model trained on them knows the format but is often wrong, and
+preference training should correct this. Held-out problems are never shown in training (but 35 + 27
+may be, if 27 + 35 is held out).
 
-The tokenizer is built here too: one token a word, a digit, a symbol. Spaces are kept, as tokens or
-at the head of a word, so decoding gives back the text that went in.
+This module also builds the tokenizer: one token for each word, digit or symbol. Spaces are tokens
+or belong to the following word, so decoding restores the text.
 """
 
 import random
@@ -63,8 +63,7 @@ def sample_problems(
 
 
 def demonstrations(problems: Sequence[Problem], seed: int) -> list[ConversationRow]:
-    """Each problem with a response to imitate, in order; half of them forget the carry, if there
-    is one."""
+    """Each problem with a demonstrated response, in order. A random half forgets the carry."""
     count = len(problems)
     careless = set(random.Random(f"annotators {seed}").sample(range(count), count // 2))
     return [

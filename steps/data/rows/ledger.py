@@ -1,7 +1,7 @@
-"""The row ledger: every row that was read ends as kept, truncated or dropped, and says why.
+"""The row ledger: for every row that was read, whether it was kept, truncated or dropped, and why.
 
-An `Entry` is one line of `ledger.parquet`. A `Tally` is what a step reports of many: it can be
-added up in parts, and kept as JSON while a step is under way.
+An `Entry` is one line of `ledger.parquet`. A `Tally` summarises many entries: tallies of parts can
+be added up, and stored as JSON while a step runs.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ OVER_LIMIT: Reason = "over the limit"
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one row of `source` (a file); the columns of `tables.LEDGER`."""
+    """The outcome of a row of the file `source`; the fields are the columns of `tables.LEDGER`."""
 
     split: str
     source: str
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass
 class DroppedRows:
-    """How many rows one reason cost, the labels of the first ones, and one finding in full."""
+    """The rows dropped for one reason: their number, the first labels, and one detail."""
 
     count: int = 0
     rows: list[str] = field(default_factory=list)
@@ -80,13 +80,12 @@ class Tally:
 
     @property
     def unusable_rows(self) -> int:
-        """Dropped rows that were at fault, rather than good and not wanted."""
+        """The number of rows that were dropped because of a fault, not by choice (`CHOICES`)."""
         return sum(d.count for reason, d in self.dropped.items() if reason not in CHOICES)
 
     def metrics(self) -> dict[str, Any]:
-        """Counts for a step's metrics: in all, by reason (the first 20 rows of each), a notice.
-
-        Rows over a limit, which was the user's to set, are counted by themselves.
+        """A step's metrics: the number of dropped rows, in total and by reason (with the first 20
+        labels of each), and notices. Rows over a limit that the user set are counted separately.
         """
         told = {r: d for r, d in sorted(self.dropped.items()) if r != OVER_LIMIT}
         count = sum(dropped.count for dropped in told.values())
@@ -107,15 +106,15 @@ class Tally:
         return metrics
 
     def check(self, max_dropped: float, what: str) -> None:
-        """Refuse data of which too much cannot be used.
+        """Refuse data with too many unusable rows.
 
         Args:
-            max_dropped: below 1 a fraction of the rows, from 1 on a number of rows. Rows that are
-                good and were not wanted (`reasons.CHOICES`) do not count.
-            what: names the data in the error.
+            max_dropped: below 1 a fraction of the rows, from 1 on a number of rows. Valid rows that
+                were dropped by choice (`reasons.CHOICES`) do not count.
+            what: the name of the data, for the error.
 
         Raises:
-            TooManyDropped: more rows than that were dropped.
+            TooManyDropped: more rows than `max_dropped` are unusable.
         """
         allowed = max_dropped * self.rows if max_dropped < 1 else max_dropped
         if self.unusable_rows > allowed:
@@ -125,7 +124,7 @@ class Tally:
             )
 
     def worst_reasons(self) -> str:
-        """The most frequent reasons, each with its first rows and one finding."""
+        """The most frequent reasons, each with its first rows and one detail."""
         faults = [(r, d) for r, d in self.dropped.items() if r not in CHOICES]
         faults.sort(key=lambda fault: -fault[1].count)
         return "; ".join(f"{_phrase(reason, d)}, e.g. {d.detail}" for reason, d in faults[:3])
@@ -144,14 +143,14 @@ class Tally:
 
 
 class TooManyDropped(ValueError):
-    """More rows cannot be used than the user allows."""
+    """More rows are unusable than the user allows."""
 
 
 def check_max_dropped(max_dropped: float) -> None:
-    """Refuse a limit that says nothing.
+    """Check the limit of unusable rows.
 
     Raises:
-        ValueError: it is negative, no number, or a fraction of rows above 1.
+        ValueError: the limit is negative, not a number, or above 1 and not whole.
     """
     if not max_dropped >= 0 or (max_dropped > 1 and not float(max_dropped).is_integer()):
         raise ValueError(

@@ -1,9 +1,9 @@
-"""The Parquet files that lie between steps: how they are written and read.
+"""Read and write the Parquet files that pass rows between steps.
 
-Artifacts are addressed by content, so equal rows must give equal bytes: the schema, the row-group
-size and the compression are fixed here, and nothing about the writer's machine or clock goes in.
-(The library's version does, in the file's footer, as the format asks.) A file appears under its
-name only when it is complete.
+Artifacts are addressed by content, so equal rows must give equal bytes: this module fixes the
+schema, the row-group size and the compression, and writes nothing about the machine or the clock.
+(The format requires the library's version in the file's footer.) A file gets its name only when it
+is complete.
 """
 
 import os
@@ -12,20 +12,19 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # every step file imports this module, and planning reads no rows
+if TYPE_CHECKING:  # pyarrow is slow to import; every step file imports this module to plan
     import pyarrow as pa
 
 ROWS_PER_GROUP = 256
-"""What readers and writers hold in memory at a time."""
+"""The number of rows that readers and writers hold in memory at a time."""
 
 _SHARD = "*-" + "[0-9]" * 5 + ".parquet"
 
 
 def write_rows(path: str | Path, schema: "pa.Schema", rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write `rows` to the local file `path` (folders are made) and return how many there were.
+    """Write `rows` to the local file `path`, creating folders, and return their number.
 
-    Rows are taken as they come, `ROWS_PER_GROUP` in memory at a time. On any error nothing is
-    left at `path` that was not there before.
+    At most `ROWS_PER_GROUP` rows are in memory at a time. After an error, `path` is unchanged.
 
     Raises:
         ValueError: a row's fields are not those of `schema`, or its values do not fit; the message
@@ -87,7 +86,7 @@ def shards(path: str | Path) -> list[Path]:
 
 
 def count_rows(path: str | Path) -> int:
-    """How many rows `read_rows` would read; only the ends of files are looked at."""
+    """How many rows `read_rows` would read; this reads only the footers of files."""
     import pyarrow.parquet as pq
 
     return sum(pq.read_metadata(file).num_rows for file in shards(path))
@@ -108,8 +107,8 @@ def _file_groups(path: Path, columns: Sequence[str] | None) -> Iterator[list[dic
 
 
 def _short_texts(schema: "pa.Schema") -> list[str]:
-    """Columns of texts that may repeat, as in a ledger; for others, token ids above all, a
-    dictionary costs time and space."""
+    """Columns of texts, which may repeat and so use a dictionary. For other columns, such as token
+    ids, a dictionary costs time and space."""
     import pyarrow as pa
 
     return [field.name for field in schema if pa.types.is_string(field.type)]
@@ -136,7 +135,7 @@ def _table(
 
 
 def _check_row(row: Mapping[str, Any], schema: "pa.Schema", where: str) -> None:
-    # Arrow fills an absent field with null and ignores one it does not know: both would be silent.
+    # Arrow silently fills a missing field with null and ignores an unknown one.
     if row.keys() != set(schema.names):
         wrong = sorted(row.keys() ^ set(schema.names))
         raise ValueError(f"{where}: missing or unknown fields: {', '.join(wrong)}")

@@ -1,4 +1,4 @@
-"""Why a row is left out: short stable strings, counted in reports and written to the ledger."""
+"""The reasons why a row is dropped: short stable strings, for reports and the ledger."""
 
 from typing import Literal
 
@@ -77,10 +77,10 @@ CHOICES: frozenset[Reason] = frozenset(
         "other language",
     }
 )  # fmt: skip
-"""Reasons that say nothing against a row."""
+"""Reasons for dropping a valid row by choice."""
 
 REST_LOST: Reason = "file cut off"
-"""The one reason that stands for rows of which nobody knows how many they are."""
+"""The reason that stands for an unknown number of lost rows."""
 
 
 class MalformedRow(ValueError):

@@ -1,4 +1,4 @@
-"""What a row is once it has been read: five kinds, each a frozen dataclass, whatever the spelling.
+"""The five kinds of rows, as frozen dataclasses, independent of the format of their files.
 
 `row` is the label by which a person finds a row again: the record's own id, else `FILE:LINE`,
 counted from one; no two rows of a source share one. `tools` and `template_kwargs` are handed to
@@ -26,7 +26,7 @@ class Message(TypedDict):
 
 
 EXTRA_KEYS = ("tool_calls", "name", "tool_call_id", "reasoning_content")
-"""The keys that a message may have besides role and content; any other is left out."""
+"""The keys that a message may have besides role and content; other keys are dropped."""
 
 Messages = tuple[Message, ...]
 Tools = tuple[dict[str, Any], ...]
@@ -34,10 +34,10 @@ Tools = tuple[dict[str, Any], ...]
 
 @dataclass(frozen=True)
 class PreferenceRow:
-    """Two continuations of one prompt, `chosen` the preferred one; both end in the assistant.
+    """Two continuations of one prompt, of which `chosen` is preferred. Both end with the assistant.
 
-    The prompt is what they share, up to the first assistant message in which they differ. The loss
-    of a row is multiplied by its weight in training; none means 1.
+    The prompt is their common beginning, up to the first assistant message in which they differ.
+    Training multiplies the loss of a row by its weight; None means 1.
     """
 
     row: str
@@ -53,7 +53,7 @@ class PreferenceRow:
 
 @dataclass(frozen=True)
 class ConversationRow:
-    """One conversation to learn from; it ends in the assistant."""
+    """One conversation for training; it ends with the assistant."""
 
     row: str
     messages: Messages
@@ -63,7 +63,7 @@ class ConversationRow:
 
 @dataclass(frozen=True)
 class PromptRow:
-    """What a model is to answer, and the right answer where it is known."""
+    """A prompt for a model, with the right answer if it is known."""
 
     row: str
     prompt: Messages
@@ -74,7 +74,7 @@ class PromptRow:
 
 @dataclass(frozen=True)
 class UnpairedRow:
-    """One completion of a prompt and whether it is a good one; it ends in the assistant.
+    """One completion of a prompt, labelled good or bad; it ends with the assistant.
 
     `weight` is as in `PreferenceRow`.
     """

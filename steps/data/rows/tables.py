@@ -1,8 +1,8 @@
-"""How rows lie in Parquet: one schema a kind of row, and the way there and back.
+"""The Parquet schema of each kind of row, and conversions from and to rows.
 
-Messages keep role and content as columns; their other keys are JSON text (`extra`), since what a
-tool call holds has no schema. So are `tools` and `template_kwargs`. Keys keep the order in which
-they came: a chat template writes them in it, and so does a server that is given the same tools.
+Messages have role and content as columns. Their other keys are JSON text (`extra`), because the
+content of a tool call has no schema; so are `tools` and `template_kwargs`. The order of keys is
+kept, because chat templates write keys in this order.
 """
 
 import json
@@ -49,9 +49,9 @@ MESSAGES = pa.list_(
 ROW = _required("row", pa.string())
 SCORES = (pa.field("score_chosen", pa.float64()), pa.field("score_rejected", pa.float64()))
 WEIGHT = pa.field("weight", pa.float64())
-"""How many rows a row counts for; null: one."""
+"""The weight of a row; null means 1."""
 FOR_TEMPLATE = (pa.field("tools", pa.string()), pa.field("template_kwargs", pa.string()))
-"""What a chat template is given besides the messages."""
+"""The arguments of a chat template besides the messages."""
 
 PAIRS = pa.schema(
     [
@@ -106,7 +106,7 @@ STEMS: Mapping[type, str] = {
     UnpairedRow: "completions",
     TextRow: "texts",
 }
-"""What the files of a kind of row are called: `pairs-00000.parquet` and so on."""
+"""The file name of each kind of row: `pairs-00000.parquet` and so on."""
 
 _CONVERSATIONS = frozenset({"prompt", "chosen", "rejected", "messages", "completion"})
 _JSON = frozenset({"tools", "template_kwargs"})
@@ -115,7 +115,7 @@ _Row = TypeVar("_Row", bound=Row)
 
 
 def shard_name(kind: type, number: int) -> str:
-    """The name of one of the files that rows of a kind lie in, numbered from zero."""
+    """The name of file `number`, from zero, of a kind of row."""
     return f"{STEMS[kind]}-{number:05d}.parquet"
 
 

@@ -1,10 +1,9 @@
-"""Texts become token ids, each with the stretch of text that it covers.
+"""Encode texts as token ids, each with the characters that it covers.
 
-A special token cuts a text in two before anything else is done to it, so what lies before one and
-what follows from it are encoded independently of each other. That is what lets the prompt of a
-pair be encoded once: a *tail* that starts with the last special token of the prompt has, in any
-text that ends with it, the same tokens as alone. Whether the tokens of the prompt's own end are
-also the first ones of prompt and response together is then seen, not assumed.
+A tokenizer first splits a text at special tokens and encodes the parts independently. So the prompt
+of a pair need be encoded only once: a *tail* that starts with the last special token of the prompt
+has the same tokens alone as at the end of a longer text. The code then checks that the tail's
+tokens begin with the tokens of the prompt's end.
 """
 
 import re
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
 
 
 WORDS_REMEMBERED = 2**17
-"""Words whose merges a tokenizer keeps, a few MB; its default of 10,000 is soon full, and then it
-learns no more. Costs a tenth of the time less, and changes no token."""
+"""The number of words in a tokenizer's cache of merges, a few MB. The default of 10,000 fills up
+quickly. The larger cache saves a tenth of the time and changes no tokens."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A fast tokenizer that adds, pads and cuts nothing.
+    """A fast tokenizer that adds no special tokens and does not pad or truncate.
 
     Attributes:
-        anchors: the special tokens at which a text may be cut, by their text.
+        anchors: the ids of special tokens at which a text may be split, by their text.
         unknown: the id for text outside the vocabulary, which may stand for several characters.
-        greedy: matches an added token that takes the white space after it, where a text ends so.
+        greedy: matches, at the end of a text, an added token that absorbs following white space.
     """
 
     core: "Tokenizer"
@@ -56,8 +55,8 @@ class Encoder:
         return [_pieces(encoding) for encoding in encodings]
 
     def framed(self, texts: Sequence[str], end: int) -> list[list[int]]:
-        """The token ids of each text with what the tokenizer's post-processor writes around it,
-        then the token `end` unless it is there; no token is doubled at either edge."""
+        """The token ids of each text with the tokens that the tokenizer's post-processor adds, and
+        with the token `end` if it is missing. No token is doubled at either edge."""
         encodings = self.core.encode_batch_fast(list(texts), add_special_tokens=True)
         return [_framed(encoding.ids, encoding.special_tokens_mask, end) for encoding in encodings]
 
@@ -69,16 +68,17 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Token ids and the characters each covers: no gaps, so that none is between two tokens."""
+    """Token ids and the characters that each covers, without gaps between tokens."""
 
     ids: list[int]
     covers: list[Span]
 
     def mask(self, text: str, spans: Sequence[Span]) -> tuple[list[bool], int]:
-        """Which tokens lie wholly within one of `spans`, and how many lie only partly in one.
+        """Which tokens are completely within one of `spans`, and how many are only partly in one.
 
-        A token that begins with white space before a span, as after a header that ends in a space,
-        counts as within it if it holds more of it than white space: it is the answer's first word.
+        A token that begins with white space before a span (as after a header that ends in a space)
+        counts as within the span if it also contains other characters of it: it is the answer's
+        first word.
         """
         mask, straddling = [False] * len(self.ids), 0
         for index, (start, end) in enumerate(self.covers):
@@ -128,7 +128,7 @@ def _any_of(texts: Iterable[str]) -> str:
 
 
 def save_tokenizer(folder: Path, path: Path) -> None:
-    """Write what turns the ids of a folder's tokenizer into text again, in one file."""
+    """Write the tokenizer of a folder as one file, with which ids can be decoded."""
     from steps.data.tokens.rendering import load_bare_tokenizer
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def save_tokenizer(folder: Path, path: Path) -> None:
 
 
 def _framed(ids: list[int], added: list[int], end: int) -> list[int]:
-    """Token ids, of which those `added` come from the post-processor, in their frame."""
+    """Token ids with the frame from the post-processor; `added` marks the frame's tokens."""
     own = [index for index, was_added in enumerate(added) if not was_added]
     first, last = (own[0], own[-1] + 1) if own else (len(ids), len(ids))
     before, after = ids[:first], ids[last:]
@@ -150,10 +150,10 @@ def _framed(ids: list[int], added: list[int], end: int) -> list[int]:
 
 
 def _pieces(encoding: "Encoding") -> Pieces:
-    """Offsets as they are said to be, widened to what the token holds.
+    """The reported offsets, widened to all characters of the token.
 
-    Byte-level tokenizers report a token without the white space it starts with; a character of
-    several bytes may be spread over tokens that all report it.
+    Byte-level tokenizers report a token without its leading white space. A character of several
+    bytes may be spread over tokens that all report it.
     """
     covers: list[Span] = []
     reached = 0

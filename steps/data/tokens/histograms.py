@@ -1,4 +1,4 @@
-"""How long the sequences are: counted exactly, told in a few numbers and a plot of plain text."""
+"""Statistics of sequence lengths: exact quantiles and a plain-text histogram."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ BARS, WIDTH = 10, 40
 
 
 def quantiles(lengths: Mapping[int, int]) -> dict[str, float]:
-    """`mean`, `median`, `p95` and `max` of counted lengths (how many there are of each length)."""
+    """`mean`, `median`, `p95` and `max` of lengths; `lengths` maps each length to its count."""
     total = sum(lengths.values())
     if not total:
         return {}
@@ -50,7 +50,7 @@ def _bars(lengths: Mapping[int, int]) -> Iterator[str]:
 
 
 def _span(longest: int) -> int:
-    """The smallest round number of which ten cover the longest length."""
+    """The smallest round bin width for which ten bins cover the longest length."""
     power = 1
     while True:
         for step in (1, 2, 5):

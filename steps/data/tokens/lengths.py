@@ -1,13 +1,13 @@
-"""How long a sequence may be, and what is done with one that is longer.
+"""Limits of sequence lengths, and policies for longer sequences.
 
-Two limits, in tokens: on the prompt, and on prompt and response together. Each has a policy of its
-own. A prompt is shared by the responses of a pair, so it is cut once for both; a response is cut
-by itself. No policy ever leaves a response without a trained token, or a prompt without a token:
-such a row is dropped, for its reason.
+There are two limits, in tokens: one for the prompt, and one for prompt and response together. Each
+has its own policy. The responses of a pair share the prompt, so it is cut once for both; each
+response is cut separately. If a policy would leave a response without a trained token, or a prompt
+without a token, the row is dropped with a reason.
 
-A prompt that is cut at its start loses BOS and system prompt; one cut at its end loses the header
-after which the model is to write. A response cut at its end loses its end-of-turn token, so that
-nothing teaches the model to stop there.
+A prompt that is cut at its start loses BOS and system prompt; one that is cut at its end loses the
+header after which the model writes. A response that is cut at its end loses its end-of-turn token,
+so the model does not learn to stop there.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from steps.data.rows.reasons import MalformedRow
 
 
 class TooLong(StrEnum):
-    """What to do with what is over its limit."""
+    """The policy for sequences that exceed a limit."""
 
     keep_start = "keep_start"
     keep_end = "keep_end"
@@ -27,19 +27,19 @@ class TooLong(StrEnum):
 
 
 class RowTooLong(ValueError):
-    """A row is over a limit whose policy is `error`."""
+    """A row exceeds a limit whose policy is `error`."""
 
 
 @dataclass(frozen=True)
 class LengthLimits:
-    """Limits in tokens, and policies.
+    """Limits in tokens, and their policies.
 
     Args:
-        max_length: of the prompt and any one response together.
-        max_prompt_length: of the prompt alone.
-        prompt_too_long: for prompts over `max_prompt_length`.
-        too_long: for what is then still over `max_length`: `keep_start` cuts the response at its
-            end, `keep_end` cuts the prompt at its start.
+        max_length: the most tokens of the prompt and one response together.
+        max_prompt_length: the most tokens of the prompt.
+        prompt_too_long: the policy for prompts over `max_prompt_length`.
+        too_long: the policy for rows that are then still over `max_length`: `keep_start` cuts the
+            response at its end, `keep_end` cuts the prompt at its start.
     """
 
     max_length: int = 1024
@@ -54,7 +54,7 @@ class LengthLimits:
 
 @dataclass(frozen=True)
 class Fit:
-    """What is kept: tokens `start` to `stop` of the prompt, and `room` tokens of each response."""
+    """The kept tokens: `start` to `stop` of the prompt, and the first `room` of each response."""
 
     start: int
     stop: int
@@ -62,10 +62,10 @@ class Fit:
 
 
 def fit(prompt: int, responses: Sequence[int], limits: LengthLimits) -> Fit:
-    """How much is kept of a prompt and its responses of so many tokens.
+    """Apply the limits to a prompt of `prompt` tokens and responses of `responses` tokens.
 
     Raises:
-        MalformedRow: the row is to be dropped.
+        MalformedRow: the row must be dropped.
         RowTooLong: a limit's policy is `error`.
     """
     start, stop = 0, prompt

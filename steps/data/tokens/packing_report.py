@@ -1,7 +1,8 @@
-"""How well rows of these lengths would fill sequences of a fixed length: said before any training.
+"""Estimate how well rows would fill packed sequences of a fixed length, before any training.
 
-Best fit, the longest first: each row goes where the least room is left over. Rows of equal length
-are placed together, so a million rows cost what their different lengths cost.
+The method is best-fit decreasing: from the longest row on, each row goes where it leaves the least
+room. Rows of equal length are placed together, so the cost depends on the number of distinct
+lengths, not of rows.
 """
 
 from collections import Counter
@@ -37,8 +38,8 @@ class Packing:
 
 
 def packed(lengths: Mapping[int, int], room: int) -> Packing:
-    """How rows, so many of each length, are packed; those longer than `room` get one of their own
-    size, which counts as full."""
+    """Pack rows; `lengths` maps each length to its number of rows. A row longer than `room` counts
+    as one full sequence."""
     left, sequences = Counter[int](), 0
     for length in sorted(lengths, reverse=True):
         size, waiting = min(length, room), lengths[length]

@@ -1,11 +1,12 @@
-"""Preference pairs become token ids with masks, a batch at a time.
+"""Tokenise preference pairs, with masks, in batches.
 
-A pair is `prompt_ids`, the tokens that both sides share before the first trained one, and two
-sides, which start where the prompt ends. A token that a tokenizer merged across the edge of an
-assistant's text stays with its side.
+A pair consists of `prompt_ids`, the tokens that both sides share before the first trained token,
+and the rest of each side. A token that the tokenizer merged across the edge of an assistant's text
+belongs to its side.
 
-Both sides of a pair are rendered whole, but what they share is encoded once; see
-:mod:`steps.data.tokens.encoding` for why that gives the tokens of encoding each side whole.
+Both sides of a pair are rendered completely, but their common prompt is encoded once.
+:mod:`steps.data.tokens.encoding` explains why this gives the same tokens as encoding each side
+completely.
 """
 
 import hashlib
@@ -63,7 +64,7 @@ class TokenizedPair:
 def tokenize_pairs(
     tokenization: Tokenization, rows: Sequence[PreferenceRow]
 ) -> list[TokenizedPair | MalformedRow]:
-    """Every row in its place as a pair, or as the reason why it is dropped.
+    """For every row, in order, the tokenised pair, or the reason why the row is dropped.
 
     Raises:
         RowTooLong: a row is over a limit whose policy is `error`.
@@ -88,7 +89,7 @@ def tokenize_pairs(
 
 
 def _unlike(side: Messages, other: Messages) -> list[int]:
-    """The messages of a side that the other has not in the same place."""
+    """The indices of a side's messages that differ from the other side's at the same place."""
     same = zip(side, other, strict=False)
     shared = {index for index, (own, theirs) in enumerate(same) if own == theirs}
     return [index for index in range(len(side)) if index not in shared]
@@ -103,7 +104,7 @@ _Sides = tuple[Answered, Answered]
 
 @dataclass(frozen=True)
 class _PairIds:
-    """A pair as tokens of any length."""
+    """A pair as tokens, before limits of length are applied."""
 
     prompt: Tokens
     chosen: Tokens
@@ -112,8 +113,9 @@ class _PairIds:
 
 
 def _encode_pairs(encoder: Encoder, pairs: Sequence[_Sides]) -> list[_PairIds]:
-    """All pairs, in few calls of the tokenizer: shared prompts, tails, what needs more; and one
-    pair of every batch whole, lest a tokenizer breaks the rule that this rests on."""
+    """Encode all pairs in few calls of the tokenizer: common prompts, tails, and the pairs that
+    must be encoded completely. One pair of every batch is also encoded completely, as a check that
+    the tokenizer splits at special tokens as assumed."""
     plans = [_tail_start(encoder, chosen, rejected) for chosen, rejected in pairs]
     planned = [(pair, at) for pair, at in zip(pairs, plans, strict=True) if at is not None]
     prompts = iter(encoder.ids([chosen.before for (chosen, _), _ in planned]))
@@ -135,7 +137,8 @@ def _encode_pairs(encoder: Encoder, pairs: Sequence[_Sides]) -> list[_PairIds]:
 
 
 def _tail_start(encoder: Encoder, chosen: Answered, rejected: Answered) -> int | None:
-    """Where the tails of a pair may begin: at the last anchor of the text that both share."""
+    """Where the tails of a pair begin: at the last anchor of their common text; None if the pair
+    must be encoded completely."""
     simple = chosen.is_one_span and rejected.is_one_span and not chosen.own
     if not simple or chosen.before != rejected.before:
         return None
@@ -148,7 +151,7 @@ def _tail_start(encoder: Encoder, chosen: Answered, rejected: Answered) -> int |
 def _join(
     encoder: Encoder, tail: str, prompt: list[int], tails: tuple[list[int], list[int]]
 ) -> _PairIds | None:
-    """The pair, if the prompt's tokens are the first ones of both sides; else nothing."""
+    """The pair, if the tokens of both sides begin with the prompt's tokens; else None."""
     match = encoder.anchor_pattern.match(tail)
     assert match is not None
     anchor = encoder.anchors[match.group()]
@@ -165,7 +168,7 @@ def _join(
 def _as_whole(
     encoder: Encoder, pairs: Sequence[_Sides], encoded: Sequence[_PairIds | None]
 ) -> bool:
-    """Whether the first pair that was put together has the tokens of its sides encoded whole."""
+    """Whether the first joined pair has the same tokens as its sides encoded completely."""
     for sides, ids in zip(pairs, encoded, strict=True):
         if ids is not None:
             joined = [ids.prompt.ids + ids.chosen.ids, ids.prompt.ids + ids.rejected.ids]
@@ -174,7 +177,7 @@ def _as_whole(
 
 
 def _divide(pair: _Sides, whole: tuple[Pieces, Pieces]) -> _PairIds:
-    """A pair from its sides encoded whole."""
+    """Make a pair from its completely encoded sides."""
     limits, masks, merged = [], [], 0
     for side, pieces in zip(pair, whole, strict=True):
         mask, straddling = pieces.mask(side.text, side.spans)

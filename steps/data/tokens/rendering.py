@@ -1,8 +1,8 @@
-"""Conversations become text, through the tokenizer's own chat template and nothing else.
+"""Render conversations as text, only with the tokenizer's own chat template.
 
-A template is a program, and rows are data it was never tried on: whatever it raises over a row is
-that row's refusal, never the end of a job. Templates write their own BOS, so text rendered here is
-always encoded with `add_special_tokens=False`.
+A template is a program, which may raise any error on unusual rows. Such an error drops the row and
+never ends the job. Templates write their own BOS, so rendered text is always encoded with
+`add_special_tokens=False`.
 """
 
 import inspect
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Span = tuple[int, int]
-"""Start and end of a stretch of characters, or of tokens."""
+"""The start and end of a range of characters or tokens."""
 
 
 @dataclass(frozen=True)
 class Chat:
-    """What a template is given: messages, tools, and keywords of the template's own."""
+    """The input of a template: messages, tools, and the template's own keyword arguments."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] | None = None
@@ -40,10 +40,10 @@ class Chat:
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """A tokenizer with what its template and vocabulary say about turns.
+    """A tokenizer, and how its template and vocabulary mark turns.
 
     Attributes:
-        special_tokens: as the template is given them, by name: `bos_token` and so on.
+        special_tokens: the special tokens that the template gets, by name: `bos_token` and so on.
         special: matches the text of any special token.
         looked_for: matches what the template itself may look for in a text, such as `<think>`.
         opening: white space that the template writes between the header and an assistant's text,
@@ -78,13 +78,13 @@ class ChatFormat:
 
     @cached_property
     def ends(self) -> list[str]:
-        """The texts of the tokens that end a turn, or everything."""
+        """The texts of the tokens that end a turn or the whole text."""
         closing = self.special.findall(self.closing + self.between_turns)
         return sorted({self.eos, *closing})
 
     @cached_property
     def final(self) -> list[str]:
-        """The tokens after which nothing of a turn comes."""
+        """The last tokens of a turn."""
         ends = (self.special.findall(end)[-1:] for end in (self.closing, self.between_turns))
         return sorted({self.eos, *(token for end in ends for token in end)})
 
@@ -95,14 +95,14 @@ class ChatFormat:
         return next((token for token in found if token != self.eos), "")
 
     def added(self, header: str, asked: str) -> str:
-        """What `header` has after what it shares with `asked`, with no token cut in two."""
+        """The part of `header` after its common beginning with `asked`; no token is cut in two."""
         shared = len(common_start(header, asked))
         cut = (m.start() for m in self.special.finditer(header) if m.start() < shared < m.end())
         return header[next(cut, shared) :]
 
     def run_of_special(self, text: str) -> int:
-        """Where the first run of special tokens in `text` ends: with the end of sequence, before
-        the opener of a turn, or before anything else; 0 where there is none."""
+        """Where the first run of special tokens in `text` ends: after an end of sequence, or before
+        the opener of a turn or any other text; 0 if there is no special token."""
         end = 0
         for match in self.special.finditer(text):
             if (end and match.start() != end) or match.group() == self.opener:
@@ -118,7 +118,7 @@ def chat_format(tokenizer: "PreTrainedTokenizerBase", *, in_parts: bool = False)
     template.
 
     Raises:
-        ValueError: the tokenizer is a slow one, which cannot say which characters a token covers.
+        ValueError: the tokenizer is a slow one, which does not report the characters of a token.
     """
     if not tokenizer.is_fast:
         raise ValueError(
@@ -141,7 +141,7 @@ def chat_format(tokenizer: "PreTrainedTokenizerBase", *, in_parts: bool = False)
 
 
 def render(chat_format: ChatFormat, chat: Chat, *, header: bool = False) -> str:
-    """The text of a chat; `header`: with what the template writes before an assistant's turn.
+    """The text of a chat; with `header`, followed by the generation prompt.
 
     Raises:
         MalformedRow: the template refuses the chat.
@@ -150,7 +150,7 @@ def render(chat_format: ChatFormat, chat: Chat, *, header: bool = False) -> str:
 
 
 def render_marked(chat_format: ChatFormat, chat: Chat) -> tuple[str, list[Span]]:
-    """The text of a chat, and where in it the `{% generation %}` blocks of its template lie.
+    """The text of a chat, and the positions of the template's `{% generation %}` blocks in it.
 
     Raises:
         MalformedRow: the template refuses the chat.
@@ -160,13 +160,13 @@ def render_marked(chat_format: ChatFormat, chat: Chat) -> tuple[str, list[Span]]
 
 
 def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer saved in the folder `path` with its chat template; no code in it is run.
+    """The tokenizer in the folder `path`, with its chat template. Code in the folder is not run.
 
-    A template that asks for today's date is given a fixed one, so that equal rows have equal
-    tokens on any day: prompts for generation must come from this tokenizer too.
+    A template that asks for today's date gets a fixed date, so that equal rows have equal tokens on
+    any day. Prompts for generation must therefore use this tokenizer too.
 
     Raises:
-        FileNotFoundError: `path` is no folder.
+        FileNotFoundError: `path` is not a folder.
         ValueError: the tokenizer has no chat template or no end-of-sequence token.
     """
     tokenizer = load_bare_tokenizer(path)
@@ -202,15 +202,15 @@ def load_bare_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
 
 
 def common_start(one: str, other: str) -> str:
-    """What two texts begin with."""
+    """The common beginning of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     length = next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
     return one[:length]
 
 
 def _rendered(chat_format: ChatFormat, chat: Chat, **settings: bool) -> tuple[str, Any]:
-    """The text, and positions if they were asked for: what `apply_chat_template` does, without its
-    looking up again for every chat what a tokenizer's special tokens are."""
+    """The text, and positions of blocks if requested. This is `apply_chat_template`, but without a
+    new look-up of the tokenizer's special tokens for every chat."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     keywords = dict(chat.template_kwargs or {})
@@ -259,7 +259,7 @@ def _reserved() -> frozenset[str]:
 _SPECIAL_TOKENS = [
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 ] + ["additional_special_tokens", "extra_special_tokens"]
-"""The tokenizer's, and so no row's to name, whether or not it has one."""
+"""Names of special tokens. They belong to the tokenizer, so rows must not set them."""
 
 
 def _special_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
@@ -268,7 +268,7 @@ def _special_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
 
 
 def _added_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
-    """Without runs of white space, which some vocabularies add and none ends a turn with."""
+    """Matches added tokens, except runs of white space, which never end a turn."""
     added = (str(token) for token in tokenizer.added_tokens_decoder.values())
     return _any_of({text for text in added if text.strip()})
 
@@ -284,9 +284,9 @@ def _templates(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
 
 
 def _marks_generation(template: str) -> bool:
-    """Whether a template has `{% generation %}` blocks, and none within text that it captures: in
-    a macro, `{% set %}`, `{% call %}`, `{% filter %}` or recursive loop the positions are counted
-    from the last piece written outside of it."""
+    """Whether a template has `{% generation %}` blocks, all outside captured text. In a macro,
+    `{% set %}`, `{% call %}`, `{% filter %}` or recursive loop, jinja's positions of the blocks are
+    wrong, as they count from the last piece written outside."""
     from jinja2 import TemplateError, nodes
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -308,7 +308,7 @@ def _marks_generation(template: str) -> bool:
 
 
 def _is_generation(block: Any) -> bool:
-    """A `{% generation %}` is parsed to a call of the extension that tracks it."""
+    """Whether a node is a `{% generation %}` block: a call of the extension that tracks it."""
     return getattr(block.call.node, "name", "") == "_generation_support"
 
 
@@ -329,13 +329,13 @@ def _looked_for(templates: list[str], also: set[str]) -> re.Pattern[str]:
 
 
 _MARK = re.compile(r"(?=.{3,40}\Z)(?=.*[^\w\s])\S+")
-"""Three signs or more, one of them no letter."""
+"""Three to forty characters without white space, of which at least one is punctuation."""
 
 _PROBE = "Temper probes this turn"
 
 
 def _probed(chat_format: ChatFormat) -> ChatFormat:
-    """The format with what its template writes around a plain answer."""
+    """The format completed with the texts that its template writes around a plain answer."""
     question: Message = {"role": "user", "content": "Hello"}
     answer: Message = {"role": "assistant", "content": _PROBE}
     try:
@@ -380,7 +380,7 @@ _DATE = datetime(2024, 7, 26)
 
 _LETTERS = [*"aAbBcCdDeFgGhHIjklmMnpPrRStTuUVwWxXyYZ"]
 _DIRECTIVES = [f"%{letter}" for letter in _LETTERS] + [f"%-{letter}" for letter in "dmyHIMSj"]
-"""Of `strftime`, all that depend on the date alone and hold no quote."""
+"""All directives of `strftime` that depend only on the date and contain no quote."""
 
 _REPLACED = "".join(
     f" | map('replace', {directive!r}, {_DATE.strftime(directive)!r})" for directive in _DIRECTIVES
@@ -390,12 +390,11 @@ _FIXED_CLOCK = (
     + _REPLACED
     + " | join('%') }}{%- endmacro -%}"
 )
-"""A macro of the template's own, which hides transformers' global of the same name."""
+"""A macro for the template that shadows transformers' global function of the same name."""
 
 
 def _prepared(template: str | Mapping[str, str]) -> Any:
-    """A template, or several by name, with a fixed clock and without the byte order mark that a
-    file may begin with."""
+    """A template, or several by name, with a fixed clock and without a byte order mark."""
     if not isinstance(template, str):
         return {name: _prepared(text) for name, text in template.items()}
     text = template.removeprefix("\ufeff")

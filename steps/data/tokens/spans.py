@@ -1,22 +1,22 @@
-"""Where in a rendered conversation the assistant's own turns lie: derived and proven, not guessed.
+"""Find the assistant's turns in a rendered conversation, with a proof for each conversation.
 
-A *span* begins where generation would begin, after the header that a prompt ends with, and ends
-with the tokens that end the turn. Between them is what the model is to write: its words, its
-reasoning and calls as the template spells them, and what the template puts before the words
-(Qwen 3's empty thought), unless that is to be read only. A span is found in one of two ways, each
-of which proves what it finds about this very conversation; where both fail, the row is refused.
+A *span* begins where generation would begin, after the header at the end of the prompt, and ends
+with the tokens that end the turn. Between them is the text that the model must write: its words,
+its reasoning and calls as the template writes them, and text that the template inserts before the
+words (Qwen 3's empty thought), unless `reads_inserted` is set. A span is found in one of two ways,
+both of which are verified for the conversation at hand. If both fail, the row is dropped.
 
-1. *Marks*: the template has `{% generation %}` blocks, one for each assistant turn, that hold all
-   the turn says and nothing that another message says. (A template whose marks mark nothing is
-   refused: its mask would be all zero.)
-2. *Traces* (`tracing`): every character of the rendering is the template's or one message's.
-   What stands between the message before and the turn's first own character ends with the header;
-   what stands after its last own character begins with the end of the turn.
+1. *Marks*: the template has `{% generation %}` blocks, one for each assistant turn, each with all
+   text of its turn and no text of another message. (A template whose blocks are empty is refused,
+   because the mask would be all zero.)
+2. *Traces* (`tracing`): every character of the rendering is assigned to the template or to one
+   message. The template's text before the turn's first own character ends with the header; its text
+   after the last own character begins with the end of the turn.
 
-**The end of a turn** is what comes after its words when it is the last: up to the first token that
-ends a plain answer, else up to the last special token before another header. Where another turn
-follows and the template ends such a turn otherwise (gpt-oss), it is the run of special tokens
-there, never what the next header begins with.
+**The end of a turn** is the text after its words if it is the last turn: up to the first token that
+ends a plain answer, or else up to the last special token before another header. If another turn
+follows and the template ends the turn differently there (gpt-oss), the end is the run of special
+tokens at that place, without the next header.
 """
 
 import re
@@ -41,7 +41,7 @@ from steps.data.tokens.tracing import (
 )
 
 Place = tuple[int, int]
-"""In a form: a piece, and how many of its characters come before."""
+"""A position in a form: the index of a piece, and an offset in it."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Rendered:
     """A chat as text, up to the end of its last span.
 
     Attributes:
-        spans: the assistant turns that were asked for, in order.
-        extends: every span begins right after what the model would be given to write it.
-        shows_tools: the template writes every tool; those made for models without tools do not.
-        shows_messages: it writes every message.
-        shows_calls: it writes every call of every message.
-        shows_reasoning: it writes the reasoning of the turns that were asked for.
-        spells_special: a message or tool spells out a special token.
-        closes: every span ends with a token that ends a turn.
+        spans: the requested assistant turns, in order.
+        extends: whether every span begins exactly after the prompt that generation would use.
+        shows_tools: whether the template writes every tool; some templates do not support tools.
+        shows_messages: whether the template writes every message.
+        shows_calls: whether the template writes every call of every message.
+        shows_reasoning: whether the template writes the reasoning of the requested turns.
+        spells_special: whether a message or tool contains the text of a special token.
+        closes: whether every span ends with a token that ends a turn.
     """
 
     text: str
@@ -81,11 +81,12 @@ def assistant_turns(messages: Sequence[Message], start: int = 0) -> list[int]:
 
 @dataclass(frozen=True)
 class SpanFinder:
-    """A chat format, and what is wanted of spans.
+    """Finds spans in chats of one format.
 
     Args:
-        end_of_turn: ends the turns that the template gives no end.
-        reads_inserted: what a template writes between header and words is not part of a span.
+        end_of_turn: the token that ends turns to which the template gives no end.
+        reads_inserted: whether text that a template inserts between header and words is left out of
+            the span.
     """
 
     format: ChatFormat
@@ -104,15 +105,15 @@ class SpanFinder:
     def render(
         self, chat: Chat, turns: Sequence[int], headers: Mapping[int, str] | None = None
     ) -> Rendered:
-        """`chat`, which ends with an assistant's message, and the spans of the messages `turns`.
+        """Render `chat`, which ends with an assistant's message, and find the spans of `turns`.
 
         Args:
-            turns: positions of assistant messages, ascending; the last is the chat's last message.
-            headers: renderings with generation prompt of the first so many messages, where the
-                caller has them already.
+            turns: indices of assistant messages, ascending; the last is the chat's last message.
+            headers: renderings with generation prompt that the caller has already, by their number
+                of messages.
 
         Raises:
-            MalformedRow: the template refuses the chat or a span cannot be derived.
+            MalformedRow: the template refuses the chat, or a span cannot be derived.
         """
         self._refuse_spelled_out_ends([chat.messages[turn] for turn in turns])
         text, blocks = self._rendered(chat)
@@ -153,23 +154,23 @@ class SpanFinder:
         return render(self.format, chat.until(turn), header=True)
 
     def _trace(self, chat: Chat, turns: Sequence[int], text: str) -> "_Trace":
-        """Who wrote what of the text.
+        """Assign every character of the text to the template or to a message.
 
         Raises:
-            MalformedRow: it does not come out, not even for the messages `turns` alone.
+            MalformedRow: this fails, even for the messages `turns` only.
         """
         whole = shape_of(self.format, chat, text)
         said = _Said(whole, self._lost(whole), changed=False)
         if found := self._traced(whole, said, text):
             return self._checked(found, chat, turns)
-        # Some templates know functions by name, or change white space.
+        # Some templates depend on the names of functions, or change white space.
         for words in (False, True):
             shape = shape_of(self.format, chat, text, names=words, words=words)
             tools = {name: slot for name, slot in said.lost.items() if slot.kind == TOOL}
             lost = self._lost(shape) | ({} if words else tools)
             if found := self._traced(shape, _Said(shape, lost, changed=False), text):
                 return self._checked(found, chat, turns)
-        # Others change what is said by those who are not trained on.
+        # Others change messages that are not trained on.
         shape = shape_of(self.format, chat, text, turns)
         if found := self._traced(shape, replace(said, changed=True), text):
             return self._checked(found, chat, turns)
@@ -187,7 +188,7 @@ class SpanFinder:
         return None if form is None or starts is None else _Trace(shape, form, starts, said)
 
     def _checked(self, trace: "_Trace", chat: Chat, turns: Sequence[int]) -> "_Trace":
-        """Refuse a trace in which a turn that is trained on lacks words or calls."""
+        """Refuse a trace in which a trained turn lacks words or calls."""
         slots, written = trace.shape.slots, set(trace.form.names)
         for turn in turns:
             calls = chat.messages[turn].get("tool_calls") or ()
@@ -204,7 +205,7 @@ class SpanFinder:
     def _marked(
         self, trace: "_Trace", text: str, blocks: list[Span] | None, turns: Sequence[int]
     ) -> list[Span]:
-        """The spans that the template marks: none where it marks none, or wrongly."""
+        """The spans from the template's blocks; empty if there are none or if they are wrong."""
         every = assistant_turns(trace.shape.chat.messages)
         if blocks is None or len(blocks) != len(every):
             return []
@@ -222,13 +223,14 @@ class SpanFinder:
         return spans if all(start < end for start, end in spans) else []
 
     def _after_prompt(self, trace: "_Trace", text: str, turn: int, start: int) -> int:
-        """Where generation would begin, if a block begins before, or after white space."""
+        """The start of generation, if a block begins before it, or after it with only white space
+        between; else the start of the block."""
         place = self._given(trace, turn)
         given = start if place is None else trace.at(place)
         return given if start < given or text[given:start].isspace() else start
 
     def _without_trailing_space(self, text: str, span: Span) -> Span:
-        """The span without white space that its block writes after the end-of-turn token."""
+        """The span without white space at the end of its block, after the end-of-turn token."""
         start, end = span
         trimmed = start + len(text[start:end].rstrip())
         ends = [match.end() for match in self.format.special.finditer(text, start, end)]
@@ -245,7 +247,7 @@ class SpanFinder:
         return trace.at(start), trace.at(end)
 
     def _start(self, trace: "_Trace", turn: int, own: "range | None") -> Place | None:
-        """Where the model would begin to write the turn."""
+        """Where generation of the turn would begin."""
         if own is None:
             return None
         place = self._given(trace, turn)
@@ -266,7 +268,7 @@ class SpanFinder:
         return self._after_inserted(trace, turn, (own[0], offset))
 
     def _given(self, trace: "_Trace", turn: int) -> Place | None:
-        """Where what the model is given to write the turn ends, if it is what comes before."""
+        """The end of the turn's generation prompt, if the text before the turn equals it."""
         header = self.tracer.form(trace.shape, turn, header=True)
         if header is None or not str(trace.form).startswith(str(header)):
             return None
@@ -282,7 +284,7 @@ class SpanFinder:
         return (index, offset + len(late)) if begins else place
 
     def _after_inserted(self, trace: "_Trace", turn: int, place: Place) -> Place:
-        """`place`, or if what a template inserts is only read, the end of what it writes there
+        """`place`; with `reads_inserted`, the end of the text that the template inserts there
         before any plain answer."""
         index, offset = place
         own = (slot.kind for slot in trace.shape.slots.values() if slot.message == turn)
@@ -296,7 +298,7 @@ class SpanFinder:
         return (index, offset + len(inserted)) if inserted.strip() else place
 
     def _end(self, trace: "_Trace", turn: int, own: range, start: Place) -> Place:
-        """Where the turn ends that has the slots `own`."""
+        """The end of the turn with the slots `own`."""
         index = own[-1] + 1 if own else start[0]
         offset = 0 if own else start[1]
         after = trace.form.pieces[index][offset:]
@@ -311,7 +313,7 @@ class SpanFinder:
         return index, offset + len(end)
 
     def _tail(self, trace: "_Trace", turn: int, own: range) -> str | None:
-        """What the template writes after the turn's words when it is the last one."""
+        """The template's text after the turn's words if the turn is the last one."""
         alone = self.tracer.form(trace.shape, turn + 1)
         if alone is None:
             return None
@@ -325,7 +327,7 @@ class SpanFinder:
         )
 
     def _end_in(self, tail: str) -> int:
-        """Where a turn ends in what is written after its last own character."""
+        """Where a turn ends in the template's text after the turn's last own character."""
         shape = self.format
         if shape.closing and not shape.special.search(shape.closing):
             return len(shape.closing if tail.startswith(shape.closing) else tail)
@@ -337,7 +339,8 @@ class SpanFinder:
         return ends[-1] if ends else len(own.rstrip())
 
     def _end_between(self, alone: str, after: str) -> str:
-        """The end of a turn before another one, where it is not that of a last turn, `alone`."""
+        """The end of a turn before another turn, if it differs from `alone`, the end of a last
+        turn."""
         shared = common_start(alone, after)
         ends = [match.end() for match in self.format.special.finditer(shared)]
         if ends:
@@ -346,7 +349,7 @@ class SpanFinder:
         return own[: self.format.run_of_special(own)]
 
     def _end_after(self, text: str) -> str:
-        """The run of special tokens that `text` begins with, if the end of sequence is in it."""
+        """The run of special tokens at the start of `text`, if it ends with the end of sequence."""
         run = text[: self.format.run_of_special(text)]
         first = self.format.special.match(text.lstrip())
         return run if first and run.endswith(self.format.eos) else ""
@@ -358,7 +361,7 @@ class SpanFinder:
     # --- the ends that templates lack ------------------------------------------------------------
 
     def _closed(self, text: str, spans: list[Span]) -> tuple[str, list[Span]]:
-        """Text and spans with the end of turn that was named, where the template writes none."""
+        """Text and spans with the configured end of turn where the template writes none."""
         if not self.end_of_turn:
             return text, spans
         closed = [self._with_end(text, span) for span in spans]
@@ -384,7 +387,7 @@ class SpanFinder:
         headers: Mapping[int, str],
         text: str,
     ) -> bool:
-        """Whether each span begins where the model would: what it would be given comes before."""
+        """Whether each span begins exactly after the prompt that generation would use."""
         if self.format.late_header:
             return False
         for turn, (start, _) in zip(turns, spans, strict=True):
@@ -394,7 +397,8 @@ class SpanFinder:
         return all(text.startswith(header) for header in headers.values())
 
     def _refuse_spelled_out_ends(self, messages: Sequence[Message]) -> None:
-        """Written out in a response, these tokens would end the turn early, or end it twice."""
+        """Refuse responses that contain the text of a token that ends turns: the turn would end
+        early or twice."""
         for message in messages:
             for end in self.ends:
                 if any(end in text for text in _strings(message)):
@@ -403,7 +407,8 @@ class SpanFinder:
                     )
 
     def _refuse_lost_messages(self, trace: "_Trace", headers: Mapping[int, str]) -> None:
-        """The text before a response may be rewritten once it is answered, but lose no message."""
+        """Refuse a template that leaves out a message of the prompt once the prompt is answered.
+        Other changes of the prompt are allowed."""
         shape = trace.said.shape
         for name, slot in trace.said.lost.items():
             role = shape.chat.messages[slot.message]["role"]
@@ -420,8 +425,8 @@ class SpanFinder:
 
 @dataclass(frozen=True)
 class _Said:
-    """All that a conversation says; what of it is `lost`, that the template does not write; and
-    whether it has `changed` a message."""
+    """The texts of a conversation; those that the template does not write (`lost`); and whether the
+    template has `changed` a message."""
 
     shape: Shape
     lost: Mapping[str, Slot]
@@ -434,7 +439,7 @@ class _Said:
 
 @dataclass(frozen=True)
 class _Trace:
-    """A rendering as its form with texts: `starts` says where the pieces start."""
+    """A rendering as its form with texts; `starts` are the positions of the pieces."""
 
     shape: Shape
     form: Form
@@ -445,7 +450,7 @@ class _Trace:
         return self.shape.slots[name].message
 
     def covers(self) -> list[Span]:
-        """Where the slots' texts lie."""
+        """The positions of the slots' texts."""
         ends = [start + len(p) for start, p in zip(self.starts, self.form.pieces, strict=True)]
         return list(zip(ends, self.starts[1:], strict=False))
 
@@ -453,8 +458,8 @@ class _Trace:
         return self.starts[place[0]] + place[1]
 
     def own(self, turn: int) -> range | None:
-        """The slots in which a message is written, one after the other; empty: it says nothing.
-        None: others lie between them."""
+        """The consecutive slots of a message; empty if the message has none, None if slots of other
+        messages are between them."""
         owners = [self.owner(name) for name in self.form.names]
         if turn not in owners:
             return range(0)
@@ -466,7 +471,7 @@ class _Trace:
         return range(first, stop) if set(owners[first:stop]) == {turn} else None
 
     def plain_answer(self, tracer: Tracer, turn: int) -> str | None:
-        """What the template writes after the header if the turn's words are plain, before them."""
+        """The template's text between the header and the words, for a plain answer."""
         shape, name = self.shape, "Slot0xplain"
         said = Message(role="assistant", content=name)
         messages = (*shape.chat.messages[:turn], said)
@@ -483,7 +488,7 @@ _SEGMENT = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|\w+|.", re.DOTALL)
 
 
 def _after_header(piece: str, header: str) -> int | None:
-    """Where in `piece` the header ends, or as much of its beginning as is written there."""
+    """Where in `piece` the header ends, or the longest beginning of the header found there."""
     ends = [match.end() for match in _SEGMENT.finditer(header)]
     for end in reversed(ends):
         if header[:end].strip() and (at := piece.rfind(header[:end])) >= 0:
@@ -493,7 +498,7 @@ def _after_header(piece: str, header: str) -> int | None:
 
 def _strings(value: Any) -> Iterator[str]:
     """Every text within a JSON value or a chat, keys included."""
-    left = [value]  # and no recursion: a value may be nested deeper than that goes
+    left = [value]  # no recursion, because a value may be nested too deeply for it
     while left:
         match left.pop():
             case str() as text:
@@ -507,7 +512,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _refuse_doubled(chat_format: ChatFormat, text: str) -> None:
-    """A BOS at the start of a text must be its only one there."""
+    """Refuse a text that starts with two BOS."""
     bos = str(chat_format.special_tokens.get("bos_token") or "")
     if bos and text.startswith(bos) and text[len(bos) :].lstrip().startswith(bos):
         raise MalformedRow("doubled special token", f"the text starts with {bos} twice")

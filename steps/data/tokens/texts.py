@@ -1,11 +1,11 @@
-"""Texts without turns become token ids: all are trained on but the first, which nothing predicts.
+"""Tokenise plain texts. All tokens are trained on except the first, which nothing predicts.
 
-A text is framed as the tokenizer itself does it (its post-processor may write a BOS) and ends with
-one end-of-sequence token. Where the text spells out such a token at its edge, it is not doubled.
+The tokenizer's own post-processor frames a text (it may write a BOS), and the text ends with one
+end-of-sequence token. If the text itself contains such a token at its edge, it is not doubled.
 
-A text over the limit is by default cut into *pieces*, consecutive rows. Each begins with the last
-token of the one before, read and not trained on, so that every token of the text but its first is
-trained on exactly once. The rows of the text `doc` are called `doc#1`, `doc#2` and so on.
+By default, a text over the limit is split into *pieces*, consecutive rows. Each begins with the
+last token of the piece before, as context, so that every token of the text but its first is trained
+on exactly once. The rows of the text `doc` are called `doc#1`, `doc#2` and so on.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LongText(StrEnum):
-    """What to do with a text that is over the limit."""
+    """The policy for a text that exceeds the limit."""
 
     pieces = "pieces"
     keep_start = "keep_start"
@@ -38,10 +38,11 @@ class TextConfig:
     """How texts become tokens.
 
     Args:
-        max_length: of a row, in tokens, its BOS and end-of-sequence token included.
-        too_long: what is done with a longer text; one cut at its end has no end-of-sequence token.
-        max_dropped: more dropped rows than this are an error: below 1 a fraction, else a number.
-        workers: processes to use; 0: one for each core. The result does not depend on it.
+        max_length: the most tokens of a row, including BOS and end-of-sequence token.
+        too_long: the policy for longer texts. A text that is cut at its end has no end-of-sequence
+            token.
+        max_dropped: the most rows that may be dropped: below 1 a fraction, else a number of rows.
+        workers: the number of processes; 0: one for each core. The result does not depend on it.
     """
 
     max_length: int = 1024
@@ -72,7 +73,7 @@ class TokenizedText:
 
 @dataclass(frozen=True)
 class TextTokenization:
-    """A tokenizer, its end-of-sequence token, and what is wanted of them."""
+    """A tokenizer, its end-of-sequence token, and the settings."""
 
     encoder: Encoder
     end: int
@@ -91,10 +92,10 @@ def text_tokenization(
 def tokenize_texts(
     tokenization: TextTokenization, rows: Sequence[TextRow]
 ) -> list[TokenizedText | MalformedRow]:
-    """Every text in its place as tokens, or as the reason why it is dropped.
+    """For every text, in order, its tokens, or the reason why it is dropped.
 
     Raises:
-        RowTooLong: a text is over the limit, and the policy is `error`.
+        RowTooLong: a text exceeds the limit, and the policy is `error`.
     """
 
     def encode(texts: Sequence[str]) -> list[list[int]]:

@@ -1,11 +1,11 @@
-"""Folders of rows become folders of tokens: shards to workers, and their results into one place.
+"""Tokenise folders of rows: distribute shards to workers, and combine their results.
 
-    SPLIT/pairs-00000.parquet     →  SPLIT/tokens-00000.parquet     one for one, in order
+    SPLIT/pairs-00000.parquet     →  SPLIT/tokens-00000.parquet     one for each shard
                                      ledger.parquet                 one line for every row
-                                     tokenizer.json                 what decodes the ids
-                                     summary.md                     how long the sequences are
+                                     tokenizer.json                 decodes the ids
+                                     summary.md                     statistics of lengths
 
-A shard whose rows are all dropped is an empty file: numbers never shift.
+If all rows of a shard are dropped, its file is empty, so the numbers of files stay the same.
 """
 
 import json
@@ -43,13 +43,14 @@ def tokenize_folders(
     scratch: Path,
     on_progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Tokenise every split (a folder in `source`; "": `source` itself); metrics of what was done.
+    """Tokenise every split (a folder in `source`; "" means `source` itself), and return metrics.
 
     Progress counts shards.
 
     Raises:
         ValueError: no row of a split is left, or more were dropped than `config.max_dropped`.
-        ShardFailed: naming the shard; a row is over a limit whose policy is `error`.
+        ShardFailed: the work on a shard, which the message names, failed; for example, a row
+            exceeds a limit whose policy is `error`.
     """
     work = [
         Shard(f"{split}/{file.stem}".lstrip("/"), file)
@@ -75,7 +76,7 @@ def tokenize_folders(
 
 
 def _place_split(finished: Sequence[Finished], folder: Path, name: str) -> int:
-    """Put a split's files in their place; the number of its rows."""
+    """Put a split's files into the output folder; return the number of its rows."""
     tally = merged_report(finished).tally
     if tally.rows == tally.dropped_rows:
         why = f": {tally.worst_reasons()}" if tally.rows else ""
@@ -167,7 +168,8 @@ _NOTICED: Mapping[str, tuple[str, str]] = {
         "trained tokens stand for text outside the tokenizer's vocabulary",
     ),
 }
-"""What is told of `tokenizing.Findings`: the metric, and what follows its number in a notice."""
+"""For each field of `tokenizing.Findings`: its metric, and the text of its notice after the number.
+"""
 
 
 _MEASURES: Mapping[str, str] = {
@@ -185,7 +187,7 @@ def _plotted(report: Report) -> list[str]:
 
 
 def _packing(report: Report, max_length: int) -> Packing:
-    """How rows fill sequences; a pair, of which the prompt is there once, may take two limits."""
+    """How rows fill sequences. A pair has its prompt once and may take twice the limit."""
     pairs = report.lengths.get(PACKED)
     lengths = pairs or report.lengths.get("total", {})
     return packed(lengths, 2 * max_length if pairs else max_length)

@@ -1,8 +1,7 @@
-"""One file of rows becomes one file of tokens: the work that :mod:`steps.data.work.workers`
-spreads.
+"""Tokenise one file of rows; :mod:`steps.data.work.workers` runs this on many files.
 
-Of every shard there are made `tokens.parquet` and `ledger.parquet`, what became of each row; and a
-summary that adds up over shards: a tally, counts of what was noticed, and counted lengths.
+For every shard it writes `tokens.parquet` and `ledger.parquet`, the outcome of each row. It returns
+a summary that can be added up over shards: a tally, counts of findings, and counts of lengths.
 """
 
 import hashlib
@@ -42,12 +41,12 @@ BATCH = 128
 """Rows rendered and encoded together."""
 
 RowKind = Literal["pairs", "conversations", "completions", "texts"]
-"""What rows are called, as their files are (`tables.STEMS`)."""
+"""The kinds of rows by the names of their files (`tables.STEMS`)."""
 
 Tokenized = TokenizedPair | TokenizedConversation | TokenizedCompletion | TokenizedText
 
 PACKED = "packed"
-"""Of a pair: its tokens, the prompt counted once."""
+"""The name of a pair's length with the prompt counted once."""
 
 TOKENS, ROW_LEDGER = "tokens.parquet", "ledger.parquet"
 
@@ -72,12 +71,12 @@ class TokenizeShards:
 
 @dataclass
 class Report:
-    """What there is to say of tokenised rows; adds up over shards.
+    """Statistics of tokenised rows, which can be added up over shards.
 
     Attributes:
-        noticed: what there is to notice of kept rows (`tokenizing.Findings`), by its name there,
-            and how many rows or tokens it is true of.
-        lengths: how many kept rows there are of each length, by what was measured.
+        noticed: for each field of `tokenizing.Findings`, the number of kept rows or tokens to which
+            it applies.
+        lengths: for each measured length, the number of kept rows by their length.
     """
 
     tally: Tally = field(default_factory=Tally)
@@ -128,12 +127,12 @@ _Row = TypeVar("_Row", bound=Row)
 _Tokens = TypeVar("_Tokens", bound=Tokenized)
 
 Line = tuple[dict[str, Any], dict[str, int]]
-"""What is written of a row: its columns, and lengths to be counted."""
+"""The output of a row: its columns, and the lengths to count."""
 
 
 @dataclass(frozen=True)
 class _Rows(Generic[_Row, _Tokens]):
-    """How rows of one kind are tokenised and written; `kept` columns are carried over as read."""
+    """How rows of one kind are tokenised and written; `kept` columns are copied from the input."""
 
     kind: type[_Row]
     schema: pa.Schema
@@ -273,7 +272,7 @@ def _entry(shard: Shard, row: str, tokens: Tokenized | MalformedRow) -> Entry:
 
 @cache
 def _digest_of_tokenizer(folder: Path) -> str:
-    """Of everything in a model folder but its weights."""
+    """A digest of all files in a model folder except its weights."""
     hasher = hashlib.sha256()
     for path in sorted(folder.glob("*")):
         if path.is_file() and path.suffix not in (".safetensors", ".bin", ".gguf", ".pt"):

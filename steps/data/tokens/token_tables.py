@@ -14,7 +14,7 @@ def _list_of(kind: pa.DataType) -> pa.DataType:
 
 
 def _lengths(*parts: str) -> list[pa.Field]:
-    """How many tokens each part has, for whoever plans without reading them."""
+    """Columns with the number of tokens of each part, which can be read without the tokens."""
     return [_required(f"{part}_length", pa.int32()) for part in parts]
 
 
@@ -40,10 +40,10 @@ PAIR_TOKENS = pa.schema(
         *FOR_TEMPLATE,
     ]
 )
-"""Preference pairs as tokens, and beside them all that a prompt is rendered from again.
+"""Preference pairs as tokens, with the messages, from which prompts can be rendered again.
 
-The full sequence of a side is `prompt_ids` and then its own; masks are True on what is trained on;
-`shared_prefix` is the number of tokens with which both full sequences start.
+The full sequence of a side is `prompt_ids` followed by its own ids. Masks are True on trained
+tokens. `shared_prefix` is the number of tokens that both full sequences share at their start.
 """
 
 CONVERSATION_TOKENS = pa.schema(
@@ -54,7 +54,7 @@ CONVERSATION_TOKENS = pa.schema(
         _required("length", pa.int32()),
     ]
 )
-"""Conversations or texts as tokens; `mask` is True on what is trained on."""
+"""Conversations or texts as tokens; `mask` is True on trained tokens."""
 
 COMPLETION_TOKENS = pa.schema(
     [

@@ -1,11 +1,11 @@
-"""Conversations become token ids with masks, a batch at a time: the words that all rows share.
+"""Tokenise conversations and completions, with masks, in batches; and code for all kinds of rows.
 
-A mask is True exactly on the tokens of what an assistant writes, and on those that end its turns. A
-token that a tokenizer merged across the edge of such a text is counted, and not trained on (no half
-of it could be), unless it is the text's first word that took in white space of the header.
+A mask is True exactly on the tokens that an assistant writes, including those that end its turns. A
+token that the tokenizer merged across the edge of such a text is counted but not trained on, unless
+it is the text's first word merged with white space of the header.
 
-Here are whole conversations, and single completions of a prompt; :mod:`steps.data.tokens.pairs` has
-pairs and :mod:`steps.data.tokens.texts` texts without turns.
+This module tokenises whole conversations and single completions of a prompt.
+:mod:`steps.data.tokens.pairs` tokenises pairs, and :mod:`steps.data.tokens.texts` plain texts.
 """
 
 import hashlib
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class TrainOn(StrEnum):
     """Which assistant turns are trained on.
 
-    `answer`: of a pair, every turn in which its sides differ; of a completion, every turn that
-    comes after the prompt; of a conversation, the last one.
+    `answer`: for a pair, every turn in which its sides differ; for a completion, every turn after
+    the prompt; for a conversation, the last turn.
     """
 
     answer = "answer"
@@ -46,14 +46,14 @@ class TrainOn(StrEnum):
 
 
 class Inserted(StrEnum):
-    """What becomes of text that a template puts between an answer's header and its words."""
+    """Whether text that a template inserts between an answer's header and its words is trained."""
 
     trained = "trained"
     read = "read"
 
 
 class Lost(StrEnum):
-    """What becomes of a row of which the template leaves out a message or a call."""
+    """Whether a row is kept or dropped if the template leaves out a message or a call."""
 
     kept = "kept"
     dropped = "dropped"
@@ -61,16 +61,17 @@ class Lost(StrEnum):
 
 @dataclass(frozen=True)
 class TokenizeConfig(LengthLimits):
-    """How rows become tokens: which are trained on, and how long they may be.
+    """How rows become tokens: which tokens are trained on, and the limits of lengths.
 
     Args:
-        train_on: the answer, the last assistant turn only, or every one.
-        inserted: whether what the template puts before an answer's words, such as an empty
+        train_on: whether the answer, the last assistant turn or every assistant turn is trained on.
+        inserted: whether text that the template inserts before an answer's words, such as an empty
             thought, is trained on, or read as part of the prompt.
-        end_of_turn: a token that ends the turns to which the template gives no end.
-        lost: rows of which the template leaves out a message or a call are counted, or dropped.
-        max_dropped: more dropped rows than this are an error: below 1 a fraction, else a number.
-        workers: processes to use; 0: one for each core. The result does not depend on it.
+        end_of_turn: a token that ends turns to which the template gives no end.
+        lost: whether rows of which the template leaves out a message or a call are kept (and
+            counted) or dropped.
+        max_dropped: the most rows that may be dropped: below 1 a fraction, else a number of rows.
+        workers: the number of processes; 0: one for each core. The result does not depend on it.
     """
 
     train_on: TrainOn = field(default=TrainOn.answer, metadata={"before": TrainOn.last_turn})
@@ -86,10 +87,10 @@ class TokenizeConfig(LengthLimits):
 
 
 def check_work(max_dropped: float | None, workers: int) -> None:
-    """Refuse settings of the work on files that say nothing.
+    """Check `max_dropped` and `workers`.
 
     Raises:
-        ValueError: as it says.
+        ValueError: one of them is out of range.
     """
     if max_dropped is not None:
         check_max_dropped(max_dropped)
@@ -115,22 +116,22 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was noticed about a kept row.
+    """Findings about a kept row.
 
     Attributes:
-        prompt_cut, response_cut: a limit cost it tokens.
-        merged: tokens that lie across the edge of an assistant's text; only those that took in
-            white space before its first word are trained on.
-        rewritten: the template writes the prompt otherwise once it is answered, so that the model
-            is trained on another prompt than it would be given.
-        tools_lost: the template does not write the row's tools.
-        messages_lost: the template does not write one of its messages.
-        calls_lost: it does not write a call of an earlier turn.
-        reasoning_lost: it does not write the reasoning of a turn that is trained on.
-        several_turns: each side of the pair is trained on in more turns than its last.
-        spelled: its own text spells out special tokens, which become just those.
-        unended: a turn that is trained on ends without an end-of-turn token.
-        unknown: trained tokens that stand for text outside the vocabulary.
+        prompt_cut, response_cut: whether a limit has cut the prompt or a response.
+        merged: the number of tokens across the edge of an assistant's text. Only those that merged
+            white space with its first word are trained on.
+        rewritten: whether the template changes the prompt once it is answered, so that training
+            uses another prompt than generation.
+        tools_lost: whether the template does not write the row's tools.
+        messages_lost: whether the template does not write one of the messages.
+        calls_lost: whether the template does not write a call of an earlier turn.
+        reasoning_lost: whether the template does not write the reasoning of a trained turn.
+        several_turns: whether a side of the pair has other trained turns besides its last.
+        spelled: whether the row's own text contains special tokens, which become real ones.
+        unended: whether a trained turn ends without an end-of-turn token.
+        unknown: the number of trained tokens for text outside the vocabulary.
     """
 
     prompt_cut: bool = False
@@ -147,7 +148,7 @@ class Findings:
     unknown: int = 0
 
     def of_text(self, merged: int, texts: Iterable[Rendered]) -> "Findings":
-        """These, with what was noticed of the text."""
+        """These findings, with those about the rendered texts."""
         seen = list(texts)
         return replace(
             self,
@@ -173,7 +174,7 @@ class TokenizedConversation:
 
 @dataclass(frozen=True)
 class TokenizedCompletion:
-    """A prompt and its completion as tokens; the whole sequence is the one and then the other."""
+    """A prompt and its completion as tokens; the full sequence is their concatenation."""
 
     row: str
     prompt: Tokens
@@ -197,12 +198,12 @@ class Tokenization:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """The tokens that end a turn, or everything."""
+        """The tokens that end a turn or the whole text."""
         found = (self.encoder.core.token_to_id(end) for end in self.finder.ends)
         return frozenset(index for index in found if index is not None)
 
     def says_nothing(self, tokens: Iterable[int]) -> bool:
-        """Whether they are nothing but ends of turns and white space."""
+        """Whether the tokens are only ends of turns and white space."""
         said = set(tokens) - self.ends
         few = len(said) <= _MOST_KINDS_OF_SPACE
         return few and not self.encoder.core.decode(list(said), skip_special_tokens=False).strip()
@@ -216,10 +217,10 @@ def tokenization(
     config: TokenizeConfig = TokenizeConfig(),
     images: Placeholders | None = None,
 ) -> Tokenization:
-    """Make a tokenizer ready; see `rendering.chat_format` for what is refused.
+    """Prepare a tokenizer; `rendering.chat_format` describes which tokenizers are refused.
 
     Raises:
-        ValueError: `config.end_of_turn` is no token of the tokenizer.
+        ValueError: `config.end_of_turn` is not a special token of the tokenizer.
     """
     in_parts = images is not None or reads_images(Path(tokenizer.name_or_path))
     found, core = chat_format(tokenizer, in_parts=in_parts), encoder(tokenizer)
@@ -236,7 +237,7 @@ def tokenization(
 def tokenize_conversations(
     tokenization: Tokenization, rows: Sequence[ConversationRow]
 ) -> list[TokenizedConversation | MalformedRow]:
-    """Every row in its place as tokens, or as the reason why it is dropped.
+    """For every row, in order, its tokens, or the reason why it is dropped.
 
     Raises:
         RowTooLong: a row is over a limit whose policy is `error`.
@@ -263,9 +264,9 @@ def tokenize_conversations(
 def tokenize_completions(
     tokenization: Tokenization, rows: Sequence[UnpairedRow]
 ) -> list[TokenizedCompletion | MalformedRow]:
-    """Every row in its place as prompt and completion, or as the reason why it is dropped.
+    """For every row, in order, prompt and completion, or the reason why the row is dropped.
 
-    The prompt ends where the completion's first trained token begins, as that of a pair.
+    As in a pair, the prompt ends where the completion's first trained token begins.
 
     Raises:
         RowTooLong: a row is over a limit whose policy is `error`.
@@ -291,8 +292,8 @@ def tokenize_completions(
 def tokenize_prompts(
     tokenization: Tokenization, prompts: Sequence[Chat]
 ) -> list[list[int] | MalformedRow]:
-    """Every prompt in its place as the ids that a model is given to answer it, of any length; or
-    the reason why the template refuses it."""
+    """For every prompt, in order, the token ids with generation prompt, without a limit of length;
+    or the reason why the template refuses it."""
 
     def render_prompt(prompt: Chat) -> str:
         if images_of(prompt.messages):
@@ -307,8 +308,8 @@ def tokenize_prompts(
 
 
 def tokens_id(*parts: Sequence[int]) -> str:
-    """16 hex digits that two sequences of parts share when, and but for hash collisions only when,
-    they hold the same tokens: sha256 over the lengths of the parts and then the ids."""
+    """A digest of several sequences of tokens, as 16 hex digits: sha256 over their lengths and
+    ids."""
     lengths = struct.pack(f"<{len(parts)}q", *map(len, parts))
     ids = struct.pack(f"<{sum(map(len, parts))}i", *chain(*parts))
     return hashlib.sha256(lengths + ids).hexdigest()[:16]
@@ -328,8 +329,8 @@ def in_one_batch(
     encode: Callable[[Sequence[Draft]], Iterable[Encoded]],
     finish: Callable[[Row, Draft, Encoded], Finished],
 ) -> list[Finished | MalformedRow]:
-    """Each row rendered, all that could be encoded together, each finished; a row that one of
-    these refuses has the reason in its place."""
+    """Render each row, encode all of them together, and finish each. For a row that one of these
+    functions refuses, the result is the reason."""
     drafts = [_attempt(render, row) for row in rows]
     encoded = iter(
         _encode_all(encode, [draft for draft in drafts if not isinstance(draft, MalformedRow)])
@@ -348,12 +349,12 @@ def in_one_batch(
 def _encode_all(
     encode: Callable[[Sequence[Draft]], Iterable[Encoded]], drafts: Sequence[Draft]
 ) -> list[Encoded | MalformedRow]:
-    """All drafts together; each by itself if the tokenizer cannot do them all."""
+    """Encode all drafts together; if the tokenizer fails, encode each by itself."""
     try:
         return list(encode(drafts))
     except Exception as error:
-        refusal = kept(error)  # people read its text, in the list of dropped rows
-        if type(refusal) is not Exception:  # what tokenizers raises of a text is of no other type
+        refusal = kept(error)  # its text appears in the list of dropped rows
+        if type(refusal) is not Exception:  # tokenizers raises plain Exception for bad texts
             raise
         if len(drafts) == 1:
             return [MalformedRow("tokenizer refuses the text", str(refusal))]
@@ -378,7 +379,7 @@ def _attempt(
 
 @dataclass(frozen=True)
 class Answered:
-    """Prompt and one response as text; `own` is the first of its spans that is the response's."""
+    """Prompt and one response as text; `own` is the index of the first span in the response."""
 
     rendered: Rendered
     own: int
@@ -393,7 +394,7 @@ class Answered:
 
     @property
     def before(self) -> str:
-        """The text before the first response character that is trained on."""
+        """The text before the first trained character of the response."""
         return self.text[: self.spans[self.own][0]]
 
     @property
@@ -402,7 +403,7 @@ class Answered:
 
 
 def headers_of(tokenization: Tokenization, prompt: Chat) -> dict[int, str]:
-    """What a model is given to answer `prompt`, by the number of messages."""
+    """The rendering of `prompt` with generation prompt, by its number of messages."""
     return {len(prompt.messages): render(tokenization.format, prompt, header=True)}
 
 
@@ -413,8 +414,8 @@ def render_answered(
     headers: Mapping[int, str],
     answer: Collection[int],
 ) -> Answered:
-    """`prompt` with one response to it, of which the messages `answer` are the answer; `headers`
-    as of `headers_of`."""
+    """Render `prompt` with one response, whose messages `answer` are the answer; `headers` comes
+    from `headers_of`."""
     before = len(prompt.messages)
     chat = replace(prompt, messages=(*prompt.messages, *response))
     turns = assistant_turns(chat.messages)
@@ -453,7 +454,7 @@ def _rendered(
 def fitted(
     tokenization: Tokenization, row: str, prompt: Tokens, responses: Sequence[Tokens]
 ) -> tuple[Tokens, list[Tokens], Findings]:
-    """Prompt and responses within the limits, each with something left to train on."""
+    """Cut prompt and responses to the limits; each response keeps at least one trained token."""
     if not len(prompt):
         raise MalformedRow("no prompt token", "no token comes before the first trained one")
     if not all(any(response.mask) for response in responses):
@@ -476,11 +477,11 @@ def fitted(
 
 
 def check_words(tokenization: Tokenization, text: Rendered, start: int, tokens: Tokens) -> int:
-    """How many of the trained `tokens`, the text's from the character `start` on, stand for text
-    outside the vocabulary.
+    """The number of trained `tokens` that stand for text outside the vocabulary; `tokens` encode
+    the text from the character `start` on.
 
     Raises:
-        MalformedRow: of the text of a response, the tokenizer leaves nothing but its end.
+        MalformedRow: the tokenizer encodes nothing of a response's text but its end.
     """
     trained = [
         index for index, is_trained in zip(tokens.ids, tokens.mask, strict=True) if is_trained
@@ -497,7 +498,7 @@ def check_words(tokenization: Tokenization, text: Rendered, start: int, tokens: 
 def _finished(
     tokenization: Tokenization, row: str, text: Rendered, start: int, pieces: Pieces
 ) -> tuple[Tokens, Tokens, Findings]:
-    """What comes before the character `start` and what follows it, within the limits."""
+    """The tokens before and after the character `start`, cut to the limits."""
     mask, merged = pieces.mask(text.text, text.spans)
     every, first = Tokens(pieces.ids, mask), pieces.until(start)
     after = every.cut(first, len(every))

@@ -1,13 +1,14 @@
-"""Who wrote which character of a rendered conversation: seen through a template, not searched for.
+"""Assign every character of a rendered conversation to the template or to a message, with a proof.
 
-Every text of a conversation is replaced by a *slot*, a word that occurs nowhere else: message
-contents, reasoning, names and arguments of calls, names of tools. White space at a text's ends and
-the marks that the template itself looks for (`<think>`) stay, so that the template does to slots
-what it does to texts. What it writes is a *form*: its own pieces with slots between them. If the
-pieces with the true texts between them make up the true rendering exactly, then every character is
-accounted for: that is the proof, and it is made for each conversation.
+Every text of a conversation (message contents, reasoning, names and arguments of calls, names of
+tools) is replaced by a *slot*, a word that occurs nowhere else. White space at a text's ends and
+the marks that the template itself searches for (`<think>`) stay, so that the template treats slots
+like texts. The rendering with slots is a *form*: the template's own pieces with slots between them.
+If the pieces, joined by the true texts, equal the true rendering exactly, then every character is
+accounted for. This proof is made for each conversation.
 
-Forms depend on the shape of a conversation alone, so they are kept: thousands of rows share one.
+A form depends only on the shape of a conversation, so forms are cached: thousands of rows share
+one.
 """
 
 import json
@@ -21,19 +22,19 @@ from steps.data.rows.rows import Message
 from steps.data.tokens.rendering import Chat, ChatFormat, render
 
 TOOLS = -1
-"""Stands for the message that a tool's name belongs to."""
+"""The message index of slots for tools' names."""
 
 CONTENT, REASONING, CALL, TOOL = "crft"
-"""What a slot stands for."""
+"""The kinds of slots."""
 
 END_OF_REASONING = "</think>"
 _KEPT = 8 * 2**20
-"""Characters of forms that are kept."""
+"""The size of the cache of forms, in characters."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A text's place: the message it belongs to, and what it is of it."""
+    """The message to which a text belongs, and the kind of text."""
 
     message: int
     kind: str
@@ -41,7 +42,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Shape:
-    """A chat whose texts are slots, by name; `texts` are what they stand for."""
+    """A chat with slots in place of texts; `texts` maps the names of slots to the true texts."""
 
     chat: Chat
     slots: Mapping[str, Slot]
@@ -55,7 +56,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Form:
-    """What a template writes of a shape: `pieces[0] names[0] pieces[1] … pieces[-1]`."""
+    """A template's rendering of a shape: `pieces[0] names[0] pieces[1] … pieces[-1]`."""
 
     pieces: tuple[str, ...]
     names: tuple[str, ...]
@@ -65,7 +66,7 @@ class Form:
         return "".join(part for pair in paired for part in pair)
 
     def place(self, length: int) -> "tuple[int, int] | None":
-        """Which piece the first `length` characters end in, and how far; None: in a slot."""
+        """The piece and the offset at which the first `length` characters end; None in a slot."""
         for index, piece in enumerate(self.pieces):
             if length <= len(piece):
                 return index, length
@@ -77,7 +78,8 @@ class Form:
         return None
 
     def starts(self, texts: Mapping[str, str], rendering: str) -> list[int] | None:
-        """Where the pieces start in `rendering`, if they with `texts` make it up; else None."""
+        """The positions of the pieces in `rendering`, if pieces and `texts` together equal it; else
+        None."""
         starts, position = [0], 0
         for index, name in enumerate(self.names):
             position += len(self.pieces[index])
@@ -94,7 +96,7 @@ class Form:
 
 
 class Tracer:
-    """The forms that a template gives to shapes, each asked for once."""
+    """Renders the forms of shapes with a template, and caches them."""
 
     def __init__(self, chat_format: ChatFormat) -> None:
         self.format = chat_format
@@ -102,7 +104,7 @@ class Tracer:
         self._kept = 0
 
     def form(self, shape: Shape, count: int | None = None, *, header: bool = False) -> Form | None:
-        """Of the first `count` messages; None where the template refuses them."""
+        """The form of the first `count` messages; None if the template refuses them."""
         chat = shape.chat if count is None else shape.chat.until(count)
         key = (repr((chat.messages, chat.tools, chat.template_kwargs)), header)
         if key not in self._forms:
@@ -131,13 +133,13 @@ def shape_of(
     names: bool = True,
     words: bool = False,
 ) -> Shape:
-    """`chat` with slots for its texts.
+    """Replace the texts of `chat` by slots.
 
     Args:
-        rendering: holds none of the names of slots.
-        only: of these messages alone, and no tool.
-        names: of functions, too; some templates know what certain functions are called.
-        words: each word has a slot of its own; some templates change the space between them.
+        rendering: a text in which no name of a slot may occur.
+        only: replace only the texts of these messages, and no tools.
+        names: also replace the names of functions. Some templates depend on certain names.
+        words: give each word its own slot. Some templates change the space between words.
     """
     salt = _salt(rendering)
     slots = _Slots(salt, _or_space(chat_format.looked_for) if words else chat_format.looked_for)
@@ -165,7 +167,7 @@ class _Slots:
         self.texts: dict[str, str] = {}
 
     def put(self, text: str, message: int, kind: str) -> str:
-        """`text` with a slot for every stretch between marks and white space at its ends."""
+        """`text` with a slot for every part between marks, without white space at its ends."""
         parts = self.marks.split(text) if self.marks.search(text) else [text]
         last = max((i for i, part in enumerate(parts) if part == END_OF_REASONING), default=-1)
         return "".join(
@@ -212,13 +214,13 @@ def _named(slots: _Slots, tool: Mapping[str, Any], index: int, kind: str) -> Map
 
 
 def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a tool, or of a call of one, that names it; their shape is up to the template."""
+    """The part of a tool, or of a call, that has its name; the structure varies by template."""
     function = tool.get("function")
     return function if isinstance(function, Mapping) else tool
 
 
 def _with_slots(slots: _Slots, value: Any, index: int) -> Any:
-    """A JSON value with slots for its texts; keys, numbers and the like stay."""
+    """A JSON value with slots in place of its texts; keys, numbers and other values stay."""
     if isinstance(value, str):
         return slots.put(value, index, CALL)
     if isinstance(value, Mapping):
@@ -229,7 +231,7 @@ def _with_slots(slots: _Slots, value: Any, index: int) -> Any:
 
 
 def _written(text: str) -> Iterator[str]:
-    """The ways in which a template may write a text: as it is, or within JSON or Python."""
+    """The ways in which a template may write a text: unchanged, or escaped as in JSON or Python."""
     yield text
     if not (text.isascii() and text.isalnum()):
         yield json.dumps(text, ensure_ascii=False)[1:-1]
@@ -238,7 +240,7 @@ def _written(text: str) -> Iterator[str]:
 
 
 def _salt(text: str) -> str:
-    """The beginning of words of which the text holds none."""
+    """A prefix for names of slots that does not occur in the text."""
     salt = 0
     while f"Slot{salt}x" in text:
         salt += 1

@@ -1,5 +1,5 @@
-"""Work on many files by several processes, which goes on after a kill.
+"""Process many files in several processes, and resume after a kill.
 
-``workers`` spreads one piece of work over files; begin there. ``resume_point`` remembers which
-chunks of rows are done.
+Begin with ``workers``, which runs a job on many files. ``resume_point`` records which chunks of
+rows are finished.
 """

@@ -1,9 +1,9 @@
-"""What a step has finished, in its scratch folder, so that a killed one goes on from there.
+"""The progress of a step in its scratch folder, from which a killed step resumes.
 
-The work is cut into chunks. A chunk's files are written first and named by their number; then one
-SQLite transaction says where the next chunk begins and which keys this one has seen. Whatever
-happens in between, the chunk is made again, from the same place and with the same keys known, and
-its files come out the same. Keys lie on disk, not in memory.
+The work is divided into chunks. The numbered files of a chunk are written first. Then one SQLite
+transaction records where the next chunk begins and which keys this chunk has seen. If the step is
+killed before that, it makes the chunk again, from the same place and with the same known keys, and
+the files come out the same. Keys are on disk, not in memory.
 """
 
 import json
@@ -19,7 +19,7 @@ class ResumePoint:
     """The state of a step's work and the keys it has seen; a context manager.
 
     Attributes:
-        state: what the last `commit` said, or `None` at the beginning.
+        state: the state of the last `commit`, or `None` at the beginning.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,12 +40,12 @@ class ResumePoint:
         self.state: Any = None if found is None else json.loads(found[0])
 
     def is_new(self, kind: str, key: bytes) -> bool:
-        """Whether `key` was never asked about before among keys of its kind."""
+        """Record `key`; return whether it is new among the keys of its kind."""
         insert = "INSERT OR IGNORE INTO seen VALUES (?, ?)"
         return self._database.execute(insert, (kind, key)).rowcount == 1
 
     def has(self, kind: str, key: bytes) -> bool:
-        """Whether `is_new` was asked about `key` before."""
+        """Whether `is_new` has recorded `key` before."""
         found = "SELECT 1 FROM seen WHERE kind = ? AND key = ?"
         return self._database.execute(found, (kind, key)).fetchone() is not None
 
@@ -83,4 +83,4 @@ class ResumePoint:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._database.close()  # what was not committed is forgotten
+        self._database.close()  # this discards uncommitted keys

@@ -1,4 +1,4 @@
-"""Many files, one piece of work each, by as many processes as are given; a killed job goes on.
+"""Run a job on many files in several processes, and resume a killed job.
 
 A *job* is a frozen dataclass that every process opens once (a tokenizer is loaded then) and that
 turns one *shard*, a file, into a folder of files and a summary. A shard is finished when its
@@ -7,10 +7,9 @@ record is in the *shard ledger*, a folder that outlives the process:
     LEDGER/NAME/        the files made of a shard
     LEDGER/NAME.json    written last: the summary, and digests of the shard and of its files
 
-What is made of a shard depends on the shard and the job alone, so the number of processes and the
-moments at which they were killed leave no trace in the result. Processes are spawned, never
-forked (the parent may have threads, which a fork would leave behind locked), and end with their
-parent, however it ends.
+The output of a shard depends only on the shard and the job, so the result does not depend on the
+number of processes or on kills. Processes are spawned, never forked (after a fork, locks of the
+parent's threads would stay locked), and end when their parent ends.
 """
 
 import hashlib
@@ -27,20 +26,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Summary = Mapping[str, Any]
-"""What a job says of a shard: JSON values."""
+"""A job's summary of a shard: JSON values."""
 
 
 class Job(Protocol):
-    """What is done to every shard. A frozen dataclass at the top of a module, as it is pickled to
-    the processes."""
+    """The work on every shard. Implement it as a frozen dataclass at the top level of a module, as
+    it is pickled to the processes."""
 
     @property
     def identity(self) -> str:
-        """All that bears on what is made of a shard, other than the shard."""
+        """A text that identifies everything, besides the shard, that affects the output."""
         ...
 
     def open(self) -> "ProcessShard":
-        """Make ready; called once in each process."""
+        """Prepare the work; called once in each process."""
         ...
 
 
@@ -58,7 +57,7 @@ ProcessShard = Callable[[Shard, Path], Summary]
 
 @dataclass(frozen=True)
 class Finished:
-    """What was made of a shard."""
+    """The output of a shard."""
 
     shard: Shard
     folder: Path
@@ -79,13 +78,13 @@ def process_shards(
     workers: int = 1,
     on_progress: OnShards = lambda done, total: None,
 ) -> list[Finished]:
-    """Do the job on every shard that `ledger` does not have finished; all results, in order.
+    """Process every shard that is not finished in `ledger`; return all results, in order.
 
     Args:
-        workers: processes; 1: this one; 0: one for each core.
+        workers: the number of processes; 1: only this process; 0: one for each core.
 
     Raises:
-        ShardFailed: naming the shard.
+        ShardFailed: the work on a shard, which the message names, failed.
     """
     left = [shard for shard in shards if _finished(job, shard, ledger) is None]
     on_progress(len(shards) - len(left), len(shards))
@@ -100,11 +99,11 @@ def process_shards(
 
 
 def place(made: Path, target: Path) -> None:
-    """Put a finished file where the result belongs; it stays in the ledger as well."""
+    """Put a finished file into the result's folder; it stays in the ledger as well."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(made, target)
-    except OSError:  # another file system, or one without links
+    except OSError:  # a different file system, or one without hard links
         shutil.copyfile(made, target)
 
 
@@ -154,7 +153,7 @@ def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)  # at once: an unfinished shard is worth nothing
+        os._exit(1)  # immediately, as an unfinished shard is discarded anyway
 
 
 def _process_opened(shard: Shard) -> None:
@@ -181,7 +180,7 @@ def _process(process: ProcessShard, job: Job, shard: Shard, ledger: Path) -> Non
 
 
 def _finished(job: Job, shard: Shard, ledger: Path) -> Finished | None:
-    """What the ledger has of a shard; nothing if it is torn, or was made of other data."""
+    """The finished output of a shard in the ledger; None if it is incomplete or of other data."""
     folder, path = _places(shard, ledger)
     try:
         record = json.loads(path.read_text())

@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AlphaPo(ReferenceFreeLoss):
-    """SimPO with a reward whose shape α sets.
+    """SimPO with a parameter α for the shape of the reward.
 
     With p = exp(log π(y) / |y|), the geometric mean of a response's token probabilities,
 
         L = −log σ(m − γ),    m = r_w − r_l,    r = β (1 − p^−α) / α
         dL/dm = −σ(γ − m),    dr/d log p = β p^−α
 
-    As α → 0 the reward becomes β log p, which is SimPO's; α = 0 is computed so. With α > 0 an
-    unlikely response weighs more, with α < 0 a likely one.
+    As α → 0, the reward becomes SimPO's β log p; the code uses this limit for α = 0. With α > 0,
+    unlikely responses have more weight; with α < 0, likely ones.
     With label smoothing ε, L is −(1 − ε) log σ(m − γ) − ε log σ(γ − m).
 
     TRL: `CPOTrainer` with `loss_type="alphapo"`; `gamma` is `simpo_gamma`.
 
     Args:
-        alpha: the shape α of the reward: above 0 an unlikely response weighs more, 0 is SimPO.
+        alpha: the shape α of the reward; above 0, unlikely responses have more weight; 0 is SimPO.
         beta: the weight β of rewards in the margin.
-        gamma: the margin γ that is to be reached.
-        label_smoothing: the share of labels taken as wrong.
+        gamma: the target γ of the margin.
+        label_smoothing: the share ε of labels that is assumed to be wrong.
     """
 
     name: ClassVar[str] = "alphapo"
@@ -60,7 +60,7 @@ class AlphaPo(ReferenceFreeLoss):
         return PairLosses(losses, chosen, rejected)
 
     def _rewards(self, logps: "Tensor") -> "Tensor":
-        """β (1 − p^−α)/α of log p, [n]."""
+        """β (1 − p^−α)/α from log p, [n]."""
         if self.alpha == 0:
             return self.beta * logps
         return -self.beta / self.alpha * (-self.alpha * logps).expm1()

@@ -12,8 +12,8 @@ class CpoHinge(LikelihoodLoss):
 
         L = max(0, 1 − m) + nll_weight · NLL(w),    m = β (log π(w) − log π(l)),    dL/dm = −[m < 1]
 
-    In the paper the margin is in nats and has to reach δ, which is 1/β here; and the likelihood is
-    that of the supervised targets, which here are the chosen responses.
+    In the paper the margin is in nats and must reach δ, which is 1/β here. The paper's likelihood
+    term is over the supervised targets; here it is over the chosen responses.
 
     TRL: `CPOTrainer` with `loss_type="hinge"`; `cpo_alpha` is `nll_weight`.
     """

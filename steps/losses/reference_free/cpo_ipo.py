@@ -10,13 +10,13 @@ from steps.losses.base import LikelihoodLoss, PairLogps, PairLosses
 class CpoIpo(LikelihoodLoss):
     """(h − 1/(2β))² for mean log-probabilities of tokens, with CPO's likelihood term.
 
-    This is the loss of :class:`~steps.losses.ipo.Ipo` (the paper's equation 17), with a uniform
-    reference in place of a model, as CPO has it.
+    This is the loss of :class:`~steps.losses.ipo.Ipo` (the paper's equation 17) with a uniform
+    reference, as in CPO.
 
         L = (h − 1/(2β))² + nll_weight · NLL(w),    h = log π(w)/|w| − log π(l)/|l|
         dL/dh = 2h − 1/β
 
-    A small β asks for a large margin: at 0.1, 5 nats a token.
+    A small β means a large target margin: with β = 0.1 it is 5 nats per token.
 
     TRL: `CPOTrainer` with `loss_type="ipo"`; `cpo_alpha` is `nll_weight`.
     """

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LdDpo(ImplicitRewardLoss):
-    """DPO in which the tokens that one response has beyond the length of the other count α.
+    """DPO in which tokens beyond the length of the shorter response have the weight α.
 
-    The likelihood of a longer response is smaller, and its gradient larger, for its length alone.
-    So with l = min(|w|, |l|), the length that both responses have, the likelihood of each is
+    A longer response has a lower likelihood and a larger gradient because of its length alone. So,
+    with l = min(|w|, |l|), the length of the shorter response, the likelihood of each is
 
         log π̂(y) = Σ_{t ≤ l} log π(y_t) + α Σ_{t > l} log π(y_t)
 
@@ -31,16 +31,16 @@ class LdDpo(ImplicitRewardLoss):
         L = −(1 − ε) log σ(m) − ε log σ(−m),    m = β (log π̂(w)/π̂_ref(w) − log π̂(l)/π̂_ref(l))
         dL/dm = σ(m) − (1 − ε),    dm/d log π(y_t) = ±β, beyond l ±αβ
 
-    α = 1 is DPO, and with α = 0 the longer response is cut. The shorter one counts in full. Tokens
-    are counted among those that are scored. The rewards that are logged are those of π̂.
+    α = 1 is DPO; α = 0 cuts the longer response. The shorter response always has full weight. Only
+    scored tokens count towards lengths. The logged rewards are those of π̂.
 
     A policy that equals its reference has L = ln 2.
 
     TRL: `ld_alpha` with `loss_type="sigmoid"`; its logged logps are those of π̂ too.
 
     Args:
-        alpha: how much the tokens beyond the other response's length count.
-        label_smoothing: the share of labels taken as wrong.
+        alpha: the weight of tokens beyond the other response's length.
+        label_smoothing: the share ε of labels that is assumed to be wrong.
     """
 
     name: ClassVar[str] = "ld_dpo"

@@ -1,4 +1,4 @@
-"""Responses of different lengths, one after the other in one tensor of tokens."""
+"""Operations on responses of different lengths that are concatenated in one tensor of tokens."""
 
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,14 @@ def response_sums(tokens: "Tensor", lengths: "Tensor") -> "Tensor":
 
 
 def each_token(values: "Tensor", lengths: "Tensor", tokens: int) -> "Tensor":
-    """For each of so many `tokens`, the value of its response; `values` has the shape of
-    `lengths`. (With the number of tokens nothing waits for the device.)"""
+    """For each token, the value of its response, [tokens]; `values` has the shape of `lengths`.
+
+    `tokens` is the sum of `lengths`, so that the call does not synchronise with the device."""
     return values.flatten().repeat_interleave(lengths.flatten(), output_size=tokens)
 
 
 def places(lengths: "Tensor", tokens: int) -> "Tensor":
-    """Which token of its response each of so many `tokens` is, from 0, int64 [tokens]."""
+    """The position of each token in its response, from 0, int64 [tokens]."""
     import torch
 
     starts = (lengths.flatten().cumsum(0) - lengths.flatten()).view_as(lengths)

@@ -1,4 +1,4 @@
-"""Losses over single responses marked good or bad. Begin with ``apo_zero_unpaired``.
+"""Losses over single responses labelled good or bad. Begin with ``apo_zero_unpaired``.
 
 One file a loss. Uses ``steps.losses.base`` and ``steps.shared.checks``.
 """

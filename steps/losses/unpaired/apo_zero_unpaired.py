@@ -1,4 +1,4 @@
-"""APO-zero of single responses (D'Oosterlinck et al. 2024, https://arxiv.org/abs/2408.06266)."""
+"""APO-zero for single responses (D'Oosterlinck et al. 2024, https://arxiv.org/abs/2408.06266)."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ApoZeroUnpaired(WeightedUnpairedLoss):
-    """APO-zero for responses that are good or bad by themselves: KTO without its reference point.
+    """APO-zero for responses labelled good or bad; like KTO, but without a reference point.
 
-    The paper's equation 7 has a term for each response of a pair, so a pair is not needed. With
-    r = β log(π/π_ref),
+    The paper's equation 7 is a sum of one term for each response of a pair, so it needs no pairs.
+    With r = β log(π/π_ref),
 
         good:  L = desirable_weight (1 − σ(r)),     dL/dr = −desirable_weight σ(r) σ(−r)
         bad:   L = undesirable_weight σ(r),         dL/dr = undesirable_weight σ(r) σ(−r)
 
-    There is no baseline, so the step has no pass before it. A policy that equals its reference has
-    L = weight/2.
+    There is no baseline, so a training step needs no additional forward. A policy that equals its
+    reference has L = weight/2.
 
     TRL: `KTOTrainer` with `loss_type="apo_zero_unpaired"`.
     """

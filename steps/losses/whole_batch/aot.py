@@ -17,17 +17,17 @@ class Aot(SmoothedLoss):
     """DPO's loss between distributions: each quantile of the policy's margins must exceed the
     reference's.
 
-    DPO asks for a larger margin than the reference has in each pair. AOT asks the *distribution* of
-    the policy's margins to dominate that of the reference's. The cost is an optimal transport
-    problem in one dimension, which sorting solves. With the batch's margins
-    u = log π(w) − log π(l), v = log π_ref(w) − log π_ref(l), sorted,
+    DPO wants the policy's margin to exceed the reference's in each pair. AOT wants the
+    *distribution* of the policy's margins to dominate that of the reference's. The cost is an
+    optimal transport problem in one dimension, which sorting solves. With the batch's sorted
+    margins u = log π(w) − log π(l) and v = log π_ref(w) − log π_ref(l),
 
         L = 1/n Σ_k ℓ(β (u_(k) − v_(k))),    ℓ(x) = −(1 − ε) log σ(x) − ε log σ(−x)
         dL/du_(k) = β/n (σ(β (u_(k) − v_(k))) − (1 − ε))
 
-    So pair i, whose margin is the k-th smallest, has the loss ℓ(β (u_i − v_(k))). Ranks are those
-    in the whole global batch; in TRL they are those in one micro-batch. Of a batch of one pair it
-    is DPO.
+    So if the margin of pair i is the k-th smallest, the pair's loss is ℓ(β (u_i − v_(k))). Ranks
+    are within the whole global batch; in TRL they are within one micro-batch. For a batch of one
+    pair, this is DPO.
 
     A policy that equals its reference has L = ln 2.
 

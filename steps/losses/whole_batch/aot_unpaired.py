@@ -16,16 +16,17 @@ from steps.losses.whole_batch.quantiles import matched
 class AotUnpaired(SmoothedLoss):
     """Each quantile of the rewards of chosen responses must exceed that of the rejected ones.
 
-    Which responses belong to one prompt does not matter. With the batch's log-ratios
+    The loss ignores which responses share a prompt. With the batch's log-ratios
     c = log π(w)/π_ref(w) and r = log π(l)/π_ref(l), each sorted,
 
         L = 1/n Σ_k ℓ(β (c_(k) − r_(k))),    ℓ(x) = −(1 − ε) log σ(x) − ε log σ(−x)
         dL/dc_(k) = −dL/dr_(k) = β/n (σ(β (c_(k) − r_(k))) − (1 − ε))
 
-    The two responses of a term are mostly of two pairs, and perhaps of two forwards. So the loss of
-    pair i is half the term of its chosen response and half that of its rejected one, and its
-    gradient is the whole of what both get. Summed over the batch, loss and gradient are L's. Ranks
-    are those in the whole global batch; in TRL they are those in one micro-batch.
+    The two responses of a term usually belong to different pairs, possibly in different forwards.
+    So the loss of pair i is half the term of its chosen response plus half the term of its rejected
+    one, but its gradient is the full gradient of both terms by its own responses. Summed over the
+    batch, these give L and its gradient. Ranks are within the whole global batch; in TRL they are
+    within one micro-batch.
 
     A policy that equals its reference has L = ln 2.
 

@@ -1,4 +1,4 @@
-"""β-DPO (Wu et al. 2024, https://arxiv.org/abs/2407.08639): β follows the batch."""
+"""β-DPO (Wu et al. 2024, https://arxiv.org/abs/2407.08639): β depends on the batch."""
 
 import math
 from dataclasses import dataclass
@@ -16,30 +16,30 @@ _THRESHOLD, _SPREAD = "beta_dpo/threshold", "beta_dpo/spread"
 
 @dataclass(frozen=True)
 class BetaDpo(ImplicitRewardLoss):
-    """DPO whose β grows with the margins of a batch, and which leaves out pairs far from the usual.
+    """DPO whose β grows with the margins of a batch, and which leaves out pairs with unusual gaps.
 
-    Pairs that are told apart already are learnt from with care, others faster. With the gaps
-    M = log π(w)/π_ref(w) − log π(l)/π_ref(l) of a batch and their running mean M₀ and standard
+    The policy learns cautiously from batches with large gaps and faster from others. With the gaps
+    M = log π(w)/π_ref(w) − log π(l)/π_ref(l) of a batch, and their running mean M₀ and standard
     deviation s over steps,
 
         M₀ ← μ M₀ + (1 − μ) mean(M),    s ← μ s + (1 − μ) std(M)
         keep ⌊ρ n⌋ pairs, drawn without replacement with weights exp(−(M − M₀)² / 2s²)
-        β' = max(β (1 + α (mean of M that are kept − M₀)), 1e-3)
-        L  = mean over pairs that are kept of −log σ(β' M),    dL/dM = −β' σ(−β' M)
+        β' = max(β (1 + α (mean M of kept pairs − M₀)), 1e-3)
+        L  = mean of −log σ(β' M) over kept pairs,    dL/dM = −β' σ(−β' M)
 
     β' is not differentiated. μ is `momentum` and ρ is `keep`. These are the rules of the authors'
-    code (https://github.com/junkangwu/beta-DPO), with two differences. M₀ and s start at the mean
-    and deviation of the first batch, and not at 0. Draws follow from the number of the step.
+    code (https://github.com/junkangwu/beta-DPO), with two differences: M₀ and s start at the mean
+    and deviation of the first batch, not at 0; and the step's number seeds the draw of pairs.
 
-    M₀ and s are logged at each step and read from the log at the next one, so a run that is resumed
-    goes on as it would have. In the first step, and on held-out pairs, all pairs are kept and
-    β' = β: the loss is DPO's.
+    Each step logs M₀ and s and reads the values that the previous step logged, so a resumed run
+    continues identically. In the first step and on held-out pairs, all pairs are kept and β' = β:
+    the loss is DPO's.
 
     A policy that equals its reference has L = ln 2. TRL does not have this loss.
 
     Args:
-        alpha: how much β follows the batch's gaps.
-        momentum: of the running mean of gaps.
+        alpha: how strongly β depends on the batch's gaps.
+        momentum: the momentum of the running mean and deviation of gaps.
         keep: the share of pairs that is kept.
     """
 
@@ -66,7 +66,7 @@ class BetaDpo(ImplicitRewardLoss):
         kept = self._kept(gaps, threshold, spread, logps)
         excess = (kept * gaps).sum() / kept.sum() - threshold
         beta = (self.beta * (1 + self.alpha * excess)).clamp(min=_LEAST_BETA)
-        shares = kept[places] * len(gaps) / kept.sum()  # of a mean over those that are kept
+        shares = kept[places] * len(gaps) / kept.sum()  # turns the mean into one over kept pairs
         margins = beta * (logps.chosen_ratios - logps.rejected_ratios)
         metrics = {"beta_dpo/beta": beta, _THRESHOLD: threshold, _SPREAD: spread}
         logged = {name: value.expand_as(margins) for name, value in metrics.items()}
@@ -74,7 +74,7 @@ class BetaDpo(ImplicitRewardLoss):
         return PairLosses(shares * logistic(margins), *self.rewards(logps), logged)
 
     def _running(self, gaps: "Tensor", logps: PairLogps) -> "tuple[Tensor, Tensor]":
-        """M₀ and s, after this batch."""
+        """M₀ and s after the update with this batch."""
         mean, deviation = gaps.mean(), gaps.std(correction=0)
         if _THRESHOLD not in logps.last:
             return mean, deviation
@@ -93,8 +93,9 @@ class BetaDpo(ImplicitRewardLoss):
         generator = torch.Generator().manual_seed(int(logps.last["step"]))
         waits = torch.empty(len(gaps), dtype=torch.float64).exponential_(generator=generator)
         distances = (gaps - threshold) / spread.clamp(min=torch.finfo(gaps.dtype).tiny)
-        # The first to come, where pairs come at rates that are their weights: a draw without
-        # replacement (Efraimidis and Spirakis 2006). Logarithms, as weights may underflow.
+        # A weighted draw without replacement: each pair gets an exponential arrival time whose rate
+        # is its weight, and the first pairs are kept (Efraimidis and Spirakis 2006). The code uses
+        # logarithms, because weights may underflow.
         arrivals = waits.to(gaps.device).log() + 0.5 * distances.square()
         kept = torch.zeros_like(gaps)
         kept[arrivals.argsort(stable=True)[: max(1, int(self.keep * len(gaps)))]] = 1

@@ -1,4 +1,4 @@
-"""Which value of one batch of numbers stands where another's does, when both are sorted."""
+"""Match two batches of numbers by rank."""
 
 from typing import TYPE_CHECKING
 
@@ -7,8 +7,10 @@ if TYPE_CHECKING:
 
 
 def matched(of: "Tensor", among: "Tensor", with_: "Tensor") -> "Tensor":
-    """Of the numbers `among` [batch], those at the places `of` [n] have ranks. The numbers of
-    `with_` [batch] that have the same ranks, [n]; equal numbers rank in the order of the batch."""
+    """The numbers of `with_` that have the same ranks as the numbers `among[of]`, [n].
+
+    `among` and `with_` are [batch]; `of` [n] are indices. Equal numbers rank in the order of the
+    batch."""
     import torch
 
     order = among.argsort(stable=True)

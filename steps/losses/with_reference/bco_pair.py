@@ -14,8 +14,8 @@ class BcoPair(ImplicitRewardLoss):
 
         L = −log σ(r_w) − log σ(−r_l),    dL/dr_w = −σ(−r_w),    dL/dr_l = σ(r_l)
 
-    L is an upper bound of DPO's loss. The paper's reward shift, a running mean of rewards, is left
-    out here, as it is in TRL's loss of the same name.
+    L is an upper bound of DPO's loss. The paper also shifts rewards by their running mean; this
+    class does not, like TRL's loss of the same name.
 
     A policy that equals its reference has L = 2 ln 2.
 

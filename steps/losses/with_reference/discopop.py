@@ -9,18 +9,18 @@ from steps.shared.checks import require
 
 @dataclass(frozen=True)
 class Discopop(ImplicitRewardLoss):
-    """A blend of the logistic and the exponential loss, weighted by the margin itself.
+    """A blend of the logistic and the exponential loss; the margin sets their weights.
 
-    The paper's search over programs found this loss, which it also names log-ratio modulated loss
+    The paper found this loss by a search over programs. It is also called log-ratio modulated loss
     (equation 5):
 
         L = σ(−m/τ) · −log σ(m) + σ(m/τ) · exp(−m)
         m = β (log π(w)/π_ref(w) − log π(l)/π_ref(l))
 
-    The exponential counts where m is above 0, and the logistic where m is below. L is not convex:
-    around 0 it rises with m, between a minimum at about −2τ and a maximum at about τ, so at first a
-    policy that equals its reference is pushed the wrong way. τ must not be above 1, as the
-    exponential would then be unbounded for wrong pairs; the paper takes 0.05.
+    The exponential dominates for m > 0, the logistic for m < 0. L is not convex: around 0 it rises
+    with m, from a minimum at about −2τ to a maximum at about τ. So the first gradient of a policy
+    that equals its reference points the wrong way. τ must not exceed 1, as the exponential would
+    then be unbounded for wrong pairs; the paper uses 0.05.
 
     A policy that equals its reference has L = ½ (1 + ln 2).
 
@@ -42,7 +42,7 @@ class Discopop(ImplicitRewardLoss):
         chosen, rejected = self.rewards(logps)
         margins = chosen - rejected
         modulation = margins / self.tau
-        # One exponential: σ(m/τ) and exp(−m) apart are 0 and infinity for very wrong pairs.
+        # One exponential, because for very wrong pairs σ(m/τ) would be 0 and exp(−m) infinite.
         exponential = (-logistic(modulation) - margins).exp()
         losses = (-modulation).sigmoid() * logistic(margins) + exponential
         return PairLosses(losses, chosen, rejected)

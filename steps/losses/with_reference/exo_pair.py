@@ -10,25 +10,25 @@ from steps.shared.checks import require
 
 @dataclass(frozen=True)
 class ExoPair(ImplicitRewardLoss):
-    """The reverse KL divergence of two distributions over a pair's responses.
+    """The reverse KL divergence between two distributions over a pair's responses.
 
-    DPO minimises the forward divergence, from the labels to the policy, and so covers every mode.
-    EXO minimises the reverse one, which seeks a mode. The policy prefers the chosen response with
-    probability σ(m), and the labels do with probability 1 − ε (equation 16):
+    DPO minimises the forward divergence, from the labels to the policy, and covers every mode. EXO
+    minimises the reverse divergence, which seeks one mode. The policy prefers the chosen response
+    with probability σ(m), the labels with probability 1 − ε (equation 16):
 
         L = σ(m) (log σ(m) − log(1 − ε)) + σ(−m) (log σ(−m) − log ε)
         m = β (log π(w)/π_ref(w) − log π(l)/π_ref(l))
         dL/dm = σ(m) σ(−m) (m − log((1 − ε)/ε))
 
-    The minimum lies at m = log((1 − ε)/ε), where L = 0. Labels that are certain (ε = 0) would make
-    L infinite, so ε must be above 0; the paper takes 1e-3.
+    The minimum is at m = log((1 − ε)/ε), where L = 0. With certain labels (ε = 0), L would be
+    infinite, so ε must be above 0; the paper uses 1e-3.
 
     A policy that equals its reference has L = −½ log(4 ε (1 − ε)).
 
     TRL: `loss_type="exo_pair"` with `label_smoothing`.
 
     Args:
-        label_smoothing: the share of labels taken as wrong.
+        label_smoothing: the share ε of labels that is assumed to be wrong.
     """
 
     name: ClassVar[str] = "exo_pair"

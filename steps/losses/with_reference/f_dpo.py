@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Divergence(StrEnum):
-    """What holds the policy near its reference, by the derivative f'(u) for u = π/π_ref.
+    """The f-divergence between policy and reference, given by its derivative f'(u), u = π/π_ref.
 
-    Each f' is shifted so that f'(1) = 0, which cancels in a pair.
+    Each f' is shifted so that f'(1) = 0; the shift cancels in a pair.
 
-    forward_kl: 1 − 1/u.
-    js: log(2u / (1 + u)), of the Jensen-Shannon divergence.
-    alpha: (1 − u^−α) / α.
+    forward_kl: f'(u) = 1 − 1/u.
+    js: f'(u) = log(2u / (1 + u)), the Jensen-Shannon divergence.
+    alpha: f'(u) = (1 − u^−α) / α.
     """
 
     forward_kl = "forward_kl"
@@ -35,32 +35,33 @@ class Divergence(StrEnum):
 
 @dataclass(frozen=True)
 class FDpo(ImplicitRewardLoss):
-    """DPO's logistic loss where the divergence from the reference is not the reverse KL.
+    """DPO's logistic loss with another divergence from the reference than the reverse KL.
 
     A policy that maximises a reward under a penalty β D_f(π, π_ref) has the implicit reward
-    r = β f'(π/π_ref), up to what is common to a pair. The reverse KL has f' = log u, which is
-    :class:`~steps.losses.dpo.Dpo`.
+    r = β f'(π/π_ref), up to a constant that cancels in a pair. For the reverse KL, f' = log u,
+    which gives :class:`~steps.losses.dpo.Dpo`.
 
         L = −(1 − ε) log σ(m) − ε log σ(−m),    m = β f'(π(w)/π_ref(w)) − β f'(π(l)/π_ref(l))
         dL/dm = σ(m) − (1 − ε)
         df'/d log u = 1/u (forward_kl),  1/(1 + u) (js),  u^−α (alpha)
 
-    The divergence of α goes from the reverse KL (α → 0) to the forward KL (α → 1). With js and
-    alpha the reward has an upper bound, so a chosen response that is likely enough pulls no more.
+    The α-divergence lies between the reverse KL (α → 0) and the forward KL (α → 1). With js and
+    alpha the reward has an upper bound, so a chosen response that is likely enough has almost no
+    gradient.
 
-    With forward_kl and alpha a response that has become 10^308 times less likely overflows; the run
-    then ends with an error that names the row.
+    With forward_kl and alpha, a response that has become 10^308 times less likely overflows; the
+    run then ends with an error that names the row.
 
     A policy that equals its reference has r = 0 and L = ln 2.
 
     TRL: `f_divergence_type` is `forward_kl`, `js_divergence` or `alpha_divergence`, with
-    `loss_type="sigmoid"`. Its `f_alpha_divergence_coef` is 1 − α; label smoothing is ignored there,
-    and its logged rewards are those of the reverse KL.
+    `loss_type="sigmoid"`. Its `f_alpha_divergence_coef` is 1 − α. TRL ignores label smoothing, and
+    logs the rewards of the reverse KL.
 
     Args:
-        divergence: the f-divergence that holds the policy near its reference.
-        alpha: of the α-divergence.
-        label_smoothing: the share of labels taken as wrong.
+        divergence: the f-divergence between policy and reference.
+        alpha: the parameter α of the α-divergence.
+        label_smoothing: the share ε of labels that is assumed to be wrong.
     """
 
     name: ClassVar[str] = "f_dpo"
@@ -86,7 +87,7 @@ class FDpo(ImplicitRewardLoss):
         return PairLosses(logistic(chosen - rejected, self.label_smoothing), chosen, rejected)
 
     def _derivative(self, ratios: "Tensor") -> "Tensor":
-        """f'(u) of log u, [n]."""
+        """f'(u) from log u, [n]."""
         if self.divergence is Divergence.js:
             return math.log(2) - logistic(ratios)
         alpha = 1.0 if self.divergence is Divergence.forward_kl else self.alpha

@@ -8,17 +8,17 @@ from steps.losses.base import ImplicitRewardLoss, PairLogps, PairLosses, logisti
 
 @dataclass(frozen=True)
 class NcaPair(ImplicitRewardLoss):
-    """Noise contrastive alignment of each response by itself, the chosen one marked as data.
+    """Noise contrastive alignment of each response separately; the chosen response is the data.
 
     DPO only raises the chosen response relative to the rejected one, and the likelihood of both may
-    fall. Here each reward r = β log(π/π_ref) has a term of its own, and each response is noise with
-    weight ½:
+    fall. Here each reward r = β log(π/π_ref) has its own term, and each response also counts as
+    noise with weight ½:
 
         L = −log σ(r_w) − ½ log σ(−r_w) − ½ log σ(−r_l)
         dL/dr_w = −σ(−r_w) + ½ σ(r_w),    dL/dr_l = ½ σ(r_l)
 
-    The chosen reward has its optimum at log 2, not at infinity. A policy that equals its reference
-    has L = 2 ln 2.
+    The optimum of the chosen reward is log 2, not infinity. A policy that equals its reference has
+    L = 2 ln 2.
 
     TRL: `loss_type="nca_pair"`.
     """

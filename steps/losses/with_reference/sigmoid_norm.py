@@ -8,21 +8,21 @@ from steps.losses.base import ImplicitRewardLoss, PairLogps, PairLosses, logisti
 
 @dataclass(frozen=True)
 class SigmoidNorm(ImplicitRewardLoss):
-    """DPO on the mean log-ratio of a token, so that length is not rewarded.
+    """DPO on the mean log-ratio of tokens, which does not favour length.
 
         L = −log σ(m),    dL/dm = −σ(−m)
         m = β (log(π(w)/π_ref(w)) / |w| − log(π(l)/π_ref(l)) / |l|)
 
-    The scale of m is that of one token, so β is larger than DPO's by about a response's length; the
-    paper takes 5. The rewards that are logged are β times the sums, as DPO's.
+    m has the scale of one token, so β must be larger than DPO's by about a factor of a response's
+    length; the paper uses 5. The logged rewards are β times the sums, as in DPO.
 
     A policy that equals its reference has L = ln 2.
 
     TRL: `loss_type="sigmoid_norm"`.
 
     Args:
-        beta: the weight β of a token's mean log-ratio; larger than DPO's by about the length of a
-            response.
+        beta: the weight β of the mean log-ratio of tokens; larger than DPO's by about a factor of
+            a response's length.
     """
 
     name: ClassVar[str] = "sigmoid_norm"

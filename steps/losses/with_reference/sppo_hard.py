@@ -8,16 +8,16 @@ from steps.losses.base import ImplicitRewardLoss, PairLogps, PairLosses
 
 @dataclass(frozen=True)
 class SppoHard(ImplicitRewardLoss):
-    """Two regressions: the log-ratio of each response to the value that self-play asks of it.
+    """Two regressions of a response's log-ratio to its target value in self-play.
 
-    In self-play a response's log-ratio should be (P − ½)/β, where P is how often it beats the
-    policy's own responses (equation 4.7, whose η is 1/β). Here P is 1 for the chosen response and 0
-    for the rejected one; the paper estimates P with a preference model.
+    In self-play, the target of a response's log-ratio is (P − ½)/β, where P is the probability that
+    it beats the policy's own responses (equation 4.7, whose η is 1/β). Here P is 1 for the chosen
+    response and 0 for the rejected one; the paper estimates P with a preference model.
 
         L = (h_w − 1/(2β))² + (h_l + 1/(2β))²,    h = log(π/π_ref)
         dL/dh_w = 2h_w − 1/β,    dL/dh_l = 2h_l + 1/β
 
-    As with IPO, the gradient grows as β vanishes. A policy that equals its reference has
+    As in IPO, the gradient grows as β goes to 0. A policy that equals its reference has
     L = 1/(2β²).
 
     TRL: `loss_type="sppo_hard"`.

@@ -1,4 +1,4 @@
-"""WPO (Zhou et al. 2024, https://arxiv.org/abs/2406.11827): weights that follow the policy."""
+"""WPO (Zhou et al. 2024, https://arxiv.org/abs/2406.11827): weights from the policy."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,10 +13,10 @@ from steps.losses.base import (
 
 @dataclass(frozen=True)
 class Wpo(SmoothedLoss):
-    """DPO's loss, weighted by how likely the policy is to give the two responses.
+    """DPO's loss, weighted by the policy's probabilities of the two responses.
 
-    Responses from other models are off-policy. Weights that follow the policy make them count more
-    like responses that it sampled itself (equation 2):
+    Responses from other models are off-policy. These weights approximate training on responses that
+    the policy sampled itself (equation 2):
 
         L = p_w p_l ((1 − ε) ℓ(m) + ε ℓ(−m)),    p_y = exp(log π(y) / |y|),    ℓ(x) = −log σ(x)
         dL/dm = p_w p_l (σ(m) − (1 − ε))
@@ -24,14 +24,13 @@ class Wpo(SmoothedLoss):
     p_y is the geometric mean of a response's token probabilities. The weights are not
     differentiated. They are logged as `weights`.
 
-    The paper's *weight alignment* is not here. It divides the probability of each token by what the
-    policy expects of a token that it samples itself, Σ_v π(v)², so that weights of on-policy
-    responses are near 1. Without it weights are small where the policy is uncertain, and so is the
-    gradient.
+    The paper's *weight alignment* is not implemented. It divides the probability of each token by
+    its expectation for a sampled token, Σ_v π(v)², so that the weights of on-policy responses are
+    near 1. Without it, weights and gradients are small where the policy is uncertain.
 
     A policy that equals its reference has L = p_w p_l ln 2.
 
-    TRL: `use_weighting=True` with `loss_type="sigmoid"`, which has the alignment.
+    TRL: `use_weighting=True` with `loss_type="sigmoid"`, which includes the alignment.
     """
 
     name: ClassVar[str] = "wpo"

@@ -1,10 +1,11 @@
-"""How a policy learns from what it has drawn: one module a method, and what they share.
+"""Methods of learning from a policy's own completions: one module a method, and shared code.
 
-``method`` says what a method is and ``experience`` what it is given; ``choices`` has all of them by
-name. ``policy_gradient`` is GRPO and its relatives as settings, ``advantages`` and ``policy_loss``
-are their arithmetic, and ``policy_batch`` brings these to the trainer. ``raft`` imitates and
-``online_dpo`` prefers. Begin with ``policy_loss``.
+``method`` defines the interface of a method and ``experience`` its input; ``choices`` lists all
+methods by name. ``policy_gradient`` has the settings of GRPO and its relatives, ``advantages`` and
+``policy_loss`` their arithmetic, and ``policy_batch`` connects these to the trainer. ``raft``
+imitates the best completions, ``online_dpo`` learns from preferences between them. Begin with
+``policy_loss``.
 
-A method knows neither a sampler nor the loop. Uses ``steps.scoring``, ``steps.losses`` and, of
-``steps.training``, its objectives; what is named in a config is importable without torch.
+A method does not depend on a sampler or on the loop. Uses ``steps.scoring``, ``steps.losses`` and
+the objectives of ``steps.training``. The classes that a config names are importable without torch.
 """

@@ -1,4 +1,4 @@
-"""Methods by name, for those who choose one in a config: an experiment hands them to ``main``."""
+"""Methods by name, for configs; an experiment passes them to ``main``."""
 
 from collections.abc import Mapping
 

@@ -1,5 +1,4 @@
-"""What one iteration learns from: prompts with their completions, rewards, and who finds them how
-likely."""
+"""The input of one iteration's learning: prompts with completions, rewards and logps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +14,13 @@ from steps.scoring.packing import lengths_of
 
 @dataclass(frozen=True)
 class Experience:
-    """n prompts with at most k completions each; what has no reward is not among them.
+    """n prompts with at most k completions each, all with rewards.
 
-    rewards: float64 [n, k]; 0 where a prompt has fewer than k.
-    longest: the most tokens that a completion could have.
-    sampler, policy, reference: of each prompt, the logps of all scored tokens of its completions,
-        one after the other, float64: by who drew them, by the trainer before it learns from them,
-        and by a frozen reference. The last two where the method looks at them.
+    rewards: float64 [n, k]; 0 where a prompt has fewer than k completions.
+    longest: the largest number of tokens that a completion could have.
+    sampler, policy, reference: for each prompt, the logps of all scored tokens of its completions,
+        concatenated, float64: under the sampler, under the trainer before its first update, and
+        under a frozen reference. The last two are None unless the method needs them.
     """
 
     groups: tuple[TokenGroup, ...]
@@ -38,7 +37,7 @@ class Experience:
 
     @property
     def present(self) -> Tensor:
-        """Which completions there are, bool [n, k]."""
+        """Which of the k completions exist, bool [n, k]."""
         return self.lengths > 0
 
     def sums(self, tokens: Sequence[Tensor]) -> Tensor:
@@ -48,12 +47,12 @@ class Experience:
     def scored_by(
         self, policy: tuple[Tensor, ...] | None, reference: tuple[Tensor, ...] | None
     ) -> "Experience":
-        """The same, with what the trainer and the reference say."""
+        """The same experience with the logps of trainer and reference."""
         return replace(self, policy=policy, reference=reference)
 
 
 def mismatch(policy: Sequence[Tensor], sampler: Sequence[Tensor]) -> dict[str, float]:
-    """How far the trainer is from who drew, which should be the same policy.
+    """The difference between trainer and sampler, which should be the same policy.
 
     mismatch/k3: the mean over tokens of π/q − log(π/q) − 1, an estimate of KL(q ‖ π) in nats (q
         drew; Schulman 2020, http://joschu.net/blog/kl-approx.html).

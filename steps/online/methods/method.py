@@ -1,8 +1,7 @@
-"""What a method of online training is: settings, and what it makes of an iteration's experience.
+"""The interface of methods: settings, and the objective of an iteration's experience.
 
-A method knows no trainer and no sampler. Whether it looks at logps at all decides what the loop
-computes for it: none needs a reference that it does not use. Torch is imported inside functions, so
-that experiments are composed at once.
+A method does not depend on a trainer or a sampler. It declares which logps it needs, and the loop
+computes only these. Functions import torch in their bodies, so that experiments are composed fast.
 """
 
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """How a policy learns from its own completions; `name` is what a config calls it.
+    """How a policy learns from its own completions; `name` is the method's name in a config.
 
-    least_completions: of one prompt, without which there is nothing to compare.
-    weighs_by_policy: the loss weighs tokens by how likely the trainer finds them. Then the trainer
-        scores all completions before the first update, and what it scores must be the distribution
-        that they were drawn from.
+    least_completions: the least number of completions of a prompt.
+    weighs_by_policy: whether the loss uses the trainer's probabilities of tokens. Then the trainer
+        scores all completions before the first update, and they must be sampled from the same
+        distribution (at temperature 1).
     """
 
     name: ClassVar[str]
@@ -29,7 +28,7 @@ class Method:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether completions are scored by a frozen reference too."""
+        """Whether the method needs the logps of a frozen reference."""
         return False
 
     def objective(self, experience: "Experience") -> "Objective | None":

@@ -1,5 +1,6 @@
-"""Preferring the best of one's own completions to the worst, as they come (Guo et al. 2024, Direct
-language model alignment from online AI feedback, https://arxiv.org/abs/2402.04792)."""
+"""Online DPO: preference learning from the best and worst of the policy's own completions (Guo et
+al. 2024, Direct language model alignment from online AI feedback, https://arxiv.org/abs/2402.04792).
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnlineDpo(Method):
-    """A preference loss on one pair of each prompt whose completions differ in reward: the first of
-    the best against the first of the worst, compared with the reference."""
+    """A preference loss, with a reference, on one pair for each prompt whose completions differ in
+    reward: the first of the best against the first of the worst completions."""
 
     name: ClassVar[str] = "online_dpo"
 

@@ -1,7 +1,7 @@
-"""A batch of completions under a policy-gradient loss: what the trainer asks for a few groups of.
+"""The policy-gradient loss of a batch of completions, for the trainer.
 
-The shares of a batch add up to its loss however it is cut into forwards: what is divided by is
-counted over the whole batch, before the step.
+The losses of groups are shares of the batch's loss: their denominators are counted over the whole
+batch before the step. So the loss does not depend on how the batch is cut into forwards.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def _tokens(values: Sequence[Tensor], chosen: Sequence[int]) -> Tensor: ...
 @overload
 def _tokens(values: Sequence[Tensor] | None, chosen: Sequence[int]) -> Tensor | None: ...
 def _tokens(values: Sequence[Tensor] | None, chosen: Sequence[int]) -> Tensor | None:
-    """Those of the chosen prompts, one prompt after the other, float64 [S]."""
+    """The values of the chosen prompts, concatenated, float64 [S]."""
     return None if values is None else torch.cat([values[index] for index in chosen])
 
 

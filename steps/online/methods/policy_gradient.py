@@ -1,6 +1,6 @@
-"""What a policy-gradient update is told: frozen data, importable without torch.
+"""The settings of policy-gradient updates: a frozen dataclass, importable without torch.
 
-The methods with names of their own are points in this space; ``conf/rl`` has them as presets.
+Well-known methods are combinations of these settings; ``conf/rl`` has them as presets.
 
     grpo      group_std       token      over response    Shao et al. 2024, arXiv:2402.03300
     dr_grpo   group_mean      token      over constant    Liu et al. 2025, arXiv:2503.20783
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Advantage(StrEnum):
-    """What a completion's reward is compared with: the completions of the same prompt.
+    """How a completion's reward r is compared with those of the same prompt's completions.
 
     group_mean: r − mean(r).
-    group_std: (r − mean(r)) / (std(r) + 1e-4), with n − 1 in the standard deviation, as TRL has it.
+    group_std: (r − mean(r)) / (std(r) + 1e-4), with n − 1 in the standard deviation, as in TRL.
     leave_one_out: r − the mean of the others, which is n / (n − 1) of `group_mean` and unbiased.
     """
 
@@ -37,7 +37,7 @@ class Advantage(StrEnum):
 
 
 class Ratio(StrEnum):
-    """How the weights that are trained are compared with those that an iteration began with.
+    """How the current policy π is compared with π_old, the policy at the iteration's start.
 
     token: π(token) / π_old(token), with gradients, clipped (PPO, GRPO).
     sequence: the geometric mean of these over a response (GSPO).
@@ -52,11 +52,12 @@ class Ratio(StrEnum):
 
 
 class Over(StrEnum):
-    """What the sum over tokens is divided by.
+    """The denominator of the sum over tokens.
 
-    response: each response by its length, their sum by the number of responses (GRPO).
-    token: by the number of tokens in the batch (DAPO).
-    constant: by the number of responses times `max_new_tokens` (Dr. GRPO): no length weighs more.
+    response: the length of each response, then the number of responses (GRPO).
+    token: the number of tokens in the batch (DAPO).
+    constant: the number of responses times `max_new_tokens` (Dr. GRPO), so that the weight of a
+        token does not depend on the length of its response.
     """
 
     response = "response"
@@ -65,14 +66,14 @@ class Over(StrEnum):
 
 
 class Kl(StrEnum):
-    """How the policy is held near a reference.
+    """How a KL penalty keeps the policy near a reference.
 
-    k1_in_reward: a completion's reward is lowered by β Σ (log π_old − log π_ref): its policy
-        gradient is that of the reverse KL divergence.
+    k1_in_reward: β Σ (log π_old − log π_ref) is subtracted from a completion's reward. The policy
+        gradient of this term is that of the reverse KL divergence.
     k3_weighted: β · ratio · k3 is added to each token's loss, k3 = π_ref/π − log(π_ref/π) − 1. Its
-        gradient, through the ratio too, is that of the reverse KL divergence.
-    k3: β · k3 as GRPO's paper has it, without the ratio. Its gradient is that of the *forward* KL
-        divergence; for comparisons with published runs.
+        gradient, including that of the ratio, is that of the reverse KL divergence.
+    k3: β · k3 without the ratio, as in GRPO's paper. Its gradient is that of the *forward* KL
+        divergence; use it for comparisons with published runs.
     """
 
     none = "none"
@@ -82,11 +83,11 @@ class Kl(StrEnum):
 
 
 class OffPolicy(StrEnum):
-    """What is done about w = π_old / π_sampler, where the sampler is not the trainer to the bit.
+    """The correction for w = π_old / π_sampler, if sampler and trainer do not agree exactly.
 
-    none: nothing; how far the two are apart is logged all the same.
+    none: no correction; the mismatch is logged in any case.
     truncate: each token's loss is weighted by min(w, limit) (Yao et al. 2025, TIS).
-    mask: by w, and by 0 where w is outside [1 / limit, limit].
+    mask: each token's loss is weighted by w, or by 0 if w is outside [1 / limit, limit].
     """
 
     none = "none"
@@ -96,24 +97,25 @@ class OffPolicy(StrEnum):
 
 @dataclass(frozen=True)
 class PolicyGradient(Method):
-    """A policy-gradient update; without further settings Dr. GRPO with a leave-one-out baseline.
+    """A policy-gradient update. The defaults are Dr. GRPO with a leave-one-out baseline.
 
-    Clipping keeps the ratio in [1 − `clip_low`, 1 + `clip_high`]; null: no bound on that side.
+    Clipping keeps the ratio in [1 − `clip_low`, 1 + `clip_high`]; null removes the bound on that
+    side.
 
-    With `skip_without_signal`, prompts whose completions have equal rewards are not trained on, nor
-    counted in what the loss is divided by; without, they are, with advantages of 0.
+    With `skip_without_signal`, prompts whose completions have equal rewards are neither trained on
+    nor counted in the loss's denominator; otherwise they count, with advantages of 0.
 
     Args:
-        advantage: what a completion's reward is compared with.
-        ratio: how the policy is compared with the weights that an iteration began with.
-        clip_low: the ratio is kept above 1 − `clip_low`; null: no bound on that side.
-        clip_high: the ratio is kept below 1 + `clip_high`; null: no bound on that side.
-        over: what the sum over tokens is divided by.
-        kl: how the policy is held near a reference.
-        kl_weight: how much the distance from the reference counts.
-        off_policy: what is done where the sampler is not the trainer to the bit.
-        off_policy_limit: the bound of the weight that `off_policy` uses.
-        skip_without_signal: prompts whose completions have equal rewards are not trained on.
+        advantage: how a completion's reward is compared with those of the same prompt.
+        ratio: how the policy is compared with the policy at the iteration's start.
+        clip_low: the ratio is clipped at 1 − `clip_low` from below; null: no bound.
+        clip_high: the ratio is clipped at 1 + `clip_high` from above; null: no bound.
+        over: the denominator of the sum over tokens.
+        kl: how a KL penalty keeps the policy near a reference.
+        kl_weight: the weight of the KL penalty.
+        off_policy: the correction if sampler and trainer do not agree exactly.
+        off_policy_limit: the bound of the weights of `off_policy`.
+        skip_without_signal: leave out prompts whose completions have equal rewards.
     """
 
     name: ClassVar[str] = "policy_gradient"

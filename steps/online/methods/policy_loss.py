@@ -1,4 +1,4 @@
-"""The policy-gradient loss of tokens, in all its variants: no model, no batch, nothing reduced.
+"""The policy-gradient loss of tokens, in all its variants, without any reduction.
 
 With A the advantage of a token's completion, ρ = π/π_old of the token (or of its whole response)
 and w the off-policy weight, a token's loss is
@@ -23,8 +23,8 @@ from steps.scoring.logps import TokenLogps
 
 @dataclass(frozen=True)
 class Compared:
-    """What S tokens are compared with, float64 [S] each; `reference` and `weight` where there are
-    any."""
+    """The values with which S tokens are compared, float64 [S] each; `reference` and `weight` are
+    optional."""
 
     old: Tensor
     advantages: Tensor
@@ -35,7 +35,7 @@ class Compared:
 def policy_losses(
     method: PolicyGradient, logps: TokenLogps, to: Compared
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The tokens' losses, with gradients, and what is logged of each, detached; [S] each."""
+    """The losses of tokens, with gradients, and their metrics, detached; [S] each."""
     log_ratio = logps.tokens - to.old
     ratio = (_means(log_ratio, logps) if method.ratio is Ratio.sequence else log_ratio).exp()
     low, high = method.clip_low, method.clip_high

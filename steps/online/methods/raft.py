@@ -1,4 +1,4 @@
-"""Imitating what came out right (RAFT; Dong et al. 2023, https://arxiv.org/abs/2304.06767)."""
+"""RAFT: imitation of the best completions (Dong et al. 2023, https://arxiv.org/abs/2304.06767)."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,14 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Raft(Method):
-    """Supervised fine-tuning on the best completions of each prompt: a mean over tokens.
-
-    `least_reward` is what a completion must have to be imitated, and `per_prompt` how many
-    different ones of a prompt are, the best first and the earlier of equals; null: all of them.
+    """Supervised fine-tuning on the best distinct completions of each prompt, of equally good ones
+    the earlier. The loss is a mean over tokens.
 
     Args:
-        least_reward: what a completion must have to be imitated.
-        per_prompt: how many completions of a prompt are imitated; null: all.
+        least_reward: the least reward of an imitated completion.
+        per_prompt: the most completions of a prompt that are imitated; null: all.
     """
 
     name: ClassVar[str] = "raft"

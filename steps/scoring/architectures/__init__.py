@@ -1,4 +1,4 @@
-"""What a model's architecture asks of whoever reads many responses with it.
+"""Differences between architectures that matter when a model reads many responses at once.
 
 ``pack_layouts`` names the three ways of reading and says which a model takes, ``batching`` is the
 second of them (the first and the third are ``attention`` and ``unpacked``, a floor above).

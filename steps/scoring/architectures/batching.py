@@ -1,12 +1,12 @@
-"""Responses in padded batches: a row for each, its prompt before it, the shorter ones padded.
+"""Padded batches: each row is a prompt with one response; shorter rows are padded on the right.
 
-For models whose attention cannot be replaced, or that have layers of another kind (recurrences,
-convolutions): the model's own forward, of several rows. What follows a token bears on nothing
-before it in a causal model, so rows are padded on the right, and no mask is needed to hide that:
-whatever a model makes of a mask (positions, biases, states) it makes as for a row alone. The
-padding of a row repeats its last token, so no token id is taken to be one that means nothing.
+This is the model's own forward over several rows, for models whose attention cannot be replaced, or
+that have other kinds of layers (recurrences, convolutions). In a causal model, padding on the right
+has no effect on the tokens before it. So the model gets no mask, and derives positions, biases and
+states as for a single row. The padding repeats the row's last token, so it needs no special token
+id.
 
-All of this is tried: `parity` compares a batch with each of its responses read alone.
+`parity` verifies this: it compares a batch with the forward of each response alone.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from steps.scoring.architectures.routing import Routing
 from steps.scoring.packing import Pack
 
-_LENGTH_MULTIPLE = 8  # as rows of a pack: kernels treat the last few of an odd count otherwise
+_LENGTH_MULTIPLE = 8  # as for packs: kernels process the last few rows of other counts differently
 
 
 def batched_rows(
@@ -29,7 +29,7 @@ def batched_rows(
 ) -> Tensor:
     """The hidden states [S, H] that predict the pack's scored tokens.
 
-    `inputs`: what a pack is given as, ids [1, T] or embeddings [1, T, H], by keyword.
+    `inputs`: the pack's ids [1, T] or embeddings [1, T, H], by keyword.
     """
     rows = _rows(pack)
     index = torch.tensor(rows).to(pack.input_ids.device, non_blocking=True)
@@ -49,11 +49,11 @@ def backbone(model: PreTrainedModel) -> Any:
     """The model without its head."""
     if model.base_model is not model:
         return model.base_model
-    return getattr(model, "model", model)  # Llama 4's text model has another name for it
+    return getattr(model, "model", model)  # Llama 4's text model sets no base_model
 
 
 def _rows(pack: Pack) -> list[list[int]]:
-    """For each response, the rows of the pack that it is made of, up to one length for all."""
+    """For each response, the pack's rows of its prompt and itself, padded to one common length."""
     rows = [
         [*range(span.prompt_start, span.prompt_stop), *range(span.start, span.stop)]
         for span in pack.responses
@@ -63,14 +63,14 @@ def _rows(pack: Pack) -> list[list[int]]:
 
 
 def _is_read(pack: Pack, length: int) -> Tensor:
-    """Which tokens of a batch of rows of this `length` are no padding, bool [rows, length]."""
+    """Which tokens of a batch with rows of this `length` are not padding, bool [rows, length]."""
     read = torch.tensor([s.prompt_stop - s.prompt_start + s.stop - s.start for s in pack.responses])
     read = torch.arange(length) < read[:, None]
     return read.to(pack.input_ids.device, non_blocking=True)
 
 
 def _predictors(pack: Pack, length: int) -> Tensor:
-    """Where in a batch of rows of this `length` each scored token is predicted, [S]."""
+    """The flat index, in a batch with rows of `length`, that predicts each scored token, [S]."""
     prompts = [span.prompt_stop - span.prompt_start for span in pack.responses]
     first = [length * number + prompt for number, prompt in enumerate(prompts)]
     starts = [span.start for span in pack.responses]
@@ -82,5 +82,5 @@ def _predictors(pack: Pack, length: int) -> Tensor:
         .repeat_interleave(pack.num_scored, output_size=scored)
         for values in (first, starts)
     )
-    # The last token of a prompt, wherever it is in a pack, is here the one before the response.
+    # In a batch, the last token of the prompt always directly precedes the response.
     return (pack.predictors - starts).clamp(min=-1) + first

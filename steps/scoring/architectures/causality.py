@@ -1,4 +1,4 @@
-"""Whether a model is causal: whether what it makes of a token depends on later ones."""
+"""Check that a model is causal: its output for a token must not depend on later tokens."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,33 +18,33 @@ _TOLERANCES = {
     torch.float16: 0.02,
     torch.bfloat16: 0.05,
 }
-"""Of hidden states, relative to their size, as a mean over tokens: that other shapes of a product
-send a few tokens of a bfloat16 model to other experts is rounding too."""
+"""The largest mean difference of hidden states, relative to their mean size. It is a mean over
+tokens, because rounding can send a few tokens of a bfloat16 model to other experts."""
 _CHEAP = 64
 _Read = Callable[[PreTrainedModel, Tensor], Tensor]
 
 
 def require_causal(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> None:
-    """Raises ValueError for a model that gives a token something else when later tokens are others,
-    or when there is one fewer.
+    """Raise ValueError if the model's output for a token changes when later tokens change, or when
+    the last token is removed.
 
-    Such a model has no log-probability of a response: BERT without `is_decoder`; a sparse attention
-    that chooses among keys of the future.
+    Such a model defines no log-probability of a response. Examples are BERT without `is_decoder`,
+    and sparse attention that selects among future keys.
     """
     group = max(groups, key=lambda group: group.longest_sequence)
     response = max(group.responses, key=lambda response: response.num_fed)
     ids = torch.tensor([*group.prompt_ids, *response.ids[: response.num_fed]])
-    # The hidden states of all of it; the logits, which are larger, of as much as is cheap.
+    # Compare the hidden states of the whole sequence, but the larger logits only of its start.
     off = _change(model, _states, ids)
-    if model.get_output_embeddings() is not None:  # a classifier says one thing of all tokens
+    if model.get_output_embeddings() is not None:  # a classifier has one output for all tokens
         off = max(off, _change(model, _logits, ids[:_CHEAP]))
     if off > _TOLERANCES[model.dtype]:
         raise ValueError(_not_causal(model, group, off))
 
 
 def _change(model: PreTrainedModel, read: _Read, ids: Tensor) -> float:
-    """By how much what `read` finds of earlier tokens changes with the later half of `ids`, or with
-    the last of them gone."""
+    """By how much the output of `read` for earlier tokens changes when the second half of `ids`
+    changes, or when the last token is removed."""
     half = len(ids) // 2
     if half == 0:
         return 0.0
@@ -52,7 +52,7 @@ def _change(model: PreTrainedModel, read: _Read, ids: Tensor) -> float:
     found = read(model, ids)
     off = _difference(found[:half], read(model, others)[:half])
     rescaled = {"dynamic", "longrope"} & {str(r.get("rope_type")) for r in rotations(model)}
-    if rescaled:  # the last token may turn all others by other angles, as it is meant to
+    if rescaled:  # the length may change all rotation angles, by design
         return off
     return max(off, _difference(found[:-1], read(model, ids[:-1])))
 
@@ -60,26 +60,26 @@ def _change(model: PreTrainedModel, read: _Read, ids: Tensor) -> float:
 @execution_detail
 def _not_causal(model: PreTrainedModel, group: TokenGroup, off: float) -> str:
     return (
-        f"{type(model).__name__} is not causal: what it makes of a token depends on the tokens "
-        f"behind it (of row {group.row!r}, by {off:.2g} of its size); take a model that predicts "
+        f"{type(model).__name__} is not causal: its output for a token changes with the tokens "
+        f"after it (of row {group.row!r}, by {off:.2g} of its size); take a model that predicts "
         "the next token, or the same one with is_decoder=true in its config"
     )
 
 
 def _states(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """What the model makes of each token, before its head; [L, H]."""
+    """The model's last hidden states, [L, H]."""
     hidden: Tensor = backbone(model)(input_ids=ids[None].to(model.device), use_cache=False)[0]
     return hidden[0].to(torch.promote_types(hidden.dtype, torch.float32))
 
 
 def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """What it says comes next; [L, V]."""
+    """The model's logits, [L, V]."""
     logits: Tensor = model(input_ids=ids[None].to(model.device), use_cache=False).logits
     return logits[0].to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    """Of two sets of states, relative; 0 where there are none, or none that are numbers (whoever
-    scores complains of that)."""
+    """The relative difference of two sets of states; 0 if there are none or if they are NaN
+    (scoring raises the error for NaN)."""
     off = (one - other).abs().mean() / one.abs().mean()
     return off.nan_to_num(0, posinf=0).item()

@@ -1,9 +1,10 @@
-"""Whether the layers of a model mask as they say, so that packed attention can mask in their place.
+"""Check that the masks of a model's layers match their declared reach, on which packed attention
+relies.
 
-The model reads one sequence with its own masks and with an attention that computes nothing: it
-looks at the mask that a layer is given, and compares it, entry by entry, with what the layer says
-of its reach. Nothing is rounded here, so a window that a sequence has just passed is seen in
-bfloat16 too, where the logps would hide it.
+The model reads one sequence with its own masks. Its attention is replaced by a function that
+computes nothing and only compares the mask of each layer, entry by entry, with the layer's declared
+reach. The comparison is exact. So it finds a window that is only just exceeded, which rounding in
+the logps would hide in bfloat16.
 """
 
 from dataclasses import dataclass, field
@@ -23,12 +24,12 @@ WATCHED = "temper_watched"
 
 @dataclass
 class Watch:
-    """What has been seen of a forward. faults: a sentence for each layer that is not as it says."""
+    """Collects the faults of a forward: one sentence for each layer with an unexpected mask."""
 
     faults: list[str] = field(default_factory=list)
 
     def look(self, layer: nn.Module, tokens: int, mask: Tensor | None, reach: Reach) -> None:
-        """Compares the `mask` of a `layer` for a sequence of so many `tokens`."""
+        """Compare the `mask` of a `layer` with its `reach`, for a sequence of `tokens` tokens."""
         if mask is None and reach.covers(tokens):
             return
         device = torch.device("cpu") if mask is None else mask.device
@@ -44,16 +45,16 @@ class Watch:
 
 
 def mask_fault(model: PreTrainedModel, ids: Tensor) -> str | None:
-    """What is wrong with the masks of `model` for the sequence `ids` [L], if anything is.
+    """The first fault in the masks of `model` for the sequence `ids` [L], or None.
 
-    Changes the model's attention; whoever calls sets another one. Raises whatever a model raises
-    that does not take this way of being read.
+    Changes the model's attention; the caller must set another one afterwards. Passes on any error
+    of a model that cannot be run in this way.
     """
     ALL_ATTENTION_FUNCTIONS.register(WATCHED, _watched)
     ALL_MASK_ATTENTION_FUNCTIONS.register(WATCHED, sdpa_mask)
     model.set_attn_implementation(WATCHED)
     if model.config._attn_implementation != WATCHED:
-        return None  # nor will it take the packed one
+        return None  # such a model does not accept packed attention either
     watch = Watch()
     backbone(model)(input_ids=ids[None], use_cache=False, watch=watch)
     return watch.faults[0] if watch.faults else None
@@ -70,7 +71,7 @@ def _watched(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """In place of a layer's attention: zeros."""
+    """Replaces a layer's attention: inspects the mask and returns zeros."""
     if watch is None:
         raise ValueError("a layer does not hand on keywords, without a pack packs cannot be read")
     watch.look(module, query.shape[2], attention_mask, reach_of(module, sliding_window))
@@ -79,8 +80,8 @@ def _watched(
 
 
 def _seen(mask: Tensor) -> Tensor:
-    """A mask as booleans; of one that is added to scores, with anything but 0 and a lowest value,
-    one that no reach equals."""
+    """A mask as booleans. An additive mask with values other than 0 and the lowest number becomes
+    all False, which matches no reach."""
     if mask.dtype is torch.bool:
         return mask
     lowest = mask <= torch.finfo(mask.dtype).min / 2

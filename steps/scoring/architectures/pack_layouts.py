@@ -1,10 +1,10 @@
-"""How a model reads the responses of a pack, and where that is written down.
+"""The three ways in which a model reads the responses of a pack, and which one a model uses.
 
-    packed     one row without padding, the prompt of a group once          `attention`
-    batched    a row for each response, padded on the right                 `batching`
-    alone      a forward for each response                                  `unpacked`
+    packed     one row without padding, each group's prompt only once       `attention`
+    batched    one row for each response, padded on the right               `batching`
+    alone      one forward for each response                                `unpacked`
 
-`parity` tries them in this order and takes the first that is right.
+`parity` tries them in this order and chooses the first that gives correct logps.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from steps.scoring.packing import plan_batches, plan_packs
 
 
 class Layout(StrEnum):
-    """The ways above."""
+    """The three ways of reading, see the module."""
 
     packed = "packed"
     batched = "batched"
@@ -30,28 +30,28 @@ _BATCHED: WeakSet[PreTrainedModel] = WeakSet()
 
 
 def layout_of(model: PreTrainedModel) -> Layout:
-    """How `model` reads; alone, until it was found out that it can read otherwise."""
+    """How `model` reads responses; `alone` until `parity` has chosen another way."""
     if attends_packed(model):
         return Layout.packed
     return Layout.batched if model in _BATCHED else Layout.alone
 
 
 def read_batches(model: PreTrainedModel) -> None:
-    """Makes `model` read in padded batches whenever its attention is not the packed one."""
+    """Make `model` read padded batches whenever its attention is not the packed one."""
     _BATCHED.add(model)
 
 
 def read_alone(model: PreTrainedModel) -> None:
-    """Undoes `read_batches`."""
+    """Undo `read_batches`."""
     _BATCHED.discard(model)
 
 
 def plan_forwards(
     layout: Layout, groups: Sequence[TokenGroup], tokens_per_forward: int
 ) -> list[list[int]]:
-    """Which of `groups` go through the model together, by their indices.
+    """The groups of each forward, as indices into `groups`.
 
-    A group that is read alone takes as many forwards as it has responses: as many on every rank.
+    In the layout `alone`, each entry is one group, which takes one forward for each response.
     """
     if layout is Layout.packed:
         return plan_packs([group.packed_tokens for group in groups], tokens_per_forward)

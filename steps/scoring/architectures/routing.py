@@ -1,17 +1,17 @@
 """The load-balancing loss of a mixture of experts (Fedus et al. 2021, Switch Transformers,
-https://arxiv.org/abs/2101.03961, equations 4 to 6), as transformers has it for each such model.
+https://arxiv.org/abs/2101.03961, equations 4 to 6), as transformers computes it.
 
-With f_e the share of tokens that choose expert e among their `top_k`, and P_e the mean probability
-that the routers give it, both over all layers and all tokens of a batch,
+Let f_e be the share of tokens that choose expert e among their `top_k`, and P_e the mean
+probability that the routers give it, both over all layers and all tokens of a batch. Then
 
     auxiliary loss = experts · Σ_e f_e P_e
 
-and `coefficient` times that is added to what is trained. f is a count, so gradients flow through P
-alone. It is not a sum over packs: f of the whole batch is needed for the gradient of any of them,
-and is found in a pass without gradients where a batch has more than one pack. So the loss does not
-depend on how a batch is cut, as it does where each forward balances only its own tokens.
+and training adds `coefficient` times this loss. f is a count, so gradients flow through P only. The
+loss is not a sum over packs: the gradient of each pack needs f of the whole batch. If a batch has
+more than one pack, a pass without gradients computes f first. So the loss does not depend on how
+the batch is cut into packs.
 
-A token counts once for each response whose sequence it is in: a prompt that two share, twice.
+A token counts once for each response in whose sequence it is; the prompt of a pair counts twice.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _ALLOWED = {torch.float64: 1e-6, torch.float32: 1e-4}
 
 @dataclass(frozen=True)
 class Balancing:
-    """coefficient: the auxiliary loss counts for it; top_k: how many experts a token chooses."""
+    """coefficient: the weight of the auxiliary loss; top_k: how many experts a token chooses."""
 
     coefficient: float
     top_k: int
@@ -39,10 +39,11 @@ class Balancing:
 
 @dataclass(frozen=True)
 class Load:
-    """How some tokens use E experts, summed over the layers; float64.
+    """How a set of tokens uses E experts, summed over the layers; float64.
 
-    chosen: [E]; how many tokens choose each. probability: [E]; the sum of what routers give it.
-    tokens: how many there are.
+    chosen: [E]; how many tokens choose each expert.
+    probability: [E]; the sum of the routers' probabilities for each expert.
+    tokens: the number of tokens times layers.
     """
 
     chosen: Tensor
@@ -57,20 +58,20 @@ class Load:
         )
 
     def detach(self) -> "Load":
-        """The same without a graph."""
+        """The load without gradients."""
         return Load(self.chosen, self.probability.detach(), self.tokens)
 
     def loss_within(self, whole: "Load") -> Tensor:
-        """The share that these tokens have in the auxiliary loss of the `whole` batch."""
+        """The share of these tokens in the auxiliary loss of the `whole` batch."""
         product = (whole.chosen * self.probability).sum()
         return len(self.chosen) * product / whole.tokens**2
 
 
 class Routing:
-    """Sees the routers of one pack's forwards.
+    """Records the load of experts in one pack's forwards.
 
     Args:
-        whole: the load of the whole batch, or None where the pack is all of it.
+        whole: the load of the whole batch, or None if the pack is the whole batch.
     """
 
     def __init__(self, balancing: Balancing, whole: Load | None = None) -> None:
@@ -79,17 +80,17 @@ class Routing:
         self.load: Load | None = None
 
     def see(self, outputs: Any, weights: Tensor) -> None:
-        """Adds a forward: `outputs` of a base model, asked for its routers' logits, and what each
-        of its tokens counts for, [T]."""
+        """Add a forward: the `outputs` of a base model, with its routers' logits, and the weight of
+        each token, [T]."""
         load = load_of(outputs.router_logits, weights, self._balancing.top_k)
         self.load = load if self.load is None else self.load + load
 
     def see_pack(self, outputs: Any, pack: Pack) -> None:
-        """Adds a forward of the pack as one row."""
+        """Add a forward of the pack as one row."""
         self.see(outputs, token_weights(pack))
 
     def loss(self) -> Tensor:
-        """The pack's share in the auxiliary loss of its batch, times the coefficient."""
+        """The pack's share of the batch's auxiliary loss, times the coefficient."""
         assert self.load is not None
         return self._balancing.coefficient * self.load.loss_within(self._batch())
 
@@ -105,7 +106,7 @@ class Routing:
 
 
 def load_of(logits: Sequence[Tensor], weights: Tensor, top_k: int) -> Load:
-    """Of the routers' logits, [T, E] or [..., E] with T tokens for each layer."""
+    """The load from the routers' logits: for each layer [T, E], or [..., E] with T tokens."""
     weights = weights.double()[:, None]
     chosen, probability = [], []
     for layer in logits:
@@ -122,7 +123,7 @@ def load_of(logits: Sequence[Tensor], weights: Tensor, top_k: int) -> Load:
 
 
 def token_weights(pack: Pack) -> Tensor:
-    """In how many sequences each token of a pack is, float64 [T]; 0 for the filler."""
+    """How many sequences contain each token of a pack, float64 [T]; 0 for the filler."""
     weights = torch.zeros(len(pack.input_ids), dtype=torch.float64)
     for span in pack.responses:
         weights[span.prompt_start : span.prompt_stop] += 1
@@ -134,11 +135,12 @@ def token_weights(pack: Pack) -> Tensor:
 def find_balancing(
     model: PreTrainedModel, coefficient: float | None
 ) -> tuple[Balancing | None, str | None]:
-    """How the load of `model` is balanced, and what a person should know of it.
+    """How the expert load of `model` is balanced, and a notice for the user, if any.
 
-    `coefficient`: that of the model's config if it is None. Nothing is balanced if it is 0 or the
-    model has no such loss. What is computed here is compared with what the model itself computes,
-    of a few tokens; if it has another loss by that name, none is added, and that is said.
+    A `coefficient` of None means the coefficient of the model's config. There is no balancing if
+    the coefficient is 0 or if the model has no such loss. The loss of this module is compared with
+    the model's own on a few tokens. If the model defines the loss otherwise, none is added, and a
+    notice reports it.
     """
     config = model.config.get_text_config()
     if coefficient is None:

@@ -1,0 +1,102 @@
+"""What DPO of Llama-3.1-8B takes on one and on eight GPUs, counted without one.
+
+    python benchmarks/gpu_account.py [--tokens 16384]
+
+Operations are those of a forward and backward of two layers and the head on PyTorch's meta device,
+which computes no number; the other layers are like these. Memory is the formula by which a plan
+estimates it (`steps.prices.of_training`), taken apart. Nothing here was measured on a GPU.
+"""
+
+import argparse
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.attention.varlen  # or the first count knows nothing of it
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from steps.models.config import ActivationCheckpointing
+from steps.models.recomputing import checkpoint_activations
+from steps.prices.model_sizes import body, of_config
+from steps.prices.of_training import _activations
+from steps.scoring import attention
+from steps.scoring.examples import TokenGroup, TokenResponse
+from steps.scoring.logps import forward_backward
+from steps.scoring.packing import make_pack
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
+    "vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+PROMPT, RESPONSE = 512, 256
+GIB = 2.0**30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=16384, help="of one forward")
+    tokens = parser.parse_args().tokens
+    attention._WITH_FLASH.add("meta")
+    print(f"Llama-3.1-8B, packs of about {tokens} tokens, pairs of {PROMPT} + 2 x {RESPONSE}\n")
+    print("| activations | PFLOP a pack | x 6 N T of the model's matrices |")
+    print("|---|--:|--:|")
+    for how in ActivationCheckpointing:
+        operations, plain = counted(tokens, how)
+        print(f"| {how} | {operations / 1e15:.2f} | {operations / plain:.2f} |")
+    print("\n| GiB on each of | weights, gradients, AdamW | layer and head at work | activations |")
+    print("|---|--:|--:|---|")
+    for devices in (1, 8):
+        state, gathered = (f"{size / GIB:.1f}" for size in held(devices))
+        kept = ", ".join(
+            f"{how} {working(tokens, how) / GIB:.1f}" for how in ActivationCheckpointing
+        )
+        print(f"| {devices} | {state} | {gathered} | {kept} |")
+
+
+def counted(tokens: int, how: ActivationCheckpointing) -> tuple[float, float]:
+    """Operations of a pack in all layers, and 6 for each token and parameter of a matrix that it
+    goes through."""
+    pairs = [
+        TokenGroup(f"{i}", f"{i}", (1,) * PROMPT, (TokenResponse((2,) * RESPONSE),) * 2)
+        for i in range(tokens // (PROMPT + 2 * RESPONSE))
+    ]
+    pack = make_pack(pairs).to("meta")
+    one, two = (_operations(layers, pack, how) for layers in (1, 2))
+    sizes = of_config(SHAPE)
+    head = len(pack.targets) * SHAPE["vocab_size"] * SHAPE["hidden_size"]
+    plain = 6 * (body(sizes) * len(pack.input_ids) + head)
+    return one + (two - one) * (SHAPE["num_hidden_layers"] - 1), plain
+
+
+def _operations(layers: int, pack: Any, how: ActivationCheckpointing) -> int:
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, "num_hidden_layers": layers}))
+    model = model.to(torch.bfloat16)
+    attention.use_packed_attention(model)
+    checkpoint_activations(model, how)
+    with FlopCounterMode(display=False) as counter:
+        forward_backward(model, pack, lambda logps, _: (-logps.sums().sum(dim=1), {}))
+    return counter.get_total_flops()
+
+
+def held(devices: int) -> tuple[float, float]:
+    """Bytes on each device of what is trained, with float32 masters, and of what is gathered of it
+    for a while."""
+    sizes = of_config(SHAPE)
+    parameters = sizes["parameters"]
+    if devices == 1:  # bfloat16 weights; masters, gradients and two moments in float32
+        return parameters * (2 + 4 + 4 + 8), 0.0
+    tables = sizes["vocabulary"] * sizes["hidden"]
+    return parameters * (4 + 4 + 8) / devices, 4 * (body(sizes) / sizes["layers"] + tables)
+
+
+def working(tokens: int, how: ActivationCheckpointing) -> float:
+    """Bytes of what a pack keeps for its backward, and of two slices of logits."""
+    config = SimpleNamespace(activation_checkpointing=how)
+    return _activations(of_config(SHAPE), tokens, config, 2) + 2e9
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Attention by XLA, some queries at a time, so that a pack needs no mask of T × T in memory.
+
+Where no token sees further back than `reach`, a block of so many queries meets its own keys and
+those of the block before; else a few queries at a time meet all keys.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from steps.jax_backend.architecture import NO_WINDOW, Architecture
+from steps.jax_backend.pack_arrays import (
+    LayerFacts,
+    PackArrays,
+    dropped,
+    folded,
+    in_blocks,
+    joined,
+)
+
+_QUERY_BLOCK = 512
+
+
+def attend(
+    a: Architecture, q: Array, k: Array, v: Array, pack: PackArrays, facts: LayerFacts
+) -> Array:
+    """Attention of every token to what it sees: q [B, T, heads, d], k and v [B, T, key heads, d] to
+    [B, T, heads, d]."""
+    tokens, slides = q.shape[1], min(a.windows) < NO_WINDOW
+    q = q.reshape(*q.shape[:2], a.key_heads, -1, a.head_size)
+    index = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), pack.own.shape)
+    sees = (index, pack.own, pack.first, pack.last, pack.positions)
+    keys = (k, v, index, pack.positions)
+
+    def of_block(queries: tuple[Array, ...], keys: tuple[Array, ...] = keys) -> Array:
+        k, v, key, key_position = keys
+        mask = _mask(queries[1:], key, key_position, facts.window, slides)
+        noise = None if facts.keys is None else folded(facts.keys, queries[1][0, 0])
+        return _attend(a, queries[0], k, v, mask, noise)
+
+    if pack.reach < tokens:
+        blocks = tuple(in_blocks(x, pack.reach) for x in (q, *sees))
+        near = tuple(_with_block_before(in_blocks(x, pack.reach)) for x in keys)
+        out = joined(jax.vmap(of_block)(blocks, near))
+    elif tokens <= _QUERY_BLOCK:
+        out = of_block((q, *sees))
+    else:
+        blocks = tuple(in_blocks(x, math.gcd(tokens, _QUERY_BLOCK)) for x in (q, *sees))
+        out = joined(lax.map(jax.checkpoint(of_block, prevent_cse=False), blocks))
+    return out.reshape(*q.shape[:2], a.heads, a.head_size)
+
+
+def _attend(
+    a: Architecture, q: Array, k: Array, v: Array, mask: Array, keys: Array | None
+) -> Array:
+    """Of q [B, t, key heads, group, d] to the keys that mask [B, t, T] lets it see; what is dropped
+    of it is drawn by `keys`."""
+    accurate = jnp.promote_types(q.dtype, jnp.float32)
+    scores = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=accurate)
+    scores = scores * jnp.asarray(a.attention_scale, accurate)
+    if a.attention_cap is not None:
+        scores = jnp.tanh(scores / a.attention_cap) * a.attention_cap
+    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(accurate).min)
+    shares = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+    return jnp.einsum("bkgts,bskd->btkgd", dropped(shares, a.attention_dropout, keys), v)
+
+
+def _mask(
+    queries: tuple[Array, ...], key: Array, key_position: Array, window: Array, slides: bool
+) -> Array:
+    """Which of some keys [B, K] each of some queries [B, t] sees: [B, t, K]."""
+    index, own, first, last, position = (x[..., None] for x in queries)
+    key, key_position = key[:, None], key_position[:, None]
+    seen = ((key >= own) & (key <= index)) | ((key >= first) & (key < last))
+    return seen & (position - key_position < window) if slides else seen
+
+
+def _with_block_before(blocks: Array) -> Array:
+    """[n, B, size, …] as [n, B, 2 · size, …]. The first has none before it: as tokens, those would
+    be -1, which nothing sees."""
+    before = jnp.roll(blocks, 1, axis=0)
+    nothing = jnp.asarray(-1 if jnp.issubdtype(blocks.dtype, jnp.integer) else 0, blocks.dtype)
+    return jnp.concatenate([before.at[0].set(nothing), blocks], axis=2)

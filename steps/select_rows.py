@@ -1,0 +1,76 @@
+"""``select_rows``: training pairs without those that pull a model away from held-out pairs."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline import Metrics, Output, TemperError, step
+from steps.data.rows.jsonl import read_json_lines
+from steps.data.rows.parquet import iter_rows, shards, write_rows
+from steps.kinds import Influences, PairTokens
+
+
+@dataclass(frozen=True)
+class SelectionConfig:
+    """Which pairs go.
+
+    Args:
+        drop_share: this share of all pairs goes, those of the lowest influence.
+        only_harmful: of these, a pair whose influence is not below 0 stays.
+    """
+
+    drop_share: float = 0.1
+    only_harmful: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.drop_share < 1:
+            raise ValueError(f"drop_share must be in [0, 1), got {self.drop_share}")
+
+
+@step(makes=PairTokens)
+def select_rows(
+    out: Output,
+    tokens: PairTokens,
+    influences: Influences,
+    config: SelectionConfig = SelectionConfig(),
+) -> Metrics:
+    """Write ``tokens-00000.parquet``: the pairs of ``tokens`` that stay, in their order.
+
+    Args:
+        influences: of these pairs, by ``score_influence``.
+
+    Raises:
+        TemperError: a pair has no influence, or an influence is of no pair.
+    """
+    import pyarrow.parquet as pq
+
+    told = read_json_lines(influences.path / "influences.jsonl")
+    found = {(r["row"], r["pair"]): r["influence"] for r in told}
+    worst = sorted(found, key=lambda pair: found[pair])[: int(config.drop_share * len(found))]
+    dropped = {pair for pair in worst if found[pair] < 0 or not config.only_harmful}
+    seen: set[tuple[str, str]] = set()
+
+    def kept() -> Iterator[dict[str, Any]]:
+        for record in iter_rows(tokens.path):
+            pair = (record["row"], record["pair_id"])
+            seen.add(pair)
+            if pair not in found:
+                raise TemperError(
+                    f"row {pair[0]!r} has no influence; compute score_influence of the same tokens"
+                )
+            if pair not in dropped:
+                yield record
+
+    rows = write_rows(
+        out.path / "tokens-00000.parquet", pq.read_schema(shards(tokens.path)[0]), kept()
+    )
+    if strangers := found.keys() - seen:
+        row = min(strangers)[0]
+        raise TemperError(
+            f"row {row!r} has an influence and is not in tokens; compute score_influence of the "
+            "same tokens"
+        )
+    if (tokenizer := tokens.path / "tokenizer.json").exists():
+        shutil.copyfile(tokenizer, out.path / tokenizer.name)
+    return {"rows": rows, "dropped": len(dropped)}

@@ -1,0 +1,83 @@
+"""One run over two processes, each with processors of its own, as over two hosts of a slice."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
+
+from rank_processes import run_ranks
+from safetensors.torch import load_file
+from tiny_models import llama, model_folder, pair_records
+
+from steps.jax_backend.backend_choice import JaxTraining
+from steps.losses.dpo import Dpo
+from steps.models.ranks import ALONE, Ranks, together
+from steps.models.workplace import Left, Workplace
+from steps.scoring.reference import run_reference
+from steps.training.config import DpoConfig, OptimizerConfig
+from steps.training.recipes import run_dpo
+
+RECORDS = pair_records(16)
+
+
+def config(devices: int) -> DpoConfig:
+    return DpoConfig(
+        batch_size=8,
+        tokens_per_forward=64,
+        epochs=2,
+        checkpoint_every_steps=2,
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+        loss=Dpo(beta=0.5, nll_weight=0.1),
+        backend=JaxTraining(devices=devices),
+    )
+
+
+def train(policy: Path, work: Path, devices: int, ranks: Ranks, leave_after: int = 0) -> None:
+    """Reference and training; the last process is told to leave after so many steps."""
+    place = Workplace(work / "reference", work / "reference-scratch", ranks=ranks)
+    if not (work / "reference").exists():
+        run_reference(policy, RECORDS, config(devices).reference(), place)
+        ranks.wait()
+    asked: list[None] = []
+
+    def stopping() -> bool:
+        asked.append(None)
+        return ranks.index == ranks.count - 1 and len(asked) == leave_after
+
+    place = Workplace(work / "model", work / "scratch", ranks=ranks, stopping=stopping)
+    run_dpo(policy, RECORDS, work / "reference", config(devices), place)
+
+
+def train_as_a_rank(policy: Path, work: Path, leave_after: int) -> None:
+    import jax
+
+    with together() as ranks:
+        try:
+            train(policy, work, 2, ranks, leave_after)
+            assert leave_after == 0
+        except Left:
+            assert leave_after > 0
+        assert jax.process_count() == 2
+
+
+def test_two_processes_train_what_one_does_and_go_on_where_they_left(tmp_path: Path) -> None:
+    policy = model_folder(tmp_path / "policy", lambda: llama(tied=False))
+    both, alone = tmp_path / "both", tmp_path / "alone"
+    assert run_ranks(train_as_a_rank, policy, both, 3) == [0, 0]
+    assert not (both / "model").exists()
+    assert run_ranks(train_as_a_rank, policy, both, 0) == [0, 0]
+    train(policy, alone, 4, ALONE)
+    logs = [
+        [json.loads(line) for line in (work / "model/metrics.jsonl").read_text().splitlines()]
+        for work in (both, alone)
+    ]
+    for ours, expected in zip(*logs, strict=True):
+        assert ours == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    ours, expected = (load_file(work / "model/model.safetensors") for work in (both, alone))
+    assert ours.keys() == expected.keys()
+    before = load_file(policy / "model.safetensors")
+    for name in expected:
+        moved = (expected[name] - before[name]).norm()
+        assert (ours[name] - expected[name]).norm() <= 1e-3 * moved, name

@@ -1,0 +1,29 @@
+"""The experiment with a tool, at the smallest size at which a model learns to call it; it takes
+long, so it has a file to itself."""
+
+from pathlib import Path
+
+import pytest
+from experiment_desk import Desk
+
+SMALL = (
+    "train_problems=300", "test_problems=60", "iterations=4", "segment=2", "replay=true",
+    "shape.hidden_size=48", "shape.layers=2", "shape.heads=2", "shape.feed_forward=96",
+    "sft.max_steps=200", "sft.batch_size=64", "sft.optimizer.learning_rate=5e-3",
+    "rl.prompts=8", "rl.completions=4",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_tool_is_called_in_training_and_a_replay_ends_with_the_same_bits(
+    repository: Path, tmp_path: Path
+) -> None:
+    desk = Desk(repository, "grpo_tools", tmp_path, SMALL)
+    shown = desk.run().stdout
+    for name in ("SFT", "after 2", "after 4, replayed"):
+        assert name in shown
+    runs = desk.made("train_online")
+    assert {run.metrics["iterations"] for run in runs} == {2, 4}
+    assert all(run.metrics["first"]["completions/mean_turns"] > 1 for run in runs)
+    replayed = desk.made("train_on_rollouts")
+    assert {m.digest_of("model") for m in runs} == {m.digest_of("model") for m in replayed}

@@ -1,0 +1,144 @@
+"""What only runs on a GPU, traced on PyTorch's meta device: shapes, dtypes and devices of every
+operation, and no number. Nothing here needs or shows a GPU; it finds what would not even run."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.attention.varlen  # or a counter that is older knows nothing of it
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from steps.models.config import ActivationCheckpointing
+from steps.models.recomputing import checkpoint_activations
+from steps.scoring import attention
+from steps.scoring.attention import use_packed_attention
+from steps.scoring.examples import TokenGroup, TokenResponse
+from steps.scoring.logps import TokenLogps, forward_backward, token_logps
+from steps.scoring.packing import make_pack
+from steps.scoring.parity import slow_on_gpu
+
+LLAMA_3_8B: dict[str, Any] = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def meta_has_flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(attention, "_WITH_FLASH", {"meta"})
+    attention._varlen_options.cache_clear()
+    yield
+    attention._varlen_options.cache_clear()
+
+
+def pairs(count: int) -> list[TokenGroup]:
+    def ids(length: int) -> tuple[int, ...]:
+        return tuple(range(1, length + 1))
+
+    return [
+        TokenGroup(f"{i}", f"{i}", ids(256), (TokenResponse(ids(128)), TokenResponse(ids(100))))
+        for i in range(count)
+    ]
+
+
+def on_meta(kind: Any, config: Any, dtype: torch.dtype = torch.bfloat16) -> Any:
+    with torch.device("meta"):
+        model = kind(config).to(dtype)
+    use_packed_attention(model)
+    return model
+
+
+def minus_likelihood(logps: TokenLogps, _: slice) -> tuple[Tensor, dict[str, Tensor]]:
+    return -logps.sums().sum(dim=1), {}
+
+
+def counted(model: Any, groups: list[TokenGroup]) -> dict[str, int]:
+    """Operations of a forward and backward, by kind."""
+    with FlopCounterMode(display=False) as counter:
+        scored = forward_backward(model, make_pack(groups).to("meta"), minus_likelihood)
+    assert scored.losses.is_meta
+    assert scored.logps.shape == (len(groups), 2)
+    for parameter in model.parameters():
+        assert parameter.grad.is_meta
+        assert (parameter.grad.dtype, parameter.grad.shape) == (parameter.dtype, parameter.shape)
+    return {f"{name}": flops for name, flops in counter.get_flop_counts()["Global"].items()}
+
+
+@pytest.mark.parametrize("how", list(ActivationCheckpointing))
+def test_two_layers_of_llama_3_in_bfloat16_go_through_flash_attention(
+    how: ActivationCheckpointing,
+) -> None:
+    model = on_meta(LlamaForCausalLM, LlamaConfig(**LLAMA_3_8B, num_hidden_layers=2))
+    groups = pairs(8)
+    pack = make_pack(groups).to("meta")
+    logps = token_logps(model, pack)
+    assert (logps.device.type, logps.dtype) == ("meta", torch.float32)
+    assert len(logps) == int(make_pack(groups).num_scored.sum())
+    checkpoint_activations(model, how)
+    flops = counted(model, groups)
+    kept = how is not ActivationCheckpointing.full
+    body = 2 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336)
+    tokens, scored = len(make_pack(groups).input_ids), len(logps)
+    # Three products a weight. Computed again is all of a layer but its last product, which nothing
+    # waits for, and nothing of the head.
+    again = 0 if kept else body - 2 * 4096 * 14336
+    products = 2 * (3 * body + again) * tokens + 3 * 2 * 4096 * 128256 * scored
+    assert flops["aten.mm"] == pytest.approx(products, rel=0.01)
+    attended = flops["torch_attn._varlen_attn"]
+    backward = flops["torch_attn._varlen_attn_backward"]
+    assert backward / attended == pytest.approx(2.5 if kept else 1.25)
+
+
+def test_a_window_reaches_the_kernel_and_its_numbers_do_not_wait_for_the_device() -> None:
+    config = MistralConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=2,
+        vocab_size=97,
+        sliding_window=7,
+    )
+    model = on_meta(MistralForCausalLM, config)
+    small = [
+        TokenGroup("a", "a", (3,) * 9, (TokenResponse((4,) * 5), TokenResponse((5,) * 30))),
+        TokenGroup("b", "b", (3,) * 20, (TokenResponse((4,)), TokenResponse((5,)))),
+    ]
+    # A number that is read off the device would be an error here: there is none to read.
+    assert counted(model, small)["torch_attn._varlen_attn"] > 0
+
+
+@pytest.mark.parametrize("why", ["float32", "an odd size of heads"])
+def test_what_flash_attention_cannot_do_goes_segment_by_segment(why: str) -> None:
+    dtype = torch.float32 if why == "float32" else torch.bfloat16
+    sizes = {**LLAMA_3_8B, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 96, "vocab_size": 97, "num_hidden_layers": 1}
+    sizes |= {} if why == "float32" else {"head_dim": 20}  # no multiple of 8
+    model = on_meta(LlamaForCausalLM, LlamaConfig(**sizes), dtype)
+    group = TokenGroup("a", "a", (3,) * 9, (TokenResponse((4,) * 5), TokenResponse((5,) * 30)))
+    assert "torch_attn._varlen_attn" not in counted(model, [group])
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "tokens", "told"),
+    [
+        ("cuda", torch.float32, 16384, "float32 on a GPU goes without flash attention"),
+        ("cuda", torch.bfloat16, 1024, "tokens_per_forward=1024 is little work for a GPU"),
+        ("cuda", torch.bfloat16, 16384, None),
+        ("cpu", torch.float32, 1024, None),
+    ],
+)
+def test_slow_choices_are_told_on_a_gpu_alone(
+    device: str, dtype: torch.dtype, tokens: int, told: str | None
+) -> None:
+    model: Any = SimpleNamespace(device=torch.device(device), dtype=dtype)
+    notice = slow_on_gpu(model, tokens)
+    assert notice is None if told is None else told in str(notice)

@@ -1,0 +1,71 @@
+"""Environments of the tests, and a checker of what they lead to."""
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
+from steps.environments.environment import Environment, Graded, Observation, Turn, says
+
+
+@dataclass(frozen=True)
+class Counter(Environment):
+    """Counts turns aloud, and does as the turn's text says."""
+
+    name: ClassVar[str] = "counter"
+
+    def reset(self, task: Answered, k: int) -> list[int]:
+        return [100 * k]
+
+    def step(self, state: list[int], turn: Turn) -> Observation | Judgement | None:
+        state[0] += 1
+        match turn.text:
+            case "done":
+                return None
+            case "right":
+                return judged(True)
+            case "half":
+                return Graded(judged(False).verdict, grade=0.5)
+            case "raise":
+                raise KeyError("no such thing")
+            case "die":
+                os._exit(7)
+            case "moody":
+                return says(str(os.getpid()))
+            case "nothing":
+                return no_verdict("it says nothing")
+        return says(str(state[0]))
+
+
+@dataclass(frozen=True)
+class Echo(Environment):
+    """Repeats a turn's first tokens, and after a few turns is content if most tokens were even. It
+    ends its process at a turn that begins with the token `fails`."""
+
+    name: ClassVar[str] = "echo"
+
+    turns: int = 3
+    fails: int = -1
+
+    def reset(self, task: Answered, k: int) -> list[Turn]:
+        return []
+
+    def step(self, state: list[Turn], turn: Turn) -> Observation | Judgement | None:
+        state.append(turn)
+        if turn.ids[0] == self.fails:
+            os._exit(1)
+        if len(state) < self.turns:
+            return Observation(ids=(*turn.ids[:2], 1))
+        even = [token % 2 == 0 for turn in state for token in turn.ids]
+        share = sum(even) / len(even)
+        return Graded(judged(share > 0.5).verdict, grade=1.0 if share > 0.5 else share)
+
+
+@dataclass(frozen=True)
+class Said(Checker):
+    """Judges by the number of words, and says what it was given."""
+
+    name: ClassVar[str] = "said"
+
+    def check(self, answered: Answered) -> Judgement:
+        return judged(len(answered.text.split()) <= 1, answered.text)

@@ -1,0 +1,120 @@
+"""A reference that follows the policy, beside a textbook run that keeps a second model; killed and
+gone on from."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import oracle
+import pytest
+import torch
+from tiny_models import folder_bytes, llama, model_folder, pair_records
+
+from steps.losses.dpo import Dpo
+from steps.losses.simpo import Simpo
+from steps.losses.token_level.ld_dpo import LdDpo
+from steps.losses.whole_batch.beta_dpo import BetaDpo
+from steps.models.config import Dtype
+from steps.models.workplace import Left, Workplace
+from steps.scoring.reference import run_reference
+from steps.training.config import (
+    DpoConfig,
+    OptimizerConfig,
+    PreferenceConfig,
+    Schedule,
+    by_family,
+)
+from steps.training.metrics import read_metrics
+from steps.training.recipes import run_dpo
+from steps.training.schedule import batch_indices
+
+RATE, BETA = 1e-3, 0.3
+CONFIG = DpoConfig(
+    batch_size=4,
+    epochs=3.0,
+    tokens_per_forward=64,
+    dtype=Dtype.float64,
+    optimizer=OptimizerConfig(RATE, Schedule.constant, max_grad_norm=None),
+    loss=Dpo(BETA),
+    follow_every=2,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "model", llama)
+
+
+@pytest.fixture
+def reference(folder: Path, tmp_path: Path) -> Path:
+    run_reference(folder, pair_records(8), CONFIG.reference(), place(tmp_path / "reference"))
+    return tmp_path / "reference"
+
+
+def place(folder: Path) -> Workplace:
+    return Workplace(folder, folder.with_name(f"{folder.name}-scratch"))
+
+
+def test_the_reference_is_the_policy_of_the_last_update(
+    folder: Path, reference: Path, tmp_path: Path
+) -> None:
+    records, out = pair_records(8), tmp_path / "out"
+    run_dpo(folder, records, reference, CONFIG, place(out))
+    log = read_metrics(out / "metrics.jsonl")
+    expected = textbook(folder, steps=6, every=2)
+    assert [step["loss"] for step in log] == pytest.approx(expected, rel=1e-7)
+    margins = [step["rewards/margins"] for step in log]
+    assert [margin == 0 for margin in margins] == [True, False] * 3
+
+
+def textbook(folder: Path, steps: int, every: int) -> list[float]:
+    records, policy = pair_records(8), oracle.load(folder)
+    other = copy.deepcopy(policy)
+    optimizer = torch.optim.AdamW(policy.parameters(), RATE, weight_decay=0.0)
+    losses = []
+    for step in range(steps):
+        total = torch.zeros((), dtype=torch.float64)
+        for index in batch_indices(len(records), 4, step, CONFIG.seed):
+            row = records[index]
+            sides = row["prompt_ids"], [row["chosen_ids"], row["rejected_ids"]]
+            with torch.no_grad():
+                theirs = oracle.group_logps(other, *sides)
+            mine = oracle.group_logps(policy, *sides)
+            total = total + oracle.dpo(*mine, *theirs, BETA) / 4
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        losses.append(total.item())
+        if (step + 1) % every == 0:
+            other.load_state_dict(policy.state_dict())
+    return losses
+
+
+@pytest.mark.parametrize("loss", [Dpo(BETA), BetaDpo(BETA)], ids=lambda loss: loss.name)
+@pytest.mark.parametrize("killed_at", [4, 5])
+def test_a_run_goes_on_to_the_bit_wherever_it_was_left(
+    folder: Path, reference: Path, tmp_path: Path, loss: Dpo | BetaDpo, killed_at: int
+) -> None:
+    records, settings = pair_records(8), replace(CONFIG, loss=loss, follow_every=3, epochs=4.0)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run_dpo(folder, records, reference, settings, place(whole))
+    asked: list[None] = []
+
+    def stopping() -> bool:
+        asked.append(None)
+        return len(asked) == killed_at
+
+    with pytest.raises(Left):
+        run_dpo(folder, records, reference, settings, replace(place(parts), stopping=stopping))
+    run_dpo(folder, records, reference, settings, place(parts))
+    assert folder_bytes(parts) == folder_bytes(whole)
+
+
+def test_settings_that_would_do_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="follow_every is set, but the loss simpo has no ref"):
+        PreferenceConfig(loss=Simpo(), follow_every=5)
+    with pytest.raises(ValueError, match="ld_dpo looks at single tokens"):
+        DpoConfig(loss=LdDpo(), follow_every=5)
+    with pytest.raises(ValueError, match="follow_every"):
+        DpoConfig(follow_every=0)
+    assert by_family(PreferenceConfig(follow_every=5)) == DpoConfig(follow_every=5)
