@@ -35,7 +35,7 @@ GIB = 2.0**30
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=16384, help="of one forward")
     tokens = parser.parse_args().tokens
     attention._WITH_FLASH.add("meta")
@@ -73,7 +73,7 @@ def counted(tokens: int, how: ActivationCheckpointing) -> tuple[float, float]:
 def _operations(layers: int, pack: Any, how: ActivationCheckpointing) -> int:
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, "num_hidden_layers": layers}))
-    model = model.to(torch.bfloat16)
+    model.to(dtype=torch.bfloat16)
     attention.use_packed_attention(model)
     checkpoint_activations(model, how)
     with FlopCounterMode(display=False) as counter:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from steps.data.images.placeholders import PROCESSOR_FILES
 from steps.models.config import Dtype

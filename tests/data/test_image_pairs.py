@@ -102,7 +102,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loaded(folder: Path, source: Path, **settings: Any) -> dict[str, Any]:
     config = LoadConfig(format=FormatChoice(images="images"), **settings)
-    return load_preferences.function(Folder(folder), File(str(source)), None, config)
+    return dict(load_preferences.function(Folder(folder), File(str(source)), None, config) or {})
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def tokens(model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def tokenized(folder: Path, model: Path, **settings: Any) -> dict[str, Any]:
-    return tokenize_preferences.function(
+    return tokenize_preferences.function(  # pyright: ignore[reportReturnType]
         Folder(folder / "tokens"),
         artifact(Preferences, folder / "rows"),
         artifact(Model, model),
@@ -390,15 +390,17 @@ def test_from_files_to_a_model_to_hand_over(model: Path, tokens: Path, tmp_path:
     config = DpoConfig(
         loss=Dpo(), batch_size=3, epochs=2, optimizer=OptimizerConfig(learning_rate=1e-3)
     )
-    told = reference_logprobs.function(Folder(tmp_path / "ref"), pairs, base, config.reference())
-    assert "notices" not in told  # packed, which was tried
+    scored = reference_logprobs.function(Folder(tmp_path / "ref"), pairs, base, config.reference())
+    assert scored and "notices" not in scored  # packed, which was tried
     reference = artifact(ReferenceLogps, tmp_path / "ref")
     summary = train_dpo.function(Folder(tmp_path / "dpo"), pairs, base, reference, config)
+    assert summary
     assert summary["first"]["loss"] == math.log(2)
     assert summary["final"]["loss"] < math.log(2)
 
     trained = artifact(Model, tmp_path / "dpo")
     before = evaluate.function(Folder(tmp_path / "before"), pairs, base)
+    assert before
     assert (
         "models that read images are evaluated by their log-probabilities" in before["notices"][0]
     )
@@ -407,6 +409,7 @@ def test_from_files_to_a_model_to_hand_over(model: Path, tokens: Path, tmp_path:
     after = evaluate.function(
         Folder(tmp_path / "after"), pairs, trained, asks_nothing, baseline, Dpo()
     )
+    assert after
     assert "notices" not in after
     assert after["eval_rewards/margins"]["value"] > 0
 

@@ -63,7 +63,7 @@ def test_a_row_that_nearly_says_what_an_earlier_one_says_is_left_out(tmp_path: P
     ]
     config = LoadConfig(near_duplicates=NearDuplicates(0.8))
     out = tmp_path / "out"
-    metrics = load_preferences.function(Folder(out), written(tmp_path, pairs), None, config)
+    metrics = load_preferences.function(Folder(out), written(tmp_path, pairs), None, config) or {}
     found = dropped(out)
     assert set(found) == {"again", "respelled"}
     assert found["respelled"] == (

@@ -51,7 +51,9 @@ def adapted_model(folder: Path, lora: LoraConfig) -> tuple[Any, dict[str, torch.
     model = load_model(folder, Dtype.float64).eval()
     add_adapter(model, lora, seed=0)
     use_packed_attention(model)
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters: dict[str, torch.Tensor] = {
+        name: p for name, p in model.named_parameters() if p.requires_grad
+    }
     for parameter in parameters.values():
         parameter.data.normal_(std=0.3)
     return model, parameters
@@ -156,7 +158,7 @@ def test_dropout_acts_in_training_alone_and_is_another_at_every_step(tmp_path: P
 
 def test_what_is_dropped_is_a_share_and_the_rest_is_scaled_up() -> None:
     keys = jax.random.wrap_key_data(np.array([[1, 2], [3, 4]], np.uint32))
-    kept = np.asarray(dropped(np.ones((2, 10_000), np.float32), 0.25, keys))
+    kept = np.asarray(dropped(jax.numpy.ones((2, 10_000), np.float32), 0.25, keys))
     assert set(np.unique(kept)) == {0, np.float32(1 / 0.75)}
     assert kept.mean(axis=1) == pytest.approx([1, 1], abs=0.03)
     assert (kept[0] != kept[1]).mean() > 0.3

@@ -122,7 +122,7 @@ def _forward_kernel(
 
 def _query_kernel(*refs: Any, scale: float, block: int) -> None:
     """dqᵀ of a block of queries, over blocks of keys."""
-    *inputs, out, gathered = refs
+    sees, q, k, v, of_out, total, products, out, gathered = refs
     query, key = pl.program_id(2), pl.program_id(3)
 
     @pl.when(key == 0)
@@ -131,8 +131,9 @@ def _query_kernel(*refs: Any, scale: float, block: int) -> None:
 
     @pl.when(key <= query)
     def _() -> None:
-        of_scores, keys = _gradients(*inputs, query, key, scale, block)[1], inputs[2]
-        gathered[...] += _dot(keys[0, 0], of_scores.astype(keys.dtype), 0, 0)
+        given = sees, q, k, v, of_out, total, products
+        _, of_scores = _gradients(*given, query, key, scale, block)
+        gathered[...] += _dot(k[0, 0], of_scores.astype(k.dtype), 0, 0)
 
     @pl.when(key == pl.num_programs(3) - 1)
     def _() -> None:
@@ -141,8 +142,7 @@ def _query_kernel(*refs: Any, scale: float, block: int) -> None:
 
 def _key_kernel(*refs: Any, scale: float, block: int, blocks: int) -> None:
     """dk and dv of a block of keys, over blocks of queries of all heads that share a key head."""
-    *inputs, of_k, of_v, keys, values = refs
-    _, q, _, _, of_out, *_ = inputs
+    sees, q, k, v, of_out, total, products, of_k, of_v, keys, values = refs
     key, step = pl.program_id(2), pl.program_id(3)
     query = step % blocks
 
@@ -152,7 +152,8 @@ def _key_kernel(*refs: Any, scale: float, block: int, blocks: int) -> None:
 
     @pl.when(key <= query)
     def _() -> None:
-        shares, of_scores = _gradients(*inputs, query, key, scale, block)
+        given = sees, q, k, v, of_out, total, products
+        shares, of_scores = _gradients(*given, query, key, scale, block)
         values[...] += _dot(shares.astype(of_out.dtype), of_out[0, 0], 1, 1)
         keys[...] += _dot(of_scores.astype(q.dtype), q[0, 0], 1, 1)
 
