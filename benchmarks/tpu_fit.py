@@ -68,5 +68,5 @@ def main(shape: str, topology: str, slices: str = "1", tokens: int = 2048) -> No
 
 
 if __name__ == "__main__":
-    for shape, topology, *slices in [sys.argv[1:4]] if len(sys.argv) > 2 else ROWS:
-        main(shape, topology, *slices[:1])
+    for shape, topology, slices in [(*sys.argv[1:4], "1")[:3]] if len(sys.argv) > 2 else ROWS:
+        main(shape, topology, slices)

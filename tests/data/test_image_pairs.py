@@ -391,7 +391,8 @@ def test_from_files_to_a_model_to_hand_over(model: Path, tokens: Path, tmp_path:
         loss=Dpo(), batch_size=3, epochs=2, optimizer=OptimizerConfig(learning_rate=1e-3)
     )
     scored = reference_logprobs.function(Folder(tmp_path / "ref"), pairs, base, config.reference())
-    assert scored and "notices" not in scored  # packed, which was tried
+    assert scored
+    assert "notices" not in scored  # packed, which was tried
     reference = artifact(ReferenceLogps, tmp_path / "ref")
     summary = train_dpo.function(Folder(tmp_path / "dpo"), pairs, base, reference, config)
     assert summary

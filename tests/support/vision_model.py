@@ -47,7 +47,7 @@ def write_vision_model(folder: Path) -> Path:
     torch.manual_seed(0)
     config = Idefics3Config(
         image_token_id=vocabulary["<image>"],
-        pad_token_id=0,
+        pad_token_id=0,  # pyright: ignore[reportCallIssue]
         scale_factor=2,
         tie_word_embeddings=False,
         vision_config={"image_size": 16, "patch_size": 4, "num_hidden_layers": 1, **size},

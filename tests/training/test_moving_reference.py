@@ -80,7 +80,7 @@ def textbook(folder: Path, steps: int, every: int) -> list[float]:
             with torch.no_grad():
                 theirs = oracle.group_logps(other, *sides)
             mine = oracle.group_logps(policy, *sides)
-            total = total + oracle.dpo(*mine, *theirs, BETA) / 4
+            total = total + oracle.dpo(mine[0], mine[1], theirs[0], theirs[1], BETA) / 4
         optimizer.zero_grad()
         total.backward()
         optimizer.step()
