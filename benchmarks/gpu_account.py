@@ -73,7 +73,7 @@ def counted(tokens: int, how: ActivationCheckpointing) -> tuple[float, float]:
 def _operations(layers: int, pack: Any, how: ActivationCheckpointing) -> int:
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, "num_hidden_layers": layers}))
-    model = torch.nn.Module.to(model, dtype=torch.bfloat16)
+    torch.nn.Module.to(model, dtype=torch.bfloat16)  # in place
     attention.use_packed_attention(model)
     checkpoint_activations(model, how)
     with FlopCounterMode(display=False) as counter:

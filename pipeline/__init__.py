@@ -10,7 +10,7 @@ Authors import what they need from here. The rooms, from the author to the machi
 - ``tuning``: many invocations, in search of the best settings. ``running``: one invocation.
   ``launchers`` start a ``worker`` somewhere; both use the protocol in ``wire``.
 - ``show``: what people look at. ``experiment``: Hydra's configs. ``cli``: the ``temper`` command,
-  which ``python -m pipeline`` runs too.
+  which ``__main__`` runs too, for ``python -m pipeline``.
 - ``configs``: where configs come from, and the meaning of each setting.
 - Below all of them: ``errors``; ``foreseen``, which decides which exceptions are messages for
   users, and ``uncaught``, which shows these; ``extras``, optional packages; ``redaction`` of

@@ -209,7 +209,7 @@ class PreferenceConfig(TrainConfig):
     """Training on pairs with any loss; `by_family` converts it to the config of the right step.
 
     Args:
-        loss: what is minimised.
+        loss: the loss that training minimises.
         check_start: a policy that does not equal its reference before its first step is an error:
             then the two were computed from other tokens, from other models or in other ways.
         follow_every: after every so many steps the reference becomes the policy as it is then
