@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.dag.canonical import Json
-from pipeline.dag.settings import leaves
+from pipeline.dag.settings import differing, leaves
 from pipeline.plan.why import form_changes
 from pipeline.show.metrics import metric_text
 from pipeline.store.manifest import InputEntry, Manifest
@@ -117,11 +117,7 @@ def _files(manifest: Manifest) -> dict[str, str]:
 
 
 def _differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[Difference]:
-    return [
-        Difference(name, old.get(name), new.get(name))
-        for name in dict.fromkeys((*old, *new))
-        if old.get(name) != new.get(name)
-    ]
+    return [Difference(name, old.get(name), new.get(name)) for name in differing(old, new)]
 
 
 def _text(metrics: Mapping[str, Any], name: str) -> str | None:

@@ -1,6 +1,6 @@
 """The settings in a recipe, in the author's notation: ``config.beta``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.dag.canonical import Json
@@ -25,3 +25,17 @@ def leaves(data: Json, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(item, f"{path}[{index}]")
     else:
         yield path, data
+
+
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The names that only one of two mappings has, or that have different values in them."""
+    return [
+        name
+        for name in dict.fromkeys((*old, *new))
+        if name not in old or name not in new or differ(old[name], new[name])
+    ]
+
+
+def differ(one: Any, other: Any) -> bool:
+    """Whether two values are different. ``1``, ``1.0`` and ``True`` are three values."""
+    return type(one) is not type(other) or one != other

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.dag.canonical import Json
-from pipeline.dag.settings import HIDDEN, leaves
+from pipeline.dag.settings import HIDDEN, differ, differing, leaves
 from pipeline.store.manifest import Manifest
 
 _LONGEST_VALUE = 40
@@ -88,7 +88,7 @@ class History:
         new = dict(_settings(recipe))
 
         def distance(past: _Past) -> int:
-            return _distance(_without_code(new) if past.is_older else new, old(past))
+            return len(differing(old(past), _without_code(new) if past.is_older else new))
 
         def old(past: _Past) -> Mapping[str, Any]:
             if past.is_older or past.manifest.made_by not in accepted:
@@ -177,17 +177,6 @@ def _unit(name: str) -> str:
     return f"what importing {module} does" if unit == "(import)" else name
 
 
-def _distance(new: Mapping[str, Any], old: Mapping[str, Any]) -> int:
-    """The number of leaves in which two recipes differ. Phrases are made only for the nearest."""
-    differing = sum(path not in old or _differ(old[path], value) for path, value in new.items())
-    return differing + sum(path not in new for path in old)
-
-
-def _differ(one: Any, other: Any) -> bool:
-    """Compare with types: ``1``, ``1.0`` and ``True`` differ."""
-    return type(one) is not type(other) or one != other
-
-
 def _compare(
     new: Mapping[str, Any],
     code: Mapping[str, str],
@@ -200,11 +189,9 @@ def _compare(
     inputs: list[str] = []
     changed_code: list[str] = []
     replaced = _replaced(old, new)
-    for path in dict.fromkeys((*old, *new)):
+    for path in differing(old, new):
         if (outer := _within(path, replaced)) is not None:
             changes += [replaced[outer]] if replaced[outer] not in changes else []
-            continue
-        if path in old and path in new and not _differ(old[path], new[path]):
             continue
         if past.is_older and path in _MADE_BY:
             continue
@@ -266,7 +253,7 @@ def _whole(leaves: Mapping[str, Any], place: str, other: Mapping[str, Any]) -> s
         value = leaves[place]
         return "null" if value is None else _short(value)
     own = (_fields(leaves, place) or {}).items()
-    fields = [f"{n}={_short(v)}" for n, v in own if n not in other or _differ(other[n], v)]
+    fields = [f"{n}={_short(v)}" for n, v in own if n not in other or differ(other[n], v)]
     fields[_MOST_FIELDS:] = ["…"] if len(fields) > _MOST_FIELDS else []
     return f"{leaves[f'{place}{_TYPE}']}({', '.join(fields)})"
 
@@ -306,7 +293,7 @@ def _first_difference(old: Json, new: Json, path: str) -> str | None:
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         both = enumerate(zip(old, new, strict=True))
         pairs = [(f"{path}[{index}]", one, other) for index, (one, other) in both]
-    elif _differ(old, new):
+    elif differ(old, new):
         return path
     found = (_first_difference(one, other, below) for below, one, other in pairs)
     return next((path for path in found if path is not None), None)

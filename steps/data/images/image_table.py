@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-import pyarrow as pa
-
 from steps.data.images.pictures import Picture
 
 IMAGES = "images"
@@ -18,19 +16,10 @@ _FILES = "images-*.parquet"
 _TOGETHER = 8
 """Images that are read together where one is asked for."""
 
-SCHEMA = pa.schema(
-    [
-        pa.field("sha256", pa.string(), nullable=False),
-        pa.field("width", pa.int32(), nullable=False),
-        pa.field("height", pa.int32(), nullable=False),
-        pa.field("content", pa.binary(), nullable=False),
-    ]
-)
-"""`content` holds the bytes of the image's file, as they were found."""
-
 
 def write_images(path: Path, pictures: Sequence[Picture]) -> None:
-    """Write a file of images."""
+    """Write a file of images, as the bytes of their own files."""
+    import pyarrow as pa  # slow to import; step files import this module to plan
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,10 +29,12 @@ def write_images(path: Path, pictures: Sequence[Picture]) -> None:
         [picture.height for picture in pictures],
         [picture.content for picture in pictures],
     ]
-    table = pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)],
-        schema=SCHEMA,
-    )
+    types = {
+        "sha256": pa.string(), "width": pa.int32(), "height": pa.int32(), "content": pa.binary(),
+    }  # fmt: skip
+    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in types.items()])
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, types.values(), strict=True)]
+    table = pa.table(arrays, schema=schema)
     pq.write_table(
         table,
         path,
@@ -74,6 +65,7 @@ class ImageTable:
         Raises:
             ValueError: it is not there, or is damaged.
         """
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         if sha256 not in self._places:
