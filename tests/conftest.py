@@ -26,6 +26,8 @@ from pipeline import Store
 # when it is imported, here and in processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+os.environ.pop("TEMPER_STORE", None)  # the user's own store is none of the tests' business
+
 # The same examples in every run, however slow the machine is; `make attack` draws others.
 settings.register_profile("temper", deadline=None, derandomize=True)
 settings.load_profile("temper")

@@ -12,10 +12,8 @@ A value without a stable identity (a function, an open handle, an object with th
 is refused with the name of its field. Its hash would change from run to run or, worse, would not
 change when the value does. The order of a mapping is not part of its identity, so ``restore``
 always sorts mappings: a step cannot depend on an order that its key ignores. (An ``OrderedDict``
-keeps its order in both forms.) A worker gets a value of the same type as the author passed,
-with two exceptions, which hold in the key and in the worker: NumPy's ``float64`` counts as a
-``float``, and so does a whole number in a dataclass field or step parameter that is annotated as
-``float``.
+keeps its order in both forms.) A worker gets a value of the same type as the author passed. Only
+NumPy's ``float64`` counts as a ``float``, in the key and in the worker.
 
 A dataclass field that cannot change a result (device, worker count, checkpoint interval) is
 declared with :func:`execution_detail`. A field that was added after artifacts existed is declared
@@ -236,9 +234,7 @@ class _Encoder:
         self.types.add(type(value))
         return self._fields(value, known, where)
 
-    def _is_detail(
-        self, field: dataclasses.Field, held: Any, known: DataclassType, where: str
-    ) -> bool:
+    def _is_detail(self, field: dataclasses.Field, value: Any, where: str) -> bool:
         """Whether a field affects no result, or has the value that older results used
         implicitly."""
         if not field.metadata:
@@ -247,8 +243,8 @@ class _Encoder:
             return True
         if "before" not in field.metadata:
             return False
-        before = known.meant(field.name, field.metadata["before"])
-        return same(self.encode(held, f"{where}.{field.name}"), self.encode(before, where))
+        now, before = getattr(value, field.name), field.metadata["before"]
+        return same(self.encode(now, f"{where}.{field.name}"), self.encode(before, where))
 
     def _name(self, cls: type, where: str) -> str:
         raise NotImplementedError
@@ -293,8 +289,8 @@ class _Identity(_Encoder):
         fields = {
             field.name: self.encode(held, f"{where}.{field.name}")
             for field in known.fields
-            if (held := known.held(value, field.name, _ABSENT)) is not _ABSENT
-            and not self._is_detail(field, held, known, where)
+            if (held := getattr(value, field.name, _ABSENT)) is not _ABSENT
+            and not self._is_detail(field, value, where)
         }
         return {"$type": name, "fields": fields}
 
@@ -323,7 +319,7 @@ class _Portable(_Encoder):
         derived: dict[str, Json] = {}
         for field in known.fields:
             name = field.name
-            held = known.held(value, name, _ABSENT)
+            held = getattr(value, name, _ABSENT)
             if field.init and held is _ABSENT:
                 raise TemperError(f"{where}.{name}: the field has no value; give it one")
             if field.init:

@@ -50,7 +50,6 @@ from pipeline.dag.canonical import (
 from pipeline.dag.inputs import File, forget_sources
 from pipeline.dag.resources import NOTHING, Resources
 from pipeline.dag.settings import leaves
-from pipeline.dag.value_types import as_taken
 from pipeline.errors import TemperError
 
 if TYPE_CHECKING:
@@ -161,8 +160,6 @@ class StepFunction:
             reference_to(function)  # a worker must import this too; raise the error at once
         if unknown := set(self.added) - set(self.signature.parameters):
             raise TemperError(f"step {self.name}: added={sorted(unknown)} are no parameters of it")
-        hints = annotations_of(function) if self.added else {}
-        self.added = {n: as_taken(value, hints.get(n, Any)) for n, value in self.added.items()}
 
     @property
     def reference(self) -> str:
@@ -179,7 +176,6 @@ class StepFunction:
         for name, value in bound.arguments.items():
             expected = annotations.get(name, Any)
             check_kinds(value, expected, f"{self.name}({name})", _kind_of)
-            bound.arguments[name] = as_taken(value, expected)
         if self.refuses is not None:
             self._refuse(bound.arguments)
         return Step(self, bound.arguments, self.makes)

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import sys
 import types
-import typing
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,6 @@ class DataclassType:
             fields cannot change it.
         passing: cached properties, which are computed again on demand.
         slots: attributes that are neither fields nor in a ``__dict__``.
-        floats: the fields that are annotated as ``float``, for :func:`as_taken`.
     """
 
     reference: str
@@ -43,14 +41,6 @@ class DataclassType:
     is_plain: bool
     passing: frozenset[str]
     slots: frozenset[str]
-    floats: frozenset[str]
-
-    def held(self, value: Any, name: str, absent: Any) -> Any:
-        """What a field of a value holds, as its annotation means it; `absent` if nothing."""
-        return self.meant(name, getattr(value, name, absent))
-
-    def meant(self, name: str, held: Any) -> Any:
-        return as_taken(held, float) if name in self.floats else held
 
     def extras(self, value: Any) -> dict[str, Any]:
         """The attributes of a value that are not its fields."""
@@ -99,33 +89,7 @@ def dataclass_type(cls: type) -> DataclassType:
         is_plain=_is_plain(cls, fields),
         passing=frozenset(lazy),
         slots=frozenset(slots - names),
-        floats=_floats(cls),
     )
-
-
-def as_taken(value: Any, annotation: Any) -> Any:
-    """A value as what takes it means it: ``1``, where a float is taken, is ``1.0``, so that both
-    have one key and the step gets one value. An integer that no float equals stays what it is."""
-    if type(value) is not int or not _is_float(annotation):
-        return value
-    try:
-        return float(value) if float(value) == value else value
-    except OverflowError:
-        return value
-
-
-def _is_float(annotation: Any) -> bool:
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    options = set(typing.get_args(annotation)) if is_union else {annotation}
-    return float in options and options <= {float, type(None)}
-
-
-def _floats(cls: Any) -> frozenset[str]:
-    try:
-        hints = typing.get_type_hints(cls)
-    except Exception:  # a name that exists for the type checker only
-        return frozenset()
-    return frozenset(name for name, annotation in hints.items() if _is_float(annotation))
 
 
 @functools.cache

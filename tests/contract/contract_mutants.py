@@ -234,7 +234,7 @@ def the_index_is_believed_whatever_it_says(patch: Patch) -> None:
 def _details(patch: Patch, rule: Callable[[dataclasses.Field, bool], bool]) -> None:
     original = canonical._Encoder._is_detail
 
-    def is_detail(self: Any, field: dataclasses.Field, held: Any, known: Any, where: str) -> bool:
-        return rule(field, original(self, field, held, known, where))
+    def is_detail(self: Any, field: dataclasses.Field, value: Any, where: str) -> bool:
+        return rule(field, original(self, field, value, where))
 
     patch.setattr(canonical._Encoder, "_is_detail", is_detail)

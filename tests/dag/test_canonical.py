@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import SUPPORT
 
-from pipeline import Metrics, Output, TemperError, added_field, execution_detail, step
+from pipeline import TemperError, execution_detail
 from pipeline.dag.canonical import canonical_bytes, hash_json, identity, portable, restore
 
 
@@ -138,35 +138,3 @@ def test_identities_are_equal_in_every_process() -> None:
         for seed in ("1", "2")
     }
     assert len(keys) == 1
-
-
-@dataclass(frozen=True)
-class Sampling:
-    temperature: float = 1.0
-    top_p: float | None = None
-    tokens: int = 8
-    either: int | float = 1
-    shares: tuple[float, ...] = ()
-    scale: float = added_field(1.0, before=1)
-
-
-def test_a_whole_number_where_a_float_is_taken_is_that_float_in_key_and_worker() -> None:
-    typed: Any = Sampling(1, 1, scale=1)
-    assert key(typed) == key(Sampling(1.0, 1.0)) != key(Sampling(2.0, 1.0))
-    rebuilt = restore(portable(typed, "value"), lambda _: None)
-    assert [type(rebuilt.temperature), type(rebuilt.top_p)] == [float, float]
-    assert [type(rebuilt.tokens), type(rebuilt.either)] == [int, int]
-    assert key(Sampling(either=1.0)) != key(Sampling())
-    exact: Any = Sampling(2**53 + 1)
-    assert key(exact) != key(Sampling(float(2**53)))
-    assert key(Sampling(True)) != key(typed)
-
-
-@step
-def sampled(out: Output, temperature: float = 1, tokens: int = 1) -> Metrics:
-    return {}
-
-
-def test_so_it_is_in_a_parameter_of_a_step() -> None:
-    assert sampled().fingerprint == sampled(1.0).fingerprint != sampled(1.5).fingerprint
-    assert type(sampled(1).arguments["temperature"]) is float

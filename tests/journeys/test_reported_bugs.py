@@ -179,6 +179,7 @@ def other(config: Any, name: str) -> Any:
 
 
 OTHER: dict[str, Any] = {
+    "follow_every": 2,
     "epochs": 3.0,
     "max_steps": 5,
     "batch_size": 3,

@@ -12,10 +12,10 @@ from steps.losses.registry import losses_of
 def shipped_losses() -> dict[str, type[PreferenceLoss]]:
     """Those over pairs, by name."""
     every = losses_of(PreferenceLoss)
-    return {name: loss for name, loss in every.items() if _is_shipped(loss)}
+    return {name: loss for name, loss in every.items() if is_shipped(loss)}
 
 
-def _is_shipped(loss: type) -> bool:
+def is_shipped(loss: type) -> bool:
     """Whether a loss is defined in a file of the repository's ``steps``. A loss whose file has an
     error is defined in no file."""
     try:
