@@ -26,6 +26,7 @@ Without a choice, the field has the value from the dataclass; so it has if its o
 name. If another type is chosen, it has the defaults of that type.
 """
 
+import dataclasses
 import json
 import os
 import shlex
@@ -333,11 +334,27 @@ def _is_override(argument: str) -> bool:
 
 
 def _to_dataclass(cfg: DictConfig) -> Any:
+    if added := next(_added_keys(cfg), None):
+        raise TemperError(f"+{added}: the config has no setting {added}; --help lists every setting")
     try:
         return OmegaConf.to_object(cfg)
     except ValueError as error:  # raised by a config dataclass
         where = _refused_at(cfg)
         raise TemperError(f"invalid configuration{where and f' in {where}'}: {error}") from error
+
+
+def _added_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
+    """The dotted names of keys that ``+KEY=VALUE`` added, which a dataclass would drop."""
+    kind = OmegaConf.get_type(cfg)
+    if not dataclasses.is_dataclass(kind):
+        return
+    fields = {item.name for item in dataclasses.fields(kind)}
+    for key in map(str, cfg):
+        node = cfg._get_node(key)
+        if key not in fields:
+            yield f"{prefix}{key}"
+        elif isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            yield from _added_keys(node, f"{prefix}{key}.")
 
 
 def _refused_at(cfg: DictConfig, prefix: str = "") -> str:

@@ -377,7 +377,11 @@ def refuse_no_model(source: File | HubModel, **_: object) -> None:
     Raises:
         TemperError: the path is neither a Hugging Face folder nor a ``.gguf`` file.
     """
-    if isinstance(source, HubModel) or "://" in source.url or not source.url:
+    if isinstance(source, HubModel) or not source.url:
+        return
+    if page := _HUB_PAGE.fullmatch(source.url):
+        raise TemperError(f"{source.url} is a page of the Hub; use model=hub model.hub={page[1]}")
+    if "://" in source.url:
         return
     path = Path(source.url)
     want = "model.path names a Hugging Face model folder or a .gguf file"
@@ -387,7 +391,10 @@ def refuse_no_model(source: File | HubModel, **_: object) -> None:
                 f"model {source.url} is no folder here (in {Path.cwd()}); if that is its name on "
                 f"the Hub: model=hub model.hub={source.url}, in Python HubModel({source.url!r})"
             )
-        return  # the input itself raises the error for a missing path
+        raise TemperError(
+            f"model {source.url} does not exist; check the path (now in {Path.cwd()}), or name a "
+            "model of the Hub with its owner: model=hub model.hub=OWNER/NAME"
+        )
     if path.is_file() and path.suffix != ".gguf":
         raise TemperError(f"model {source.url} is neither a folder nor a .gguf file; {want}")
     if path.is_dir() and not any((path / name).is_file() for name in _CONFIGS):
@@ -412,6 +419,7 @@ def _lacks(folder: Path) -> str:
 
 
 _WEIGHTS = (".safetensors", ".bin", ".index.json", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
+_HUB_PAGE = re.compile(r"https?://huggingface\.co/([\w.-]+(?:/[\w.-]+)?)/?(?:tree/.*)?")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _CONFIGS = ("config.json", "adapter_config.json")
 _MOST_LOOKED_AT = 200

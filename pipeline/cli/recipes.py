@@ -207,6 +207,8 @@ def _asked(words: Sequence[str]) -> Asked:
             continue
         if not has_value and not waiting:
             raise TemperError(f"{option} needs a value")
+        if option[2:] in named:
+            raise TemperError(f"{option} stands there twice; give one, or a folder with all files")
         named[option[2:]] = value if has_value else waiting.pop(0)
     if not others or others[0].startswith("-") or "=" in others[0]:
         raise TemperError("name a recipe or a .yaml file first, as in temper run dpo")

@@ -11,9 +11,11 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.configs.groups import Choices
@@ -26,6 +28,11 @@ _HYDRA_OPTIONS = (
     "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--config-path", "-cp",
     "--config-name", "-cn", "--config-dir", "-cd", "--info", "-i", "--experimental-rerun",
 )  # fmt: skip
+_WRONG_TYPE = re.compile(
+    r"override ([\w./@]+=.*?); Value .* could not be converted to (\w+)", re.DOTALL
+)
+_TYPES = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
+"""OmegaConf's names of types, in plain words."""
 _OURS = ("--plan", "--quiet", "--verbose")
 
 
@@ -126,11 +133,26 @@ def refuse_options(arguments: Sequence[str], known_of: Callable[[], Known]) -> N
             meant = f"; did you mean {' or '.join(found)}?" if found else ""
             raise TemperError(f"unknown option {option}: settings are written key=value{meant}")
         if "=" not in argument and not argument.startswith("~") and not takes_words:
-            raise TemperError(f"{argument!r} is no setting: settings are written key=value")
+            words = [w for w in arguments[arguments.index(argument) + 1 :] if w != "="]
+            meant = _meant_by_word(argument, "".join(words[:1]), known_of())
+            raise TemperError(f"{argument!r} is no setting: settings are written key=value{meant}")
+
+
+def _meant_by_word(word: str, following: str, known: Known) -> str:
+    """What a word without ``=`` may stand for: a file of data, or a setting before its value."""
+    if Path(word).exists() and "data.path" in known.keys:
+        return f"; did you mean data.path={word}?"
+    found = known.suggestions(word, "" if "=" in following else following)[:MOST_SUGGESTIONS]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> str:
     """Hydra's multi-line message as one line, with the setting that was probably meant."""
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override} cannot be read as a setting; a value with commas, brackets, quotes "
+            "or = goes in quotes, as in 'key=\"a, b\"', and a list is key=[a,b]"
+        )
     parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
     lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
     if option := re.search(r"Could not find '(.+)/(.+)'", lines[0]):
@@ -139,6 +161,13 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
     if typed := re.search(r"override ([\w.]+)=(\S*); Invalid type assigned", "; ".join(lines)):
         group = typed[1].replace(".", "/")
         return f"{typed[1]} is not a value but a choice, with settings: {group}={typed[2]}"
+    if typed := _WRONG_TYPE.search("; ".join(lines)):
+        return f"{typed[1]} is no value for it: {_TYPES.get(typed[2], typed[2])} is needed"
+    if typed := re.match(r"Ambiguous value for argument '([\w.]+)=(.*)'", lines[0]):
+        return (
+            f"{typed[1]} was given several values; -m {typed[1]}={typed[2]} tries each, "
+            f"{typed[1]}=[{typed[2]}] is a list"
+        )
     unknown = re.search(r"Could not override '([^']+)'", lines[0])
     key = unknown[1].split("@")[0].replace("/", ".") if unknown else ""
     owner = re.search(r"Key '\S+' not in '(\w+)'", str(error.__cause__))

@@ -449,4 +449,6 @@ def name_by_time(now: float) -> str:
 
 
 def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+    """The reason alone: an error with a cause repeats what was tried."""
+    cause = error.__cause__ or error
+    return error.strerror or str(cause) or type(cause).__name__

@@ -16,6 +16,7 @@ first attempt and returns ``False``. Where that matters, the content identifies 
 """
 
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -32,6 +33,8 @@ from pipeline.store.stored import is_file
 
 S3_CONFLICT_TRIES = 20
 S3_CONFLICT_SECONDS = 0.1
+# gcsfs logs the traceback of an error that it raises; without a handler Python would print it.
+logging.getLogger("gcsfs").addHandler(logging.NullHandler())
 VERSION_FIELDS = ("generation", "etag", "ETag", "LastModified", "last_modified", "mtime", "created")
 
 

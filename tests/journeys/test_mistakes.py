@@ -72,6 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pairs.ndjson").write_text((folder / "pairs.jsonl").read_text())
     (folder / "notes.md").write_text("# Notes")
     (folder / "docs").mkdir()
+    (folder / "emptied").mkdir()
     (folder / "docs" / "index.md").write_text("# Docs")
     for name, files in {
         "unweighted": ["config.json", "tokenizer.json"],
@@ -101,6 +102,12 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["learning_rate=1"], ["learning_rate", "did you mean"]),
     (["dpo.beta=1"], ["did you mean dpo.loss.beta"]),
     (["dpo.loss.beta=much"], ["dpo.loss.beta=much"]),
+    (["dpo.loss.beta="], ["dpo.loss.beta=", "a number is needed"]),
+    (["dpo.loss.beta=0,1"], ["several values", "-m dpo.loss.beta=0,1"]),
+    (["data.path=a=(b"], ["data.path=a=(b cannot be read as a setting", "in quotes"]),
+    (["+dpo.bta=1"], ["dpo.bta"]),
+    (["dpo.loss.beta", "0.1"], ["did you mean dpo.loss.beta=0.1?"]),
+    (["pairs.jsonl"], ["did you mean data.path=pairs.jsonl?"]),
     (["dpo.loss.beta=-1"], ["dpo.loss: beta must be above 0, got -1"]),
     (["dpo.loss=simpo"], ["dpo/loss=simpo"]),
     (["dpo/loss=dop"], ["unknown choice dpo/loss=dop", "dpo"]),
@@ -127,6 +134,9 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
         ["has no field promt", "prompt, chosen, rejected"],
     ),
     (["model=local", "model.path=nope"], ["nope does not exist", "check the path"]),
+    (["model=local", "model.path=gpt2"], ["gpt2 does not exist", "model.hub=OWNER/NAME"]),
+    (["model.path='https://huggingface.co/a/b'"], ["use model=hub model.hub=a/b"]),
+    (["data.path=emptied"], ["the folder holds no data file"]),
     (["model=local", "model.path=docs"], ["docs is no model: it has no config.json", "model.path"]),
     (["model=local", "model.path=/tmp"], ["/tmp is no model: it has no config.json"]),
     (["model=local", "model.path=models"], ["did you mean models/good?"]),
@@ -346,6 +356,7 @@ def test_a_bug_is_shown_by_the_lines_of_the_user_alone(
 
 SHELL: list[tuple[list[str], list[str]]] = [
     (["list"], ["TEMPER_STORE"]),
+    (["run", "dpo", "--data", "a.jsonl", "--data", "b.jsonl"], ["--data stands there twice"]),
     (["plan", "nope.py"], ["no script nope.py"]),
     (["show", "train_dpo"], ["TEMPER_STORE"]),
     (["logs", "train_dpo"], ["TEMPER_STORE"]),

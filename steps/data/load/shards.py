@@ -130,10 +130,16 @@ def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
     with reaching(url):
         shards = _shards_at(url, one_split)
     if not shards:
-        raise FileNotFoundError(f"{url}: no such file; check the path of the data")
+        what = "the folder holds no data file" if _is_folder(url) else "no such file"
+        raise FileNotFoundError(f"{url}: {what}; check the path of the data")
     for shard in shards:
         _kind(shard.url)
     return shards
+
+
+def _is_folder(url: str) -> bool:
+    filesystem, path = fsspec.url_to_fs(url)
+    return filesystem.isdir(path)
 
 
 def _shards_at(url: str, one_split: bool) -> tuple[FileShard, ...]:
