@@ -180,7 +180,9 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
     except ValueError as error:
         if started:
             raise
-        _fail(f"the configuration cannot be composed: {error}")
+        from pipeline.configs.near_misses import Known, composing_error
+
+        _fail(composing_error(error, Known.of(schema, choices, settings), settings))
     except (AssertionError, AttributeError):
         from pipeline.configs.near_misses import set_within_null
 
@@ -335,7 +337,9 @@ def _is_override(argument: str) -> bool:
 
 def _to_dataclass(cfg: DictConfig) -> Any:
     if added := next(_added_keys(cfg), None):
-        raise TemperError(f"+{added}: the config has no setting {added}; --help lists every setting")
+        raise TemperError(
+            f"+{added}: the config has no setting {added}; --help lists every setting"
+        )
     try:
         return OmegaConf.to_object(cfg)
     except ValueError as error:  # raised by a config dataclass

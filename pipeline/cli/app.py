@@ -314,6 +314,8 @@ def plan(
     """
     if not script.is_file():
         raise TemperError(f"there is no script {script}")
+    if script.suffix not in ("", ".py"):
+        raise TemperError(f"{script} is no Python script; a recipe is planned by temper run --plan")
     require_ours([str(script.parent), *sys.path])
     command = [sys.executable, str(script), "--plan", *context.args]
     status = subprocess.call(command, env={**os.environ, PLAN_ONLY: "1"})

@@ -98,11 +98,17 @@ def run_recipe(words: Sequence[str]) -> None:
         asked, settings = _from_file(asked)
     recipe = find_recipe(asked.recipe)
     arguments = [*recipe.arguments(asked.data, asked.model), *settings, *asked.others]
+    if recipe.own and not asked.data and not any(_concerns_data(a) for a in arguments):
+        print("note: no --data, so the example pairs that ship with Temper are used", flush=True)
     experiment.CALLED[:] = called
     sys.argv = [str(recipe.file), *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = str(EXPERIMENTS)  # as `python SCRIPT` does
     runpy.run_path(str(recipe.file), run_name="__main__")
+
+
+def _concerns_data(argument: str) -> bool:
+    return argument.startswith(("data=", "data.", "--help", "-h"))
 
 
 def find_recipe(name: str) -> Recipe:

@@ -188,6 +188,15 @@ def _value_of(key: str, arguments: Sequence[str]) -> str:
     return values[-1] if values else ""
 
 
+def composing_error(error: ValueError, known: Known, arguments: Sequence[str]) -> str:
+    """The error for a choice whose option is no name (``dpo/lora=8``), which Hydra refuses late."""
+    for argument in arguments:
+        group, _, option = argument.partition("=")
+        if (names := known.groups.get(group)) and option not in names:
+            return f"unknown choice {argument}; known: {', '.join(names)}"
+    return f"the configuration cannot be composed: {error}"
+
+
 def set_within_null(arguments: Sequence[str], schema: type) -> str:
     """An error that Hydra does not explain: a setting inside a setting that is null."""
     config = OmegaConf.structured(schema)

@@ -91,7 +91,7 @@ def prompts_of(there_are: int, wanted: int, iteration: int, seed: int) -> list[i
     a pass are skipped. Raises ValueError if there are fewer prompts than `wanted`.
     """
     if wanted > there_are:
-        raise ValueError(f"prompts is {wanted}, but there are only {there_are} prompts")
+        raise ValueError(f"prompts is {wanted}, but there are only {there_are}; take fewer")
     number, place = divmod(iteration, there_are // wanted)
     order = np.random.default_rng([seed, number]).permutation(there_are)
     return order[place * wanted : (place + 1) * wanted].tolist()

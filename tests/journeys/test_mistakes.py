@@ -111,6 +111,7 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["dpo.loss.beta=-1"], ["dpo.loss: beta must be above 0, got -1"]),
     (["dpo.loss=simpo"], ["dpo/loss=simpo"]),
     (["dpo/loss=dop"], ["unknown choice dpo/loss=dop", "dpo"]),
+    (["dpo/lora=8"], ["unknown choice dpo/lora=8; known: lora"]),
     (["dpo.lora.r=8"], ["dpo.lora is null", "choose one first: dpo/lora=NAME"]),
     (["scale=huge"], ["scale=huge", "demo, full, own, smoke"]),
     (["jobs=0"], ["jobs must be at least 1"]),
