@@ -123,6 +123,8 @@ def find_recipe(name: str) -> Recipe:
         return found
     close = difflib.get_close_matches(name, [*known, *scripts], 2)
     meant = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+    if name.endswith(".py"):
+        meant = f"run a script with Python: python {name}"
     losses = [*EXPERIMENTS.parent.glob(f"steps/losses/**/{name.replace('-', '_')}.py")]
     if name.isidentifier() and losses:
         meant = f"a loss is a setting: temper run dpo dpo/loss={name}"

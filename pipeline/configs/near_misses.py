@@ -163,6 +163,10 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
         return f"{typed[1]} is not a value but a choice, with settings: {group}={typed[2]}"
     if typed := _WRONG_TYPE.search("; ".join(lines)):
         return f"{typed[1]} is no value for it: {_TYPES.get(typed[2], typed[2])} is needed"
+    if typed := re.search(
+        r"override ([\w.]+)=(.*?); Invalid .* not a ListConfig", "; ".join(lines)
+    ):
+        return f"{typed[1]} takes a list: {typed[1]}=[{typed[2]}]"
     if typed := re.match(r"Ambiguous value for argument '([\w.]+)=(.*)'", lines[0]):
         return (
             f"{typed[1]} was given several values; -m {typed[1]}={typed[2]} tries each, "

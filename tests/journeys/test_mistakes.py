@@ -116,6 +116,7 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["scale=huge"], ["scale=huge", "demo, full, own, smoke"]),
     (["jobs=0"], ["jobs must be at least 1"]),
     (["jobs=many"], ["jobs=many"]),
+    (["force=train_dpo"], ["force takes a list: force=[train_dpo]"]),
     (["force=[train]"], ["no step train", "train_dpo"]),
     (["only=[train]"], ["no step train", "train_dpo"]),
     (["sinks=[mlflow]"], ["mlflow", "wandb, tensorboard"]),
