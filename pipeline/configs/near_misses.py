@@ -28,11 +28,36 @@ _HYDRA_OPTIONS = (
     "--run", "-r", "--multirun", "-m", "--shell-completion", "-sc", "--config-path", "-cp",
     "--config-name", "-cn", "--config-dir", "-cd", "--info", "-i", "--experimental-rerun",
 )  # fmt: skip
-_WRONG_TYPE = re.compile(
-    r"override ([\w./@]+=.*?); Value .* could not be converted to (\w+)", re.DOTALL
-)
 _TYPES = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
 """OmegaConf's names of types, in plain words."""
+_PLAINLY: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
+    (
+        re.compile(r"override ([\w.]+)=(\S*); Invalid type assigned"),
+        lambda m: (
+            f"{m[1]} is not a value but a choice, with settings: {m[1].replace('.', '/')}={m[2]}"
+        ),
+    ),
+    (
+        re.compile(r"override ([\w./@]+=.*?); Value .* could not be converted to (\w+)"),
+        lambda m: f"{m[1]} is no value for it: {_TYPES.get(m[2], m[2])} is needed",
+    ),
+    (
+        re.compile(r"override ([\w.]+)=(.*?); Invalid .* not a ListConfig"),
+        lambda m: f"{m[1]} takes a list: {m[1]}=[{m[2]}]",
+    ),
+    (
+        re.compile(r"Ambiguous value for argument '([\w.]+)=(.*?)'"),
+        lambda m: (
+            f"{m[1]} was given several values; -m {m[1]}={m[2]} tries each, {m[1]}=[{m[2]}] is a "
+            "list"
+        ),
+    ),
+    (
+        re.compile(r"Missing mandatory value: (\S+)"),
+        lambda m: f"{m[1]} is missing; set {m[1]}=VALUE",
+    ),
+)
+"""Parts of messages of Hydra and OmegaConf, and how each is put plainly."""
 _OURS = ("--plan", "--quiet", "--verbose")
 
 
@@ -158,20 +183,9 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
     if option := re.search(r"Could not find '(.+)/(.+)'", lines[0]):
         options = re.findall(r"^\t(\S+)$", str(error), re.MULTILINE)
         return f"unknown choice {option[1]}={option[2]}; known: {', '.join(options)}"
-    if typed := re.search(r"override ([\w.]+)=(\S*); Invalid type assigned", "; ".join(lines)):
-        group = typed[1].replace(".", "/")
-        return f"{typed[1]} is not a value but a choice, with settings: {group}={typed[2]}"
-    if typed := _WRONG_TYPE.search("; ".join(lines)):
-        return f"{typed[1]} is no value for it: {_TYPES.get(typed[2], typed[2])} is needed"
-    if typed := re.search(
-        r"override ([\w.]+)=(.*?); Invalid .* not a ListConfig", "; ".join(lines)
-    ):
-        return f"{typed[1]} takes a list: {typed[1]}=[{typed[2]}]"
-    if typed := re.match(r"Ambiguous value for argument '([\w.]+)=(.*)'", lines[0]):
-        return (
-            f"{typed[1]} was given several values; -m {typed[1]}={typed[2]} tries each, "
-            f"{typed[1]}=[{typed[2]}] is a list"
-        )
+    for pattern, plainly in _PLAINLY:
+        if found := pattern.search("; ".join(lines)):
+            return plainly(found)
     unknown = re.search(r"Could not override '([^']+)'", lines[0])
     key = unknown[1].split("@")[0].replace("/", ".") if unknown else ""
     owner = re.search(r"Key '\S+' not in '(\w+)'", str(error.__cause__))
@@ -179,8 +193,6 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
         return f"unknown config key {key!r}; {owner[1]}, which was chosen, has no such field"
     if key and key not in known.keys:
         return unknown_setting(key, _value_of(key, arguments), known)
-    if missing := re.search(r"Missing mandatory value: (\S+)", lines[0]):
-        return f"{missing[1]} is missing; set {missing[1]}=VALUE"
     kept = [line for line in lines if not line.startswith(("full_key", "object_type", "reference"))]
     return "; ".join(dict.fromkeys(kept))
 
