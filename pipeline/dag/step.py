@@ -239,7 +239,7 @@ def _checked_names(name: Any, was: Any) -> tuple[str, tuple[str, ...]]:
         raise TemperError(f"step {name}: was={was!r}; give earlier names, as in was=('old_name',)")
     for given in (name, *was):
         if not isinstance(given, str) or not given.isidentifier():
-            raise TemperError(f"step {given!r}: a step's name is one as functions have")
+            raise TemperError(f"step {given!r}: that is no name; write the step with def, or name=")
         if len(given) > LONGEST_NAME:
             raise TemperError(f"step {given[:40]}…: its name is longer than {LONGEST_NAME} letters")
     return name, tuple(was)

@@ -458,8 +458,25 @@ def _death(ended: Ended) -> str:
     if ended.status is None:
         return f"the worker left no report{where}"
     if (number := _signal(ended.status)) is not None:
-        return f"the worker was killed by signal {number} (9 is often: out of memory){where}"
-    return f"the worker ended with status {ended.status} and left no report{where}"
+        return f"the worker was killed by {_named(number)}{where}"
+    return (
+        f"the worker ended with status {ended.status} and left no report; did the step end its "
+        f"process?{where}"
+    )
+
+
+def _named(number: int) -> str:
+    """A signal by its name, and what it often means."""
+    name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
+    return f"{name} ({meaning})" if (meaning := _MEANINGS.get(name)) else name
+
+
+_MEANINGS = {
+    "SIGKILL": "often: out of memory",
+    "SIGSEGV": "a compiled library crashed",
+    "SIGABRT": "a compiled library gave up",
+    "SIGBUS": "a compiled library crashed, or a file that it had mapped was cut short",
+}
 
 
 def _signal(status: int) -> int | None:

@@ -252,8 +252,8 @@ def _check_request(roots: Mapping[str, Step], jobs: int) -> None:
             raise TemperError(f"result {name!r} is {root!r}; name a whole step, not a part of one")
     if WORKER_ENVIRONMENT in os.environ:
         raise TemperError(
-            "run() was called while a worker imported the script that defines its step; put it "
-            'under `if __name__ == "__main__":`'
+            'run() was called in the worker of a step; put it under `if __name__ == "__main__":`, '
+            "and pass other steps to a step as arguments"
         )
 
 

@@ -150,7 +150,7 @@ class Manifest:
         }
         if not inside:
             parts = sorted({name.split("/")[0] for name in self.files if "/" in name})
-            known = ", ".join(parts) or "none"
+            known = ", ".join(parts) or "none, as a part is a folder"
             raise TemperError(f"the output of {self.step} has no part {part!r}; it has: {known}")
         return inside
 

@@ -104,10 +104,15 @@ def call(
     arguments = {name: restore(value, inputs.__getitem__) for name, value in spec.arguments.items()}
     output.origins = dict(zip(inputs, spec.inputs, strict=True))
     started_in = os.getcwd()
-    metrics = function.function(output, **arguments) or {}
+    try:
+        metrics = function.function(output, **arguments) or {}
+    except SystemExit as error:
+        raise TemperError(
+            f"the step called sys.exit({error.code!r}); return its metrics instead, or raise an "
+            "error that says what is wrong"
+        ) from error
     os.chdir(started_in)  # later checks may use relative paths
-    _check_metrics(spec.step, metrics)
-    return metrics
+    return checked_metrics(spec.step, metrics)
 
 
 def packages_in_use() -> dict[str, str]:
@@ -192,17 +197,33 @@ def _check_code(spec: StepSpec, function: StepFunction) -> Closure:
     return found
 
 
-def _check_metrics(step: str, metrics: Any) -> None:
-    """Refuse metrics that cannot be stored or shown: they would break every later run."""
-    try:
-        if not isinstance(metrics, dict) or not all(isinstance(name, str) for name in metrics):
-            raise TypeError("not a dict with names")
-        json.dumps(metrics, allow_nan=False, ensure_ascii=False).encode()
-        notices = metrics.get("notices", [])
-        if not (isinstance(notices, list) and all(isinstance(n, str) for n in notices)):
-            raise TypeError("notices is not a list of strings")
-    except (TypeError, ValueError) as error:
-        raise TemperError(
-            f"step {step} returned metrics that cannot be kept ({error}): {metrics!r}; "
-            "return a dict of numbers, strings, lists and dicts"
-        ) from error
+def checked_metrics(step: str, metrics: Any) -> Metrics:
+    """The metrics, with plain numbers in place of numpy's and torch's; refuse those that cannot be
+    stored or shown, because they would break every later run."""
+    if not isinstance(metrics, dict) or not all(isinstance(name, str) for name in metrics):
+        raise _unkept(step, f"{metrics!r} is no dict with names")
+    plain: Metrics = {name: _plain(value) for name, value in metrics.items()}
+    for name, value in plain.items():
+        try:
+            json.dumps({name: value}, allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError) as error:
+            raise _unkept(step, f"{name} is {value!r}: {error}") from error
+    notices = plain.get("notices", [])
+    if not (isinstance(notices, list) and all(isinstance(n, str) for n in notices)):
+        raise _unkept(step, "notices is not a list of strings")
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
+def _unkept(step: str, why: str) -> TemperError:
+    return TemperError(
+        f"step {step} returned metrics that cannot be kept: {why}; return a dict of numbers, "
+        "strings, lists and dicts"
+    )

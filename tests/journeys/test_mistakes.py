@@ -280,7 +280,8 @@ MESSAGES = {
     "a full disk": ["no space is left on a disk", "MiB free", "store=FOLDER"],
     "a full disk that a library met": ["no space is left on a disk", "store=FOLDER"],
     "no memory": ["not enough memory", "tokens_per_forward"],
-    "a bad result": ["metrics that cannot be kept", "return a dict of numbers"],
+    "an exit": ["the step called sys.exit(3)", "return its metrics instead"],
+    "a bad result": ["loss is nan", "metrics that cannot be kept", "return a dict of numbers"],
     "a link": ["no regular file; write a copy"],
 }
 DATA: dict[str, list[str]] = {

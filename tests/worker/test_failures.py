@@ -4,10 +4,13 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from pipeline import TemperError
 from pipeline.foreseen import message_of
+from pipeline.worker.calling import checked_metrics
 from pipeline.worker.failure import failure_of
 from steps.data.formats.choice import named_format
 from steps.data.load.shards import splits_of
@@ -68,3 +71,10 @@ def test_a_full_disk_is_known_whoever_has_met_it() -> None:
 def test_an_exception_of_temper_s_is_told_as_it_is() -> None:
     assert message_of(TemperError("one;\n two")) == "one; two"
     assert message_of(KeyError("x")) is None
+
+
+def test_numbers_of_numpy_and_torch_are_kept_as_plain_numbers() -> None:
+    numbers = {"loss": np.float32(0.5), "of": [torch.tensor(3)], "by": {"a": np.int64(2)}}
+    assert checked_metrics("mine", numbers) == {"loss": 0.5, "of": [3], "by": {"a": 2}}
+    with pytest.raises(TemperError, match="of is "):
+        checked_metrics("mine", {"of": np.zeros(2)})
