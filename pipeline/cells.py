@@ -1,19 +1,21 @@
-"""The definitions of a notebook's cells, as a module that a worker can import.
+"""Writes the definitions of a notebook's cells to a module that a worker can import.
 
-A worker runs elsewhere, so what it is to run must lie in a file. Where ``__main__`` is a notebook
-or an IPython shell, this writes one: the functions and classes that a step needs, and what these
-name, one after the other, as the session has them now. It is a module like any other from then on:
-the step's key reaches into it, and a worker refuses it when it is no longer what the key says.
+A worker is another process, so it needs the code of its step in a file. If ``__main__`` is a
+notebook or an IPython shell, this module writes such a file. It contains the functions and classes
+that a step needs and everything that they use, as the session has them now. From then on it is a
+module like any other: the step's key covers its code, and a worker refuses code that the key does
+not cover.
 
-- A function is written as in the cell that defined it, which Python keeps, whatever was run since.
-- A class is written as in the newest cell that defines it; it must have the methods and the
-  annotations of the class that the session has.
-- A name that an ``import`` of some cell gives is imported likewise.
-- A number, a text and the like, also in lists and dicts, is written as the value that it has.
-- Anything else, such as a table that was loaded, exists in this process alone, and is refused.
+- A function has the source of the cell that defined it. Python keeps that source, whatever cells
+  ran later.
+- A class has the source of the newest cell that defines it. The class in the session must have the
+  same methods and annotations.
+- A name that a cell imports is imported in the same way.
+- A number, string or the like, also inside lists and dicts, is written as its present value.
+- Anything else exists in this process alone and is refused, for example a table that was loaded.
 
-The file lies in the working folder, below :data:`FOLDER`, in a folder that is named by what it
-says: no later cell changes the file of a job that waits in a queue.
+The file lies in the working folder, below :data:`FOLDER`, in a folder that is named by the hash of
+its content. So no later cell changes the file of a job that waits in a queue.
 """
 
 import ast
@@ -36,32 +38,32 @@ import blake3
 from pipeline.errors import TemperError
 
 MODULE = "notebook_cells"
-"""What a worker calls it."""
+"""The module's name in a worker."""
 FOLDER = ".temper/cells"
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _HOLDERS = (list, tuple, set, dict)
 _COMPREHENSIONS = ("listcomp", "setcomp", "dictcomp", "genexpr")
 _ROOTS: dict[str, None] = {}
-"""What was asked for so far: all of it is one module, so that a class is one class to all steps."""
+"""All names that were requested so far. They share one module, so that all steps share a class."""
 _ABSENT = object()
 
 
 def are_known() -> bool:
-    """Whether ``__main__`` is a session that keeps the text of its cells."""
+    """Whether ``__main__`` is a session that keeps the source of its cells."""
     main = sys.modules["__main__"]
     return getattr(main, "__file__", None) is None and isinstance(vars(main).get("In"), list)
 
 
 def written(definitions: Iterable[Any]) -> Path | None:
-    """The file of a module with all of these functions and classes that are of the session, and
-    all they name; ``None`` if none is.
+    """Write those of the functions and classes that the session defines to a module, with
+    everything that they use; return its file, or ``None`` if the session defines none of them.
 
-    Workers that are started from now on find it. To be asked again after every cell.
+    Workers that start from now on find the module. Call this again after every cell.
 
     Raises:
-        TemperError: the session has another definition of that name by now, or something that is
-            needed cannot be written down.
+        TemperError: the session has a newer definition of one of the names, or something that a
+            definition uses cannot be written to a file.
     """
     definitions = [one for one in definitions if one.__module__ == "__main__"]
     if not definitions or not are_known():
@@ -77,7 +79,7 @@ def written(definitions: Iterable[Any]) -> Path | None:
         others = dict(found)
         try:
             _collect(name, "", session, others)
-        except TemperError:  # no longer, and nobody asks for it
+        except TemperError:  # it cannot be written any more, and nothing requests it now
             continue
         found = others
     return _saved("\n\n".join(_in_order(found)) + "\n")
@@ -85,11 +87,11 @@ def written(definitions: Iterable[Any]) -> Path | None:
 
 @dataclass(frozen=True)
 class _Part:
-    """A name with the statements that define it.
+    """The statements that define a name.
 
     Attributes:
-        early: names that they need when they are run.
-        late: names that only calls need.
+        early: the names that the statements use when they run.
+        late: the names that are only used when a function is called.
     """
 
     text: str
@@ -103,13 +105,13 @@ def _require_newest(name: str, definition: Any, session: Mapping[str, Any]) -> N
         present = getattr(present, inner, None)
     if definition is not present and definition is not _function_in(present):
         raise TemperError(
-            f"{name} was defined again since; run the cells again that use it, so that steps and "
-            "their arguments are made with what it is now"
+            f"a later cell defines {name} again; run the cells that use it again, so that steps "
+            "and their arguments have its new definition"
         )
 
 
 def _collect(name: str, user: str, session: Mapping[str, Any], found: dict[str, _Part]) -> None:
-    """Add the part of a name, and of all that it needs."""
+    """Add the part of a name and the parts of all names that it uses."""
     if name in found or (user and _is_of_python(name, session)):
         return
     part = found[name] = _part(name, user, session)
@@ -118,7 +120,7 @@ def _collect(name: str, user: str, session: Mapping[str, Any], found: dict[str, 
 
 
 def _is_of_python(name: str, session: Mapping[str, Any]) -> bool:
-    """Whether a name is built in, or nowhere, which is Python's to say."""
+    """Whether a name is built in. An undefined name counts too: Python reports it better."""
     value = session.get(name, _ABSENT)
     if callable(value):
         value = inspect.unwrap(value)  # IPython wraps `open`
@@ -147,7 +149,8 @@ def _part(name: str, user: str, session: Mapping[str, Any]) -> _Part:
 
 
 def _imports(name: str, value: Any, session: Mapping[str, Any]) -> Iterator[str]:
-    """The imports that give this value: those of cells, else by what the value says of itself."""
+    """The imports that yield this value: those in cells, or else one made from the value's own
+    module and name."""
     found = False
     for cell in session["In"]:
         for node in _statements(cell):
@@ -186,7 +189,7 @@ def _member(module: str, name: str) -> Any:
 
 
 def _function_in(value: Any) -> FunctionType | None:
-    """The function that a step function, or what some decorator made of one, is made from."""
+    """The plain function inside a step function or inside the result of another decorator."""
     if type(value).__name__ == "StepFunction":
         value = value.function
     inner = inspect.unwrap(value) if callable(value) else value
@@ -194,9 +197,9 @@ def _function_in(value: Any) -> FunctionType | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is what its text says."""
+    """Whether a value's source text gives the same value again."""
     if type(value) in _PLAIN:
-        return type(value) is not float or value - value == 0  # neither infinite nor no number
+        return type(value) is not float or value - value == 0  # not for infinities and NaN
     if type(value) not in _HOLDERS:
         return False
     items = [*value, *value.values()] if isinstance(value, dict) else value
@@ -204,8 +207,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _literal(value: Any) -> str:
-    """A plain value as Python source. The order of a set, which differs between processes, has no
-    part in it."""
+    """A plain value as Python source. Sets are sorted, because their order differs between
+    processes."""
     if isinstance(value, set):
         return f"{{{', '.join(sorted(map(_literal, value)))}}}" if value else "set()"
     if isinstance(value, dict):
@@ -244,8 +247,8 @@ def _source_of_class(cls: type, session: Mapping[str, Any]) -> str:
 
 
 def _is_of(node: ast.ClassDef, cls: type) -> bool:
-    """Whether a class may be made by this statement: it has the same annotations, and the values
-    that are plainly written there."""
+    """Whether this statement may have made a class: both have the same annotations and the same
+    literal values."""
     names = [part.target.id for part in node.body if _annotates(part)]  # type: ignore[attr-defined]
     values = [part for part in node.body if isinstance(part, ast.Assign | ast.AnnAssign)]
     return list(dict.fromkeys(names)) == list(inspect.get_annotations(cls)) and all(
@@ -269,8 +272,8 @@ def _plain_value(written: ast.expr | None) -> Any:
 
 def _no_source(name: str) -> TemperError:
     return TemperError(
-        f"the text of {name} is in no cell of this notebook, or not as it is now; define it at the "
-        "top level of a cell, and run that again"
+        f"no cell of this notebook has the present source of {name}; define it at the top level of "
+        "a cell, and run that cell again"
     )
 
 
@@ -280,7 +283,7 @@ def _statements(cell: str) -> list[ast.stmt]:
     try:
         tree: Any = compile(cell, MODULE, "exec", flags, dont_inherit=True)
     except (SyntaxError, ValueError):
-        return []  # it has not run either
+        return []  # such a cell did not run either
     return tree.body
 
 
@@ -293,8 +296,8 @@ def _lines_of(text: str, node: ast.stmt) -> str:
 
 
 def _with_names(text: str) -> _Part:
-    """A part with the global names that it needs: those of its own scope and of class bodies when
-    it is defined, those of functions later."""
+    """A part with the global names that its statements use: early those of module level and class
+    bodies, late those of functions."""
     early: set[str] = set()
     late: set[str] = set()
     waiting = [symtable.symtable(text, MODULE, "exec")]
@@ -313,8 +316,8 @@ def _with_names(text: str) -> _Part:
 
 
 def _in_order(parts: Mapping[str, _Part]) -> Iterator[str]:
-    """The texts, each after those that it needs when it is run. A function that is needed then may
-    be called then, as a decorator is."""
+    """The texts, each after the texts that it needs when it runs. A function that is used at that
+    time may also be called, as a decorator is, so the names that it uses come first too."""
     done: set[tuple[str, bool]] = set()
     shown: set[str] = set()
 
@@ -334,7 +337,7 @@ def _in_order(parts: Mapping[str, _Part]) -> Iterator[str]:
 
 
 def _saved(text: str) -> Path:
-    """The file with this text, which workers find before any other of its name."""
+    """Write the text to its file, and put the file's folder first in ``sys.path``."""
     top = Path.cwd() / FOLDER
     folder = top / blake3.blake3(text.encode()).hexdigest()[:16]
     file = folder / f"{MODULE}.py"
@@ -348,16 +351,16 @@ def _saved(text: str) -> Path:
             os.replace(temporary, file)
     except OSError as error:
         raise TemperError(
-            f"cannot write {file}, where workers find what your cells define ({error}); change to "
-            "a folder that you may write to"
+            f"cannot write {file}, from which workers import the definitions of your cells "
+            f"({error}); change to a folder in which you can write"
         ) from error
     sys.path[:] = [str(folder), *(entry for entry in sys.path if not _is_ours(entry))]
     return file
 
 
 def project_file(function: Any) -> str:
-    """The file by which to find the project of a function: of one in a cell, a name in the working
-    folder."""
+    """The file that decides to which project a function belongs; for a function in a cell, a file
+    name in the working folder."""
     file = function.__code__.co_filename
     if function.__module__ == "__main__" and are_known():
         file = os.path.join(next(filter(_is_ours, sys.path), ""), f"{MODULE}.py")
