@@ -1,8 +1,9 @@
-"""Environments: what a policy talks to in an episode of several turns, such as a tool or a game.
+"""Environments: tools, games and the like that answer a policy in an episode of several turns.
 
-Begin with ``environment``, which says what an environment is: `reset` and `step`. ``calculator`` is
-one, and ``environments`` knows them by name. ``playing`` lets the processes that judge
-(``steps.checking.judges``) reply to turns too, so that foreign code can be killed and has a clock.
+Begin with ``environment``, which defines the two functions of an environment, `reset` and `step`.
+``calculator`` is an example, and ``environments`` lists all by name. ``playing`` runs environments
+in the processes that run checkers (``steps.checking.judges``), which have a time limit and can be
+killed.
 
 Importable without torch; uses ``steps.checking`` and ``steps.shared``.
 """

@@ -1,4 +1,4 @@
-"""A tool that works sums out: a turn that is a sum is a call, any other is the answer."""
+"""A calculator: a turn that is a calculation is a call of the tool, any other is the answer."""
 
 import ast
 import operator
@@ -23,19 +23,19 @@ _LONGEST_CALL = 200
 
 @dataclass(frozen=True)
 class Calculator(Environment):
-    """Computes ``27 + 35``, exactly: numbers, ``+ - * /`` and parentheses.
+    """Computes numbers with ``+ - * /`` and parentheses exactly, for example ``27 + 35``.
 
-    A turn in which `call` is found is a call, and its group `sum` is computed; the value is what
-    the policy reads next. Any other turn, and a number alone, is the answer, which the checker
-    judges. An episode with more calls than `most_calls` is wrong.
+    A turn that matches `call` is a call: its group `sum` is computed, and the policy reads the
+    value next. Any other turn is the answer, which the checker judges; so is a number alone. An
+    episode with more than `most_calls` calls is wrong.
 
     Args:
         call: a regular expression with a group named `sum`, in Python's syntax.
-        most_operations: the most operations of one call; null: any number. A longer one, and what
-            cannot be computed, is answered with `mistake`.
-        most_calls: how often an episode may call.
-        role: of the message that holds the value.
-        mistake: what is said to a call that cannot be computed.
+        most_operations: the most operations in one call; null for no limit. A call with more, or
+            one that cannot be computed, gets the reply `mistake`.
+        most_calls: the most calls in an episode.
+        role: the role of the message with the value.
+        mistake: the reply to a call that cannot be computed.
     """
 
     name: ClassVar[str] = "calculator"
@@ -70,7 +70,7 @@ class Calculator(Environment):
         return says(value, self.role)
 
     def _worked_out(self, text: str) -> str | None:
-        """What a sum comes to, or the mistake in it; None of a number alone."""
+        """The value of a calculation, or `mistake` if it has none; None for a number alone."""
         try:
             if len(text) > _LONGEST_CALL:
                 return self.mistake
@@ -95,5 +95,5 @@ def _value(node: Any) -> Fraction:
 
 
 def _as_text(value: Fraction) -> str:
-    """A whole number as such, any other as the nearest decimal number of double precision."""
+    """A whole number in digits; any other as the nearest double-precision number."""
     return str(value.numerator) if value.denominator == 1 else repr(float(value))

@@ -1,12 +1,12 @@
-"""What an environment is: it answers the turns of a policy, until an episode is over.
+"""The protocol of environments: one answers the turns of a policy until the episode ends.
 
     reset ──► state ─┐
     turn ──► step(state, turn) ──► Observation   what the policy reads before its next turn
                                    Judgement     the episode is over: right, wrong or no verdict
                                    None          it is over, and the checker judges the last turn
 
-What an environment says must follow from its settings, the task and the turns alone. Then an
-episode can be played again up to any turn, in another process or after a kill.
+Its replies must depend only on its settings, the task and the turns. Then another process can play
+an episode again up to any turn, for example after a kill.
 """
 
 import math
@@ -20,10 +20,10 @@ from steps.shared.checks import require
 
 @dataclass(frozen=True)
 class Turn:
-    """What a policy wrote until it ended its turn.
+    """One turn of a policy.
 
     ids: its tokens, with the one that ended the turn.
-    text: what they say, without special tokens.
+    text: the decoded tokens, without special tokens.
     """
 
     ids: tuple[int, ...]
@@ -34,11 +34,11 @@ class Turn:
 class Observation(Judgement):
     """What a policy reads before its next turn; there is no verdict yet.
 
-    messages: with `role` and `content`; the chat template renders them, with all that it writes
-        between two turns of the assistant.
-    ids: in their place, the tokens themselves, up to the next turn's first.
+    messages: each with `role` and `content`. The chat template renders them, and everything else
+        that it writes between two turns of the assistant.
+    ids: instead of messages, the tokens before the next turn.
 
-    Raises ValueError unless there is one of the two.
+    Raises ValueError unless exactly one of the two is given.
     """
 
     verdict: Verdict = Verdict.none
@@ -64,22 +64,22 @@ class Graded(Judgement):
 
     @property
     def reward(self) -> float | None:
-        """The grade; nothing for no verdict."""
+        """The grade; None without a verdict."""
         return None if self.verdict is Verdict.none else self.grade
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A rule that answers turns: frozen settings and two functions.
+    """The base class of environments: frozen settings and two functions.
 
-    It is defined at the top of a module, as it is handed to processes of its own. `name` is its
-    name in a config, and that of its reward.
+    Define a subclass at the top level of a module, because other processes import it. `name` is its
+    name in a config and the name of its reward.
     """
 
     name: ClassVar[str]
 
     def reset(self, task: Answered, k: int) -> Any:
-        """The state in which an episode begins: completion number `k` of a row.
+        """The initial state of an episode, which is completion number `k` of a row.
 
         Args:
             task: the row's `prompt` and `answer`; its `text` is empty.
@@ -87,8 +87,11 @@ class Environment:
         return None
 
     def step(self, state: Any, turn: Turn) -> Observation | Judgement | None:
-        """Answers a turn. It may change the state, take long, raise or end its process: it runs in
-        one that can be killed (``steps.checking.judges``)."""
+        """Answer a turn.
+
+        It may change the state. It runs in a process that can be killed
+        (``steps.checking.judges``), so it may also take long, raise or crash.
+        """
         raise NotImplementedError
 
 
@@ -98,7 +101,7 @@ def says(content: str, role: str = "tool") -> Observation:
 
 
 def turns_of(ids: Sequence[int], scored: Sequence[bool]) -> list[tuple[int, ...]]:
-    """The stretches of tokens that a policy drew, between those that it did not."""
+    """The runs of tokens that the policy wrote, without the tokens between them."""
     turns: list[list[int]] = [[]]
     for token, is_drawn in zip(ids, scored, strict=True):
         if is_drawn:

@@ -1,6 +1,6 @@
-"""Environments by name, for those who choose one in a config: an experiment hands them to ``main``.
+"""All environments by name, for experiments that let a config choose one.
 
-Whatever file of this folder defines an environment, it is known (:mod:`steps.shared.named`).
+Every environment that a file of this folder defines is among them (:mod:`steps.shared.named`).
 """
 
 from collections.abc import Mapping

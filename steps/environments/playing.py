@@ -1,9 +1,9 @@
-"""Replies to turns, from the processes that judge.
+"""Runs environments in the processes that run checkers.
 
-A process is handed an episode with all of its turns, and plays it from `reset`; it keeps no state
-from one request to the next that it could not do without. So a process may be killed at any time,
-and any process may reply to any turn. Playing again also shows whether an environment gives equal
-turns equal replies: where it does not, nobody learns from the episode.
+Each request contains an episode with all of its turns, and the process plays it from `reset`. A
+remembered state only saves time. So a process may be killed at any time, and any process can reply
+to any turn. Playing an episode again also shows whether equal turns get equal replies. If not, the
+episode has no verdict, and nothing is trained on it.
 """
 
 from collections import OrderedDict
@@ -18,13 +18,13 @@ from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_ve
 from steps.environments.environment import Environment, Observation, Turn
 
 Played = tuple[tuple[Turn, Observation], ...]
-"""Earlier turns, and what was replied to each."""
+"""Earlier turns, each with its reply."""
 _STATES_REMEMBERED = 1024
 
 
 @contextmanager
 def replying(environment: Environment | None, config: JudgeConfig) -> Iterator[Judges | None]:
-    """Processes that reply to turns; none without an environment."""
+    """Processes that reply to turns; None without an environment."""
     if environment is None:
         yield None
         return
@@ -35,17 +35,17 @@ def replying(environment: Environment | None, config: JudgeConfig) -> Iterator[J
 
 @dataclass(frozen=True)
 class Over(Judgement):
-    """An episode has ended, and whoever asks is to judge the last turn."""
+    """The episode has ended, and the checker is to judge its last turn."""
 
     verdict: Verdict = Verdict.none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode(Answered):
-    """An episode up to a turn that is to be replied to; `text` is that turn's.
+    """An episode up to a turn that needs a reply; `text` is the text of that turn.
 
-    played: the turns before it.
-    ids: of the turn.
+    played: the earlier turns.
+    ids: the tokens of the turn.
     """
 
     row: str
@@ -55,14 +55,17 @@ class Episode(Answered):
 
     @property
     def turn(self) -> Turn:
-        """The turn that is to be replied to."""
+        """The turn that needs a reply."""
         return Turn(self.ids, self.text)
 
 
 @dataclass(frozen=True)
 class Playing(Checker):
-    """An environment as something that processes judge with: it is given an `Episode`, and its
-    judgement may be an `Observation`. It is called as its environment is, and is in no registry."""
+    """An environment in the form of a checker, so that the same processes can run it.
+
+    It takes an `Episode`, and its judgement may be an `Observation`. It has the name of its
+    environment, and is in no registry.
+    """
 
     name: str  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
     environment: Environment
@@ -78,7 +81,7 @@ class Playing(Checker):
             state = self.environment.reset(task, answered.k)
             for number, (turn, replied) in enumerate(answered.played):
                 if (again := self.environment.step(state, turn)) != replied:
-                    return no_verdict(f"turn {number + 1} was replied to in two ways: {again!r}")
+                    return no_verdict(f"turn {number + 1} got two different replies: {again!r}")
         reply = self.environment.step(state, answered.turn)
         if isinstance(reply, Observation):
             _states[place] = task, (*answered.played, (answered.turn, reply)), state
@@ -88,5 +91,5 @@ class Playing(Checker):
 
 
 _states: OrderedDict[tuple[str, int], tuple[Answered, Played, Any]] = OrderedDict()
-"""Of this process, by row and number: the state that an episode was left in, and all that it
-follows from. One that is not here is made again."""
+"""The latest state of each episode of this process, by row and number, with the task and turns that
+led to it. A state that is missing here is computed again."""

@@ -185,7 +185,7 @@ def test_rows_whose_images_cannot_be_used_are_in_the_ledger(rows: Path, tmp_path
         "spelled": ("<image> <image>", ["pictures/one.png"], "its prompt 2 <image>"),
         "mark": ("a \ufffc b", ["pictures/one.png"], "a text holds U+FFFC"),
         "own": ([{"role": "user", "content": [{"type": "image", "image": "x"}]}], [],
-                "prompt[0].content[0] holds an image of its own (image)"),
+                "prompt[0].content[0] contains the image itself (image)"),
     }  # fmt: skip
     records = [
         {"id": name, "prompt": prompt, "images": value, **pair}

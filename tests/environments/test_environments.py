@@ -115,7 +115,7 @@ def test_replies_follow_from_the_turns_in_any_process_and_failures_are_no_verdic
     assert reasons[0] == "the checker's process ended (exit status 7)"
     assert reasons[1] == "KeyError: 'no such thing'"
     assert reasons[2] == "it says nothing"
-    assert reasons[3].startswith("turn 1 was replied to in two ways")
+    assert reasons[3].startswith("turn 1 got two different replies")
     assert all(found[n].verdict is Verdict.none for n in (2, 8, 9, 10))
 
 

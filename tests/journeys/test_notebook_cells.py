@@ -107,7 +107,9 @@ def test_what_a_worker_could_not_have_is_refused_in_a_sentence(session: Any) -> 
         SETTINGS, "run([made_before], store='store')",
         "@step\ndef uses(out: Output) -> Metrics:\n    return {'rows': len(table)}\nuses()",
     )  # fmt: skip
-    assert newer.startswith("TemperError: no cell of this notebook has the present source of Shouting")
+    assert newer.startswith(
+        "TemperError: no cell of this notebook has the present source of Shouting"
+    )
     assert stale.startswith("TemperError: a later cell defines Shouting again; run the cells")
     assert "table, which uses uses, is a value of type list that only this notebook has" in loaded
     assert "pass it to the step as an argument" in loaded

@@ -1,12 +1,13 @@
-"""Images of rows: found, checked, kept once each, and their places among the tokens.
+"""Images of rows: how they are read and checked, where they are stored, which tokens stand for them.
 
-In the text of a message an image is the character U+FFFC (Unicode's stand-in for an object in plain
-text); the message's key `images` has, in order, the sha256 of each one's bytes and its size. The
-bytes lie beside the rows, in `SPLIT/images/images-00000.parquet` and so on.
+In the text of a message, the character U+FFFC stands for an image (in Unicode it stands for an
+object in plain text). The message's key `images` lists the images in order, each with the sha256 of
+its bytes and its size. The bytes lie beside the rows, in `SPLIT/images/images-00000.parquet` and so
+on, each image once.
 
-``finding`` takes images out of records; begin there. ``pictures`` judges their bytes,
-``image_table`` keeps them, ``placeholders`` writes the tokens that stand for them, ``of_tokens``
-gives them to whoever reads rows of tokens.
+Begin with ``finding``, which takes images out of records. ``pictures`` checks their bytes,
+``image_table`` stores them, ``placeholders`` writes the tokens that stand for them, and
+``of_tokens`` returns them together with rows of tokens.
 
-Uses ``rows``, and Pillow; only rows with images reach either.
+Uses ``rows``, and Pillow if there are images.
 """

@@ -1,11 +1,11 @@
-"""Images taken out of records, and put into the rows that are made of these.
+"""Takes images out of records and puts them into rows.
 
-A column holds a row's images, one or a list. Each is a path, relative to the data file; bytes; an
-object `{"bytes", "path"}`, as data sets on the Hub have them; or an image of Pillow's. Where in the
-text they belong, messages say with parts `{"type": "image"}`, in order, or a prompt with as many
-`<image>`; where nothing says so, they come before the first user message.
+One column of a record contains its image or a list of images. An image is a path relative to the
+data file, bytes, an object `{"bytes", "path"}` as in data sets on the Hub, or an image of Pillow.
+Messages mark the place of an image with a part `{"type": "image"}`, a prompt with `<image>`. Images
+without a marked place come before the first user message.
 
-Images belong to the prompt: what a model is to write is text.
+Only a prompt has images; responses are text.
 """
 
 import io
@@ -20,26 +20,28 @@ from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, Messages, PreferenceRow
 
 MARK = "\ufffc"
-"""Stands for an image in a text."""
+"""The character that stands for an image in our rows."""
 SPELLED = "<image>"
-"""Stands for one in the prompts of LLaVA, LLaMA-Factory and others."""
+"""The mark of an image in prompts of LLaVA, LLaMA-Factory and others."""
 
 Pictures = tuple[Picture, ...]
 
 
 @dataclass(frozen=True)
 class ImageColumn:
-    """The column of records that holds their images."""
+    """The column of a record that contains its images."""
 
     name: str
 
     def take(
         self, record: Mapping[str, Any], folder: Path | None
     ) -> tuple[dict[str, Any], Pictures]:
-        """The record without its images, of which the parts of messages are texts now; and these.
+        """Split a record into the record without its images, and the images.
+
+        In the new record, parts of messages that marked an image are text.
 
         Args:
-            folder: where the data file lies; None: nowhere on this machine.
+            folder: the data file's folder; None if the file is not on this machine.
 
         Raises:
             MalformedRow: an image is missing, cannot be read or is too large.
@@ -63,10 +65,10 @@ class ImageColumn:
 
 
 def with_images(row: PreferenceRow, pictures: Pictures) -> PreferenceRow:
-    """`row` with its images where its prompt marks them.
+    """The row with its images at the places that its prompt marks.
 
     Raises:
-        MalformedRow: the prompt marks another number of images, or a response has one.
+        MalformedRow: the prompt marks fewer or more images than there are, or a response has one.
     """
     prompt = _placed(row.prompt, len(pictures))
     found = sum(message["content"].count(MARK) for message in prompt)
@@ -86,7 +88,7 @@ def images_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def parts_of(message: Message) -> list[dict[str, str]]:
-    """The content of a message in parts, as templates of processors want it."""
+    """The content of a message as a list of parts, which the templates of processors expect."""
     parts: list[dict[str, str]] = []
     for index, text in enumerate(message["content"].split(MARK)):
         parts += [{"type": "image"}] if index else []
@@ -104,7 +106,7 @@ def _described(image: Picture) -> dict[str, Any]:
 
 
 def _placed(prompt: Messages, count: int) -> Messages:
-    """A prompt with a mark for each image, if it can be told where these belong."""
+    """A prompt with a mark for each image, if the number of marks in it can be right."""
     asked = [index for index, message in enumerate(prompt) if message["role"] == "user"]
     if not count or not asked or any(MARK in message["content"] for message in prompt):
         return prompt
@@ -124,7 +126,7 @@ def _placed(prompt: Messages, count: int) -> Messages:
 
 
 def _marked(value: Any, field: str) -> Any:
-    """A value of a record in which every part of a message that is an image is a text."""
+    """A value of a record, with text in place of each part of a message that marks an image."""
     if isinstance(value, Mapping):
         if value.get("type") == "image":
             return _mark(value, field)
@@ -138,7 +140,7 @@ def _mark(part: Mapping[str, Any], field: str) -> dict[str, str]:
     if own := [str(key) for key, item in part.items() if key != "type" and item not in (None, "")]:
         raise MalformedRow(
             "images not matched",
-            f"{field} holds an image of its own ({', '.join(own)}); put images into a column of "
+            f"{field} contains the image itself ({', '.join(own)}); put all images into a column of "
             "their own, in order",
         )
     return {"type": "text", "text": MARK}
@@ -159,7 +161,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _content(value: Any, where: str, folder: Path | None) -> bytes:
-    """The bytes of an image, in whatever way a record holds it."""
+    """The bytes of an image of a record, in any of the forms above."""
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes | bytearray):
@@ -168,8 +170,8 @@ def _content(value: Any, where: str, folder: Path | None) -> bytes:
         return _read(value, where, folder)
     if hasattr(value, "save") and hasattr(value, "convert"):
         return _encoded(value)
-    said = "missing" if value is None else f"{type(value).__name__}"
-    raise MalformedRow("no image", f"{where} is {said}, expected a path, bytes or both")
+    found = "missing" if value is None else type(value).__name__
+    raise MalformedRow("no image", f"{where} is {found}, expected a path, bytes or both")
 
 
 def _read(path: str, where: str, folder: Path | None) -> bytes:
@@ -180,7 +182,9 @@ def _read(path: str, where: str, folder: Path | None) -> bytes:
             "them, or put their bytes into the rows",
         )
     try:
-        with open(folder / path, "rb") as file:  # an attempt is seen, where the file is missing too
+        with open(
+            folder / path, "rb"
+        ) as file:  # opened even if missing, so that the observer sees it
             if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
                 raise too_large(where, f"{size:,} bytes, over the limit of {MAX_BYTES:,}")
             return file.read()
@@ -192,7 +196,7 @@ def _read(path: str, where: str, folder: Path | None) -> bytes:
 
 
 def _encoded(image: Any) -> bytes:
-    """An image of Pillow's as a file, without loss."""
+    """An image of Pillow as a PNG file, without loss."""
     kept = image if image.mode in ("L", "RGB", "RGBA", "P", "1", "LA") else image.convert("RGB")
     with io.BytesIO() as written:
         kept.save(written, format="PNG", compress_level=1)

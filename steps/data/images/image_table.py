@@ -1,6 +1,6 @@
-"""Images as they lie beside rows: `images/images-00000.parquet` and so on, each image once.
+"""Files of images beside rows: `images/images-00000.parquet` and so on, each image once.
 
-They are known by the sha256 of their bytes, which is looked at whenever one is read.
+The sha256 of its bytes names an image; it is checked whenever the image is read.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ from steps.data.images.pictures import Picture
 IMAGES = "images"
 _FILES = "images-*.parquet"
 _TOGETHER = 8
-"""Images that are read together where one is asked for."""
+"""The images in a row group: reading one image reads its whole group."""
 
 
 def write_images(path: Path, pictures: Sequence[Picture]) -> None:
-    """Write a file of images, as the bytes of their own files."""
+    """Write images to a file, unchanged."""
     import pyarrow as pa  # slow to import; step files import this module to plan
     import pyarrow.parquet as pq
 
@@ -41,13 +41,13 @@ def write_images(path: Path, pictures: Sequence[Picture]) -> None:
         row_group_size=_TOGETHER,
         compression="none",  # images are compressed already
         use_dictionary=False,
-        write_statistics=False,  # they would hold images a second time
+        write_statistics=False,  # they would contain images a second time
         store_schema=False,
     )
 
 
 def copy_images(source: Path, target: Path) -> None:
-    """Copy the images that lie beside the rows of a folder, if any do, to another one."""
+    """Copy the images beside the rows of a folder to another folder, if there are any."""
     for file in sorted((source / IMAGES).glob(_FILES)):
         (target / IMAGES).mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target / IMAGES / file.name)
@@ -63,7 +63,7 @@ class ImageTable:
         """The bytes of an image.
 
         Raises:
-            ValueError: it is not there, or is damaged.
+            ValueError: the image is missing or damaged.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -83,7 +83,7 @@ class ImageTable:
 
     @cached_property
     def _places(self) -> dict[str, tuple[Path, int, int]]:
-        """Of each image the file, the row group and the row in it."""
+        """The file of each image, the row group in it, and the row in that."""
         import pyarrow.parquet as pq
 
         found: dict[str, tuple[Path, int, int]] = {}

@@ -1,4 +1,4 @@
-"""Rows of tokens together with their images."""
+"""Returns rows of tokens together with their images."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImageOfRow:
-    """An image that lies beside the rows of `folder`."""
+    """An image beside the rows of `folder`."""
 
     folder: Path
     sha256: str
@@ -26,7 +26,7 @@ class ImageOfRow:
         """The image in RGB.
 
         Raises:
-            ValueError: it is not there, or is damaged.
+            ValueError: the image is missing or damaged.
         """
         return pixels(_table(self.folder).content(self.sha256))
 
@@ -37,7 +37,7 @@ def _table(folder: Path) -> ImageTable:
 
 
 def rows_with_images(folder: Path) -> Iterator[dict[str, Any]]:
-    """The rows of token files; those whose prompts have images also have these, as `images`."""
+    """The rows of token files; a row whose prompt has images also has the key `images`."""
     rows = iter_rows(folder)
     if not (folder / IMAGES).is_dir():
         return rows

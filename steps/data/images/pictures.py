@@ -1,7 +1,7 @@
-"""Images as bytes, and as the pixels that a processor is given.
+"""Checks the bytes of images, and decodes them to the pixels that a processor takes.
 
-An image is read as it is meant to be looked at (turned as its EXIF data says) and in RGB; of an
-animation, its first frame.
+An image is turned as its EXIF data says and converted to RGB. Only the first frame of an animation
+is read.
 """
 
 import hashlib
@@ -17,19 +17,24 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""What is read. Others of Pillow's start programs or have no pixels."""
+"""The formats that are read. Some others of Pillow start programs or have no pixels."""
 MAX_BYTES = 32 * 2**20
 MAX_PIXELS = 2**26
-"""67 million: a larger image is a mistake, or a file that is meant to fill a memory."""
+"""67 million: a larger image is a mistake, or an attempt to use up the memory."""
 _MODES = frozenset(
     {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
 )
-"""With 8 bits a channel at most: Pillow cuts what has more at white, without a word."""
+"""Modes with at most 8 bits a channel: Pillow clips brighter values of others without a warning."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image that can be read; its size in pixels."""
+    """An image that can be decoded.
+
+    Attributes:
+        content: the bytes of its file.
+        width, height: in pixels, after it was turned.
+    """
 
     content: bytes
     width: int
@@ -41,13 +46,13 @@ class Picture:
 
 
 def picture(content: bytes, where: str) -> Picture:
-    """The image that `content` holds, every pixel of which was decoded.
+    """The image in these bytes; all of its pixels are decoded, to be sure that they can be.
 
     Args:
         where: names the image in errors.
 
     Raises:
-        MalformedRow: it is too large, or no image that can be read.
+        MalformedRow: the image is too large, or cannot be decoded.
     """
     if len(content) > MAX_BYTES:
         raise too_large(where, f"{len(content):,} bytes, over the limit of {MAX_BYTES:,}")
@@ -56,7 +61,7 @@ def picture(content: bytes, where: str) -> Picture:
 
 
 def pixels(content: bytes) -> "Image":
-    """The image in RGB; raises whatever a damaged one makes a decoder raise."""
+    """The image in RGB. For a damaged image it raises what the decoder raises."""
     from PIL import Image
 
     with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
@@ -72,7 +77,7 @@ def _readable(content: bytes, where: str) -> "Image":
             return _turned(opened)
     except MalformedRow:
         raise
-    except Exception as error:  # decoders raise whatever a damaged file makes them
+    except Exception as error:  # decoders have no common base class of errors
         said = re.sub(r" at 0x\w+", "", " ".join(str(error).split()))[:200]
         raise MalformedRow(
             "broken image", f"{where} cannot be read: {type(error).__name__}: {said}"

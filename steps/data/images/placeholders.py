@@ -1,8 +1,8 @@
-"""The tokens that stand for images: what a processor writes in place of each.
+"""Writes the placeholder tokens of a processor in place of each image.
 
-How many there are depends on the size of an image and on the processor alone, so an image of that
-size without content is asked about, once for each size. That the model makes as many features of
-the real one is looked at where it reads them.
+Their number depends only on the processor and on the image's size. So the processor is called once
+for each size, with a blank image. The scoring of a model checks that the real image yields as many
+features as it has placeholders.
 """
 
 import json
@@ -21,21 +21,21 @@ Span = tuple[int, int]
 
 
 def reads_images(folder: Path) -> bool:
-    """Whether the model folder has a processor of images."""
+    """Whether a model folder has an image processor."""
     for name in PROCESSOR_FILES:
         if (folder / name).is_file():
-            said = json.loads((folder / name).read_text("utf-8"))
-            if any(key in said for key in _OF_IMAGES):
+            config = json.loads((folder / name).read_text("utf-8"))
+            if any(key in config for key in _OF_IMAGES):
                 return True
     return False
 
 
 def load_processor(folder: Path) -> Any:
-    """The processor of a model folder. Images are resized by Pillow, where the processor can, so
-    that their pixels do not depend on whether torchvision is installed.
+    """The processor of a model folder. Pillow resizes the images if the processor supports that,
+    so that the pixels do not depend on whether torchvision is installed.
 
     Raises:
-        ValueError: it cannot be loaded, or does not say what it writes for an image.
+        ValueError: the processor cannot be loaded, or has no placeholder for images.
     """
     from transformers import AutoImageProcessor, AutoProcessor
 
@@ -62,10 +62,10 @@ def _unloadable(folder: Path, error: Exception) -> str:
 
 
 class Placeholders:
-    """What the processor of a model folder writes for images.
+    """Replaces the marks of images in a rendered text by the placeholders of a processor.
 
-    Where the processor cannot be loaded (one of videos wants more packages), rows without images
-    are taken all the same.
+    If the processor cannot be loaded (one for videos needs more packages), rows without images
+    still work.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,13 +82,13 @@ class Placeholders:
     def expanded(
         self, text: str, spans: Sequence[Span], sizes: Sequence[tuple[int, int]]
     ) -> tuple[str, tuple[Span, ...]]:
-        """A rendered text with the placeholders of its images, and its spans where they are then.
+        """A rendered text with the placeholders of its images, and its spans in that new text.
 
         Args:
-            sizes: width and height of each image, in order.
+            sizes: width and height of each image, in order, in pixels.
 
         Raises:
-            MalformedRow: the text has another number of images, or one within a span.
+            MalformedRow: the text marks fewer or more images than there are, or one in a span.
         """
         if self._fault:
             if sizes:
@@ -98,8 +98,8 @@ class Placeholders:
         if len(pieces) != len(sizes) + 1:
             raise MalformedRow(
                 "images not matched",
-                f"the row has {len(sizes)} images, and its rendered text {len(pieces) - 1} times "
-                f"{self.mark}: the template leaves images out, or a text spells it",
+                f"the row has {len(sizes)} images, but its rendered text has {self.mark} "
+                f"{len(pieces) - 1} times: the template drops images, or a message contains it",
             )
         if any(self.mark in text[start:stop] for start, stop in spans):
             raise MalformedRow("images not matched", "an image lies in a text that is trained on")
@@ -121,7 +121,7 @@ class Placeholders:
                 return_text_replacement_offsets=True,
             )
             return made["text_replacement_offsets"][0][0]["replacement"]
-        except Exception as error:  # of a size that it does not take, in whatever way it says so
+        except Exception as error:  # processors refuse sizes with errors of many types
             said = " ".join(str(error).split())[:200]
             raise MalformedRow(
                 "broken image",
@@ -131,5 +131,5 @@ class Placeholders:
 
 
 def _moved(character: int, added: Sequence[tuple[int, int]]) -> int:
-    """Where a character is after what was added before it."""
+    """The new index of a character, after the additions before it."""
     return character + next(moved for place, moved in reversed(added) if place < character)
