@@ -127,4 +127,4 @@ def test_an_episode_that_two_processes_play_differently_has_no_verdict() -> None
     with Judges(playing) as second:
         (again,) = second.judge([episode("b", ((turn("moody"), said),))])
     assert again.verdict is Verdict.none
-    assert "two ways" in again.reason
+    assert "two different replies" in again.reason

@@ -1,4 +1,4 @@
-"""Images of rows: how they are read and checked, where they are stored, which tokens stand for them.
+"""Images of rows: their reading, checking and storage, and the tokens that stand for them.
 
 In the text of a message, the character U+FFFC stands for an image (in Unicode it stands for an
 object in plain text). The message's key `images` lists the images in order, each with the sha256 of

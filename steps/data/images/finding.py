@@ -140,8 +140,8 @@ def _mark(part: Mapping[str, Any], field: str) -> dict[str, str]:
     if own := [str(key) for key, item in part.items() if key != "type" and item not in (None, "")]:
         raise MalformedRow(
             "images not matched",
-            f"{field} contains the image itself ({', '.join(own)}); put all images into a column of "
-            "their own, in order",
+            f"{field} contains the image itself ({', '.join(own)}); put all images into a column "
+            "of their own, in order",
         )
     return {"type": "text", "text": MARK}
 
@@ -182,9 +182,7 @@ def _read(path: str, where: str, folder: Path | None) -> bytes:
             "them, or put their bytes into the rows",
         )
     try:
-        with open(
-            folder / path, "rb"
-        ) as file:  # opened even if missing, so that the observer sees it
+        with open(folder / path, "rb") as file:  # a missing one is observed too
             if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
                 raise too_large(where, f"{size:,} bytes, over the limit of {MAX_BYTES:,}")
             return file.read()
