@@ -122,6 +122,9 @@ class UpdateConfig:
         router_aux_loss_coef: the weight of the load-balancing loss of a mixture of experts; by
             default the coefficient in the model's own config; 0 switches the loss off.
         optimizer: the settings of AdamW.
+        gather_once: on several devices, gather weights and reduce gradients once a step, not for
+            each forward, which takes the memory of the whole weights and gradients on every device;
+            null: if that is at most half of a device's memory.
         checkpoint_every_steps: steps between checkpoints; null: no such interval.
         checkpoint_every_seconds: seconds between checkpoints; null: no such interval.
         keep_last: how many of the newest checkpoints are kept.
@@ -136,6 +139,7 @@ class UpdateConfig:
     lora: LoraConfig | None = None
     router_aux_loss_coef: float | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    gather_once: bool | None = detail_field(None)
     checkpoint_every_steps: int | None = detail_field(None)
     checkpoint_every_seconds: float | None = detail_field(300.0)
     keep_last: int = detail_field(1)

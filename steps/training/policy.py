@@ -124,6 +124,7 @@ class TorchPolicy:
             config.master_weights,
             dropout,
             role.readout,
+            config.gather_once,
         )
 
     def make_ready(

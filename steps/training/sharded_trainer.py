@@ -4,14 +4,21 @@ Each rank runs its share of a batch's packs (`sharded_scorer`). Losses are alrea
 of the whole batch, so gradients are summed over ranks and not averaged: a batch has the same
 gradient on any number of ranks. Every rank gets the losses and metrics of the whole batch. Weights
 and the optimiser's state stay sharded; each rank writes its own shard.
+
+A step with several packs on a rank need not communicate for each of them. With `gather_once`, a
+rank keeps the weights of all layers after it has gathered them for the first pack, and adds up
+whole gradients, which are reduced over the ranks in the backward of the last pack.
 """
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from steps.models.pieces import Pieces, on_host, pieces_of, whole
@@ -38,6 +45,11 @@ class ShardedTrainer(Trainer):
 
     With `master_weights`, the trained parameters of a bfloat16 model are stored and updated in
     float32, and their gradients are summed in float32. Forward and backward use bfloat16.
+
+    gather_once: whether weights and gradients stay whole between the packs of a step.
+
+    Args:
+        gather_once: the same; null: if they take at most half of the memory of a rank.
     """
 
     scorer: ShardedScorer
@@ -51,11 +63,23 @@ class ShardedTrainer(Trainer):
         master_weights: bool = True,
         dropout: bool = False,
         readout: TrainedReadout = TRAINED_LOGPS,
+        gather_once: bool | None = None,
     ) -> None:
-        held = _hold_in_float32 if master_weights else None
-        scorer = ShardedScorer(model, tokens_per_forward, ranks, held, readout)
+        if gather_once is None:
+            (too_large,) = ranks.any(2 * _whole_bytes(model) > _memory(ranks))
+            gather_once = not too_large
+        self.gather_once = gather_once
+        parts: list[nn.Module] = []
+
+        def before_sharding(module: nn.Module) -> None:
+            parts.append(module)
+            if master_weights:
+                _hold_in_float32(module)
+
+        scorer = ShardedScorer(model, tokens_per_forward, ranks, before_sharding, readout)
         super().__init__(scorer, optimizer, master_weights, dropout, readout)
         self._ranks = ranks
+        self._root = cast(FSDPModule, parts[-1])
 
     def save_weights(self, path: Path) -> Future[None]:
         def weights() -> Mapping[str, Tensor]:
@@ -75,12 +99,12 @@ class ShardedTrainer(Trainer):
         device = self._model.device
         loss = loss.to(device)
         routings = self._routings(batch)
-        parts = [
-            self._share(pack.to(device), members.to(device), loss, number < len(batch.own), routing)
-            for number, (pack, members, routing) in enumerate(
-                zip(batch.packs, batch.members, routings, strict=True)
-            )
-        ]
+        parts = []
+        for number, (pack, members) in enumerate(zip(batch.packs, batch.members, strict=True)):
+            self._communicate(is_last=number + 1 == len(batch.packs))
+            counts, routing = number < len(batch.own), routings[number]
+            parts.append(self._share(pack.to(device), members.to(device), loss, counts, routing))
+        self._root.set_reshard_after_forward(True)  # scoring must gather the updated weights
         names = list(parts[0].metrics)
         rows = 1 + parts[0].logps.shape[1] + len(names)
         values = torch.zeros(rows, len(batch.groups), dtype=torch.float64)
@@ -89,6 +113,13 @@ class ShardedTrainer(Trainer):
             values[:, mine] = values_by_group(parts[: len(batch.own)])
         auxiliary = self._auxiliary(routings)
         return step_result(names, self.scorer.sum(values), batch.groups, auxiliary)
+
+    def _communicate(self, is_last: bool) -> None:
+        """Set what the next pack's forward and backward leave whole on this rank."""
+        if self.gather_once:
+            self._root.set_reshard_after_forward(False)
+            self._root.set_reshard_after_backward(is_last)
+            self._root.set_requires_gradient_sync(is_last)
 
     def _share(
         self,
@@ -130,6 +161,22 @@ class ShardedTrainer(Trainer):
 
     def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:
         return pieces_of(tensors, self._ranks.is_first)
+
+
+def _whole_bytes(model: PreTrainedModel) -> int:
+    """The bytes of all weights, and of the gradients of those that are trained."""
+    weights = sum(p.numel() * p.itemsize for p in model.parameters())
+    return weights + sum(
+        p.numel() * max(p.itemsize, 4) for p in model.parameters() if p.requires_grad
+    )
+
+
+def _memory(ranks: Ranks) -> int:
+    """The bytes of memory of this rank: of its GPU, or its share of this machine's."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.count))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // here
 
 
 def _hold_in_float32(module: nn.Module) -> None:

@@ -313,15 +313,16 @@ def build_trainer(
     master_weights: bool = True,
     dropout: bool = False,
     readout: TrainedReadout = TRAINED_LOGPS,
+    gather_once: bool | None = None,
 ) -> Trainer:
     """A trainer on this process's device; with several ranks, one that shards the model and shares
-    the work with the other ranks."""
+    the work with the other ranks, and is given `gather_once`."""
     settings = (optimizer, master_weights, dropout, readout)
     if ranks.count == 1:
         return Trainer(Scorer(model, tokens_per_forward, readout), *settings)
     from steps.training.sharded_trainer import ShardedTrainer
 
-    return ShardedTrainer(model, tokens_per_forward, ranks, *settings)
+    return ShardedTrainer(model, tokens_per_forward, ranks, *settings, gather_once)
 
 
 def values_by_group(parts: Sequence[Scored]) -> Tensor:

@@ -1,5 +1,6 @@
 """Two ranks with sharded parameters do what one device does."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from rank_processes import run_ranks
 from tiny_models import VOCABULARY, model_folder, pair_records, uneven
 from torch import Tensor
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
 
 from steps.losses.dpo import Dpo
 from steps.models import recomputing
@@ -39,24 +41,51 @@ class Case:
     lora: bool = False
     recompute: ActivationCheckpointing = ActivationCheckpointing.none
     masters: bool = True
+    gather_once: bool | None = None
 
 
-def steps(folder: Path, case: Case, ranks: Ranks, checkpoint: Path) -> dict[str, Any]:
+@dataclass
+class Collectives:
+    """How often this rank has gathered weights and reduced gradients."""
+
+    gathers: int = 0
+    reductions: int = 0
+
+    def __post_init__(self) -> None:
+        for name, counter in (("foreach_all_gather", "gathers"), ("foreach_reduce", "reductions")):
+            setattr(fsdp, name, self._counted(getattr(fsdp, name), counter))
+
+    def _counted(self, call: Callable[..., Any], counter: str) -> Callable[..., Any]:
+        def counted(*given: Any, **settings: Any) -> Any:
+            setattr(self, counter, getattr(self, counter) + 1)
+            return call(*given, **settings)
+
+        return counted
+
+
+def steps(
+    folder: Path, case: Case, ranks: Ranks, checkpoint: Path, collectives: Collectives | None = None
+) -> dict[str, Any]:
     """Two updates with a checkpoint between them, then back to it and the second again."""
     groups = read_pairs(pair_records(PAIRS), VOCABULARY)
     model = load_model(folder, case.dtype, on_host=True)
     if case.lora:
         add_adapter(model, LoraConfig(r=4, alpha=8.0), seed=0)
     checkpoint_activations(model, case.recompute)
-    trainer = build_trainer(model, case.budget, ranks, OPTIMIZER, case.masters)
+    trainer = build_trainer(
+        model, case.budget, ranks, OPTIMIZER, case.masters, gather_once=case.gather_once
+    )
     packing = trainer.scorer.examine(lambda model: check_packing(model, groups, case.attention))
     assert packing.attention is case.attention
     reference = torch.linspace(-30, -10, 2 * PAIRS, dtype=torch.float64).view(PAIRS, 2)
     objective = preference_objective(groups, Dpo(beta=0.5, nll_weight=0.3), reference)
     batch, loss = trainer.prepare(groups), objective.batch_loss(range(PAIRS), None)
     before = trainer.logps(batch).result()
+    if collectives is not None:
+        collectives.gathers = collectives.reductions = 0
     first = trainer.forward_backward(batch, loss)
     first.result()
+    counted = None if collectives is None else (collectives.gathers, collectives.reductions)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     gradient = torch.cat([whole(gradient).float().flatten() for gradient in gradients])
     first_norm = trainer.optim_step(1e-2)
@@ -72,6 +101,7 @@ def steps(folder: Path, case: Case, ranks: Ranks, checkpoint: Path) -> dict[str,
     trainer.close()
     return {
         "packs": len(batch.packs),
+        "collectives": counted,
         "gradient": gradient,
         "tokens": torch.cat(before.tokens),
         "sequences": before.sequences,
@@ -90,6 +120,7 @@ def listed(weights: dict[str, Tensor]) -> dict[str, list[float]]:
 
 CASES = {
     "float32": Case(),
+    "float32, each pack": Case(gather_once=False),
     "one pack": Case(budget=10**6),  # the second rank has none of its own
     "padded": Case(attention=Attention.padded),
     "lora": Case(lora=True, recompute=ActivationCheckpointing.full),
@@ -103,8 +134,9 @@ CASES = {
 def run_cases(folder: Path, work: Path) -> None:
     recomputing._WORTHWHILE_BYTES = 0
     with together() as ranks:
+        collectives = Collectives()
         for name, case in CASES.items():
-            result = steps(folder, case, ranks, work / name)
+            result = steps(folder, case, ranks, work / name, collectives)
             torch.save(result, work / f"{name} of rank {ranks.index}")
 
 
@@ -140,3 +172,16 @@ def test_two_ranks_give_the_losses_gradients_and_weights_of_one(
         # Adam divides by the gradient's own size, so what rounding is left of a tiny one grows.
         assert largest_difference(result, alone, "weights") <= 10 * tolerance
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+
+
+def test_weights_are_gathered_and_gradients_reduced_once_a_step(
+    two_ranks: tuple[Path, Path],
+) -> None:
+    once, each = (
+        torch.load(two_ranks[0] / f"{name} of rank 0") for name in ("float32", "float32, each pack")
+    )
+    packs, parts = once["packs"], once["collectives"][1]
+    assert packs == each["packs"] > 1
+    assert once["collectives"] == (parts, parts) and parts > 0
+    assert each["collectives"][0] > packs * parts
+    assert each["collectives"][1] == packs * parts
