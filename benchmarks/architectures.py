@@ -27,6 +27,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from steps.models.folders import own_attention
+from steps.models.positions import forget_lengths
 from steps.scoring.architectures.pack_layouts import plan_forwards
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import forward_backward, token_logps
@@ -285,6 +286,7 @@ def _plain(
             found.append([])
             for response in group.responses:
                 ids = torch.tensor([*group.prompt_ids, *response.ids])
+                forget_lengths(model)
                 logps = model(input_ids=ids[None], use_cache=False).logits[0].log_softmax(dim=-1)
                 first = len(group.prompt_ids)
                 found[-1].append(logps[first - 1 : -1].gather(1, ids[first:, None])[:, 0])

@@ -11,6 +11,7 @@ The first two do the work of a step's process, without Temper's planning and cac
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ def run_stage(stage: str, job: dict[str, Any], phases: Phases) -> dict[str, Any]
 
         from steps.data.rows.parquet import iter_rows
         from steps.models.workplace import Workplace
-        from steps.scoring.config import ReferenceConfig
         from steps.scoring.reference import run_reference
         from steps.training.recipes import run_dpo
 
@@ -47,7 +47,7 @@ def run_stage(stage: str, job: dict[str, Any], phases: Phases) -> dict[str, Any]
 
     with phases.phase(stage):
         if stage == "reference":
-            settings = ReferenceConfig(groups_per_shard=job["batch_size"])
+            settings = replace(config.reference(), groups_per_shard=job["batch_size"])
             scratch = output / "reference-scratch"
             place = Workplace(reference, scratch, on_progress=mark)
             run_reference(Path(job["model"]), rows, settings, place)
@@ -109,6 +109,7 @@ def _config(job: dict[str, Any]) -> Any:
         optimizer=OptimizerConfig(job["learning_rate"], Schedule.constant),
         loss=Dpo(job["beta"]),
         checkpoint_every_seconds=None,  # TRL writes none either
+        **({} if job["device"] == "cpu" else {"dtype": "bfloat16", "tokens_per_forward": 16384}),
     )
 
 

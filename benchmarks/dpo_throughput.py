@@ -10,9 +10,9 @@ separate process with one thread. The contenders take turns (A B C A B C …), s
 the machine affects all of them equally. A ratio is the median of the ratios of samples of the same
 round. CPU seconds are the most stable unit on a shared machine.
 
-All contenders get the same model, the same token ids in the same order (this is checked), float32,
-a constant learning rate and AdamW, and should reach the same losses (these are printed). There are
-two experiments:
+All contenders get the same model, the same token ids in the same order (this is checked), float32
+(with `--device cuda` bfloat16, with float32 weights behind it), a constant learning rate and AdamW,
+and should reach the same losses (these are printed). There are two experiments:
 
     cost     reference logps and training: CPU seconds, memory, floating-point operations.
     second   the experiment, and then the same with another learning rate: whole processes, from the
@@ -57,6 +57,7 @@ class Bench:
     batch_size: int
     trl: str | None
     folder: Path
+    device: str = "cpu"
     fresh: Iterable[int] = field(default_factory=lambda: iter(range(10**6)))
 
     @property
@@ -67,6 +68,7 @@ class Bench:
         output = self.folder / f"sample-{next(iter(self.fresh))}"
         return {
             "model": str(self.model.folder),
+            "device": self.device,
             "batch_size": self.batch_size,
             "steps": self.workload.pairs // self.batch_size,
             "learning_rate": RATE,
@@ -148,6 +150,7 @@ def cost_sample(bench: Bench, contender: str, flops: bool = False) -> Sample:
 COST: dict[str, Callable[[Sample], float]] = {
     "reference + training, CPU s": lambda s: s["reference"]["cpu"] + s["train"]["cpu"],
     "a step of training, CPU s": lambda s: _a_step(s, "cpu"),
+    "a step of training, wall s": lambda s: _a_step(s, "wall"),
     "reference + training, wall s": lambda s: s["reference"]["wall"] + s["train"]["wall"],
     "peak memory, MiB": lambda s: s["peak"],
 }
@@ -240,6 +243,7 @@ def main(
     batch_size: Annotated[int, typer.Option(min=1)] = 8,
     longest: Annotated[int, typer.Option(help="Pairs with longer sequences are left out.")] = 1024,
     rounds: Annotated[int, typer.Option(help="Turns that each contender takes.", min=1)] = 3,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: bfloat16, 16,384 tokens.")] = "cpu",
     only: Annotated[str | None, typer.Option(help=f"One of: {', '.join(SECTIONS)}.")] = None,
     flops: Annotated[bool, typer.Option(help="Also count operations, in further samples.")] = True,
     folder: Annotated[Path | None, typer.Option(help="Where everything is written.")] = None,
@@ -256,7 +260,7 @@ def main(
         at = model_at(model, smollm2, place)
         workload = make_workload(rows, at.folder, pairs, batch_size, longest, place)
         console.print(f"{at}\n{workload}")
-        bench = Bench(workload, at, batch_size, trl, place)
+        bench = Bench(workload, at, batch_size, trl, place, device)
         if only in (None, "cost"):
             cost = [{c: cost_sample(bench, c) for c in bench.contenders} for _ in range(rounds)]
             show_cost(console, bench, cost)

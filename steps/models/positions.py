@@ -33,6 +33,28 @@ def rotations(model: PreTrainedModel) -> Iterator[Mapping[str, Any]]:
     yield from found or ([settings] if settings else [])
 
 
+def forget_lengths(model: PreTrainedModel) -> None:
+    """Set "dynamic" rotations back to their angles of short sequences.
+
+    Such a rotation keeps the angles of the longest sequence that the model has read so far. Without
+    this call, the output for a sequence would depend on what the model has read before it.
+    """
+    if all(rotation.get("rope_type") != "dynamic" for rotation in rotations(model)):
+        return
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        layers: Mapping[str, str] = kinds if isinstance(kinds, dict) else {"": f"{kinds}"}
+        for layer, kind in layers.items():
+            if "dynamic" in kind:
+                _forget_length(module, f"{layer}_" if layer else "")
+
+
+def _forget_length(module: Any, prefix: str) -> None:
+    angles = getattr(module, f"{prefix}inv_freq")
+    setattr(module, f"{prefix}inv_freq", getattr(module, f"{prefix}original_inv_freq").to(angles))
+    setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+
+
 def _beyond(model: PreTrainedModel, row: str, tokens: int) -> str | None:
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is None or positions <= 0 or tokens <= positions:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from steps.models.positions import forget_lengths
 from steps.scoring.architectures.images import inputs_of
 from steps.scoring.architectures.routing import Routing
 from steps.scoring.packing import Pack, ResponseSpan
@@ -53,6 +54,7 @@ def _logps(
     options = {"logits_to_keep": input_ids.shape[1] - first} if keeps_some else {}
     asked = {} if routing is None else {"output_router_logits": True}
     seen = inputs_of(model, images, input_ids)
+    forget_lengths(model)
     outputs = model(input_ids=input_ids, use_cache=False, **asked, **options, **seen)
     if routing is not None:
         routing.see(outputs, input_ids.new_ones(input_ids.shape[1]))

@@ -125,6 +125,9 @@ class UpdateConfig:
         gather_once: on several devices, gather weights and reduce gradients once a step, not for
             each forward, which takes the memory of the whole weights and gradients on every device;
             null: if that is at most half of a device's memory.
+        deterministic: on a GPU, use only operations that PyTorch calls deterministic, so that two
+            runs on equal machines give equal bits; they are slower, and an operation that has no
+            such form is an error. Processors always do.
         checkpoint_every_steps: steps between checkpoints; null: no such interval.
         checkpoint_every_seconds: seconds between checkpoints; null: no such interval.
         keep_last: how many of the newest checkpoints are kept.
@@ -140,6 +143,7 @@ class UpdateConfig:
     router_aux_loss_coef: float | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     gather_once: bool | None = detail_field(None)
+    deterministic: bool = detail_field(False)
     checkpoint_every_steps: int | None = detail_field(None)
     checkpoint_every_seconds: float | None = detail_field(300.0)
     keep_last: int = detail_field(1)

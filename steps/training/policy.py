@@ -4,6 +4,7 @@ A :class:`Role` says what kind of model is trained (a language model, a reward m
 runs it: torch (`TorchPolicy`), or the backend of the config.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,6 +114,8 @@ class TorchPolicy:
         role: Role = LANGUAGE_MODEL,
     ) -> None:
         self._folder, self._config, self._ranks, self._role = folder, config, ranks, role
+        if config.deterministic and torch.cuda.is_available():
+            require_deterministic_kernels()
         self._model = role.load(folder, config.dtype, ranks.count > 1)
         self._adapted = self._adapt(self._model)
         self.vocabulary = vocabulary_size(self._model)
@@ -169,6 +172,15 @@ class TorchPolicy:
     def _adapt(self, model: PreTrainedModel) -> "PeftModel | None":
         lora = self._config.lora
         return None if lora is None else self._role.adapt(model, lora, self._config.seed)
+
+
+def require_deterministic_kernels() -> None:
+    """Let this process use only operations of a GPU that give the same bits every time.
+
+    Call it before the first matrix product on the GPU, when cuBLAS allocates its workspaces.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 
 @torch.no_grad()

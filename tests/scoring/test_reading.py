@@ -32,9 +32,10 @@ from steps.scoring.config import Attention, ReferenceConfig
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import token_logps
 from steps.scoring.packing import make_pack, plan_batches
-from steps.scoring.parity import check_packing
+from steps.scoring.parity import check_packing, choose_attention
 from steps.scoring.reference import run_reference
 from steps.scoring.scored_by import ScoredBy
+from steps.scoring.scorer import Scorer
 from steps.training.config import ReferenceFreeConfig
 from steps.training.recipes import run_reference_free
 
@@ -150,6 +151,23 @@ def long_rope() -> PreTrainedModel:
         "original_max_position_embeddings": 40,
     }
     return tiny("phi3", rope_parameters=rope, original_max_position_embeddings=40).float()
+
+
+def test_a_rotation_that_grows_with_its_sequence_forgets_longer_ones(tmp_path: Path) -> None:
+    """transformers keeps the angles of the longest sequence so far, so that logps would depend on
+    what was read before, and on where a run was interrupted."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+
+    def fresh() -> PreTrainedModel:
+        return tiny("llama", rope_parameters=rope, max_position_embeddings=16)
+
+    model, every = fresh(), [*TRAINING, *HELD_OUT]
+    with pytest.warns(UserWarning, match="beyond 16 tokens"):
+        packing = choose_attention(Scorer(model, 64), every, Attention.auto)
+    assert packing.layout is Layout.alone
+    for group in reversed(every):
+        pack = make_pack([group])
+        assert torch.equal(token_logps(model, pack), token_logps(fresh(), pack))
 
 
 def simpo(folder: Path, work: Path, held_out: list[TokenGroup], **settings: Any) -> dict:

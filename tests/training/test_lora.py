@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tiny_models import (
 )
 from transformers import AutoModelForCausalLM
 
-from steps.models.adapters import add_adapter
+from steps.models.adapters import add_adapter, merge_adapter
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
@@ -89,6 +90,33 @@ def test_the_merged_model_scores_as_the_adapted_one_did(policy: Path, tmp_path: 
     merged = TrainConfig(batch_size=6, max_steps=1)
     summary = run_sft(tmp_path / "m", records, merged, Workplace(tmp_path / "n", tmp_path / "t"))
     assert summary["first"]["loss"] == pytest.approx(last["eval_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0])
+def test_a_bfloat16_model_is_merged_in_float32_and_rounding_is_told(
+    policy: Path, size: float
+) -> None:
+    model = load_model(policy, Dtype.bfloat16)
+    names = [name for name, _ in model.named_parameters() if name.endswith("q_proj.weight")]
+    before = {name: model.get_parameter(name).detach().double() for name in names}
+    adapted = add_adapter(model, LORA, seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=size)
+    changes = {}
+    for name in names:
+        module = model.get_submodule(name.removesuffix(".weight"))
+        a, b = (getattr(module, side)["default"].weight.double() for side in ("lora_A", "lora_B"))
+        changes[name] = (b @ a).detach() * LORA.alpha / LORA.r
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        merged = merge_adapter(adapted)
+    for name in names:
+        weight = merged.get_parameter(name)
+        assert weight.dtype is torch.bfloat16
+        nearest = (before[name] + changes[name]).bfloat16()
+        assert (weight != nearest).float().mean() < 0.01  # ties of the float32 sum
+    assert any("rounding the merged" in f"{one.message}" for one in told) is (size < 1)
 
 
 def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(

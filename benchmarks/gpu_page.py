@@ -1,0 +1,224 @@
+"""Parity, determinism, speed and memory on this machine's GPU, and TRL beside Temper, as one page.
+
+    python benchmarks/gpu_page.py [--model tiny | 1b | 8b] [--trl PYTHON] [--page gpu.md]
+
+Each section is a process of its own, so a section which fails leaves its error on the page, and
+the others their figures. Models are Llamas with random weights. Without a GPU the same code runs on
+the processor, which shows that the script works, and nothing about a GPU.
+"""
+
+import argparse
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.architectures import pairs
+from steps.models.config import ActivationCheckpointing
+from steps.models.recomputing import checkpoint_activations
+from steps.scoring.attention import use_packed_attention
+from steps.scoring.logps import TokenLogps, token_logps
+from steps.scoring.packing import make_pack
+from steps.scoring.parity import own_logps
+from steps.scoring.scorer import Scorer
+from steps.training.config import OptimizerConfig
+from steps.training.policy import require_deterministic_kernels
+from steps.training.trainer import Trainer
+
+_LLAMA_3 = {"vocab_size": 128256, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+MODELS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "vocab_size": 97,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "1b": {
+        **_LLAMA_3,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": True,
+    },
+    "8b": {
+        **_LLAMA_3,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+}
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+LENGTHS = {"tiny": (24, 12), "1b": (512, 256), "8b": (512, 256)}
+"""Tokens of a prompt, and of each response."""
+BUDGETS = {"tiny": (64, 256), "1b": (4096, 16384, 65536), "8b": (4096, 16384)}
+"""Tokens of a forward."""
+STEPS = 4
+
+
+def machine(_: str) -> Iterator[str]:
+    """What is measured."""
+    yield f"- {torch.cuda.get_device_name() if GPU else f'no GPU: {platform.machine()}'}"
+    yield f"- torch {torch.__version__}, transformers {transformers.__version__}"
+    yield f"- Python {platform.python_version()}, {platform.system()}"
+
+
+def parity(model_name: str) -> Iterator[str]:
+    """Token logps of packs and of single forwards, beside single forwards in float64."""
+    yield "| dtype | read | largest error of a token, nats | mean error |"
+    yield "|---|---|--:|--:|"
+    config = {**MODELS[model_name], "num_hidden_layers": 2}
+    groups = pairs([LENGTHS[model_name][:1] + LENGTHS[model_name][1:] * 2] * 3)
+    pack = make_pack(groups).to(DEVICE)
+    model = random_model(config, torch.float64)
+    exact = own_logps(model, pack)
+    for dtype in (torch.float32, torch.bfloat16):
+        model = random_model(config, dtype)
+        for how in ("alone", "packed"):
+            if how == "packed":
+                use_packed_attention(model)
+            found = (token_logps if how == "packed" else own_logps)(model, pack)
+            off = (found.double() - exact).abs()
+            yield f"| {_name(dtype)} | {how} | {off.max():.1e} | {off.mean():.1e} |"
+
+
+def determinism(model_name: str) -> Iterator[str]:
+    """Whether equal steps from equal weights give equal bits."""
+    yield f"- as it is: {_equal_steps(model_name)}"
+    if GPU:
+        require_deterministic_kernels()
+    yield f"- `deterministic=true`: {_equal_steps(model_name)}"
+
+
+def _equal_steps(model_name: str) -> str:
+    runs = [_weights_after_steps(model_name) for _ in range(3)]
+    different = [n for n in runs[0] if any(not torch.equal(runs[0][n], run[n]) for run in runs)]
+    return f"{len(different)} of {len(runs[0])} parameters differ between three runs"
+
+
+def _weights_after_steps(model_name: str) -> dict[str, torch.Tensor]:
+    config = {**MODELS[model_name], "num_hidden_layers": 2}
+    model = random_model(config, torch.bfloat16 if GPU else torch.float32)
+    use_packed_attention(model)
+    prompt, response = LENGTHS[model_name]
+    groups = pairs([(prompt, response, response)] * 8)
+    trainer = Trainer(Scorer(model, BUDGETS[model_name][0]), OptimizerConfig(1e-3))
+    for _ in range(2):
+        trainer.forward_backward(trainer.prepare(groups), MeanLoss())
+        trainer.optim_step(1e-3)
+    weights = trainer.get_weights().result()
+    trainer.close()
+    return weights
+
+
+def speed(model_name: str) -> Iterator[str]:
+    """Tokens a second of training steps of at least two packs, each prompt once, and peak memory.
+    Each row is a process of its own, because one that is out of memory keeps what it has."""
+    yield "| tokens a forward | activations | tokens/s | share of the peak | GB |"
+    yield "|--:|---|--:|--:|--:|"
+    for budget in BUDGETS[model_name]:
+        for how in ActivationCheckpointing:
+            row = [sys.executable, __file__, "--model", model_name, "--row", f"{budget}", how]
+            done = subprocess.run(row, capture_output=True, text=True, check=False)
+            fault = (done.stderr.strip().splitlines() or ["killed"])[-1][:80]
+            yield done.stdout.strip() or f"| {budget} | {how} | {fault} | | |"
+
+
+def speed_row(model_name: str, budget: int, how: ActivationCheckpointing) -> str:
+    """A row of the table of speed, from the median of the steps after the first."""
+    model = random_model(MODELS[model_name], torch.bfloat16 if GPU else torch.float32)
+    use_packed_attention(model)
+    checkpoint_activations(model, how)
+    prompt, response = LENGTHS[model_name]
+    groups = pairs([(prompt, response, response)] * (2 * budget // (prompt + 2 * response)))
+    trainer = Trainer(Scorer(model, budget), OptimizerConfig(1e-5))
+    batch, times = trainer.prepare(groups), []
+    for _ in range(STEPS):
+        started = time.perf_counter()
+        trainer.forward_backward(batch, MeanLoss())
+        trainer.optim_step(1e-5).result()
+        times.append(time.perf_counter() - started)
+    usage = trainer.usage(batch, median(times[1:]))
+    trainer.close()
+    share = f"{usage['mfu']:.2f}" if "mfu" in usage else ""
+    values = f"{usage['tokens_per_second']:,.0f} | {share} | {usage['peak_memory_gb']:.1f}"
+    return f"| {budget} | {how} | {values} |"
+
+
+class MeanLoss:
+    """The mean negative log-likelihood of tokens; needs no data of the batch."""
+
+    def __call__(self, logps: TokenLogps, members: torch.Tensor) -> Any:
+        return -logps.sums().sum(dim=1) / 1000, {}
+
+    def to(self, device: torch.device) -> "MeanLoss":
+        return self
+
+
+def random_model(config: dict[str, Any], dtype: torch.dtype) -> LlamaForCausalLM:
+    """The same weights every time, up to the rounding of `dtype`."""
+    torch.manual_seed(0)
+    with DEVICE:
+        return LlamaForCausalLM(LlamaConfig(**config)).to(dtype).eval()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+SECTIONS: dict[str, Callable[[str], Iterator[str]]] = {
+    "machine": machine,
+    "parity": parity,
+    "determinism": determinism,
+    "speed": speed,
+}
+
+
+def section(name: str, command: Sequence[str]) -> str:
+    """A section of the page: what a process prints, or the end of its error."""
+    print(f"{name} …", file=sys.stderr, flush=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    fault = f"\n\n    failed: {done.stderr.strip()[-2000:]}" if done.returncode else ""
+    return f"## {name}\n\n{done.stdout.strip()}{fault}\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--model", choices=MODELS, default="1b")
+    parser.add_argument("--trl", help="an interpreter that can import trl")
+    parser.add_argument("--page", type=Path, default=Path("gpu.md"))
+    parser.add_argument("--section", choices=SECTIONS, help="print this section alone")
+    parser.add_argument("--row", nargs=2, help="print one row of the section on speed")
+    chosen = parser.parse_args()
+    if chosen.row:
+        print(speed_row(chosen.model, int(chosen.row[0]), ActivationCheckpointing(chosen.row[1])))
+        return
+    if chosen.section:
+        for line in SECTIONS[chosen.section](chosen.model):
+            print(line, flush=True)
+        return
+    again = [sys.executable, __file__, "--model", chosen.model, "--section"]
+    parts = [section(name, [*again, name]) for name in SECTIONS]
+    if chosen.trl:
+        beside = [sys.executable, str(Path(__file__).with_name("dpo_throughput.py"))]
+        settings = ["--trl", chosen.trl, "--only", "cost", "--no-flops"]
+        settings += ["--device", DEVICE.type, *(["--model", "smollm2"] if GPU else [])]
+        parts.append(section("beside TRL", [*beside, *settings]))
+    chosen.page.write_text(f"# Temper on {DEVICE.type}, {chosen.model}\n\n" + "\n".join(parts))
+    print(chosen.page.read_text())
+
+
+if __name__ == "__main__":
+    main()
