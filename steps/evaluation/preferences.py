@@ -98,6 +98,11 @@ def _logps(
     loss: PreferenceLoss | None,
 ) -> PairLogps:
     """The logps of `pairs` as one batch, with those of single tokens if the loss needs them."""
+    if loss is not None and loss.needs_alignment:
+        raise ValueError(
+            f"the loss {loss.name} with align=true uses the probabilities of all tokens, of which "
+            "an evaluation keeps none; evaluate without the loss, or with align=false"
+        )
     policy, reference = read_reference(policy_logps), read_reference(reference_logps)
     policy.scored_by.require_comparable(reference.scored_by, reference_logps)
     (chosen, rejected), (theirs, others) = (

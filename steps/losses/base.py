@@ -50,6 +50,8 @@ class PairLogps:
         then the rejected response; for a loss that `needs_tokens`.
     batch: all pairs of the global batch, without gradients; for a loss that `needs_batch`.
     places: the indices of these pairs in `batch`, int64 [n].
+    aligned_chosen, aligned_rejected: sums of log p(token) − log Σ_v p(v)² over the policy's scored
+        tokens, without gradients; for a loss that `needs_alignment`.
     last: the logged metrics of the previous step, for a loss that continues them; empty in the
         first step.
     """
@@ -64,6 +66,8 @@ class PairLogps:
     reference_tokens: "Tensor | None" = None
     batch: "PairLogps | None" = None
     places: "Tensor | None" = None
+    aligned_chosen: "Tensor | None" = None
+    aligned_rejected: "Tensor | None" = None
     last: Mapping[str, float] = field(default_factory=dict)
 
     def as_batch(self) -> "PairLogps":
@@ -94,6 +98,12 @@ class PairLogps:
         if self.batch is None or self.places is None:
             raise ValueError("this loss looks at the whole batch, and was given some pairs of it")
         return self.batch, self.places
+
+    def required_alignment(self) -> tuple["Tensor", "Tensor"]:
+        """The aligned logps of the responses; raises ValueError if they are missing."""
+        if self.aligned_chosen is None or self.aligned_rejected is None:
+            raise ValueError("this loss uses the probabilities of all tokens, which are missing")
+        return self.aligned_chosen, self.aligned_rejected
 
     @property
     def lengths(self) -> "Tensor":
@@ -226,6 +236,12 @@ class PreferenceLoss(Loss):
     def needs_batch(self) -> bool:
         """Whether `per_pair` uses the whole global batch. A pass without gradients then computes
         the batch's logps before each step."""
+        return False
+
+    @property
+    def needs_alignment(self) -> bool:
+        """Whether `per_pair` uses the policy's expected probabilities of sampled tokens. A pass
+        without gradients then computes them before each step."""
         return False
 
     @property

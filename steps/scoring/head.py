@@ -95,6 +95,11 @@ class Softmax:
     sums: Tensor  # [S]
     logps: Tensor  # [S]
 
+    def aligned(self) -> Tensor:
+        """log p(y) − log Σ_v p(v)², [S]: beside the expected probability of a sampled token."""
+        norms = torch.linalg.vector_norm(self.exponentials, dim=1)
+        return self.logps - 2 * (norms / self.sums).log()
+
 
 def softmax_backward(softmax: Softmax, logp_gradients: Tensor) -> Tensor:
     """The gradient of the rows [S, H]; adds the gradients of the head's parameters to `.grad`.

@@ -28,7 +28,7 @@ from steps.scoring.architectures.images import seen_or_ids
 from steps.scoring.architectures.pack_layouts import Layout, layout_of
 from steps.scoring.architectures.routing import Balancing, Load, Routing
 from steps.scoring.embedding import Embedded, add_to_embeddings, embed
-from steps.scoring.head import Head, output_head, softmax_backward
+from steps.scoring.head import Head, Softmax, output_head, softmax_backward
 from steps.scoring.packing import Pack, padded_rows
 from steps.scoring.unpacked import unpacked_logps
 
@@ -91,13 +91,28 @@ def token_logps(model: PreTrainedModel, pack: Pack) -> Tensor:
     with evaluating(model):
         if layout_of(model) is Layout.alone:
             return unpacked_logps(model, pack)
-        head, rows = output_head(model), predicting_rows(model, pack, embed(model, pack))
-        parts = [
-            head.softmax(*_padded(rows, pack.targets, cut)).logps[: _length(cut)]
-            for _, cuts in _parts(pack, head, rows)
-            for cut in cuts
-        ]
-        return torch.cat(parts)
+        return _of_chunks(model, pack, lambda softmax: softmax.logps)
+
+
+@torch.no_grad()
+def aligned_logps(model: PreTrainedModel, pack: Pack) -> Tensor:
+    """`token_logps` minus log Σ_v p(v)², over the vocabulary, for each token; [S]. It is near 0 on
+    average for tokens that the model itself has sampled (Zhou et al. 2024)."""
+    with evaluating(model):
+        if layout_of(model) is Layout.alone:
+            return unpacked_logps(model, pack, aligned=True)
+        return _of_chunks(model, pack, Softmax.aligned)
+
+
+def _of_chunks(model: PreTrainedModel, pack: Pack, value: Callable[[Softmax], Tensor]) -> Tensor:
+    """A value of each scored token, [S], from the head's softmax over chunks of rows."""
+    head, rows = output_head(model), predicting_rows(model, pack, embed(model, pack))
+    parts = [
+        value(head.softmax(*_padded(rows, pack.targets, cut)))[: _length(cut)]
+        for _, cuts in _parts(pack, head, rows)
+        for cut in cuts
+    ]
+    return torch.cat(parts)
 
 
 def sequence_logps(per_token: Tensor, pack: Pack) -> Tensor:

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from steps.data.images.of_tokens import ImageOfRow
 
 
-def unpacked_logps(model: PreTrainedModel, pack: Pack, routing: Routing | None = None) -> Tensor:
-    """Log-probabilities [S] of the pack's scored tokens.
+def unpacked_logps(
+    model: PreTrainedModel, pack: Pack, routing: Routing | None = None, aligned: bool = False
+) -> Tensor:
+    """Log-probabilities [S] of the pack's scored tokens; with `aligned`, minus log Σ_v p(v)².
 
     Gradients are recorded if autograd is on. Dropout is on if the model is in training mode.
     """
@@ -33,7 +35,7 @@ def unpacked_logps(model: PreTrainedModel, pack: Pack, routing: Routing | None =
     images = pack.images or ((),) * len(pack.responses)
     return torch.cat(
         [
-            _logps(model, pack, span, keeps_some, routing, own)
+            _logps(model, pack, span, keeps_some, routing, own, aligned)
             for span, own in zip(pack.responses, images, strict=True)
         ]
     )
@@ -46,6 +48,7 @@ def _logps(
     keeps_some: bool,
     routing: Routing | None,
     images: "Sequence[ImageOfRow]",
+    aligned: bool,
 ) -> Tensor:
     prompt, own = slice(span.prompt_start, span.prompt_stop), slice(span.start, span.stop)
     input_ids = torch.cat([pack.input_ids[prompt], pack.input_ids[own]])[None]
@@ -64,4 +67,6 @@ def _logps(
     places = (pack.predictors[scored] - span.start).clamp(min=-1) + prompt_tokens - first
     logits = logits.index_select(0, places)
     accurate = torch.promote_types(logits.dtype, torch.float32)
-    return -functional.cross_entropy(logits.to(accurate), pack.targets[scored], reduction="none")
+    logits = logits.to(accurate)
+    logps = -functional.cross_entropy(logits, pack.targets[scored], reduction="none")
+    return logps - (2 * logits.log_softmax(dim=-1)).logsumexp(dim=-1) if aligned else logps

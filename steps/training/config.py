@@ -232,6 +232,8 @@ class PreferenceConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count(self, "follow_every", or_null=True)
+        if self.loss.needs_alignment:
+            _require_alignment(self)
         if self.follow_every is None:
             return
         if not isinstance(self.loss, ReferenceLoss):
@@ -241,6 +243,15 @@ class PreferenceConfig(TrainConfig):
                 f"the loss {self.loss.name} looks at single tokens, of which a reference that "
                 "follows the policy keeps none; leave out follow_every"
             )
+
+
+def _require_alignment(config: PreferenceConfig) -> None:
+    """Raise ValueError if a run cannot compute what a loss with `needs_alignment` uses."""
+    name = config.loss.name
+    if config.backend is not None:
+        raise ValueError(f"the loss {name} with align=true needs backend=null")
+    if config.loss.needs_batch:
+        raise ValueError(f"the loss {name} combines align=true with a loss over whole batches")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from steps.scoring.scorer import Scorer
 from steps.training.config import TrainConfig
 from steps.training.metrics import StepMetrics, sum_shares
 from steps.training.objectives import Objective
+from steps.training.trainer import reading_aligned
 
 _DEFAULT_METRIC = "eval_loss"
 _FALLS = re.compile(r"eval_(\w*loss(/.*)?|kl)$")
@@ -31,7 +32,9 @@ def evaluate(scorer: Scorer, objective: Objective, config: TrainConfig) -> StepM
     """
     logps = _logps(scorer, objective.groups, config.batch_size)
     baseline = None
-    if objective.baseline_groups is objective.groups:
+    if objective.aligned:
+        baseline = _logps(reading_aligned(scorer), objective.groups, config.batch_size)
+    elif objective.baseline_groups is objective.groups:
         baseline = logps
     elif objective.baseline_groups is not None:
         baseline = _logps(scorer, objective.baseline_groups, config.batch_size)

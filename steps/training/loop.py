@@ -36,7 +36,7 @@ from steps.training.schedule import (
     steps_per_epoch,
     total_steps,
 )
-from steps.training.trainer import BatchLoss, Trainer
+from steps.training.trainer import BatchLoss, Trainer, reading_aligned
 
 Result = TypeVar("Result")
 AtStart = Callable[[Sequence[TokenGroup], Tensor], None]
@@ -205,7 +205,9 @@ class _Stepper:
     def _baseline(self, prepared: _Prepared) -> TokenLogps | None:
         if prepared.baseline is None:
             return None
-        scored = self.trainer.logps(prepared.baseline).result()
+        scorer = self.trainer.scorer
+        scorer = reading_aligned(scorer) if self._objective.aligned else scorer
+        scored = scorer.logps(prepared.baseline).result()
         return scored.of(prepared.baseline.groups)
 
 

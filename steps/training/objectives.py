@@ -34,6 +34,7 @@ class Objective:
     batch_loss: the loss of the examples with these indices as one batch; given the logps of their
         baseline groups, where there are any.
     baseline_groups: one for each example, scored without gradients just before its batch.
+    aligned: the scores of baseline groups are `scoring.logps.aligned_logps`.
     continued: a batch's loss that knows what was logged of the step before.
     following: how the reference follows the policy, if it does.
     """
@@ -43,6 +44,7 @@ class Objective:
     baseline_groups: Sequence[TokenGroup] | None = None
     continued: Callable[[BatchLoss, Mapping[str, float]], BatchLoss] | None = None
     following: "Following | None" = None
+    aligned: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ def preference_objective(
             lengths[chosen],
             None if reference is None else reference[chosen],
             None if reference_tokens is None else reference_tokens.of(torch.tensor(chosen)).tokens,
-            None if logps is None else logps.sums(),
+            None if logps is None or loss.needs_alignment else logps.sums(),
+            logps.sums() if logps is not None and loss.needs_alignment else None,
         )
 
     def continued(batch: BatchLoss, last: Mapping[str, float]) -> BatchLoss:
@@ -143,6 +146,8 @@ def preference_objective(
         return replace(batch, reference=reference)
 
     following = None if follow_every is None else Following(follow_every, referred)
+    if loss.needs_alignment:
+        return Objective(groups, batch_loss, groups, following=following, aligned=True)
     if not loss.needs_batch:
         return Objective(groups, batch_loss, following=following)
     return Objective(groups, batch_loss, groups, continued, following)
@@ -218,6 +223,7 @@ class _PairBatch(_OnDevice):
     reference: Tensor | None
     reference_tokens: Tensor | None = None
     policy: Tensor | None = None
+    aligned: Tensor | None = None
     last: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, logps: TokenLogps, members: Tensor) -> GroupLosses:
@@ -229,6 +235,9 @@ class _PairBatch(_OnDevice):
             everything = torch.arange(len(self.policy), device=members.device)
             batch = self._pairs(self.policy, everything)
             pairs = replace(pairs, batch=batch, places=members, last=self.last)
+        if self.aligned is not None:
+            chosen, rejected = self.aligned[members].unbind(1)
+            pairs = replace(pairs, aligned_chosen=chosen, aligned_rejected=rejected)
         return _of(self.loss.shares(pairs, self.totals, self.weights[members]))
 
     def _pairs(self, logps: Tensor, members: Tensor) -> PairLogps:

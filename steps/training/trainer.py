@@ -21,6 +21,7 @@ After its first error, a trainer refuses all calls, because half a step may have
 Build a new trainer then and load a checkpoint.
 """
 
+import copy
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ from steps.scoring.logps import (
     GroupLoss,
     Scored,
     TokenLogps,
+    aligned_logps,
     differentiable_logps,
     forward_backward,
     router_load,
@@ -91,6 +93,18 @@ class TrainedReadout(Readout):
 
 TRAINED_LOGPS = TrainedReadout(token_logps, differentiable_logps, token_logps, forward_backward)
 """The readout of a language model: log-probabilities of tokens."""
+
+
+def reading_aligned(scorer: Scorer) -> Scorer:
+    """The same scorer, whose scores are `aligned_logps`."""
+    other = copy.copy(scorer)
+    other.readout = _ALIGNED_LOGPS
+    return other
+
+
+_ALIGNED_LOGPS = Readout(
+    aligned_logps, lambda model, pack, _: aligned_logps(model, pack), aligned_logps
+)
 
 
 @dataclass(frozen=True)

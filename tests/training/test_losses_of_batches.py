@@ -2,6 +2,8 @@
 forwards, in a whole run, on held-out pairs and in an evaluation."""
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from oracle import assert_same_gradients
 from tiny_models import folder_bytes, llama, model_folder, pair_records
 from token_groups import pairs, reference_logps, responses
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from steps.evaluation.preferences import preference_metrics
 from steps.losses.base import PairLogps, PreferenceLoss
@@ -22,16 +25,20 @@ from steps.losses.token_level.ld_dpo import LdDpo
 from steps.losses.whole_batch.aot import Aot
 from steps.losses.whole_batch.aot_unpaired import AotUnpaired
 from steps.losses.whole_batch.beta_dpo import BetaDpo
+from steps.losses.with_reference.wpo import Wpo
 from steps.models.config import Dtype
 from steps.models.folders import load_model
 from steps.models.workplace import Left, Workplace
+from steps.online.methods.online_dpo import OnlineDpo
+from steps.scoring.architectures.pack_layouts import read_alone
 from steps.scoring.attention import use_packed_attention
+from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, read_pairs
-from steps.scoring.logps import TokenLogps
-from steps.scoring.packing import lengths_of
+from steps.scoring.logps import TokenLogps, aligned_logps
+from steps.scoring.packing import lengths_of, make_pack
 from steps.scoring.reference import read_reference, run_reference
 from steps.scoring.scorer import Scorer
-from steps.training.config import DpoConfig, OptimizerConfig, Schedule
+from steps.training.config import DpoConfig, OptimizerConfig, Schedule, TrainingBackend
 from steps.training.metrics import read_metrics
 from steps.training.objectives import preference_objective
 from steps.training.recipes import run_dpo
@@ -94,6 +101,56 @@ def test_a_batch_has_the_oracle_s_loss_and_gradient_in_any_number_of_forwards(
         result = trainer.forward_backward(batch, objective.batch_loss(range(len(groups)), before))
         assert result.result().losses.sum().item() == pytest.approx(value, rel=1e-12)
     assert_same_gradients(model, expected)
+
+
+@pytest.mark.parametrize("attention", [Attention.packed, Attention.padded])
+def test_wpo_s_weights_are_aligned_by_the_policy_s_own_probabilities(
+    folder: Path, tmp_path: Path, attention: Attention
+) -> None:
+    """In training, on held-out pairs, and of models that read each response alone."""
+    records, loss = pair_records(6), Wpo(0.3, align=True)
+    config = DpoConfig(
+        loss=loss, batch_size=6, max_steps=1, eval_every_steps=1, tokens_per_forward=60
+    )
+    config = replace(config, dtype=Dtype.float64, attention=attention)
+    reference, out = tmp_path / "reference", tmp_path / "out"
+    run_reference(folder, records, config.reference(), Workplace(reference, tmp_path / "rs"))
+    place = Workplace(out, tmp_path / "scratch")
+    run_dpo(folder, records, reference, config, place, held_out=(records, reference))
+    (log,) = read_metrics(out / "metrics.jsonl")
+    for prefix, path in (("", folder), ("eval_", out)):
+        weights = [aligned_weight(load_model(path, Dtype.float64), row) for row in records]
+        assert log[f"{prefix}weights"] == pytest.approx(sum(weights) / 6, rel=1e-6)
+    assert log["loss"] == pytest.approx(log["weights"] * math.log(2), rel=1e-12)
+    model = load_model(folder, Dtype.float64)
+    read_alone(model)
+    pack = make_pack(read_pairs(records, model.config.vocab_size))
+    alone = TokenLogps(aligned_logps(model, pack), pack.lengths).sums() / pack.lengths
+    expected = [aligned_weight(model, row) for row in records]
+    assert alone.sum(dim=1).exp().clamp(max=1).tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def aligned_weight(model: PreTrainedModel, row: Mapping[str, Any]) -> float:
+    """exp of the two means of log π − log Σ π², at most 1, as the paper writes it."""
+    total, prompt = 0.0, list(row["prompt_ids"])
+    for side in ("chosen", "rejected"):
+        ids = list(row[f"{side}_ids"])
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        likely = logits.softmax(dim=-1)
+        own = likely.gather(1, torch.tensor(ids)[:, None])[:, 0]
+        total += (own / likely.square().sum(dim=-1)).log().mean().item()
+    return min(1.0, math.exp(total))
+
+
+def test_settings_of_aligned_weights_that_cannot_be_are_refused() -> None:
+    both = CombinedReference({"wpo": Wpo(align=True), "aot": Aot()})
+    with pytest.raises(ValueError, match="over whole batches"):
+        DpoConfig(loss=both)
+    with pytest.raises(ValueError, match="needs backend=null"):
+        DpoConfig(loss=Wpo(align=True), backend=TrainingBackend())
+    with pytest.raises(ValueError, match="looks at tokens or at whole batches"):
+        OnlineDpo(loss=Wpo(align=True))
 
 
 def in_float64(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:

@@ -1,7 +1,7 @@
 """WPO (Zhou et al. 2024, https://arxiv.org/abs/2406.11827): weights from the policy."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from steps.losses.base import (
     PairLogps,
@@ -9,6 +9,10 @@ from steps.losses.base import (
     SmoothedLoss,
     logistic,
 )
+from steps.shared.execution_detail import added_field
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -24,20 +28,42 @@ class Wpo(SmoothedLoss):
     p_y is the geometric mean of a response's token probabilities. The weights are not
     differentiated. They are logged as `weights`.
 
-    The paper's *weight alignment* is not implemented. It divides the probability of each token by
-    its expectation for a sampled token, Σ_v π(v)², so that the weights of on-policy responses are
-    near 1. Without it, weights and gradients are small where the policy is uncertain.
+    Without `align`, weights and gradients are small where the policy is uncertain. With it (the
+    paper's weight alignment by sampled tokens), the probability of a token is divided by its
+    expectation for a token that the policy samples:
 
-    A policy that equals its reference has L = p_w p_l ln 2.
+        p_y = exp(1/|y| Σ_t (log π(y_t) − log Σ_v π(v)²)),    and the weight is at most 1
 
-    TRL: `use_weighting=True` with `loss_type="sigmoid"`, which includes the alignment.
+    so the weights of responses that the policy sampled itself are near 1. A pass without gradients
+    and without dropout computes these sums before each step, which costs a forward.
+
+    A policy that equals its reference has L = weight · ln 2.
+
+    TRL: `use_weighting=True` with `loss_type="sigmoid"` is `align=True`.
+
+    Args:
+        align: divide each token's probability by its expectation for a sampled token, as the paper
+            does.
     """
 
     name: ClassVar[str] = "wpo"
 
+    align: bool = added_field(False, before=False)
+
+    @property
+    def needs_alignment(self) -> bool:
+        return self.align
+
     def per_pair(self, logps: PairLogps) -> PairLosses:
         chosen, rejected = self.rewards(logps)
-        likely = logps.chosen / logps.chosen_tokens + logps.rejected / logps.rejected_tokens
-        weights = likely.detach().exp()
+        weights = self._weights(logps).detach()
         losses = weights * logistic(chosen - rejected, self.label_smoothing)
         return PairLosses(losses, chosen, rejected, {"weights": weights})
+
+    def _weights(self, logps: PairLogps) -> "Tensor":
+        """The pairs' weights, [n]."""
+        likely = (logps.chosen, logps.rejected)
+        if self.align:
+            likely = logps.required_alignment()
+        means = likely[0] / logps.chosen_tokens + likely[1] / logps.rejected_tokens
+        return means.clamp(max=0).exp() if self.align else means.exp()
