@@ -223,17 +223,22 @@ class PreferenceConfig(TrainConfig):
         follow_every: after every so many steps the reference becomes the policy as it is then
             (TR-DPO's hard update, Gorbatovski et al. 2024, https://arxiv.org/abs/2404.09656);
             null: it stays what it was.
+        follow_alpha: below 1, the reference becomes α · policy + (1 − α) · reference instead, for
+            every weight (TR-DPO's soft update). The host then holds the reference's weights.
     """
 
     loss: PreferenceLoss = field(default_factory=Dpo)
     check_start: bool = detail_field(True)
     follow_every: int | None = added_field(None, before=None)
+    follow_alpha: float = added_field(1.0, before=1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count(self, "follow_every", or_null=True)
         if self.loss.needs_alignment:
             _require_alignment(self)
+        if self.follow_alpha != 1:
+            _require_mixture(self)
         if self.follow_every is None:
             return
         if not isinstance(self.loss, ReferenceLoss):
@@ -243,6 +248,23 @@ class PreferenceConfig(TrainConfig):
                 f"the loss {self.loss.name} looks at single tokens, of which a reference that "
                 "follows the policy keeps none; leave out follow_every"
             )
+
+
+def _require_mixture(config: PreferenceConfig) -> None:
+    """Raise ValueError if a run cannot mix the weights of policy and reference."""
+    alpha = config.follow_alpha
+    require(0 < alpha <= 1, "follow_alpha must be above 0, and 1 at most", alpha)
+    faults = {
+        "needs follow_every": config.follow_every is None,
+        "mixes whole weights; leave out lora": config.lora is not None,
+        "needs backend=null": config.backend is not None,
+        "mixes from the policy's own first weights, so it needs check_start=true": (
+            not config.check_start
+        ),
+    }
+    for fault, holds in faults.items():
+        if holds:
+            raise ValueError(f"follow_alpha={alpha:g} {fault}")
 
 
 def _require_alignment(config: PreferenceConfig) -> None:
@@ -304,6 +326,9 @@ def by_family(config: PreferenceConfig) -> DpoConfig | ReferenceFreeConfig:
     settings["loss"] = config.loss
     if isinstance(config.loss, ReferenceLoss):
         return DpoConfig(
-            **settings, check_start=config.check_start, follow_every=config.follow_every
+            **settings,
+            check_start=config.check_start,
+            follow_every=config.follow_every,
+            follow_alpha=config.follow_alpha,
         )
     return ReferenceFreeConfig(**settings)

@@ -36,7 +36,7 @@ from steps.training.schedule import (
     steps_per_epoch,
     total_steps,
 )
-from steps.training.trainer import BatchLoss, Trainer, reading_aligned
+from steps.training.trainer import BatchLoss, Trainer, put_weights, reading_aligned
 
 Result = TypeVar("Result")
 AtStart = Callable[[Sequence[TokenGroup], Tensor], None]
@@ -143,13 +143,18 @@ class _Stepper:
         self._next: _Prepared | None = None
         following = objective.following
         self._moving = following and MovingReference(
-            following.every, self.steps, self._logps, reference
+            following,
+            self.steps,
+            self._logps,
+            lambda: trainer.get_weights().result(),
+            lambda weights: trainer.scorer.examine(lambda model: put_weights(weights, model)),
+            reference,
         )
 
     @property
     def reference(self) -> Mapping[str, Tensor]:
         """What a checkpoint must bring along of a reference that follows the policy."""
-        return {} if self._moving is None else self._moving.logps
+        return {} if self._moving is None else self._moving.state
 
     def step(self, log: Sequence[StepMetrics]) -> tuple[StepMetrics, Batch]:
         """Run the step after those in `log`; return its log entry and its batch."""

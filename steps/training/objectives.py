@@ -49,50 +49,98 @@ class Objective:
 
 @dataclass(frozen=True)
 class Following:
-    """A reference that becomes the policy after every `every` steps.
+    """A reference that moves towards the policy after every `every` steps.
 
     referred: a batch's loss against other logps of its examples, float64 [n, responses].
+    alpha: the weight of the policy in the mixture that the reference becomes; 1: it becomes the
+        policy.
     """
 
     every: int
     referred: Callable[[BatchLoss, Tensor], BatchLoss]
+    alpha: float = 1.0
+
+
+Weights = dict[str, Tensor]
+"""The trained parameters of a model by name, on the host."""
 
 
 class MovingReference:
     """The logps of a :class:`Following` reference, step by step.
 
-    Those of all batches of an interval are computed when it begins, by the weights that the policy
-    has then. So no second model is held, and what an interrupted run needs is a few numbers.
+    Those of all batches of an interval are computed when it begins, by the weights that the
+    reference has then. So no second model is on the device, and an interrupted run needs only
+    `state`: a few numbers, and the reference's weights if these are a mixture.
 
     Args:
         steps: of the whole run.
         score: logps by the present weights of the examples of a 0-based step.
-        known: `logps` of the run that is gone on from.
+        policy: a copy of the present weights.
+        put: gives the model other weights, without a change of what the optimiser updates.
+        known: `state` of the run that is gone on from.
     """
 
     def __init__(
         self,
-        every: int,
+        following: Following,
         steps: int,
         score: Callable[[int], Tensor],
+        policy: Callable[[], Weights],
+        put: Callable[[Weights], None],
         known: Mapping[str, Tensor],
     ) -> None:
-        self._every, self._steps, self._score = every, steps, score
-        self.logps = dict(known)
+        self._every, self._alpha, self._steps = following.every, following.alpha, steps
+        self._score, self._policy, self._put = score, policy, put
+        self._mixture = {
+            name.removeprefix(_WEIGHT): tensor
+            for name, tensor in known.items()
+            if name.startswith(_WEIGHT)
+        }
+        self._logps = {name: known[name] for name in known if not name.startswith(_WEIGHT)}
+
+    @property
+    def state(self) -> Weights:
+        """What a checkpoint must bring along."""
+        return {**self._logps, **{f"{_WEIGHT}{n}": t for n, t in self._mixture.items()}}
 
     def of_step(self, step: int) -> Tensor | None:
         """Those of a 0-based step before its update; None as long as the reference has not moved.
 
         Raises ValueError where a checkpoint did not bring them along.
         """
+        if step == 0 and self._alpha < 1:
+            weights = self._policy()
+            self._mixture = {n: w.to(_accurate(w), copy=True) for n, w in weights.items()}
         if step < self._every:
             return None
         if step % self._every == 0:
-            interval = range(step, min(step + self._every, self._steps))
-            self.logps = {f"{each}": self._score(each) for each in interval}
-        if f"{step}" not in self.logps:
+            self._move(range(step, min(step + self._every, self._steps)))
+        if f"{step}" not in self._logps:
             raise ValueError(f"the checkpoint has no reference of step {step + 1}; delete it")
-        return self.logps[f"{step}"]
+        return self._logps[f"{step}"]
+
+    def _move(self, interval: range) -> None:
+        """Move the reference, and score the steps of an interval by it."""
+        if self._alpha == 1:
+            self._logps = {f"{each}": self._score(each) for each in interval}
+            return
+        policy = self._policy()
+        if policy.keys() != self._mixture.keys():
+            raise ValueError("the checkpoint has not the weights of the reference; delete it")
+        self._mixture = {
+            name: (1 - self._alpha) * weight + self._alpha * policy[name].to(weight.dtype)
+            for name, weight in self._mixture.items()
+        }
+        self._put(self._mixture)
+        self._logps = {f"{each}": self._score(each) for each in interval}
+        self._put(policy)
+
+
+_WEIGHT = "weights/"
+
+
+def _accurate(weight: Tensor) -> torch.dtype:
+    return torch.promote_types(weight.dtype, torch.float32)
 
 
 def sft_objective(groups: Sequence[TokenGroup]) -> Objective:
@@ -113,13 +161,15 @@ def preference_objective(
     reference: Tensor | None = None,
     reference_tokens: TokenLogps | None = None,
     follow_every: int | None = None,
+    follow_alpha: float = 1.0,
 ) -> Objective:
     """The mean of `loss` over pairs.
 
     Args:
         reference: the reference's logps of them, float64 [n, 2], in their order.
         reference_tokens: the same token by token, for a loss that `needs_tokens`.
-        follow_every: the reference becomes the policy after every so many steps.
+        follow_every: the reference moves after every so many steps.
+        follow_alpha: the weight of the policy in what it becomes.
     """
     lengths = lengths_of(groups)
     weights = _weights(groups)
@@ -145,7 +195,9 @@ def preference_objective(
         assert isinstance(batch, _PairBatch)
         return replace(batch, reference=reference)
 
-    following = None if follow_every is None else Following(follow_every, referred)
+    following = None
+    if follow_every is not None:
+        following = Following(follow_every, referred, follow_alpha)
     if loss.needs_alignment:
         return Objective(groups, batch_loss, groups, following=following, aligned=True)
     if not loss.needs_batch:

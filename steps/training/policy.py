@@ -27,7 +27,13 @@ from steps.scoring.parity import choose_attention, slow_on_gpu
 from steps.scoring.reference import Reference, show_packing
 from steps.scoring.scored_by import ScoredBy
 from steps.training.config import TrainConfig, UpdateConfig
-from steps.training.trainer import TRAINED_LOGPS, TrainedReadout, Trainer, build_trainer
+from steps.training.trainer import (
+    TRAINED_LOGPS,
+    TrainedReadout,
+    Trainer,
+    build_trainer,
+    put_weights,
+)
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -181,10 +187,3 @@ def require_deterministic_kernels() -> None:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-
-
-@torch.no_grad()
-def put_weights(weights: Mapping[str, Tensor], model: PreTrainedModel) -> None:
-    """Copy `weights` into the model's parameters with the same names."""
-    for name, value in weights.items():
-        model.get_parameter(name).copy_(value)

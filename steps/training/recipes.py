@@ -82,10 +82,13 @@ def run_dpo(
     would mean something else after each of its moves.
     """
 
+    if config.follow_alpha < 1 and place.ranks.count > 1:
+        raise ValueError("follow_alpha below 1 mixes the weights of one device; use one process")
+
     def objective(pairs: Sequence[TokenGroup], reference: Reference) -> Objective:
         tokens = reference.tokens_of(pairs) if config.loss.needs_tokens else None
-        every = config.follow_every
-        return preference_objective(pairs, config.loss, reference.of(pairs), tokens, every)
+        follows = config.follow_every, config.follow_alpha
+        return preference_objective(pairs, config.loss, reference.of(pairs), tokens, *follows)
 
     return _against_reference(
         policy,

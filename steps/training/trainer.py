@@ -339,6 +339,13 @@ def build_trainer(
     return ShardedTrainer(model, tokens_per_forward, ranks, *settings, gather_once)
 
 
+@torch.no_grad()
+def put_weights(weights: Mapping[str, Tensor], model: PreTrainedModel) -> None:
+    """Copy `weights` into the model's parameters with the same names."""
+    for name, value in weights.items():
+        model.get_parameter(name).copy_(value)
+
+
 def values_by_group(parts: Sequence[Scored]) -> Tensor:
     """Losses, logps and metrics of the packs' groups, in one transfer: float64
     [1 + responses of a group + metrics, n]."""

@@ -14,7 +14,7 @@ from steps.losses.dpo import Dpo
 from steps.losses.simpo import Simpo
 from steps.losses.token_level.ld_dpo import LdDpo
 from steps.losses.whole_batch.beta_dpo import BetaDpo
-from steps.models.config import Dtype
+from steps.models.config import Dtype, LoraConfig
 from steps.models.workplace import Left, Workplace
 from steps.scoring.reference import run_reference
 from steps.training.config import (
@@ -55,19 +55,21 @@ def place(folder: Path) -> Workplace:
     return Workplace(folder, folder.with_name(f"{folder.name}-scratch"))
 
 
-def test_the_reference_is_the_policy_of_the_last_update(
-    folder: Path, reference: Path, tmp_path: Path
+@pytest.mark.parametrize("alpha", [1.0, 0.6])
+def test_the_reference_is_the_policy_of_the_last_update_or_a_mixture(
+    folder: Path, reference: Path, tmp_path: Path, alpha: float
 ) -> None:
     records, out = pair_records(8), tmp_path / "out"
-    run_dpo(folder, records, reference, CONFIG, place(out))
+    run_dpo(folder, records, reference, replace(CONFIG, follow_alpha=alpha), place(out))
     log = read_metrics(out / "metrics.jsonl")
-    expected = textbook(folder, steps=6, every=2)
+    expected = textbook(folder, steps=6, every=2, alpha=alpha)
     assert [step["loss"] for step in log] == pytest.approx(expected, rel=1e-7)
     margins = [step["rewards/margins"] for step in log]
-    assert [margin == 0 for margin in margins] == [True, False] * 3
+    moves = alpha == 1
+    assert [margin == 0 for margin in margins] == [True, False, moves, False, moves, False]
 
 
-def textbook(folder: Path, steps: int, every: int) -> list[float]:
+def textbook(folder: Path, steps: int, every: int, alpha: float) -> list[float]:
     records, policy = pair_records(8), oracle.load(folder)
     other = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), RATE, weight_decay=0.0)
@@ -86,16 +88,31 @@ def textbook(folder: Path, steps: int, every: int) -> list[float]:
         optimizer.step()
         losses.append(total.item())
         if (step + 1) % every == 0:
-            other.load_state_dict(policy.state_dict())
+            with torch.no_grad():
+                for theirs, mine in zip(other.parameters(), policy.parameters(), strict=True):
+                    theirs.mul_(1 - alpha).add_(mine, alpha=alpha)
     return losses
 
 
-@pytest.mark.parametrize("loss", [Dpo(BETA), BetaDpo(BETA)], ids=lambda loss: loss.name)
-@pytest.mark.parametrize("killed_at", [4, 5])
+@pytest.mark.parametrize(
+    ("loss", "killed_at", "alpha"),
+    [
+        (Dpo(BETA), 4, 1.0),
+        (Dpo(BETA), 5, 1.0),
+        (BetaDpo(BETA), 4, 1.0),
+        (BetaDpo(BETA), 5, 1.0),
+        (Dpo(BETA), 1, 0.6),
+        (Dpo(BETA), 5, 0.6),
+    ],
+    ids=str,
+)
 def test_a_run_goes_on_to_the_bit_wherever_it_was_left(
-    folder: Path, reference: Path, tmp_path: Path, loss: Dpo | BetaDpo, killed_at: int
+    folder: Path, tmp_path: Path, loss: Dpo | BetaDpo, killed_at: int, alpha: float
 ) -> None:
-    records, settings = pair_records(8), replace(CONFIG, loss=loss, follow_every=3, epochs=4.0)
+    settings = replace(CONFIG, loss=loss, follow_every=3, follow_alpha=alpha, epochs=4.0)
+    records, settings = pair_records(8), replace(settings, dtype=Dtype.bfloat16)
+    reference = tmp_path / "reference"
+    run_reference(folder, records, settings.reference(), place(reference))
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_dpo(folder, records, reference, settings, place(whole))
     asked: list[None] = []
@@ -117,4 +134,11 @@ def test_settings_that_would_do_nothing_are_refused() -> None:
         DpoConfig(loss=LdDpo(), follow_every=5)
     with pytest.raises(ValueError, match="follow_every"):
         DpoConfig(follow_every=0)
-    assert by_family(PreferenceConfig(follow_every=5)) == DpoConfig(follow_every=5)
+    soft = {"follow_every": 5, "follow_alpha": 0.5}
+    assert by_family(PreferenceConfig(**soft)) == DpoConfig(**soft)
+    with pytest.raises(ValueError, match=r"follow_alpha=0.5 needs follow_every"):
+        DpoConfig(follow_alpha=0.5)
+    with pytest.raises(ValueError, match="leave out lora"):
+        DpoConfig(**soft, lora=LoraConfig())
+    with pytest.raises(ValueError, match="check_start=true"):
+        DpoConfig(**soft, check_start=False)
