@@ -134,11 +134,29 @@ _SPARSE = {**_LATENT, "index_n_heads": 16, "index_head_dim": 16, "index_topk": 8
 _DECODER = {"is_decoder": True}
 _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(["axk1", "axk2", "deepseek_v2", "deepseek_v3", "dots3_note_text"], _LATENT),
-    **dict.fromkeys(["glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"], _LATENT),
+    **dict.fromkeys(["glm4_moe_lite", "minicpm3", "youtu"], _LATENT),
     **dict.fromkeys(["deepseek_v32", "glm_moe_dsa"], _SPARSE),
     **dict.fromkeys(["bert", "camembert", "data2vec-text", "electra", "ernie"], _DECODER),
     **dict.fromkeys(["megatron-bert", "rembert", "roberta", "roberta-prelayernorm"], _DECODER),
     **dict.fromkeys(["roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl"], _DECODER),
+    "dbrx": {
+        "ffn_config": {
+            "ffn_hidden_size": 48,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+            "hidden_size": 32,
+        },
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+    },
+    "longcat_flash": {
+        **_LATENT,
+        "num_layers": 1,
+        "ffn_hidden_size": 48,
+        "expert_ffn_hidden_size": 24,
+        "zero_expert_num": 2,
+        "moe_topk": 2,
+    },
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
     "xmod": {"default_language": "en_XX", **_DECODER},
     "gpt_neo": {
         "num_layers": 2,
@@ -327,20 +345,20 @@ def _relative(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 _TYPES = """
 afmoe apertus arcee aria_text axk1 axk2 bailing_hybrid bamba bart beam bert bert-generation
 big_bird bigbird_pegasus biogpt bitnet blenderbot blenderbot-small bloom camembert codegen cohere
-cohere2 cohere2_moe cpmant ctrl cwm data2vec-text deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4
-diffllama doge dots1 dots3_note_text electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon
-falcon_h1 falcon_mamba flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text
-gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_bigcode gpt_neo gpt_neox
-gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa granitemoehybrid
-granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax
-inkling_text jais2 jamba jetmoe kolibri1 laguna lfm2 lfm2_moe lfm3 llama llama4_text mamba mamba2
-marian mbart megatron-bert mellum mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl_text
-ministral ministral3 mistral mixtral modernbert-decoder moshi mpt mvp nanochat nemotron nemotron_h
-olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt pegasus persimmon phi phi3 phimoe plbart
-prophetnet qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen4_exp_text
-recurrent_gemma rembert roberta roberta-prelayernorm roformer rwkv seed_oss smollm3 solar_open
-stablelm starcoder2 trocr vaultgemma whisper xlm xlm-roberta xlm-roberta-xl xlnet xlstm xmod youtu
-zaya
+cohere2 cohere2_moe cpmant ctrl cwm data2vec-text dbrx deepseek_v2 deepseek_v3 deepseek_v32
+deepseek_v4 diffllama doge dots1 dots3_note_text electra ernie ernie4_5 ernie4_5_moe exaone4
+exaone_moe falcon falcon_h1 falcon_mamba flex_olmo flint gemma gemma2 gemma3_text gemma3n_text
+gemma4_text gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_bigcode
+gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa
+granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4
+hyperclovax inkling_text jais2 jamba jetmoe kolibri1 laguna lfm2 lfm2_moe lfm3 llama llama4_text
+longcat_flash mamba mamba2 marian mbart megatron-bert mellum mimo_v2_flash minicpm3 minimax
+minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder moshi mpt
+mvp nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt pegasus
+persimmon phi phi3 phimoe plbart prophetnet qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text
+qwen3_moe qwen3_next qwen4_exp_text recurrent_gemma rembert roberta roberta-prelayernorm roc_bert
+roformer rwkv seed_oss smollm3 solar_open stablelm starcoder2 trocr vaultgemma whisper xlm
+xlm-roberta xlm-roberta-xl xlnet xlstm xmod youtu zamba2 zaya
 """
 ARCHITECTURES = _TYPES.split()
 """Every type of `AutoModelForCausalLM` that reads only text and can be made small, without types

@@ -180,6 +180,7 @@ def other(config: Any, name: str) -> Any:
 
 OTHER: dict[str, Any] = {
     "follow_every": 2,
+    "follow_alpha": 0.5,
     "epochs": 3.0,
     "max_steps": 5,
     "batch_size": 3,
@@ -223,7 +224,9 @@ def test_no_setting_is_left_out_of_what_a_result_is_cached_under(
     def trained(config: DpoConfig) -> str:
         return train_dpo(tokens, model, reference_logprobs(tokens, model), config).fingerprint
 
-    base = DpoConfig(eval_every_steps=1, keep_best="eval_loss", early_stop_patience=1)
+    base = DpoConfig(
+        eval_every_steps=1, keep_best="eval_loss", early_stop_patience=1, follow_every=1
+    )
     fingerprints = {"as it is": trained(base)}
     fingerprints |= {name: trained(config) for name, config in settings_of(base)}
     assert len(fingerprints) > 20
