@@ -18,6 +18,7 @@ from steps.losses.dpo import Dpo
 from steps.losses.token_level.ld_dpo import LdDpo
 from steps.losses.whole_batch.aot import Aot
 from steps.losses.whole_batch.aot_unpaired import AotUnpaired
+from steps.losses.with_reference.wpo import Wpo
 from steps.models.config import ActivationCheckpointing, LoraConfig
 from steps.models.ranks import ALONE, Ranks, together
 from steps.models.workplace import Left, Workplace
@@ -142,6 +143,7 @@ CONFIGS: dict[str, TrainConfig] = {
     "lora": DpoConfig(
         **SETTINGS,
         epochs=2,
+        loss=Wpo(align=True),
         lora=LoraConfig(r=4),
         activation_checkpointing=ActivationCheckpointing.full,
     ),
