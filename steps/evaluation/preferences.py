@@ -27,7 +27,8 @@ def preference_metrics(
 
     ``eval_logps/accuracies`` is the raw preference: how often the model, without a reference, gives
     the chosen response the higher probability. Given a loss, ``eval_loss`` is the quantity that
-    training minimises, with the weights of the pairs; all other metrics count each pair once.
+    training minimises, with the weights of the pairs; all other metrics count each pair once. A
+    loss that `needs_alignment` has none: logps alone do not give the probabilities of all tokens.
     Metrics of rewards exist if the loss defines rewards. If the policy is its own reference, a loss
     with a reference defines none. Further metrics are
 
@@ -39,7 +40,9 @@ def preference_metrics(
     pairs = read_pairs(records, vocabulary=2**31)
     logps = _logps(pairs, policy_logps, reference_logps, loss)
     is_own_reference = policy_logps == reference_logps
-    metrics = {} if loss is None else {"eval_loss": _mean_loss(pairs, logps, loss)}
+    metrics: dict[str, Any] = {}
+    if loss is not None and not loss.needs_alignment:
+        metrics["eval_loss"] = _mean_loss(pairs, logps, loss)
     if loss is not None and not (is_own_reference and isinstance(loss, ReferenceLoss)):
         metrics |= _rewards(logps, loss)
     metrics |= {"eval_logps/accuracies": _share(logps.chosen > logps.rejected), "pairs": len(pairs)}
@@ -98,11 +101,6 @@ def _logps(
     loss: PreferenceLoss | None,
 ) -> PairLogps:
     """The logps of `pairs` as one batch, with those of single tokens if the loss needs them."""
-    if loss is not None and loss.needs_alignment:
-        raise ValueError(
-            f"the loss {loss.name} with align=true uses the probabilities of all tokens, of which "
-            "an evaluation keeps none; evaluate without the loss, or with align=false"
-        )
     policy, reference = read_reference(policy_logps), read_reference(reference_logps)
     policy.scored_by.require_comparable(reference.scored_by, reference_logps)
     (chosen, rejected), (theirs, others) = (
@@ -116,6 +114,9 @@ def _logps(
             tokens=policy.tokens_of(pairs).tokens,
             reference_tokens=reference.tokens_of(pairs).tokens,
         )
+    if loss is not None and loss.needs_alignment:  # for its rewards, which do not depend on them
+        zeros = torch.zeros_like(chosen)
+        logps = replace(logps, aligned_chosen=zeros, aligned_rejected=zeros)
     return logps.as_batch()
 
 

@@ -124,7 +124,7 @@ class UpdateConfig:
         optimizer: the settings of AdamW.
         gather_once: on several devices, gather weights and reduce gradients once a step, not for
             each forward, which takes the memory of the whole weights and gradients on every device;
-            null: if that is at most half of a device's memory.
+            null: if that is at most a quarter of a device's memory.
         deterministic: on a GPU, use only operations that PyTorch calls deterministic, so that two
             runs on equal machines give equal bits; they are slower, and an operation that has no
             such form is an error. Processors always do.

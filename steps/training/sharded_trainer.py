@@ -49,7 +49,7 @@ class ShardedTrainer(Trainer):
     gather_once: whether weights and gradients stay whole between the packs of a step.
 
     Args:
-        gather_once: the same; null: if they take at most half of the memory of a rank.
+        gather_once: the same; null: if they take at most a quarter of the memory of a rank.
     """
 
     scorer: ShardedScorer
@@ -66,7 +66,7 @@ class ShardedTrainer(Trainer):
         gather_once: bool | None = None,
     ) -> None:
         if gather_once is None:
-            (too_large,) = ranks.any(2 * _whole_bytes(model) > _memory(ranks))
+            (too_large,) = ranks.any(4 * _whole_bytes(model) > _memory(ranks))
             gather_once = not too_large
         self.gather_once = gather_once
         parts: list[nn.Module] = []

@@ -122,6 +122,11 @@ def test_wpo_s_weights_are_aligned_by_the_policy_s_own_probabilities(
         weights = [aligned_weight(load_model(path, Dtype.float64), row) for row in records]
         assert log[f"{prefix}weights"] == pytest.approx(sum(weights) / 6, rel=1e-6)
     assert log["loss"] == pytest.approx(log["weights"] * math.log(2), rel=1e-12)
+    after = tmp_path / "after"
+    run_reference(out, records, config.reference(), Workplace(after, tmp_path / "as"))
+    evaluated = preference_metrics(records, after, reference, loss)
+    assert evaluated["eval_rewards/margins"]["value"] == pytest.approx(log["eval_rewards/margins"])
+    assert "eval_loss" not in evaluated
     model = load_model(folder, Dtype.float64)
     read_alone(model)
     pack = make_pack(read_pairs(records, model.config.vocab_size))
