@@ -6,8 +6,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,21 +22,34 @@ class Observation:
     """What one state of a project gives: plainly, and as a key.
 
     Attributes:
-        result: what the step returns and writes; ``None`` if it raises.
-        raised: what it raises then.
+        run: runs the step as plain Python does; called when somebody asks for the result.
         key: ``None`` if Temper refuses the step or fails.
         trouble: why there is no key.
         failed: Temper ended with something other than an error of its own.
     """
 
-    result: str | None
-    raised: str
+    run: Callable[[], Mapping[str, str]]
     key: str | None
     units: Mapping[str, str] = field(default_factory=dict)
     arguments: Any = None
     types: tuple[str, ...] = ()
     trouble: str = ""
     failed: bool = False
+
+    @cached_property
+    def plain(self) -> Mapping[str, str]:
+        return self.run()
+
+    @property
+    def result(self) -> str | None:
+        """What the step returns and writes; ``None`` if it raises."""
+        return self.plain.get("result")
+
+    @property
+    def raised(self) -> str:
+        """What it raises then."""
+        plain = self.plain
+        return f"{plain.get('raised', '')}: {plain.get('text', plain.get('error', ''))}"
 
 
 @dataclass(frozen=True)
@@ -61,11 +75,11 @@ class Verdict:
 
     @property
     def false_hit(self) -> bool:
-        return self.changed and self.hit
+        return self.hit and self.changed
 
     @property
     def needless(self) -> bool:
-        return self.unchanged and not self.hit
+        return not self.hit and self.unchanged
 
     @property
     def units(self) -> list[str]:
@@ -146,16 +160,11 @@ class Laboratory:
     def observed_changes(self, before: Files, after: Files) -> list[str]:
         """What of that which a worker observes before an edit is not the same after it."""
         state = self.observe(before)
-        folder = self._folder()
-        write(folder, before)
-        seen = self.keys.ask(folder, ask="observe", arguments=state.arguments, types=state.types)
-        shutil.rmtree(folder)
+        known = {"arguments": state.arguments, "types": state.types}
+        seen = self._ask(self.keys, before, ask="observe", **known)
         if "discovered" not in seen:
             return [f"the worker fails: {seen}"]
-        folder = self._folder()
-        write(folder, after)
-        found = self.keys.ask(folder, ask="changes", discovered=seen["discovered"])
-        shutil.rmtree(folder)
+        found = self._ask(self.keys, after, ask="changes", discovered=seen["discovered"])
         return found.get("changes") or ([] if "changes" in found else [str(found)])
 
     def _folder(self) -> Path:
@@ -176,13 +185,9 @@ class Laboratory:
         return answer["keys"]
 
     def _observe(self, files: Files) -> Observation:
-        folder = self._folder()
-        write(folder, files)
-        plain, key = self.plain.ask(folder), self.keys.ask(folder)
-        shutil.rmtree(folder)
+        key = self._ask(self.keys, files)
         return Observation(
-            plain.get("result"),
-            f"{plain.get('raised', '')}: {plain.get('text', plain.get('error', ''))}",
+            lambda: self._ask(self.plain, files),
             key.get("key"),
             key.get("units", {}),
             key.get("arguments"),
@@ -190,6 +195,13 @@ class Laboratory:
             key.get("refused") or key.get("trace") or key.get("error", ""),
             failed="error" in key,
         )
+
+    def _ask(self, interpreter: _Interpreter, files: Files, **options: Any) -> dict[str, Any]:
+        folder = self._folder()
+        write(folder, files)
+        answer = interpreter.ask(folder, **options)
+        shutil.rmtree(folder)
+        return answer
 
 
 def write(folder: Path, files: Files) -> None:

@@ -4,28 +4,34 @@ Run it by hand::
 
     .venv/bin/python tests/fuzz/report.py [--root CHECKOUT] [NAME ...]
 
-A name is that of an idiom or of a topic; without one, all are tried.
+A name is that of an idiom or of a topic; without one, all are tried. ``--judge`` notes which topics
+the interpreter has judged, so that the tests need not ask it again (see :func:`is_judged`).
 """
 
 import argparse
 import difflib
+import hashlib
+import json
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from idiom import Edit, Idiom, idioms
+from idiom import FOLDER, Edit, Idiom, idioms
 from laboratory import Files, Laboratory, Verdict
 
 FALSE_HIT = "FALSE HIT"
 CHANGES = ("!", "-")
+JUDGED = FOLDER / "judged.json"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", default=str(Path(__file__).parents[2]))
     parser.add_argument("--brief", action="store_true", help="one line each")
+    parser.add_argument("--judge", action="store_true", help=f"write {JUDGED.name} anew")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     counts: dict[str, int] = {}
@@ -41,27 +47,54 @@ def main() -> None:
                     if not options.brief:
                         print("\n".join(details(laboratory, idiom, edit)))
     print(", ".join(f"{count} {name}" for name, count in counts.items()))
+    if options.judge:
+        assert not options.names, "all topics are judged at once"
+        assert not any(problem.startswith("corpus") for problem in counts), "see above"
+        topics = sorted({idiom.topic for idiom in idioms()})
+        JUDGED.write_text(json.dumps({topic: _digest(topic) for topic in topics}, indent=1) + "\n")
 
 
-def fault(laboratory: Laboratory, idiom: Idiom, edit: Edit) -> str:
-    """What is wrong with an edit or with what Temper makes of it; empty if nothing is."""
+@cache
+def is_judged(topic: str) -> bool:
+    """Whether the interpreter has confirmed what this text of a topic says of each edit: that it
+    changes the result, or that it does not. Keys are no part of that."""
+    known = json.loads(JUDGED.read_text("utf-8")) if JUDGED.exists() else {}
+    return known.get(topic) == _digest(topic)
+
+
+def _digest(topic: str) -> str:
+    text = f"{sys.version_info[:2]} {(FOLDER / topic).with_suffix('.txt').read_text('utf-8')}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def fault(laboratory: Laboratory, idiom: Idiom, edit: Edit, judged: bool = False) -> str:
+    """What is wrong with an edit or with what Temper makes of it; empty if nothing is.
+
+    Args:
+        judged: whether to believe what the corpus says of the edit.
+    """
     after = edit.apply(idiom.files)
-    found = _fault(edit, laboratory.compare(idiom.files, after))
+    verdict = laboratory.compare(idiom.files, after)
+    found = ("" if judged else _fault_of_corpus(edit, verdict)) or _fault_of_keys(edit, verdict)
     if found == FALSE_HIT and laboratory.observed_changes(idiom.files, after):
         return ""
     return found
 
 
-def _fault(edit: Edit, verdict: Verdict) -> str:
+def _fault_of_corpus(edit: Edit, verdict: Verdict) -> str:
     if verdict.before.result is None:
         return f"corpus: the project raises {verdict.before.raised}"
     if edit.class_ in CHANGES and not verdict.changed:
         return "corpus: the edit has no effect"
     if edit.class_ in "=~" and not verdict.unchanged:
         return "corpus: the edit has an effect"
+    return ""
+
+
+def _fault_of_keys(edit: Edit, verdict: Verdict) -> str:
     if verdict.before.failed or (verdict.after.failed and verdict.after.result is not None):
         return "crash"
-    if verdict.false_hit and edit.class_ == "!":
+    if edit.class_ == "!" and verdict.hit:
         return FALSE_HIT
     if edit.class_ == "=" and not verdict.hit:
         return "needless rerun"

@@ -183,25 +183,36 @@ OTHERS = "sample_completions score_completions train_kto train_reference_free to
 def codes():
     look_again()
     results = dpo_ultrafeedback(config)
-    found = {name: step.made_by for name, step in results.items()}
+    found = {name: (step.made_by, step.code) for name, step in results.items()}
     inputs = [results["training"]]
     while inputs:
         step = inputs.pop()
-        found.setdefault(step.name, step.made_by) if step is not results["training"] else None
+        if step is not results["training"]:
+            found.setdefault(step.name, (step.made_by, step.code))
         inputs += [used.step for used in step.inputs]
     for name in OTHERS.split():
-        found[name] = getattr(importlib.import_module(f"steps.{name}"), name).made_by()
+        function = getattr(importlib.import_module(f"steps.{name}"), name)
+        found[name] = function.made_by(), function.code()
     return found
 
 before, changed = codes(), {}
-for name, (file, old, new) in json.loads(sys.stdin.read()).items():
-    path = Path("steps", file)
-    source = path.read_text()
-    assert source.count(old) == 1, f"{old!r} is {source.count(old)} times in {path}"
-    path.write_text(source.replace(old, new))
+for batch in json.loads(sys.stdin.read()):
+    sources = {path: Path("steps", path).read_text() for path, _, _ in batch.values()}
+    for path, old, new in batch.values():
+        assert sources[path].count(old) == 1, f"{old!r} is {sources[path].count(old)} times in {path}"
+        Path("steps", path).write_text(sources[path].replace(old, new))
     now = codes()
-    changed[name] = sorted(step for step in before if now[step] != before[step])
-    path.write_text(source)
+    for path, source in sources.items():
+        Path("steps", path).write_text(source)
+    units = {
+        step: {unit.partition(":")[0] for unit, _ in before[step][1].items() ^ now[step][1].items()}
+        for step in before
+    }
+    for name, (path, _, _) in batch.items():
+        module = "steps." + path.removesuffix(".py").replace("/", ".")
+        changed[name] = sorted(step for step in before if module in units[step])
+    reached = {step for name in batch for step in changed[name]}
+    assert reached == {step for step in before if now[step][0] != before[step][0]}, units
 print(json.dumps(changed))
 """
 
@@ -212,12 +223,18 @@ def reruns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     copy = tmp_path_factory.mktemp("copy")
     for folder in ("pipeline", "steps", "experiments"):
         shutil.copytree(REPOSITORY / folder, copy / folder)
+    batches: list[dict[str, tuple[str, str, str]]] = []
     edits = {name: (edit.file, edit.old, edit.new) for name, edit in EDITS.items()} | NOT_SEEN
+    for name, edit in edits.items():  # one of each file at a time, since that is how one is told
+        others = [b for b in batches if edit[0] not in {file for file, _, _ in b.values()}]
+        if not others:
+            batches.append({})
+        (others or batches[-1:])[0][name] = edit
     done = subprocess.run(
         [sys.executable, "-c", _EDITED],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": str(copy)},
-        input=json.dumps(edits),
+        input=json.dumps(batches),
         capture_output=True,
         text=True,
     )
