@@ -71,6 +71,9 @@ _HYDRA_QUIET = (
     "hydra.job.chdir=false",
     "hydra/hydra_logging=disabled",
     "hydra/job_logging=disabled",
+    # else it would silence the loggers of all libraries that are imported by then
+    "hydra.hydra_logging.disable_existing_loggers=false",
+    "hydra.job_logging.disable_existing_loggers=false",
     f"hydra.sweep.dir={tempfile.gettempdir()}/temper-multirun-{os.getuid()}",
 )
 

@@ -7,12 +7,14 @@ import secrets
 import signal
 import threading
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import fsspec.config
 import pytest
+import typer.testing
 from hypothesis import settings
 from numbers_lab import Lab
 from places import REPOSITORY
@@ -33,6 +35,16 @@ settings.register_profile("temper", deadline=None, derandomize=True)
 settings.load_profile("temper")
 settings.register_profile("attack", deadline=None, max_examples=5000)
 """What is tried a hundred times by default, tried by hand for as long as one has patience."""
+
+
+
+@cache
+def _commands(app: typer.Typer, how_many: int) -> Any:
+    return typer.main.get_command(app)
+
+
+# Building all commands takes longer than most of them do.
+typer.testing._get_command = lambda app: _commands(app, len(app.registered_commands))
 
 
 def pytest_configure() -> None:
@@ -69,6 +81,14 @@ def workers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Workers run in this process, except in a test that is marked as one of real workers."""
     if request.node.get_closest_marker("real_workers") is None:
         instead_of_processes(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def workers_in_module() -> Iterator[None]:
+    """Workers run in this process in all tests and fixtures of a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        instead_of_processes(patch)
+        yield
 
 
 @pytest.fixture

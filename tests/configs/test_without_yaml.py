@@ -1,5 +1,6 @@
 """Experiments outside the repository: a dataclass and ``main`` are enough."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,11 @@ def config(path: Path, *settings: str) -> str:
 
 
 def test_no_yaml_is_needed(mine: Path) -> None:
+    library = logging.getLogger("a_library_that_is_imported_by_then")
     said = script(mine, "--plan")
     assert said.status == 0, said.err
     assert "load_preferences" in said.out
+    assert not library.disabled, "what libraries warn of is for the user to see"
 
 
 def test_groups_that_ship_with_temper_are_found(mine: Path) -> None:

@@ -174,6 +174,10 @@ def test_what_runs_is_what_the_contract_says(capsys: pytest.CaptureFixture[str])
         assert contract.kinds == {*Stage, *_kinds_of(Edit)}
 
 
+def _attacks() -> bool:
+    return settings().max_examples > 100
+
+
 def _kinds_of(kind: type) -> set[type]:
     kinds = kind.__subclasses__()
     return {leaf for narrower in kinds for leaf in _kinds_of(narrower)} if kinds else {kind}

@@ -7,6 +7,8 @@ from rich.console import Console
 from pipeline import Store, run
 from pipeline.plan.planning import make_plan
 
+pytestmark = pytest.mark.usefixtures("workers_here")
+
 
 @pytest.mark.parametrize(
     ("before", "after", "told"),

@@ -12,6 +12,8 @@ from pipeline.show.report import story_of_runs
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_run
 
+pytestmark = pytest.mark.usefixtures("workers_here")
+
 
 @dataclass(frozen=True)
 class Part:

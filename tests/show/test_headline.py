@@ -20,6 +20,8 @@ from pipeline.show.report.story import ReportedStep, Story
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import names_of_runs, read_runs
 
+pytestmark = pytest.mark.usefixtures("workers_here")
+
 
 def story(store: Store, results: Mapping[str, Step], console: Console) -> Story:
     """What the newest run tells."""

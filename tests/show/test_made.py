@@ -13,6 +13,8 @@ from pipeline import Step, Store, TemperError, run
 from pipeline.show.made import Made
 from pipeline.store.catalog import Catalog
 
+pytestmark = pytest.mark.usefixtures("workers_here")
+
 
 def made_of(step: Step, store: Store, console: Console) -> Made:
     return run({"it": step}, store, console=console)["it"]

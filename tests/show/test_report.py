@@ -29,6 +29,8 @@ from pipeline.text import clean
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 from steps.report import report
 
+pytestmark = pytest.mark.usefixtures("workers_in_module")
+
 SECTIONS = ("results", "sweep", "steps", "curves", "samples", "data", "notes", "configuration",
             "provenance")  # fmt: skip
 BETAS = (0.05, 0.1, 0.5)

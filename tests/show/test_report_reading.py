@@ -19,6 +19,8 @@ from pipeline.show.report.texts import difference
 from pipeline.store.catalog import Catalog
 from pipeline.store.runs import read_runs
 
+pytestmark = pytest.mark.usefixtures("workers_in_module")
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:

@@ -17,6 +17,8 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.latest import forget_broken_links, link_results
 from pipeline.store.runs import names_of_runs, read_run
 
+pytestmark = pytest.mark.usefixtures("workers_here")
+
 
 @pytest.fixture
 def lab(tmp_path: Path, store: Store, console: Console) -> Lab:

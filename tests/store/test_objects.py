@@ -191,8 +191,14 @@ def test_a_listing_shows_what_another_process_just_did(
 
 @pytest.mark.parametrize("kind", ["gcs", "s3"])
 def test_a_listing_is_one_request_also_of_a_folder_that_is_not_there(
-    kind: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+    kind: str,
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for logger in map(logging.getLogger, ("gcsfs", "s3fs")):  # whoever has silenced them before
+        for name, value in {"disabled": False, "propagate": True, "level": logging.NOTSET}.items():
+            monkeypatch.setattr(logger, name, value)
     objects, root = open_objects(f"{request.getfixturevalue(f'{kind}_bucket')}/requests")
     objects.create(f"{root}/there/a", b"")
     for folder in ("there", "not-there"):
