@@ -37,7 +37,6 @@ settings.register_profile("attack", deadline=None, max_examples=5000)
 """What is tried a hundred times by default, tried by hand for as long as one has patience."""
 
 
-
 @cache
 def _commands(app: typer.Typer, how_many: int) -> Any:
     return typer.main.get_command(app)

@@ -199,7 +199,8 @@ before, changed = codes(), {}
 for batch in json.loads(sys.stdin.read()):
     sources = {path: Path("steps", path).read_text() for path, _, _ in batch.values()}
     for path, old, new in batch.values():
-        assert sources[path].count(old) == 1, f"{old!r} is {sources[path].count(old)} times in {path}"
+        count = sources[path].count(old)
+        assert count == 1, f"{old!r} is {count} times in {path}"
         Path("steps", path).write_text(sources[path].replace(old, new))
     now = codes()
     for path, source in sources.items():

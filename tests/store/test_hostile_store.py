@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import fresh_processes
 import pytest
 from hostile_steps import count, end, fetch, look_around, start_program, write
 from places import SUPPORT
@@ -609,16 +610,7 @@ class Desk:
             (place / "evilmod.py").write_text(EVIL.format(mark=str(self.mark)))
 
     def shell(self, *command: str) -> str:
-        environment = {**os.environ, "TEMPER_STORE": "store"}
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=HANGS_SECONDS,
-        )
-        return f"{done.stdout}\n{done.stderr}"
+        return fresh_processes.shell(command, self.folder, {**os.environ, "TEMPER_STORE": "store"})
 
     def look(self, *names: str) -> str:
         commands = (["show", "draw"], ["show", "draw", "--row", "1"], ["explain", "draw"],

@@ -7,11 +7,18 @@ nothing else, and are given the environment that the test has at that moment.
 
 import multiprocessing
 import os
-from collections.abc import Callable
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
+from waiting import HANGS_SECONDS
+
 CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["pipeline.cli", "pipeline.running.luigi_engine", "workers_here"])
 """Of it are the pipes and queues that such processes are given."""
 FORK = multiprocessing.get_context("fork")
 """How such a process may start others, as a driver with several jobs does."""
@@ -29,6 +36,40 @@ def call(work: Callable[..., None], *arguments: Any) -> None:
     process = start(work, *arguments)
     process.join()
     assert process.exitcode == 0
+
+
+def shell(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
+    """What ``temper WORDS`` or ``python SCRIPT WORDS`` prints. Its process is its own, as from a
+    shell, but has Temper imported, and its steps run in it."""
+    with tempfile.NamedTemporaryFile() as printed:
+        process = start(_command, list(words), str(folder), dict(environment), printed.name)
+        process.join(HANGS_SECONDS)
+        assert process.exitcode is not None, f"{' '.join(words)} hangs"
+        return Path(printed.name).read_text("utf-8")
+
+
+def _command(words: list[str], folder: str, environment: dict[str, str], printed: str) -> None:
+    """Become that process."""
+    import pytest
+    from workers_here import instead_of_processes
+
+    from pipeline.cli import main
+
+    for stream, target in enumerate((os.devnull, printed, printed)):
+        os.dup2(os.open(target, os.O_RDWR | os.O_APPEND), stream)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    called = list(words[Path(words[0]).name != "temper" :])
+    sys.argv, sys.orig_argv = called, [sys.executable, *called]
+    instead_of_processes(pytest.MonkeyPatch())
+    if called == words:
+        return main()
+    sys.path.insert(0, str(Path(folder, called[0]).parent))
+    runpy.run_path(called[0], run_name="__main__")
+    return None
 
 
 def _call(environment: dict[str, str], work: Callable[..., None], arguments: Any) -> None:

@@ -1,13 +1,12 @@
 """A script of somebody's own, whose steps have no versions: code is what they are known by."""
 
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import fresh_processes
 from toy_steps import journal_lines
-from waiting import HANGS_SECONDS
 
 TEMPER = Path(sys.executable).with_name("temper")
 
@@ -26,20 +25,10 @@ class Desk:
     def journal(self) -> Path:
         return self.folder / "journal.txt"
 
-    def shell(self, *command: str, path: Path | None = None) -> str:
+    def shell(self, *command: str) -> str:
         """Run a command; what it prints, on any stream, without columns' padding."""
         environment = {**os.environ, "TEMPER_STORE": str(self.folder / "store")}
-        if path is not None:
-            environment["PYTHONPATH"] = str(path)
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=HANGS_SECONDS,
-        )
-        return " ".join((done.stdout + done.stderr).split())
+        return " ".join(fresh_processes.shell(command, self.folder, environment).split())
 
     def run(self) -> int:
         """Run the script; how many of its steps really ran."""
