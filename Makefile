@@ -26,8 +26,8 @@ arithmetic: $(VENV)/installed  ## the verifiable experiment: does the preference
 test: $(VENV)/with-dev  ## all tests; half of the slow ones mostly wait
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-attack: $(VENV)/with-dev  ## long searches for what breaks the caching contract: many minutes
-	$(BIN)/python -m pytest --hypothesis-profile=attack tests/contract tests/fuzz $(ARGS)
+attack: $(VENV)/with-dev  ## long searches for what breaks the caching contract or a mask: many minutes
+	$(BIN)/python -m pytest --hypothesis-profile=attack tests/contract tests/fuzz tests/tokens/test_masks.py $(ARGS)
 
 bench: $(VENV)/with-dev  ## overhead per step and of a cached rerun, beside bare Luigi
 	$(BIN)/python benchmarks/overhead.py $(ARGS)

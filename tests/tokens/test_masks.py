@@ -163,7 +163,7 @@ def as_pair(row: str, case: Case, rejected: str) -> PreferenceRow:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=settings().max_examples // 5)
 @given(
     batch=st.lists(st.tuples(conversations(), TEXTS), min_size=1, max_size=4),
     train_on=st.sampled_from(sorted(TRAIN_ON)),
