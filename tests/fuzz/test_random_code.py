@@ -16,7 +16,7 @@ from mutants import mutant
 from neutral_edits import rename_locals
 from search import trials
 
-PROJECTS, BATCHES = 100, 4
+PROJECTS, EDITS, BATCHES, SOURCES = 40, 10, 2, 45
 pytestmark = pytest.mark.slow
 
 
@@ -37,11 +37,11 @@ def test_no_edit_of_a_project_that_changes_its_result_leaves_a_hit(
 ) -> None:
     tried = 0
     faults: list[str] = []
-    for trial in trials(laboratory, 0, PROJECTS * effort, edits=10):
+    for trial in trials(laboratory, 0, PROJECTS * effort, EDITS):
         tried += 1
         if trial.problem not in ("", "unbound name"):
             faults.append(str(trial))
-    assert tried >= 900 * effort
+    assert tried >= 0.9 * PROJECTS * EDITS * effort
     assert not faults, "\n".join(faults)
 
 
@@ -69,7 +69,7 @@ def test_a_source_has_one_key_whenever_it_is_read(laboratory: Laboratory, effort
 
 def test_the_names_of_locals_are_in_no_key(laboratory: Laboratory, effort: int) -> None:
     writer, chance = Writer(1), random.Random(1)
-    sources = [writer.function() for _ in range(90 * effort)]
+    sources = [writer.function() for _ in range(SOURCES * effort)]
     sources = [s for s in sources if "except" not in s]  # texts of errors have names in them
     renamed = [rename_locals(source, chance) for source in sources]
     keys = laboratory.keys_of([*sources, *renamed])
