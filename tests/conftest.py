@@ -43,7 +43,9 @@ def _commands(app: typer.Typer, how_many: int) -> Any:
 
 
 # Building all commands takes longer than most of them do.
-typer.testing._get_command = lambda app: _commands(app, len(app.registered_commands))
+typer.testing._get_command = lambda app: _commands(  # pyright: ignore[reportPrivateImportUsage]
+    app, len(app.registered_commands)
+)
 
 
 def pytest_configure() -> None:
