@@ -169,6 +169,8 @@ def _require_known(c: Any) -> None:
     """Refuses settings of the family that are neither read nor known to be without effect, and
     weights that are stored in another form."""
     names = {field.name for field in fields(type(c))} - _READ - _WITHOUT_EFFECT
+    if c.model_type == "gemma3_text":  # which has this setting, and attends without it
+        names.add("attn_logit_softcapping")
     for name in sorted(names | {"quantization_config"}):
         value = getattr(c, name, None)
         _require(value in _NEUTRAL, f"the setting {name}={value!r}", c.model_type)
