@@ -137,7 +137,8 @@ def main(share: str = "0.3", store: str = "store", *seeds: str) -> None:
         )
         found = len(set(planted) & set(ranked[: len(planted)])) / len(planted)
         names = ("SFT", "all", "without the worst", "without random ones")
-        scores = " | ".join(f"{made[name].metrics['exact_match']:.3f}" for name in names)
+        right = [made[name].metrics["exact_match"]["value"] for name in names]
+        scores = " | ".join(f"{value:.3f}" for value in right)
         print(f"| {seed} | {len(planted)} of {len(ranked)} | {found:.2f} | {scores} |", flush=True)
 
 
