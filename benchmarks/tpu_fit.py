@@ -64,15 +64,16 @@ ROWS = [  # the shapes of train_online are those of train_sft
 ]
 
 
-def main(
-    shape: str, topology: str, slices: str = "1", step: str = "train_dpo", tokens: int = 2048
-) -> None:
-    scored = filled_size(int(tokens * FittedStep(step).scored_share), tokens)
+TOKENS = 2048
+
+
+def main(shape: str, topology: str, slices: str = "1", step: str = "train_dpo") -> None:
+    scored = filled_size(int(TOKENS * FittedStep(step).scored_share), TOKENS)
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(**SHAPES[shape], max_position_embeddings=8192).save_pretrained(folder)
-        wanted = Step(tokens, scored, recomputed=ActivationCheckpointing.full)
+        wanted = Step(TOKENS, scored, recomputed=ActivationCheckpointing.full)
         found = compile_step(Path(folder), topology, wanted, int(slices))
-    print(f"{shape} {step}\n{report(found, tokens, scored)}\n", flush=True)
+    print(f"{shape} {step}\n{report(found, TOKENS, scored)}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ class State:
     @classmethod
     def of(cls, weights: Tensors) -> "State":
         """The state before the first update."""
-        return cls(weights, *({n: torch.zeros_like(w) for n, w in weights.items()} for _ in "ms"))
+        means, squares = ({n: torch.zeros_like(w) for n, w in weights.items()} for _ in range(2))
+        return cls(weights, means, squares)
 
 
 def clipped(gradient: Tensors, max_norm: float | None) -> tuple[Tensors, float]:
@@ -108,10 +109,8 @@ class PureUpdater:
         if len(steps) > 1:
             raise ValueError(f"its parameters were updated {sorted(steps)} times, not all equally")
         if steps:
-            moments = (
-                self._read(tensors, f"optimizer/{key}/") for key in ("exp_avg", "exp_avg_sq")
-            )
-            state = State(state.weights, *moments, steps.pop())
+            means, squares = (self._read(tensors, f"optimizer/{key}/") for key in _MOMENTS)
+            state = State(state.weights, means, squares, steps.pop())
         self._become(state)
         for name in self.beside.keys() & tensors.keys():
             self.beside[name] = tensors[name][...].clone()

@@ -200,14 +200,14 @@ def angle_tables(architecture: Architecture, positions: int) -> tuple[np.ndarray
 def _windows(c: Any) -> tuple[int, ...]:
     if c.model_type not in (*_ALL_LAYERS_SLIDE, *_SOME_LAYERS_SLIDE):
         return (NO_WINDOW,) * c.num_hidden_layers
-    window = c.sliding_window
+    window: Any = c.sliding_window
     _require(window is None or window > 0, f"the setting sliding_window={window}", c.model_type)
     kinds = ["sliding_attention"] * c.num_hidden_layers
     if c.model_type in _SOME_LAYERS_SLIDE:
         kinds = c.layer_types
     for kind in kinds:
         _require(kind in _LAYER_TYPES, f"the layer type {kind!r}", c.model_type)
-    slides = [window is not None and kind == "sliding_attention" for kind in kinds]
+    slides = [kind == "sliding_attention" and window is not None for kind in kinds]
     # In such a model attention slides or not, by the implementation that transformers chooses.
     unclear = any(slides) and not getattr(c, "use_sliding_window", True)
     _require(not unclear, "sliding layers with use_sliding_window=False", c.model_type)

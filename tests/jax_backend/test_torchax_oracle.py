@@ -5,6 +5,7 @@ its own (see docs/tpu.md), and is skipped elsewhere.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def test_the_decoder_computes_what_torchax_does(tmp_path: Path, family: str) -> 
     scorer = JaxScorer(folder, Dtype.float64, 64, devices=1)
     actual = scorer.logps(scorer.prepare(groups)).result().sequences
     scorer.close()
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float64, attn_implementation="eager"
     )
     with torchax.default_env():
