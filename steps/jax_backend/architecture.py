@@ -211,7 +211,7 @@ def _windows(c: Any) -> tuple[int, ...]:
     # In such a model attention slides or not, by the implementation that transformers chooses.
     unclear = any(slides) and not getattr(c, "use_sliding_window", True)
     _require(not unclear, "sliding layers with use_sliding_window=False", c.model_type)
-    return tuple(window if slide else NO_WINDOW for slide in slides)
+    return tuple(NO_WINDOW if window is None or not slide else window for slide in slides)
 
 
 def _rotations(c: Any, head_size: int) -> tuple[tuple[Rotation, ...], tuple[int, ...]]:
