@@ -7,7 +7,7 @@ of them, on those without the worst, and on those without equally many random on
     python benchmarks/influence.py                       the table of docs/tpu.md, three seeds
     python benchmarks/influence.py 0.3 STORE 0 1 2       share, store and seeds
 
-Needs ``pip install 'temper-ml[jax]'``, and about five CPU minutes a seed.
+Needs ``pip install 'temper-ml[jax]'``.
 """
 
 import random
