@@ -1,8 +1,9 @@
 """The memory of a training step on each chip of a TPU slice, by the compiler; needs no TPU.
 
     python benchmarks/tpu_fit.py                  the table of docs/tpu.md, a few minutes a row
-    python benchmarks/tpu_fit.py 1b v5e:2x4       one row
-    python benchmarks/tpu_fit.py 1b v5e:2x4 2     of two slices
+    python benchmarks/tpu_fit.py 1b v5e:2x4                 one row
+    python benchmarks/tpu_fit.py 1b v5e:2x4 2               of two slices
+    python benchmarks/tpu_fit.py 1b v5e:2x4 1 train_sft     of another step
 
 Needs ``pip install 'temper-ml[tpu]'``. Only the shapes of weights are used: nothing is loaded.
 """
@@ -14,8 +15,9 @@ from typing import Any
 
 from transformers import LlamaConfig
 
-from steps.jax_backend.command import report
+from steps.jax_backend.command import FittedStep, report
 from steps.jax_backend.fit import Step, compile_step
+from steps.jax_backend.rounds import filled_size
 from steps.models.config import ActivationCheckpointing
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -48,25 +50,32 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-ROWS = [
-    ("1b", "v5e:2x4", "1"),
-    ("1b", "v5e:2x4", "2"),
-    ("1b", "v6e:2x4", "1"),
-    ("8b", "v5e:4x4", "1"),
-    ("8b", "v5p:2x2x2", "1"),
-    ("8b", "v6e:2x4", "1"),
-    ("8b", "v6e:2x4", "2"),
+ROWS = [  # the shapes of train_online are those of train_sft
+    ("1b", "v5e:2x4", "1", "train_dpo"),
+    ("1b", "v5e:2x4", "1", "train_sft"),
+    ("1b", "v5e:2x4", "2", "train_dpo"),
+    ("1b", "v6e:2x4", "1", "train_dpo"),
+    ("8b", "v5e:4x4", "1", "train_dpo"),
+    ("8b", "v5p:2x2x1", "1", "train_dpo"),
+    ("8b", "v5p:2x2x1", "1", "train_sft"),
+    ("8b", "v5p:2x2x2", "1", "train_dpo"),
+    ("8b", "v6e:2x4", "1", "train_dpo"),
+    ("8b", "v6e:2x4", "2", "train_dpo"),
 ]
 
 
-def main(shape: str, topology: str, slices: str = "1", tokens: int = 2048) -> None:
+TOKENS = 2048
+
+
+def main(shape: str, topology: str, slices: str = "1", step: str = "train_dpo") -> None:
+    scored = filled_size(int(TOKENS * FittedStep(step).scored_share), TOKENS)
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(**SHAPES[shape], max_position_embeddings=8192).save_pretrained(folder)
-        step = Step(tokens, tokens // 2, recomputed=ActivationCheckpointing.full)
-        found = compile_step(Path(folder), topology, step, int(slices))
-    print(f"{shape}\n{report(found, step.tokens, step.scored)}\n", flush=True)
+        wanted = Step(TOKENS, scored, recomputed=ActivationCheckpointing.full)
+        found = compile_step(Path(folder), topology, wanted, int(slices))
+    print(f"{shape} {step}\n{report(found, TOKENS, scored)}\n", flush=True)
 
 
 if __name__ == "__main__":
-    for shape, topology, slices in [(*sys.argv[1:4], "1")[:3]] if len(sys.argv) > 2 else ROWS:
-        main(shape, topology, slices)
+    for row in [sys.argv[1:5]] if len(sys.argv) > 2 else ROWS:
+        main(*row)

@@ -4,11 +4,13 @@
 
 The families differ little. Most differences show in which weights exist: biases, norms of queries
 and keys, norms after a block as well as before it (see `decoder`). This module has the others. It
-refuses families that are not in `FAMILIES`, and settings that the decoder does not support.
+refuses families that are not in `FAMILIES`, settings that the decoder does not support, and every
+setting of a family that it does not know and that is not neutral. As transformers does, it ignores
+what a config.json has beyond the settings of its family.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,25 @@ FAMILIES = ("llama", *_ALL_LAYERS_SLIDE, "qwen2", "qwen3", "smollm3", *_GEMMAS)
 
 NO_WINDOW = 2**30
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+_READ = {
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "hidden_act", "hidden_activation", "rms_norm_eps"),
+    *("rope_parameters", "no_rope_layers", "layer_types", "sliding_window", "use_sliding_window"),
+    *("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+    *("pad_token_id", "tie_word_embeddings", "max_position_embeddings", "attention_dropout"),
+    *("original_max_position_embeddings", "resid_pdrop", "embd_pdrop"),
+    *("intermediate_size", "attention_bias", "mlp_bias"),  # the weights have shapes by these
+}
+_WITHOUT_EFFECT = {
+    *("transformers_version", "architectures", "_name_or_path", "dtype", "return_dict"),
+    *("output_hidden_states", "output_attentions", "use_cache", "id2label", "label2id"),
+    *("problem_type", "bos_token_id", "eos_token_id", "initializer_range", "pretraining_tp"),
+    # With these, transformers makes `layer_types` and `no_rope_layers` when it reads a config.
+    *("max_window_layers", "no_rope_layer_interval", "_sliding_window_pattern"),
+}
+_NEUTRAL = (None, False, 0, "", [], {})
 
 
 @dataclass(frozen=True)
@@ -112,13 +133,13 @@ def architecture_of(config: PreTrainedConfig) -> Architecture:
             f"backend=jax cannot run the family {family!r}, only {', '.join(sorted(FAMILIES))}; "
             "use torch (backend=null)"
         )
-    activation = getattr(c, "hidden_activation", None) or c.hidden_act
+    _require_known(c)
+    is_gemma, is_later_gemma = family in _GEMMAS, family in _GEMMAS[1:]
+    activation = c.hidden_activation if is_later_gemma else c.hidden_act
     _require(activation in _ACTIVATIONS, f"the activation {activation!r}", family)
-    _require(not getattr(c, "use_bidirectional_attention", None), "bidirectional attention", family)
     head_size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     rotations, rotation_of = _rotations(c, head_size)
-    is_gemma = family in _GEMMAS
-    scalar = getattr(c, "query_pre_attn_scalar", None)
+    scalar = c.query_pre_attn_scalar if is_later_gemma else head_size
     return Architecture(
         family=family,
         vocabulary=c.vocab_size,
@@ -131,17 +152,28 @@ def architecture_of(config: PreTrainedConfig) -> Architecture:
         norm_offset=1.0 if is_gemma else 0.0,
         activation=activation,
         embedding_scale=c.hidden_size**0.5 if is_gemma else 1.0,
-        attention_scale=(head_size if scalar is None else scalar) ** -0.5,
+        attention_scale=scalar**-0.5,
         attention_cap=c.attn_logit_softcapping if family == "gemma2" else None,
-        logits_cap=getattr(c, "final_logit_softcapping", None),
+        logits_cap=c.final_logit_softcapping if is_later_gemma else None,
         windows=_windows(c),
         rotations=rotations,
         rotation_of=rotation_of,
-        padding=c.pad_token_id,
+        padding=None if c.pad_token_id is None else c.pad_token_id % c.vocab_size,
         tied=bool(c.tie_word_embeddings),
         longest=c.max_position_embeddings,
         attention_dropout=getattr(c, "attention_dropout", None) or 0.0,
     )
+
+
+def _require_known(c: Any) -> None:
+    """Refuses settings of the family that are neither read nor known to be without effect, and
+    weights that are stored in another form."""
+    names = {field.name for field in fields(type(c))} - _READ - _WITHOUT_EFFECT
+    if c.model_type == "gemma3_text":  # which has this setting, and attends without it
+        names.add("attn_logit_softcapping")
+    for name in sorted(names | {"quantization_config"}):
+        value = getattr(c, name, None)
+        _require(value in _NEUTRAL, f"the setting {name}={value!r}", c.model_type)
 
 
 def other_dropouts(folder: Path) -> dict[str, float]:
@@ -166,14 +198,20 @@ def angle_tables(architecture: Architecture, positions: int) -> tuple[np.ndarray
 
 
 def _windows(c: Any) -> tuple[int, ...]:
-    window = getattr(c, "sliding_window", None)
-    slides = [False] * c.num_hidden_layers
-    if window is not None and c.model_type in _ALL_LAYERS_SLIDE:
-        slides = [True] * c.num_hidden_layers
-    elif window is not None and c.model_type in _SOME_LAYERS_SLIDE:
-        wanted = c.model_type != "smollm3" or c.use_sliding_window
-        slides = [wanted and kind == "sliding_attention" for kind in c.layer_types]
-    return tuple(window if slide and window else NO_WINDOW for slide in slides)
+    if c.model_type not in (*_ALL_LAYERS_SLIDE, *_SOME_LAYERS_SLIDE):
+        return (NO_WINDOW,) * c.num_hidden_layers
+    window: Any = c.sliding_window
+    _require(window is None or window > 0, f"the setting sliding_window={window}", c.model_type)
+    kinds = ["sliding_attention"] * c.num_hidden_layers
+    if c.model_type in _SOME_LAYERS_SLIDE:
+        kinds = c.layer_types
+    for kind in kinds:
+        _require(kind in _LAYER_TYPES, f"the layer type {kind!r}", c.model_type)
+    slides = [kind == "sliding_attention" and window is not None for kind in kinds]
+    # In such a model attention slides or not, by the implementation that transformers chooses.
+    unclear = any(slides) and not getattr(c, "use_sliding_window", True)
+    _require(not unclear, "sliding layers with use_sliding_window=False", c.model_type)
+    return tuple(NO_WINDOW if window is None or not slide else window for slide in slides)
 
 
 def _rotations(c: Any, head_size: int) -> tuple[tuple[Rotation, ...], tuple[int, ...]]:
@@ -181,7 +219,9 @@ def _rotations(c: Any, head_size: int) -> tuple[tuple[Rotation, ...], tuple[int,
     settings = c.rope_parameters
     if "rope_theta" in settings:
         rotations = [_rotation(c, settings, head_size, {})]
-        has = getattr(c, "no_rope_layers", None) or [1] * c.num_hidden_layers
+        has = [1] * c.num_hidden_layers
+        if c.model_type == "smollm3":
+            has = c.no_rope_layers
         if not all(has):
             rotations.append(Rotation((0.0,) * len(rotations[0].frequencies)))
         return tuple(rotations), tuple(0 if rotates else 1 for rotates in has)
@@ -203,7 +243,9 @@ def _rotation(
     _require(name in ROPE_INIT_FUNCTIONS, f"the rotation {name!r}", c.model_type)
     frequencies, scale = ROPE_INIT_FUNCTIONS[name](c, torch.device("cpu"), **kind)
     limit = None
-    if name in ("dynamic", "longrope"):
+    if name == "dynamic":
+        limit = c.max_position_embeddings
+    elif name == "longrope":
         limit = settings.get("original_max_position_embeddings") or c.max_position_embeddings
     return Rotation(tuple(frequencies.tolist()), float(scale), limit)
 

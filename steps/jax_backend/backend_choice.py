@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.jax_backend.config import JaxScoring
 from steps.shared.checks import require, require_count
 from steps.shared.execution_detail import detail_field
@@ -48,6 +49,6 @@ class JaxTraining(TrainingBackend):
         return JaxPolicy(folder, config, ranks, dropout, self.devices, self.check, self.kernel)
 
 
-TRAINING_BACKENDS: Mapping[str, type] = {JaxTraining.name: JaxTraining}
+TRAINING_BACKENDS: Mapping[str, type] = {b.name: b for b in (JaxTraining, FunctionalTraining)}
 """Backends by their names in a config; an experiment passes them to ``main``. Without a backend,
 torch runs the model."""

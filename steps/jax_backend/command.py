@@ -21,7 +21,14 @@ class FittedStep(StrEnum):
     train_reference_free = "train_reference_free"
     train_kto = "train_kto"
     train_sft = "train_sft"
+    train_online = "train_online"
     reference_logprobs = "reference_logprobs"
+
+    @property
+    def scored_share(self) -> float:
+        """Of a pack's tokens, how many are scored by default: half, and in SFT and GRPO all, as
+        sizes are rounded up to quarters and a group's answers are long beside its prompt."""
+        return 1.0 if self in (FittedStep.train_sft, FittedStep.train_online) else 0.5
 
 
 def fit(
@@ -29,7 +36,9 @@ def fit(
     on: Annotated[str, typer.Option(help="A TPU topology, such as v5e:2x4 or v5p:2x2x2.")],
     model: Annotated[Path, typer.Option(help="A model folder, or its config.json alone.")],
     tokens_per_forward: Annotated[int, typer.Option(help="The tokens of a chip's pack.")] = 2048,
-    scored: Annotated[int | None, typer.Option(help="Scored tokens; default: half.")] = None,
+    scored: Annotated[
+        int | None, typer.Option(help="Scored tokens; default: the step's share.")
+    ] = None,
     dtype: Dtype = Dtype.bfloat16,
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.full,
     slices: Annotated[int, typer.Option(help="How many such slices share the work.")] = 1,
@@ -39,13 +48,14 @@ def fit(
     fits.
 
     This proves that the step compiles, is sharded over the chips and fits. It does not measure
-    speed or check numbers on the chips.
+    speed or check numbers on the chips. Of train_online the shapes are compiled; backend=jax does
+    not train online.
     """
     from steps.jax_backend.fit import Step, compile_step
     from steps.jax_backend.rounds import filled_size
 
     tokens = filled_size(tokens_per_forward, tokens_per_forward)
-    counted = filled_size(scored or tokens // 2, tokens)
+    counted = filled_size(scored or int(tokens * step.scored_share), tokens)
     trains = step is not FittedStep.reference_logprobs
     recomputed = activation_checkpointing
     wanted = Step(tokens, counted, dtype, trains, recomputed=recomputed, kernel=kernel)

@@ -243,13 +243,11 @@ def _compiled(name: str, function: Any, *arguments: Any) -> tuple[Program, Any]:
         dict(Counter(_COLLECTIVES.findall(compiled.as_text()))),
         seconds,
     )
+    spreads = jax.tree.leaves(compiled.output_shardings)
     given = jax.tree.map(
         lambda leaf, spread: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=spread),
-        jax.eval_shape(function, *arguments),
-        jax.tree.unflatten(
-            jax.tree.structure(jax.eval_shape(function, *arguments)),
-            jax.tree.leaves(compiled.output_shardings),
-        ),
+        traced.out_info,
+        jax.tree.unflatten(jax.tree.structure(traced.out_info), spreads),
     )
     return program, given
 

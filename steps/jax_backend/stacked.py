@@ -70,7 +70,21 @@ def read_weights(folder: Path, dtype: np.dtype) -> Tree:
         if found != shape:
             fault = "is missing" if found is None else f"has the shape {found}, not {shape}"
             raise ValueError(f"{name} {fault} in {folder}; import the model again")
+    _require_tied(shapes, files, folder)
     return stacked(shapes, lambda name: files[name].get_tensor(name).astype(dtype))
+
+
+def _require_tied(shapes: Mapping[str, Any], files: Mapping[str, Any], folder: Path) -> None:
+    """Refuses a head of its own in a model whose config ties it to the embeddings: transformers
+    would leave the two apart."""
+    head, embeddings = "lm_head.weight", "model.embed_tokens.weight"
+    if head in shapes or head not in files:
+        return
+    if not np.array_equal(*(files[name].get_tensor(name) for name in (head, embeddings))):
+        raise ValueError(
+            f"{head} in {folder} is not {embeddings}, though its config.json has "
+            "tie_word_embeddings=true; set that to false, as this is what transformers computes"
+        )
 
 
 def stacked(names: Mapping[str, Any], read: Callable[[str], np.ndarray]) -> Tree:

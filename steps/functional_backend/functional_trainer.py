@@ -1,0 +1,195 @@
+"""Training in torch as functions: logps of weights, and the gradient of a pack as a value.
+
+    weights, pack → logps [S], pull      torch.func.functional_call under torch.func.vjp
+    logps → loss, d loss / d logps       as in every backend, in float64
+    pull, d logps → gradient             a value, which is added to that of the batch
+    state, gradient, rate → state        pure_updates
+
+From the gradients g_i of the n examples of a batch, each n times its share of the batch's, follow
+unbiased estimates of the variance of an example's gradient and of the squared true gradient:
+
+    tr Σ  =  (Σ |g_i|² - n |g|²) / (n - 1)          |G|²  =  |g|² - tr Σ / n
+
+with their mean g. The gradient noise scale is the quotient tr Σ / |G|² (McCandlish et al. 2018,
+https://arxiv.org/abs/1812.06162, appendix A.1): batches much larger than it waste examples.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from steps.functional_backend.pure_updates import PureUpdater, Tensors
+from steps.models.adapters import keep_adapter_dropout
+from steps.models.config import ActivationCheckpointing
+from steps.models.ranks import Ranks
+from steps.scoring.architectures.images import seen_or_ids
+from steps.scoring.architectures.pack_layouts import Layout, layout_of
+from steps.scoring.embedding import Embedded
+from steps.scoring.examples import TokenGroup
+from steps.scoring.head import output_head
+from steps.scoring.logps import GroupLoss, Scored, TokenLogps, loss_gradients, predicting_rows
+from steps.scoring.packing import Pack
+from steps.scoring.reference import Reference
+from steps.scoring.scored_by import ScoredBy
+from steps.scoring.scorer import Batch, Scorer
+from steps.training.config import OptimizerConfig, TrainConfig
+from steps.training.policy import TorchPolicy
+from steps.training.trainer import (
+    BatchLoss,
+    GroupLosses,
+    StepResult,
+    Trainer,
+    step_result,
+    values_by_group,
+)
+from steps.training.usage import PackCosts, Usage
+
+_SUMS = "noise_scale/sums"
+
+
+class _Logps(nn.Module):
+    """A model whose output are the logps [S] of a pack, by operations that `torch.func` knows."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pack: Pack) -> Tensor:
+        tokens = Embedded(seen_or_ids(self.model, pack), pack.input_ids)
+        logits = output_head(self.model).logits(predicting_rows(self.model, pack, tokens))
+        return logits.log_softmax(dim=-1).gather(1, pack.targets[:, None])[:, 0]
+
+
+def gradient_of(
+    model: PreTrainedModel, weights: Tensors, pack: Pack, loss: GroupLoss
+) -> tuple[Scored, dict[str, Tensor]]:
+    """The losses of a pack's groups, and the gradient of their sum by `weights`; parameters of the
+    model that are not among these are constants."""
+    module = _Logps(model)
+
+    def logps_of(weights: Tensors) -> Any:
+        named = {f"model.{name}": weight for name, weight in weights.items()}
+        return torch.func.functional_call(module, named, (pack,))
+
+    logps, pull, *_ = torch.func.vjp(logps_of, dict(weights))
+    scored, of_logps = loss_gradients(logps.detach(), pack, loss, slice(0, len(pack.groups)))
+    (gradient,) = pull(of_logps.to(logps.dtype))
+    return scored, gradient
+
+
+def noise_of(squares: Tensor, total: Tensors, sums: Tensor) -> dict[str, float]:
+    """`gradient_variance` and `gradient_signal` of a batch; `noise_scale` is the quotient of their
+    means over all steps so far, once that of the signal is above 0.
+
+    Args:
+        squares: of each example's share of the batch's gradient, its squared norm; float64 [n].
+        total: the batch's gradient.
+        sums: of both estimates over the steps so far, float64 [2]; the batch's are added.
+    """
+    count, whole = len(squares), _square(total)
+    if count < 2:
+        return {}
+    variance = count * (count * squares.sum() - whole) / (count - 1)
+    now = torch.stack([variance, whole - variance / count]).cpu()
+    sums += now
+    found = dict(zip(("gradient_variance", "gradient_signal"), now.tolist(), strict=True))
+    return found | ({"noise_scale": float(sums[0] / sums[1])} if sums[1] > 0 else {})
+
+
+class FunctionalTrainer(Trainer):
+    """Trains the parameters of a scorer's model that require gradients.
+
+    Args:
+        noise_scale: as in `FunctionalTraining`.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        optimizer: OptimizerConfig,
+        master_weights: bool = True,
+        dropout: bool = False,
+        noise_scale: bool = False,
+    ) -> None:
+        self._model = scorer.model
+        costs = PackCosts.of(self._model)
+        usage = Usage(costs, scorer.tokens_per_forward, self._model.device, scorer.dtype)
+        self._pure = PureUpdater(self._model, optimizer, master_weights)
+        self._begin(scorer, self._pure, usage)
+        self._model.train(dropout)
+        keep_adapter_dropout(self._model)
+        self._measures_noise = noise_scale
+        if noise_scale:
+            scorer.tokens_per_forward = 1  # so no two examples share a forward
+            self._pure.beside[_SUMS] = torch.zeros(2, dtype=torch.float64)
+
+    def _forward_backward(self, batch: Batch, loss: BatchLoss) -> StepResult:
+        torch.manual_seed(batch.noise)
+        device, weights = self._model.device, self._pure.weights()
+        loss, parts, squares = loss.to(device), [], []
+        for pack, members in zip(batch.packs, batch.members, strict=True):
+
+            def of_pack(logps: TokenLogps, some: slice, members: Tensor = members) -> GroupLosses:
+                return loss(logps, members.to(device)[some])
+
+            part, gradient = gradient_of(self._model, weights, pack.to(device), of_pack)
+            self._pure.add(gradient)
+            parts.append(part)
+            if self._measures_noise:
+                squares.append(_square(gradient))
+        values = values_by_group(parts)[:, torch.cat(batch.members).argsort()]
+        result = step_result(list(parts[0].metrics), values, batch.groups)
+        if not self._measures_noise or self._pure.gradient is None:
+            return result
+        sums = self._pure.beside[_SUMS]
+        estimates = noise_of(torch.stack(squares), self._pure.gradient, sums)
+        return replace(result, metrics={**result.metrics, **_shares(estimates, result.losses)})
+
+
+class FunctionalPolicy(TorchPolicy):
+    """A folder opened for training with `FunctionalTrainer`."""
+
+    def __init__(
+        self, folder: Path, config: TrainConfig, ranks: Ranks, dropout: bool, noise_scale: bool
+    ) -> None:
+        if ranks.count > 1:
+            raise ValueError(
+                f"backend=functional trains on one device, and the step has {ranks.count}; ask for "
+                "one, or use torch (backend=null)"
+            )
+        # `torch.func` cannot differentiate what is recomputed.
+        config = replace(config, activation_checkpointing=ActivationCheckpointing.none)
+        super().__init__(folder, config, ranks, dropout)
+        self.trainer = FunctionalTrainer(
+            self.trainer.scorer, config.optimizer, config.master_weights, dropout, noise_scale
+        )
+
+    def make_ready(
+        self,
+        groups: Sequence[TokenGroup],
+        others: Sequence[TokenGroup] = (),
+        shown_by: Sequence[Reference] = (),
+    ) -> tuple[ScoredBy, list[str]]:
+        found = super().make_ready(groups, others, shown_by)
+        lacks = {
+            "a load-balancing loss (set router_aux_loss_coef=0)": self.trainer.balancing,
+            "models that read every sequence alone": layout_of(self._model) is Layout.alone,
+        }
+        for what, is_asked in lacks.items():
+            if is_asked:
+                raise ValueError(f"backend=functional lacks {what}; use torch (backend=null)")
+        return found
+
+
+def _square(gradient: Tensors) -> Tensor:
+    return torch.stack([g.double().square().sum() for g in gradient.values()]).sum()
+
+
+def _shares(values: Mapping[str, float], losses: Tensor) -> dict[str, Tensor]:
+    """Numbers of a batch as a metric's shares of its groups, which are summed in the log."""
+    return {name: torch.full_like(losses, value / len(losses)) for name, value in values.items()}
