@@ -241,6 +241,7 @@ class _Reader:
         self.classes: list[str] = []
         self.listed: set[int] = set()
         self.compared: set[int] = set()
+        self.called: set[int] = set()
         self.locals: dict[tuple[int, str], int] = {}
         self._parts: list[list[Piece]] = [[]]
 
@@ -364,6 +365,8 @@ class _Reader:
                     self.read((self.mangled(path[0]), *path[1:]))
                 return
         if path is None:
+            if _is_super(node.value) and id(node) not in self.called:
+                self.traits.add(TYPES)  # it reads the default of a field
             if node.attr == "parameters":
                 self.listed.add(id(node.value))  # of a signature
             with self.using(CALL if self.use != HINT else HINT):
@@ -578,6 +581,7 @@ class _Reader:
 
     def write_any_call(self, node: ast.Call, keeps: bool = False) -> None:
         self.emit("(Call func=")
+        self.called.add(id(node.func))
         use = LISTED if id(node) in self.listed else MADE if self.use == SHOWN else CALL
         with self.using(use if self.use != HINT else HINT):
             self.write(node.func)
@@ -1107,6 +1111,10 @@ def _is_type_of(node: ast.AST) -> bool:
     """``type(x)`` or ``x.__class__``."""
     is_call = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "type"
     return is_call or getattr(node, "attr", "") == "__class__"
+
+
+def _is_super(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "super"
 
 
 def _typed(node: ast.expr) -> ast.expr:

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 _CORE = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/"
-_NO_LOOKUPS = (_CORE, "/torch/_dynamo/", "/torch/_inductor/")
-"""Code that imports modules by name and uses nothing of them that the step does not use."""
+_NO_LOOKUPS = (_CORE, "<frozen importlib", "/torch/_dynamo/", "/torch/_inductor/")
+"""Code that imports modules by name and uses nothing of them that the step does not use: the last
+two compile functions of the step, the second imports the parents of a package."""
 
 
 class Hook(Protocol):
