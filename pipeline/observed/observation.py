@@ -565,7 +565,7 @@ def state_of(path: str) -> list[int] | None:
     is not a regular file."""
     try:
         now = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # a manifest may name what no file system can
         return None
     if not stat.S_ISREG(now.st_mode):
         return []
@@ -585,7 +585,7 @@ def folder_digest(folder: str) -> str:
     none."""
     try:
         names = sorted(name for name in os.listdir(folder) if name != "__pycache__")
-    except OSError:
+    except (OSError, ValueError):
         return ABSENT
     return blake3.blake3("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
 
