@@ -373,18 +373,30 @@ class _Hook:
         if self._observation is not None and self._counts(path):
             self._note_read(path, state_of(path))
 
-    def note_look(self, name: Any) -> None:
+    def note_look(self, path: Any) -> None:
         """Record that code asked whether a file exists, how large it is and so on."""
-        if isinstance(name, int) or ("look", name) in self._seen:
+        if isinstance(path, int) or ("look", path) in self._seen:
             return
-        path = self._path(name)
-        if os.path.isabs(name):
-            self._seen.add(("look", name))
-        if path is None or not self._counts(path) or _is_for_source(path):
+        if os.path.isabs(path):
+            self._seen.add(("look", path))
+        place = self._path(path)
+        if place is None or not self._counts(place) or _is_for_source(place):
             return
-        state = state_of(path)
-        if state or self._may_be_missed(path, state):
-            self._note_read(path, state)
+        if not self._is_asked_by_project():
+            return
+        state = state_of(place)
+        if state or self._may_be_missed(place, state):
+            self._note_read(place, state)
+
+    def _is_asked_by_project(self) -> bool:
+        """Whether code of the project is at work, and not the import of a library: libraries look
+        for many files when they are imported."""
+        for file in _callers():
+            if file.startswith("<frozen importlib"):
+                return False
+            if self.is_of_project(file):
+                return True
+        return False
 
     def note_lookup(self, module: str, unit: str = "*") -> None:
         """Record that code looked up a module, or a name in it, that was known only at run time."""
@@ -545,7 +557,8 @@ class _Witness:
     seen: list[str] = field(default_factory=list)
 
     def add_event(self, kind: str, path: str, *details: Any) -> None:
-        self.seen.append(path)
+        if kind != "module":
+            self.seen.append(path)
 
 
 @contextlib.contextmanager

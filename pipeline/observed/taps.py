@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 _CORE = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/"
 _NO_LOOKUPS = (_CORE, "<frozen importlib", "/torch/_dynamo/", "/torch/_inductor/")
-"""Code that imports modules by name and uses nothing of them that the step does not use: the last
-two compile functions of the step, the second imports the parents of a package."""
+"""Code that imports modules by name and uses nothing of them that the step does not use: this
+package, the import system, which imports the parents of a package, and compilers of functions."""
 
 
 class Hook(Protocol):
@@ -41,9 +41,13 @@ def install(hook: Hook) -> None:
     _tap_files(hook)
 
 
-def _caller() -> str:
-    """The file of the code that called the function of the library that called the replacement."""
-    return sys._getframe(3).f_code.co_filename
+def _caller(depth: int = 3) -> str:
+    """The file of the code that called the function of the library that called the replacement;
+    empty if no Python code did."""
+    try:
+        return sys._getframe(depth).f_code.co_filename
+    except ValueError:
+        return ""
 
 
 def _tap_imports(hook: Hook) -> None:
@@ -83,7 +87,7 @@ def _tap_searches(hook: Hook) -> None:
 
 def _note_missing(hook: Hook, caller: str, module: str) -> None:
     """Libraries look for many modules of other libraries; only code of the project counts."""
-    if hook.is_of_project(caller):
+    if caller and hook.is_of_project(caller):
         package = module.rpartition(".")[0]
         hook.note_missing(module, sys.modules[package].__path__ if package else sys.path)
 
@@ -93,7 +97,7 @@ def _tap_lines(hook: Hook) -> None:
     plain = linecache.getlines
 
     def getlines(filename: str, module_globals: Any = None) -> list[str]:
-        callers = sys._getframe(1).f_code.co_filename, sys._getframe(2).f_code.co_filename
+        callers = _caller(2), _caller(3)
 
         def note() -> None:
             if any(map(hook.is_of_project, callers)):
