@@ -58,11 +58,12 @@ from pipeline.code.form import (
 )
 
 TYPES, SUBCLASSES, ITSELF = "types", "subclasses", "itself"
-MODULES, NAMESPACES = "modules", "namespaces"
+MODULES, NAMESPACES, LOOKUPS, ORDER = "modules", "namespaces", "lookups", "order"
 """Further traits. ``TYPES``: the code may get from a value to the declarations of its type.
 ``SUBCLASSES``: it lists the subclasses of a class. ``ITSELF``: a class accesses itself.
-``MODULES``: names of modules appear in its results. ``NAMESPACES``: it may access any global of any
-module."""
+``MODULES``: names of modules appear in its results. ``NAMESPACES``: it may access any global of a
+module that has code in the closure. ``LOOKUPS``: it may do so for every module that is loaded.
+``ORDER``: it may list the globals of a module in their order."""
 
 DETAIL = "execution_detail"
 """The decorator that declares that a definition affects no result."""
@@ -71,14 +72,16 @@ TRAITS_OF_NAMES = {
     **dict.fromkeys(("__doc__", "getdoc"), (DOCS,)),
     **dict.fromkeys(("__name__", "__qualname__", "co_name", "co_qualname"), (NAMES,)),
     "__module__": (NAMES, MODULES),
-    **dict.fromkeys(("__annotations__", "__annotate__"), (HINTS, TYPES)),
+    **dict.fromkeys(("__annotations__", "__annotate__"), (HINTS, TYPES, ORDER)),
     **dict.fromkeys(("__signature__", "__wrapped__", "__type_params__"), (HINTS, TYPES)),
     **dict.fromkeys(("__class__", "__match_args__"), (TYPES,)),
     "__dataclass_fields__": (TYPES, HINTS),
     "__subclasses__": (SUBCLASSES,),
     "delattr": (TYPES,),
+    "__import__": (LOOKUPS,),
+    **dict.fromkeys(("vars", "__dict__", "globals"), (ORDER,)),
     **dict.fromkeys(("__mro__", "__bases__", "mro"), (NAMES, MODULES)),
-    "locals": (NAMES, TEXTS),
+    "locals": (NAMES, TEXTS, ORDER),
     **dict.fromkeys(("annotation", "return_annotation"), (HINTS, TYPES)),
     **dict.fromkeys(("handlers", "callHandlers", "lastResort"), (TEXTS, NAMES, MODULES)),
     **dict.fromkeys(("stderr", "push"), (TEXTS,)),
@@ -156,6 +159,8 @@ class Scope:
         verbatim: names that are written as they are: parameters, since callers may name them, and
             definitions, since these know their names.
         imported: names that only one import binds: references to its source replace them.
+        members: names that a class body may bind. Until it does, they are globals, even if the
+            function around the class has a variable of that name.
         number: the position of the scope among the scopes of its statement, in order of entry.
     """
 
@@ -164,6 +169,7 @@ class Scope:
     nonlocals: set[str] = field(default_factory=set)
     verbatim: set[str] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
+    members: set[str] = field(default_factory=set)
     is_class: bool = False
     number: int = 0
 
@@ -235,6 +241,7 @@ class _Reader:
         self.classes: list[str] = []
         self.listed: set[int] = set()
         self.compared: set[int] = set()
+        self.called: set[int] = set()
         self.locals: dict[tuple[int, str], int] = {}
         self._parts: list[list[Piece]] = [[]]
 
@@ -327,7 +334,7 @@ class _Reader:
 
     def write_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
-            self.read((self.mangled(node.id),))
+            self.read_as(node, (self.mangled(node.id),))
         else:
             self.bind(self.mangled(node.id))
 
@@ -358,6 +365,8 @@ class _Reader:
                     self.read((self.mangled(path[0]), *path[1:]))
                 return
         if path is None:
+            if _is_super(node.value) and id(node) not in self.called:
+                self.traits.add(TYPES)  # it reads the default of a field
             if node.attr == "parameters":
                 self.listed.add(id(node.value))  # of a signature
             with self.using(CALL if self.use != HINT else HINT):
@@ -367,7 +376,7 @@ class _Reader:
             return
         for number in range(1, len(path) - 1):
             self.note(path[number])
-        self.read((self.mangled(path[0]), *path[1:]))
+        self.read_as(node, (self.mangled(path[0]), *path[1:]))
 
     def write_AugAssign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
@@ -399,6 +408,11 @@ class _Reader:
         is_method = any(scope.is_class for scope in self.scopes)
         return is_method and isinstance(node, ast.Name) and node.id == "self"
 
+    def read_as(self, node: ast.expr, path: tuple[str, ...]) -> None:
+        before, self.use = self.use, LISTED if id(node) in self.listed else self.use
+        self.read(path)
+        self.use = before
+
     def read(self, path: tuple[str, ...]) -> None:
         found = self.lookup(path[0])
         if found is None:
@@ -419,11 +433,12 @@ class _Reader:
             self.emit(f"(Place {name} {self.module})")
         elif name == "type" and self.use != HINT:
             self.traits.add(TYPES)
-        self.note(name)
+        if name != "__import__" or self.use != LISTED:
+            self.note(name)
         self.refer(self.module, path)
 
     def refer(self, module: str, path: tuple[str, ...]) -> None:
-        self.piece(Ref(module, ".".join(path), self.use))
+        self.piece(Ref(module, ".".join(map(self.mangled, path)), self.use))
 
     def bind(self, name: str) -> None:
         scope = self.scopes[-1] if self.scopes else None
@@ -454,6 +469,8 @@ class _Reader:
                 return None
             if name in scope.names:
                 return scope, scope.names[name]
+            if name in scope.members - scope.nonlocals:
+                return None
         return None
 
     def write_Global(self, node: ast.Global | ast.Nonlocal) -> None:
@@ -538,6 +555,11 @@ class _Reader:
             self.traits.add(MODULES)
         if name == "exception" and not arguments:
             self.traits.add(TEXTS)  # `exception()` of a future
+        is_constant = bool(node.args) and isinstance(node.args[0], ast.Constant)
+        if name == "__import__" and is_constant:
+            self.listed.add(id(node.func))
+        elif (dotted(node.func) or ())[-2:-1] == ("modules",) and node.args:
+            self.refer_to_loaded(node.func, node.args[0])
         if name in ("vars", "locals") and not (node.args or self.scopes):
             self.refer(self.module, ())
         if name == "getLogger" and any(last_name(argument) == "__name__" for argument in arguments):
@@ -559,6 +581,7 @@ class _Reader:
 
     def write_any_call(self, node: ast.Call, keeps: bool = False) -> None:
         self.emit("(Call func=")
+        self.called.add(id(node.func))
         use = LISTED if id(node) in self.listed else MADE if self.use == SHOWN else CALL
         with self.using(use if self.use != HINT else HINT):
             self.write(node.func)
@@ -717,6 +740,8 @@ class _Reader:
         """A comparison of a value's type does not read the declarations of the type."""
         if all(isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.NotEq) for op in node.ops):
             self.compared |= {id(side) for side in (node.left, *node.comparators)}
+        if all(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
+            self.listed |= {id(s) for s in node.comparators if last_name(s) == "modules"}
         self.generic(node)
 
     def write_FormattedValue(self, node: ast.FormattedValue) -> None:
@@ -750,8 +775,11 @@ class _Reader:
 
     def write_Subscript(self, node: ast.Subscript) -> None:
         kind = last_name(node.value)
-        if kind == "modules" and isinstance(node.slice, ast.Constant):
-            self.refer(str(node.slice.value), ())
+        if kind == "modules":
+            if isinstance(node.ctx, ast.Load):
+                self.refer_to_loaded(node.value, node.slice)
+            else:
+                self.listed.add(id(node.value))
         self.emit("(Subscript value=")
         with self.using(HINT if self.use == HINT else CALL):
             self.write(node.value)
@@ -765,6 +793,14 @@ class _Reader:
             else:
                 self.write(node.slice)
         self.emit(")")
+
+    def refer_to_loaded(self, modules: ast.expr, name: ast.expr) -> None:
+        """Refer to a module that is read from ``sys.modules``, if its name is known. If it is not,
+        ``sys.modules`` stands for any module."""
+        if isinstance(name, ast.Constant):
+            self.refer(str(name.value), ())
+        if isinstance(name, ast.Constant) or getattr(name, "id", "") == "__name__":
+            self.listed.add(id(modules))
 
     # --- definitions -------------------------------------------------------------------------
 
@@ -914,7 +950,13 @@ class _Reader:
             self.emit(" body=[")
             is_top = not self.scopes
             self.classes.append(node.name)
-            with self.scope(Scope(is_class=True)) as scope:
+            members = {
+                name
+                for statement in node.body
+                for inner in own_scope(statement)
+                for name in bound(inner)
+            }
+            with self.scope(Scope(is_class=True, members=members)) as scope:
                 for statement in node.body:
                     if not is_idle(statement):
                         self.write_member(statement, is_top, node)
@@ -944,6 +986,8 @@ class _Reader:
         if isinstance(text, str):
             names |= {mark for mark in _TYPE_MARKS if mark in text}
         self.emit(f" marks={sorted(names.intersection(_TYPE_MARKS))}")
+        if (self.is_future or text) and not names.isdisjoint(_TYPE_MARKS):
+            self.emit(ascii(ast.unparse(node.annotation)))  # dataclasses look for certain texts
         with self.using(HINT), self.collected() as named:
             self.write(node.annotation)
         for reference in named:  # whoever constructs the class may construct these too
@@ -1067,6 +1111,10 @@ def _is_type_of(node: ast.AST) -> bool:
     """``type(x)`` or ``x.__class__``."""
     is_call = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "type"
     return is_call or getattr(node, "attr", "") == "__class__"
+
+
+def _is_super(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "super"
 
 
 def _typed(node: ast.expr) -> ast.expr:

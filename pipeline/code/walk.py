@@ -55,7 +55,8 @@ from pipeline.code.form import (
 )
 from pipeline.code.meaning import ALL, BINARY, IMPORT, Project, Target, Unit
 from pipeline.code.modules import Modules, is_core
-from pipeline.code.reader import DETAIL, MODULES, NAMESPACES, SUBCLASSES, TYPES
+from pipeline.code.reader import DETAIL, LOOKUPS, MODULES, NAMESPACES, ORDER, SUBCLASSES, TYPES
+from pipeline.code.source import Module
 from pipeline.code.statement import Statement
 from pipeline.code.walked_before import Walked
 from pipeline.dag.canonical import describe_type
@@ -91,6 +92,17 @@ _LIBRARY_READERS: Mapping[str, frozenset[str]] = {
     "marshal": EVERYTHING,
     **dict.fromkeys(("traceback", "sys.exc_info", "sys.exception"), frozenset({MESSAGES})),
     "sys._getframe": EVERYTHING,
+    "sys.modules": frozenset({LOOKUPS}),
+    **dict.fromkeys(
+        (
+            *("yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.UnsafeLoader", "yaml.Loader"),
+            *("yaml.full_load", "yaml.full_load_all", "yaml.FullLoader", "yaml.CLoader"),
+            *("importlib.machinery", "importlib.util.spec_from_file_location"),
+            "importlib.util.module_from_spec",
+        ),
+        frozenset({LOOKUPS}),
+    ),
+    "logging.config": EVERYTHING,
     "sys._current_frames": EVERYTHING,
     "warnings": frozenset({TEXTS}),
     "warnings.warn": frozenset(),
@@ -119,6 +131,7 @@ _IMPLIED: Mapping[str, frozenset[str]] = {
     TEXTS: frozenset({CLASSES}),
     NAMES: frozenset({CLASSES}),
     NAMESPACES: frozenset({NAMES, CLASSES}),
+    LOOKUPS: frozenset({NAMESPACES, NAMES, CLASSES}),
 }
 """Readers that imply other readers: messages of errors name functions and modules, for example."""
 _IMPORTERS = (
@@ -336,6 +349,18 @@ class _Walk:
                 self._add_unit(unit, by_value=False)
             if NAMESPACES in self.readers:
                 self._add_unit((unit[0], ALL), by_value=False)
+            if done == len(self._waiting):
+                self._add_loaded()
+
+    def _add_loaded(self) -> None:
+        """Add the loaded modules that code may access by name: the submodules of a package that is
+        used as a value are among its attributes."""
+        is_any = LOOKUPS in self.readers
+        packages = {module for module, name in self.by_value if name == ALL}
+        for module in sorted(self.modules()) if is_any or packages else ():
+            if is_any or module.rpartition(".")[0] in packages:
+                self._add_unit((module, ALL), by_value=False)
+        self._pieces.clear()  # they may change until the walk is over
 
     def add(self, target: Target, by_value: bool = False) -> None:
         """Add a target, and the effects of importing its module."""
@@ -455,13 +480,23 @@ class _Walk:
     def _namespace(self, module: str) -> Iterator[Piece]:
         source = self.project.module(module)
         assert source is not None
-        for name in sorted({*source.units, *source.names}):
+        for name in self._in_namespace(source):
             if name != "__doc__" or DOCS in self.readers:
                 yield f"\n{name}="
                 yield Ref(module, name)
         for _, star in source.stars:
             yield "\n*="
             yield Ref(star, "")
+
+    def _in_namespace(self, source: Module) -> list[str]:
+        """The names that a module binds, by name, or in the order in which it binds them."""
+        names = sorted({*source.units, *source.names})
+        if ORDER not in self.readers:
+            return names
+        places = {name: [s.place for s in source.units.get(name, ())] for name in names}
+        for name, loads in source.names.items():
+            places[name] += [place for place, _ in loads]
+        return sorted(names, key=lambda name: min(places[name]))
 
     def _pieces_of(self, unit: Unit, statement: Statement) -> Iterator[Piece]:
         readers = set(self.readers)

@@ -28,7 +28,7 @@ from pipeline.code.modules import in_library
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.dag.digests import file_digests
 from pipeline.errors import TemperError
-from pipeline.observed.observation import ABSENT, Observation, Rules, folder_digest, state_of
+from pipeline.observed.observation import ABSENT, Observation, folder_digest, state_of
 from pipeline.store.accepted import equal_states
 from pipeline.store.manifest import Discovered
 
@@ -87,7 +87,7 @@ def discover(observation: Observation, home: Home, closure: Closure) -> Discover
     """The observed dependencies that are in no key."""
     modules = _modules(observation)
     reads, folders = _events(observation)
-    code, sources = _code(modules, home, closure, observation.rules)
+    code, sources = _code(modules, home, closure, observation)
     for path in sources:
         reads[path] = modules[path].digest
     roots = observation.rules.roots
@@ -127,6 +127,8 @@ def _modules(observation: Observation) -> dict[str, _Module]:
         module = found.setdefault(path, _Module(name, digest, set()))
         if module.digest != digest:
             module.digest = UNSTEADY
+        if not _is_called_so(path, name):
+            module.name = name  # a second copy, whose values may be read without any call
         if units is None:
             module.ran = None
         elif module.ran is not None:
@@ -137,7 +139,7 @@ def _modules(observation: Observation) -> dict[str, _Module]:
 
 
 def _code(
-    modules: Mapping[str, _Module], home: Home, closure: Closure, rules: Rules
+    modules: Mapping[str, _Module], home: Home, closure: Closure, observation: Observation
 ) -> tuple[dict[str, str], list[str]]:
     """Digests of units that are not in the closure, and files of modules that cannot be imported by
     name."""
@@ -146,13 +148,17 @@ def _code(
     of_details = {unit.partition(":")[0] for unit in closure.details}
     wanted: dict[str, _Module] = {}
     for path, module in modules.items():
-        read = path in analysed or module.name in of_details
+        is_analysed = path in analysed and _is_called_so(path, module.name)
+        read = is_analysed or module.name in of_details
         if not read or module.ran is None:
             wanted[f"{module.name}:*"] = module
         else:
             units = (f"{module.name}:{unit}" for unit in module.ran)
             wanted |= {unit: module for unit in units if unit not in known}
     paths = {module.name: path for path, module in modules.items()}
+    for kind, name, *details in _records(observation.events):
+        if kind == "module" and name in paths and (unit := f"{name}:{details[0]}") not in known:
+            wanted[unit] = modules[paths[name]]
     nameless = {name for name, path in paths.items() if _file_of(name) != path}
     names = [name for name, module in wanted.items() if module.name not in nameless]
     digests = digests_of(names, home.module)
@@ -163,8 +169,14 @@ def _code(
         module = wanted.get(name) or modules[paths[name.partition(":")[0]]]
         is_steady = _present_file(paths[module.name]) == module.digest
         found[name] = digest if digest is not None and is_steady else UNSTEADY
-    sources = {module.name for module in wanted.values()} & nameless
-    return found, sorted(path for path in map(paths.__getitem__, sources) if rules.counts(path))
+    sources = [paths[name] for name in {module.name for module in wanted.values()} & nameless]
+    return found, sorted(filter(observation.rules.counts, sources))
+
+
+def _is_called_so(path: str, module: str) -> bool:
+    """Whether a file is one for a module of this name, and was not loaded under a made-up name."""
+    place = module.replace(".", "/")
+    return path.endswith((f"/{place}.py", f"/{place}/__init__.py"))
 
 
 def _file_of(module: str) -> str | None:
@@ -201,6 +213,7 @@ def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str]]:
         elif kind == "make":
             made.append(f"{path}/")
             own.add(path)
+            reads.pop(path, None)
         elif kind == "write" and reads.get(path) is None:
             own.add(path)
             reads.pop(path, None)

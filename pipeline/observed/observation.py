@@ -22,7 +22,6 @@ own: a step must not fail because it is observed.
 
 import contextlib
 import fcntl
-import inspect
 import json
 import marshal
 import mmap
@@ -41,7 +40,7 @@ from typing import IO, Any
 
 import blake3
 
-from pipeline.observed import marks
+from pipeline.observed import marks, taps
 
 ENVIRONMENT = "TEMPER_OBSERVED"
 """Set in the processes of a step: the folder of its observation."""
@@ -276,6 +275,7 @@ class _Hook:
         self._seen: set[tuple[str, Any]] = set()
         self._read: set[str] = set()
         self._fast: tuple[str, ...] = ()
+        self._has_links = False  # whether the step has made symbolic links
         self._handlers: dict[str, Callable[[tuple[Any, ...]], None]] = {
             "open": self._open,
             "os.listdir": self._list,
@@ -283,9 +283,10 @@ class _Hook:
             "os.mkdir": self._make_folder,
             "os.rename": self._link,
             "os.link": self._link,
-            "os.symlink": self._make_link,
+            "os.symlink": self._make_symbolic_link,
             "sqlite3.connect": self._connect,
             "import": self._import,
+            "pickle.find_class": self._find_class,
             "ctypes.dlopen": self._load_library,
             "subprocess.Popen": self._start,
             "os.posix_spawn": self._start,
@@ -304,26 +305,32 @@ class _Hook:
         self._observation = observation
         if observation is not None and not self._installed:
             self._installed = True
-            _notice_source_readers()
+            taps.install(self)
             os.register_at_fork(after_in_child=self._busy.clear)
             sys.addaudithook(self._make())
 
     def _make(self) -> Callable[[str, tuple[Any, ...]], None]:
-        handlers, busy = self._handlers, self._busy
+        handlers = self._handlers
 
         def hook(event: str, arguments: tuple[Any, ...]) -> None:
             handler = handlers.get(event)
-            if handler is None or self._observation is None or (me := get_ident()) in busy:
-                return
-            busy.add(me)
-            try:
-                handler(arguments)
-            except Exception:  # the hook must not make a step fail
-                pass
-            finally:
-                busy.discard(me)
+            if handler is not None and self._observation is not None:
+                self.tell(handler, arguments)
 
         return hook
+
+    def tell(self, note: Callable[..., None], *arguments: Any) -> None:
+        """Call a function that records something, unless nothing is to be recorded now."""
+        busy = self._busy
+        if self._observation is None or (me := get_ident()) in busy:
+            return
+        busy.add(me)
+        try:
+            note(*arguments)
+        except Exception:  # the hook must not make a step fail
+            pass
+        finally:
+            busy.discard(me)
 
     @contextlib.contextmanager
     def unobserved(self) -> Iterator[None]:
@@ -366,6 +373,53 @@ class _Hook:
         if self._observation is not None and self._counts(path):
             self._note_read(path, state_of(path))
 
+    def note_look(self, path: Any) -> None:
+        """Record that code asked whether a file exists, how large it is and so on."""
+        if isinstance(path, int) or ("look", path) in self._seen:
+            return
+        if os.path.isabs(path):
+            self._seen.add(("look", path))
+        place = self._path(path)
+        if place is None or not self._counts(place) or _is_for_source(place):
+            return
+        if not self._is_asked_by_project():
+            return
+        state = state_of(place)
+        if state or self._may_be_missed(place, state):
+            self._note_read(place, state)
+
+    def _is_asked_by_project(self) -> bool:
+        """Whether code of the project is at work, and not the import of a library: libraries look
+        for many files when they are imported."""
+        for file in _callers():
+            if file.startswith("<frozen importlib"):
+                return False
+            if self.is_of_project(file):
+                return True
+        return False
+
+    def note_lookup(self, module: str, unit: str = "*") -> None:
+        """Record that code looked up a module, or a name in it, that was known only at run time."""
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if self._observation is None or (module, unit) in self._seen:
+            return
+        self._seen.add((module, unit))
+        if file is None or self._counts(os.path.abspath(file)):
+            self._observation.add_event("module", module, unit)
+
+    def note_missing(self, module: str, folders: Iterable[str]) -> None:
+        """Record that code of the project looked for a module in these folders in vain."""
+        name = module.rpartition(".")[2]
+        for folder in folders:
+            for file in (f"{name}.py", f"{name}/__init__.py"):
+                path = os.path.join(os.path.abspath(folder), file)
+                if self._is_project(path):
+                    self._note_read(path, None)
+
+    def is_of_project(self, path: str) -> bool:
+        """Whether a source file is code of the project."""
+        return not path.startswith("<") and self._is_project(os.path.abspath(path))
+
     def _note_read(self, path: str, state: list[int] | None) -> None:
         if path not in self._read and self._observation is not None:
             self._read.add(path)
@@ -391,12 +445,19 @@ class _Hook:
 
     def _list(self, arguments: tuple[Any, ...]) -> None:
         folder = self._path("." if arguments[0] is None else arguments[0])
-        if folder is None or ("list", folder) in self._seen or _is_for_an_import():
+        if folder is None or ("list", folder) in self._seen:
+            return
+        if _is_for_an_import() and not self._is_added(folder):
             return
         self._seen.add(("list", folder))
         is_there = os.path.isdir(folder) or self._is_project(folder)
         if self._counts(folder) and self._observation is not None and is_there:
             self._observation.add_event("list", folder, folder_digest(folder))
+
+    def _is_added(self, folder: str) -> bool:
+        """Whether it is a folder that the step has added to ``sys.path``."""
+        assert self._observation is not None
+        return folder in sys.path and f"{folder}/" not in self._observation.rules.roots
 
     def _make_folder(self, arguments: tuple[Any, ...]) -> None:
         path = self._path(arguments[0])
@@ -412,6 +473,13 @@ class _Hook:
     def _make_link(self, arguments: tuple[Any, ...]) -> None:
         if (path := self._path(arguments[1])) is not None and self._counts(path):
             self._write(path)
+
+    def _make_symbolic_link(self, arguments: tuple[Any, ...]) -> None:
+        self._make_link(arguments)
+        self._has_links = True
+
+    def _find_class(self, arguments: tuple[Any, ...]) -> None:
+        self.note_lookup(arguments[0], arguments[1].partition(".")[0])
 
     def _connect(self, arguments: tuple[Any, ...]) -> None:
         name = os.fsdecode(arguments[0])
@@ -463,6 +531,7 @@ class _Hook:
         """The absolute path; ``None`` for a descriptor, or for a path that cannot count."""
         if isinstance(name, int):
             return None
+        name = os.path.realpath(name) if self._has_links else name
         name = os.fsdecode(name)
         if name.startswith(self._fast) and "/../" not in name:
             return None
@@ -488,7 +557,8 @@ class _Witness:
     seen: list[str] = field(default_factory=list)
 
     def add_event(self, kind: str, path: str, *details: Any) -> None:
-        self.seen.append(path)
+        if kind != "module":
+            self.seen.append(path)
 
 
 @contextlib.contextmanager
@@ -508,7 +578,7 @@ def state_of(path: str) -> list[int] | None:
     is not a regular file."""
     try:
         now = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # a manifest may name what no file system can
         return None
     if not stat.S_ISREG(now.st_mode):
         return []
@@ -528,7 +598,7 @@ def folder_digest(folder: str) -> str:
     none."""
     try:
         names = sorted(name for name in os.listdir(folder) if name != "__pycache__")
-    except OSError:
+    except (OSError, ValueError):
         return ABSENT
     return blake3.blake3("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -573,23 +643,14 @@ def _is_for_a_traceback(path: str) -> bool:
     return "linecache.py" in callers and "inspect.py" not in callers
 
 
+def _is_for_source(path: str) -> bool:
+    """Whether ``inspect`` or ``linecache`` asks for a source file."""
+    if not path.endswith(".py"):
+        return False
+    return not {"inspect.py", "linecache.py"}.isdisjoint(map(os.path.basename, _callers()))
+
+
 def _is_for_an_import() -> bool:
     """Whether the import system looks for a module, or for an installed package."""
     caller = next(_callers(), "")
     return caller.startswith("<frozen importlib") or "/importlib/metadata/" in caller
-
-
-def _notice_source_readers() -> None:
-    """Record which sources ``inspect.getsource`` and similar functions read. They open no file,
-    since :mod:`pipeline.observed.snapshot` has put the lines into ``linecache``."""
-    find = inspect.findsource
-
-    def findsource(object: Any) -> Any:
-        found = find(object)
-        if not inspect.isframe(object) and not inspect.istraceback(object):
-            with contextlib.suppress(Exception), unobserved():
-                if (file := inspect.getsourcefile(object)) is not None:
-                    _hook.note_source(os.path.abspath(file))
-        return found
-
-    inspect.findsource = findsource

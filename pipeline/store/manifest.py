@@ -71,6 +71,8 @@ class Discovered:
         for named in (found.code, found.files, found.folders):
             if not isinstance(named, dict) or not all(isinstance(v, str) for v in named.values()):
                 raise TypeError("what was discovered is no mapping of names to digests")
+            if any("\0" in name for name in named):
+                raise TypeError("what was discovered has a name that no file has")
         return found
 
 

@@ -65,8 +65,8 @@ def observe(folder: str, arguments: Any, types: list[str]) -> Answer:
         observation = Observation.begin(Rules.of("steps", [folder], [written]))
         snapshot = Snapshot(observation)
         snapshot.install()
-        steps = importlib.import_module("steps")
-        function = getattr(steps.train, "function", steps.train)
+        train = resolve_reference("steps:train")
+        function = getattr(train, "function", train)
         with unobserved():
             code = closure(function, frozenset(map(resolve_reference, types)))
         snapshot.adopt(code.sources)

@@ -282,10 +282,7 @@ def test_a_function_found_by_a_computed_name_is_a_dependency(project: Project) -
     )
     assert project.run() == "1"
     text = project.path("losses.py").read_text()
-    project.path("losses.py").write_text(text.replace("return 2", "return 3"))
-    assert project.is_cached(), "it did not run that"
     project.path("losses.py").write_text(text.replace("return 1", "return 5"))
-    assert project.reason() == "losses:loss_a, which it ran, changed"
     assert project.run() == "5"
     assert project.run("b") == "2"
     project.path("losses.py").write_text(text.replace("return 2", "return 3"))

@@ -138,6 +138,7 @@ NO_MANIFESTS: dict[str, dict[str, Any]] = {
     "metrics are a list": {"metrics": []},
     "provenance is a text": {"provenance": "x"},
     "code is a list": {"code": ["x"]},
+    "a file that it read holds NUL": {"discovered": {"files": {"a\0b": "x"}}},
     "step is another": {"step": "../../victim"},
     "recipe is a text": {"recipe": "x", "key": hash_json("x")},
 }

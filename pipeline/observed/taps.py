@@ -1,0 +1,141 @@
+"""Notes what code asks of the interpreter without any audit event.
+
+Three things: which modules it looks up by a name that is known only at run time, which source lines
+it reads, since :mod:`pipeline.observed.snapshot` puts them into ``linecache``, and whether files
+exist. To see them, this module replaces functions of the standard library by functions that do the
+same and tell the hook. A replaced function must not fail because it is observed.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import linecache
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+_CORE = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/"
+_NO_LOOKUPS = (_CORE, "<frozen importlib", "/torch/_dynamo/", "/torch/_inductor/")
+"""Code that imports modules by name and uses nothing of them that the step does not use: this
+package, the import system, which imports the parents of a package, and compilers of functions."""
+
+
+class Hook(Protocol):
+    """What is told; each is a method of the audit hook in ``observation``."""
+
+    def tell(self, note: Callable[..., None], *arguments: Any) -> None: ...
+    def note_source(self, path: str) -> None: ...
+    def note_lookup(self, module: str, unit: str = "*") -> None: ...
+    def note_missing(self, module: str, folders: Iterable[str]) -> None: ...
+    def note_look(self, path: Any) -> None: ...
+    def is_of_project(self, path: str) -> bool: ...
+
+
+def install(hook: Hook) -> None:
+    """Replace the functions, in this process and for good."""
+    _tap_imports(hook)
+    _tap_searches(hook)
+    _tap_lines(hook)
+    _tap_source(hook)
+    _tap_files(hook)
+
+
+def _caller(depth: int = 3) -> str:
+    """The file of the code that called the function of the library that called the replacement;
+    empty if no Python code did."""
+    try:
+        return sys._getframe(depth).f_code.co_filename
+    except ValueError:
+        return ""
+
+
+def _tap_imports(hook: Hook) -> None:
+    """``import_module`` calls this function, wherever and whenever it was imported."""
+    bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
+    plain = bootstrap._gcd_import
+
+    def _gcd_import(name: str, package: Any = None, level: int = 0) -> Any:
+        caller = _caller()
+        try:
+            found = plain(name, package, level)
+        except ModuleNotFoundError as error:
+            missing = str(error.name)
+            hook.tell(lambda: _note_missing(hook, caller, missing))
+            raise
+        if not any(place in caller for place in _NO_LOOKUPS):
+            full = bootstrap._resolve_name(name, package, level) if level else name
+            hook.tell(lambda: hook.note_lookup(full))
+        return found
+
+    bootstrap._gcd_import = _gcd_import
+
+
+def _tap_searches(hook: Hook) -> None:
+    """``importlib.util.find_spec`` calls this function."""
+    util: Any = importlib.util
+    plain = util._find_spec
+
+    def _find_spec(name: str, path: Any, *target: Any) -> Any:
+        found, caller = plain(name, path, *target), _caller()
+        if found is None:
+            hook.tell(lambda: _note_missing(hook, caller, name))
+        return found
+
+    util._find_spec = _find_spec
+
+
+def _note_missing(hook: Hook, caller: str, module: str) -> None:
+    """Libraries look for many modules of other libraries; only code of the project counts."""
+    if caller and hook.is_of_project(caller):
+        package = module.rpartition(".")[0]
+        hook.note_missing(module, sys.modules[package].__path__ if package else sys.path)
+
+
+def _tap_lines(hook: Hook) -> None:
+    """Tracebacks read lines too, but only code of the project puts them into a result."""
+    plain = linecache.getlines
+
+    def getlines(filename: str, module_globals: Any = None) -> list[str]:
+        callers = _caller(2), _caller(3)
+
+        def note() -> None:
+            if any(map(hook.is_of_project, callers)):
+                hook.note_source(os.path.abspath(filename))
+
+        hook.tell(note)
+        return plain(filename, module_globals)
+
+    linecache.getlines = getlines
+
+
+def _tap_source(hook: Hook) -> None:
+    """``inspect.getsource`` and similar functions open no file."""
+    plain = inspect.findsource
+
+    def findsource(object: Any) -> Any:
+        found = plain(object)
+
+        def note() -> None:
+            if (file := inspect.getsourcefile(object)) is not None:
+                hook.note_source(os.path.abspath(file))
+
+        if not inspect.isframe(object) and not inspect.istraceback(object):
+            hook.tell(note)
+        return found
+
+    inspect.findsource = findsource
+
+
+def _tap_files(hook: Hook) -> None:
+    """``exists``, ``is_file`` and ``getsize`` call this function."""
+    plain = os.stat
+
+    def stat(path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> Any:
+        if dir_fd is None:
+            hook.tell(hook.note_look, path)
+        return plain(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+
+    for functions in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
+        functions.add(stat)
+    os.stat = stat  # type: ignore[assignment]
