@@ -40,7 +40,7 @@ def write_splits(
         loaded = load_rows(
             load, out.path, out.scratch, lambda done, shown: out.progress(done, None, shown)
         )
-        _check(load, loaded, config.max_dropped)
+        check_load(load, loaded, config.max_dropped)
     except (ValueError, FileNotFoundError) as error:
         raise TemperError(str(error)) from error
     return _metrics(load, loaded)
@@ -76,8 +76,14 @@ def _source(source: File | Files | HubDataset) -> Source:
     return Source(f"{shards[0].name} and {len(shards) - 1} more files", shards)
 
 
-def _check(load: Load, loaded: Loaded, max_dropped: float) -> None:
-    """Raise TemperError for sources without valid rows or with too few, and for empty splits."""
+def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
+    """Raise TemperError for an unclear verdict, for sources without valid rows or with too few, and for empty splits."""
+    if several := next((said for said in loaded.verdicts.values() if len(said) > 1), None):
+        raise TemperError(
+            f"data.fields.first names one value of the column that says which side is better; it "
+            f"also has the values {', '.join(several)}: name the one that means the second side "
+            "with data.fields.second (all others are then ties)"
+        )
     for split, reading in load.readings():
         tally = loaded.tallies[split]
         if not tally.rows:
@@ -93,7 +99,7 @@ def _check(load: Load, loaded: Loaded, max_dropped: float) -> None:
             raise TemperError(_empty(split, load))
 
 
-_NO_COLUMNS = ("system", "turns", "pairs", "first")
+_NO_COLUMNS = ("system", "turns", "pairs", "first", "second")
 """Fields of formats that do not name a column."""
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from steps.data.formats.choice import Format, FormatChoice, choose_format, ignored_keys
+from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.turns import with_system
 from steps.data.images.finding import ImageColumn, Pictures, with_images
 from steps.data.images.image_table import IMAGES, write_images
@@ -38,6 +39,7 @@ CHUNK_BYTES = 64 * 2**20
 _ROWS_LOOKED_AT = 20
 _MOST_ROWS_LOOKED_AT = 1000
 _MOST_KEYS_COUNTED = 100
+_MOST_VERDICTS = 5
 
 Progress = Callable[[int, Mapping[str, Any]], None]
 """Called with the number of rows read so far, and counts to show."""
@@ -111,6 +113,7 @@ class Loaded:
         trained_on: the number of test rows whose prompt is also in train.
         scored_lower: the number of pairs whose chosen response has the lower score.
         ignored: columns and keys of messages that are not read, with the number of rows.
+        verdicts: for each part, values of `better` that were read as not `first`.
         ended_by: for each split, the part that ended the mixture while others had more rows.
     """
 
@@ -122,6 +125,7 @@ class Loaded:
     trained_on: int
     ignored: dict[str, int]
     scored_lower: int
+    verdicts: dict[str, list[str]]
 
 
 def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Loaded:
@@ -148,6 +152,7 @@ def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Lo
         state["trained_on"],
         state["ignored"],
         state["scored_lower"],
+        state["verdicts"],
     )
 
 
@@ -239,6 +244,7 @@ class _Work:
                 record, pictures = part.images.take(record, part.folder_of(shard))
             parsed = self._bare[self.split][index].parse(record, name)
             self._note_ignored(ignored_keys(part.format, record))
+            self._note_verdict(part.format, record, f"{split} {index}")
         except MalformedRow as problem:
             yield Entry.dropped(split, shard, name, problem), None
             return
@@ -295,6 +301,13 @@ class _Work:
             if name in counts or len(counts) < _MOST_KEYS_COUNTED:
                 counts[name] = counts.get(name, 0) + 1
 
+    def _note_verdict(self, chosen: Format, record: Mapping[str, Any], part: str) -> None:
+        """Keep the first values that were read as the second side because they are not `first`."""
+        other = chosen.other_verdict(record) if isinstance(chosen, PreferenceFormat) else None
+        found = self.state["verdicts"].setdefault(part, [])
+        if other is not None and other not in found and len(found) < _MOST_VERDICTS:
+            found.append(other)
+
     def _compare(self, row: Row, split: str) -> None:
         """Count test rows whose prompt is also in train, which is read first."""
         if self.load.test is None:
@@ -346,6 +359,7 @@ def _beginning(load: Load) -> dict[str, Any]:
         "trained_on": 0,
         "scored_lower": 0,
         "ignored": {},
+        "verdicts": {},
         "drawn": {name: [] for name in names},
         "ended_by": dict.fromkeys(names),
         "tallies": {name: Tally().to_json() for name in names},
