@@ -77,7 +77,8 @@ def _source(source: File | Files | HubDataset) -> Source:
 
 
 def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
-    """Raise TemperError for an unclear verdict, for sources without valid rows or with too few, and for empty splits."""
+    """Raise TemperError for verdicts of unclear meaning, for sources without valid rows or with
+    too few, and for empty splits."""
     if several := next((said for said in loaded.verdicts.values() if len(said) > 1), None):
         raise TemperError(
             f"data.fields.first names one value of the column that says which side is better; it "

@@ -1,8 +1,8 @@
 """Read messages from records, and check that a sequence of messages is a conversation.
 
 A message is an object with `role` and `content`, or with ShareGPT's `from` and `value`, or Gemini's
-`parts`. A conversation is an optional system message, then turns: the assistant answers a user message. It may
-call tools, whose results come before its next message.
+`parts`. A conversation is an optional system message, then turns: the assistant answers a user
+message. It may call tools, whose results come before its next message.
 """
 
 import json
@@ -38,7 +38,8 @@ any order that ends with the assistant."""
 
 _DECIMAL = re.compile(r"[+-]?\d{1,15}(\.\d{1,15})?")
 _DIALOGUE = re.compile(
-    r"(?:\n\nHuman:)|\s*(?:Human:.*\n\nAssistant:|### ?Human:.*### ?Assistant:|USER:.*\bASSISTANT:)",
+    r"\n\nHuman:"
+    r"|\s*(?:Human:.*\n\nAssistant:|### ?Human:.*### ?Assistant:|USER:.*\bASSISTANT:)",
     re.DOTALL,
 )
 _RENDERED = re.compile(
@@ -69,8 +70,8 @@ def messages(value: Sequence[Any], field: str) -> Messages:
 
 
 def found(record: Mapping[str, Any], field: str) -> Any:
-    """The value of a field. `a.b` is the field `b` of the object in `a`, which may be JSON text, and
-    `a.0` the first element of a list, unless the record has a field with the name `a.b`."""
+    """The value of a field. `a.b` is the field `b` of the object in `a`, which may be JSON text,
+    and `a.0` the first element of a list, unless the record has a field with the name `a.b`."""
     if field in record or "." not in field:
         return record.get(field)
     outer, _, inner = field.partition(".")
@@ -390,8 +391,8 @@ def _call_in(value: Any, field: str) -> list[dict[str, Any]]:
 def _no_speakers(field: str) -> MalformedRow:
     return MalformedRow(
         "content not a string",
-        f"{field}: a list of texts does not tell who speaks; give objects with role and content, or "
-        "one text",
+        f"{field}: a list of texts does not tell who speaks; give objects with role and content, "
+        "or one text",
     )
 
 
@@ -431,8 +432,8 @@ def _one_turn(value: Any, field: str) -> str:
     if _DIALOGUE.match(found):
         raise MalformedRow(
             "dialogue in one string",
-            f"{field} holds turns of a dialogue, such as 'Human:' and 'Assistant:'; give messages, or the "
-            "format hh_rlhf, whose chosen and rejected are whole dialogues",
+            f"{field} holds turns of a dialogue, such as 'Human:' and 'Assistant:'; give messages, "
+            "or the format hh_rlhf, whose chosen and rejected are whole dialogues",
         )
     if _RENDERED.match(found):
         raise MalformedRow(
