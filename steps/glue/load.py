@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline import File, HubDataset, Metrics, Output, TemperError
 from steps.data.formats.choice import FormatChoice, format_name
+from steps.data.load.ahead import ReadingStopped
 from steps.data.load.config import LoadConfig
 from steps.data.load.loading import Load, Loaded, Part, Reading, load_rows, part_of
 from steps.data.load.shards import FileShard, Reader, Source, hub_source, is_empty, source_of
@@ -36,12 +37,13 @@ def write_splits(
             {"train": config.max_train, "test": config.max_test},
             config.deduplicate,
             config.near_duplicates,
+            config.workers,
         )
         loaded = load_rows(
             load, out.path, out.scratch, lambda done, shown: out.progress(done, None, shown)
         )
         check_load(load, loaded, config.max_dropped)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ReadingStopped) as error:
         raise TemperError(str(error)) from error
     return _metrics(load, loaded)
 

@@ -195,7 +195,8 @@ AS_THEY_ARE: Mapping[str, Records] = {
     ),
     "Stack Exchange, ranked": each(
         lambda q: {
-            "question": q, "answers": [{"text": "bad", "pm_score": 1}, {"text": "good", "pm_score": 5}],
+            "question": q,
+            "answers": [{"text": "bad", "pm_score": 1}, {"text": "good", "pm_score": 5}],
         }
     ),
     "Gemini": each(
