@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from steps.data.formats.chat import ChatFormat, CompletionFormat
@@ -162,18 +163,24 @@ _TELLING = frozenset(
 def ignored_keys(chosen: Format, record: Mapping[str, Any]) -> set[str]:
     """The columns (such as `image`) and keys of messages (`messages[].weight`) of a record that
     probably matter but are not read."""
-    names = {getattr(chosen, field.name) for field in fields(chosen) if field.name not in _NO_TURNS}
-    read = {str(name).partition(".")[0] for name in names}
+    names, read = _columns_of(chosen)
     columns = (name for name in _TELLING & record.keys() if _tells(name, record[name]))
     return {name for name in columns if name not in read} | {
         f"{name}[].{key}"
         for name in names
         if is_list(turns := record.get(name))
         for turn in turns
-        if isinstance(turn, Mapping)
+        if isinstance(turn, Mapping) and not turn.keys() <= READ_KEYS
         for key, value in turn.items()
         if key not in READ_KEYS and value is not None and str(key).isprintable()
     }
+
+
+@lru_cache(maxsize=64)
+def _columns_of(chosen: Format) -> tuple[set[Any], set[str]]:
+    """The names of the fields that may hold messages, and the columns that they are in."""
+    names = {getattr(chosen, field.name) for field in fields(chosen) if field.name not in _NO_TURNS}
+    return names, {str(name).partition(".")[0] for name in names}
 
 
 def _tells(name: str, value: Any) -> bool:

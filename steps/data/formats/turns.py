@@ -323,6 +323,8 @@ def _held_by(value: Any) -> Iterable[Any]:
 
 
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    if type(value) in (list, str, dict):  # asking an abstract class takes longer
+        return type(value) is list
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
