@@ -107,7 +107,7 @@ class Parser:
                 row = with_images(row, pictures)
         except MalformedRow as problem:
             return ParsedRow(row, problem)
-        held_out = self.fraction is not None and in_test_split(prompt_of(row), self.fraction)
+        held_out = bool(self.fraction) and in_test_split(prompt_of(row), self.fraction)
         row = _under_system(row, self.format.system)
         return ParsedRow(
             row,
