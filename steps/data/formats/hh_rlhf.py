@@ -40,7 +40,7 @@ class HHFormat:
             return None
         if prompt is not None:
             return cls() if is_dialogue(prompt) else None
-        return cls() if all(map(_MARKER.match, sides)) else None
+        return cls() if all(_MARKER.match(str(side)) for side in sides) else None
 
     def parse(self, record: Mapping[str, Any], row: str) -> PreferenceRow:
         """The pair that `record` describes, labelled `row`.

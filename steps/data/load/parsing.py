@@ -121,8 +121,9 @@ class Parser:
 
 def _folder_of(shard: Shard) -> Path | None:
     """The folder in which a file lies, if that is on this machine."""
-    local = isinstance(shard, FileShard) and "://" not in shard.url
-    return Path(shard.url).parent if local else None
+    if isinstance(shard, FileShard) and "://" not in shard.url:
+        return Path(shard.url).parent
+    return None
 
 
 def _under_system(row: Row, system: str | None) -> Row:
