@@ -183,6 +183,7 @@ class PreferenceData:
         until: when a mixture ends, as in ``first exhausted``.
         images: the column with the images of each pair; without it none are read.
         near_duplicates: leave out pairs of which so large a share is in an earlier one: 0.8, say.
+        workers: the number of processes that read; 0: one for each core. It changes no result.
     """
 
     path: str | None = None
@@ -205,6 +206,7 @@ class PreferenceData:
     max_dropped: float = 0.5
     images: str | None = None
     near_duplicates: float | None = None
+    workers: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.test_fraction < 1:
@@ -286,6 +288,7 @@ class PreferenceData:
             self.deduplicate,
             self.max_dropped,
             None if self.near_duplicates is None else NearDuplicates(self.near_duplicates),
+            self.workers,
         )
 
     def _check_one(self) -> None:

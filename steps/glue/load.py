@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline import File, HubDataset, Metrics, Output, TemperError
 from steps.data.formats.choice import FormatChoice, format_name
+from steps.data.load.ahead import ReadingStopped
 from steps.data.load.config import LoadConfig
 from steps.data.load.loading import Load, Loaded, Part, Reading, load_rows, part_of
 from steps.data.load.shards import FileShard, Reader, Source, hub_source, is_empty, source_of
@@ -36,12 +37,13 @@ def write_splits(
             {"train": config.max_train, "test": config.max_test},
             config.deduplicate,
             config.near_duplicates,
+            config.workers,
         )
         loaded = load_rows(
             load, out.path, out.scratch, lambda done, shown: out.progress(done, None, shown)
         )
-        _check(load, loaded, config.max_dropped)
-    except (ValueError, FileNotFoundError) as error:
+        check_load(load, loaded, config.max_dropped)
+    except (ValueError, FileNotFoundError, ReadingStopped) as error:
         raise TemperError(str(error)) from error
     return _metrics(load, loaded)
 
@@ -76,8 +78,15 @@ def _source(source: File | Files | HubDataset) -> Source:
     return Source(f"{shards[0].name} and {len(shards) - 1} more files", shards)
 
 
-def _check(load: Load, loaded: Loaded, max_dropped: float) -> None:
-    """Raise TemperError for sources without valid rows or with too few, and for empty splits."""
+def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
+    """Raise TemperError for verdicts of unclear meaning, for sources without valid rows or with
+    too few, and for empty splits."""
+    if several := next((said for said in loaded.verdicts.values() if len(said) > 1), None):
+        raise TemperError(
+            f"data.fields.first names one value of the column that says which side is better; it "
+            f"also has the values {', '.join(several)}: name the one that means the second side "
+            "with data.fields.second (all others are then ties)"
+        )
     for split, reading in load.readings():
         tally = loaded.tallies[split]
         if not tally.rows:
@@ -93,7 +102,7 @@ def _check(load: Load, loaded: Loaded, max_dropped: float) -> None:
             raise TemperError(_empty(split, load))
 
 
-_NO_COLUMNS = ("system", "turns", "pairs", "first")
+_NO_COLUMNS = ("system", "turns", "pairs", "first", "second")
 """Fields of formats that do not name a column."""
 
 

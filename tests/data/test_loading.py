@@ -1,6 +1,7 @@
 """From a user's files to shards of rows: what is kept, what is dropped, and what a kill costs."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
 from collections import Counter
@@ -18,10 +19,12 @@ from pipeline import Artifact, File, TemperError
 from steps.data.formats.choice import FormatChoice
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.load import loading
+from steps.data.load.ahead import ReadAhead, ReadingStopped
 from steps.data.load.config import LoadConfig
 from steps.data.load.loading import Load, Part, Reading, load_rows
 from steps.data.load.mixture import Mixture, check_weights
 from steps.data.load.overlap import EvaluationSet
+from steps.data.load.parsing import Parser
 from steps.data.load.shards import source_of
 from steps.data.rows.ledger import Entry, Tally, TooManyDropped, check_max_dropped
 from steps.data.rows.parquet import read_rows
@@ -511,6 +514,36 @@ def test_killed_and_resumed_a_step_writes_the_same_bytes_and_rereads_no_finished
     assert metrics == expected
     assert counted[0] == (killed_at - 1) // 10 * 10 + 1
     assert len(calm.files()) > 3
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_several_processes_write_the_bytes_of_one_also_after_a_kill(
+    tmp_path: Path, sources: tuple[Mixed, File]
+) -> None:
+    chosen: dict[str, Any] = {"test_fraction": 0.1, "deduplicate": True}
+    alone = Folder(tmp_path / "alone")
+    expected = load_preferences.function(alone, *sources, LoadConfig(**chosen))
+    scratch = tmp_path / "scratch"
+    config = LoadConfig(**chosen, workers=3)
+    killed = Folder(tmp_path / "killed", scratch, killed_at=45)
+    with pytest.raises(KeyboardInterrupt):
+        load_preferences.function(killed, *sources, config)
+    together = Folder(tmp_path / "together", scratch)
+
+    assert load_preferences.function(together, *sources, config) == expected
+    assert together.files() == alone.files()
+    assert not multiprocessing.active_children()
+
+
+def test_a_reading_process_that_dies_is_told(tmp_path: Path) -> None:
+    source = source_of(write(tmp_path / "rows.jsonl", [pair(n) for n in range(20_000)]))
+    ahead = ReadAhead(source, Parser(PreferenceFormat(), None, 0.1, False, False), 1)
+    rows = ahead.open(0, 1)
+    assert next(rows)[0] == 1
+    (process,) = multiprocessing.active_children()
+    process.kill()
+    with pytest.raises(ReadingStopped, match=r"rows\.jsonl was killed"):
+        list(rows)
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -254,7 +254,7 @@ BAD_PAIRS: list[tuple[Reason, dict[str, Any], str]] = [
     ("wrong role order", {**BOTH, "chosen": [PARIS, ROME]}, "assistant, assistant"),
     ("wrong role order", {**BOTH, "chosen": [system("x")]}, "system"),
     ("wrong role order", {**BOTH, "chosen": [QUESTION, RESULT, PARIS]}, "tool comes after user"),
-    ("unknown role", {**BOTH, "chosen": [{"role": "gpt", "content": "a"}]}, "chosen[0].role"),
+    ("unknown role", {**BOTH, "chosen": [{"role": "narrator", "content": "a"}]}, "chosen[0].role"),
     ("unknown role", {**BOTH, "chosen": [QUESTION, {"content": "a"}]}, "chosen[1].role"),
     ("unknown role", {**BOTH, "chosen": [{"from": ["x"], "value": "a"}]}, "chosen[0].role"),
     ("content not a string", {**BOTH, "chosen": [QUESTION, {"role": "assistant"}]}, "chosen[1]"),

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from pipeline import TemperError
 from steps.data.formats.choice import FormatChoice, choose_format, format_name, ignored_keys
+from steps.data.load.loading import Load, Reading, load_rows, part_of
 from steps.data.load.shards import Reader, files_at, source_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, UnpairedRow
+from steps.glue.load import check_load
 from steps.sources import Files, PreferenceData
 
 Records = Sequence[dict[str, Any]]
@@ -180,6 +183,49 @@ AS_THEY_ARE: Mapping[str, Records] = {
             "rejected": [{"role": "assistant", "content": [{"type": "text", "text": "bad"}]}],
         }
     ),
+    "full-hh-rlhf": each(
+        lambda q: {
+            "prompt": f"\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: {q}\n\nAssistant:",
+            "response": " good", "chosen": " good", "rejected": " bad",
+        }
+    ),
+    "ms-swift": each(
+        lambda q: {"messages": [user("Hi"), assistant("Hello."), user(q), assistant("good")],
+                   "rejected_response": "bad"}
+    ),
+    "Stack Exchange, ranked": each(
+        lambda q: {
+            "question": q,
+            "answers": [{"text": "bad", "pm_score": 1}, {"text": "good", "pm_score": 5}],
+        }
+    ),
+    "Gemini": each(
+        lambda q: {
+            "contents": [{"role": "user", "parts": [{"text": q}]}],
+            "completions": [
+                {"score": score, "completion": {"role": "model", "parts": [{"text": text}]}}
+                for score, text in ((0.0, "bad"), (1.0, "good"))
+            ],
+        }
+    ),
+    "UltraInteract": each(
+        lambda q: {
+            "trajectory": [{"from": "user", "value": q}], "chosen": "good", "rejected": "bad",
+        }
+    ),
+    "messages as JSON text": each(
+        lambda q: {
+            "chosen": json.dumps([user(q), assistant("good")]),
+            "rejected": json.dumps([user(q), assistant("bad")]),
+        }
+    ),
+    "winner by name, both bad": [
+        {
+            "prompt": q, "response_a": "good" if a else "bad", "response_b": "bad" if a else "good",
+            "model_a": "x" if a else "y", "model_b": "y" if a else "x", "winner": "x",
+        }
+        for q, a in zip(ASKED, (True, False, True), strict=True)
+    ],
     "developer and function roles": each(
         lambda q: {
             "prompt": [
@@ -221,6 +267,7 @@ TIES: Mapping[str, dict[str, Any]] = {
     "HelpSteer 3": {"overall_preference": 0},
     "WebGPT": {"score_0": 0.0, "score_1": 0.0},
     "Chatbot Arena": {"winner": "tie (bothbad)"},
+    "winner by name, both bad": {"winner": "both_bad"},
 }
 
 
@@ -244,7 +291,9 @@ NAMES = {"chosen": "left", "rejected": "right", "better": "verdict"}
         ("A", None, "l"), ("b", None, "r"), ("response_a", None, "l"), ("model_b", None, "r"),
         (0, "0", "l"), (1, "0", "r"), (True, "1", "l"), ("1", "1", "l"), (2, "1", "r"),
         (-0.5, "negative", "l"), (3, "negative", "r"), (3, "positive", "l"),
-        ("left", "left", "l"), ("right", "left", "r"),
+        ("left", "left", "l"), ("right", "left", "r"), ("Left", "left", "l"), ("RIGHT", None, "r"),
+        (True, "true", "l"), (False, "True", "r"), ("True", "true", "l"), (1.0, "true", "l"),
+        ("neither", "left", "tie"), ("", "left", "verdict not understood"),
         ("tie", None, "tie"), (0, "negative", "tie"), ("Tie (both bad)", "left", "tie"),
         (0, None, "verdict not understood"), (1, None, "verdict not understood"),
         ("maybe", None, "verdict not understood"), (None, "0", "verdict not understood"),
@@ -256,6 +305,24 @@ def test_a_column_says_which_side_is_better(value: Any, first: str | None, chose
     (row,) = loaded([judged(value)], name="preference", fields=fields)
 
     assert row == chosen if isinstance(row, str) else row.chosen[0]["content"] == chosen
+
+
+def test_of_three_verdicts_two_must_be_named(tmp_path: Path) -> None:
+    """PandaLM writes 0 for a tie, elsewhere it means the second side."""
+    rows = [judged(value) for value in (1, 2, 0)]
+    assert loaded(rows, name="preference", fields=NAMES | {"first": "1", "second": "2"})[2] == "tie"
+
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        "".join(json.dumps(row | {"prompt": str(n)}) + "\n" for n, row in enumerate(rows))
+    )
+    part = part_of(
+        source_of(str(path)), FormatChoice("preference", NAMES | {"first": "1"}), PreferenceRow
+    )
+    load = Load(PreferenceRow, Reading("rows", (part,)))
+    done = load_rows(load, tmp_path / "out", tmp_path / "scratch", lambda *_: None)
+    with pytest.raises(TemperError, match=r"the values 2, 0: .*data\.fields\.second"):
+        check_load(load, done, 0.5)
 
 
 def test_what_is_not_understood_names_the_setting() -> None:
@@ -313,6 +380,62 @@ def test_a_verdict_on_one_completion_may_be_a_number_or_a_word(spelled: Any, lab
     record = {"prompt": "q", "completion": "a", "label": spelled}
     (row,) = loaded([record], UnpairedRow)
     assert row.label is label
+
+
+CALL = {"name": "weather", "arguments": {"city": "Rome"}}
+CONVERSATIONS: Mapping[str, dict[str, Any]] = {
+    "Alpaca": {"instruction": "Translate.", "input": "Haus", "output": "house"},
+    "OpenOrca": {"system_prompt": "Be brief.", "question": "q", "response": "a"},
+    "Gemini": {
+        "systemInstruction": {"parts": [{"text": "Be brief."}]},
+        "contents": [
+            {"role": "user", "parts": [{"text": "q"}]}, {"role": "model", "parts": [{"text": "a"}]},
+        ],
+    },
+    "Cohere": {"messages": [{"role": "User", "content": "q"}, {"role": "Chatbot", "content": "a"}]},
+    "function_call": {
+        "messages": [
+            user("q"), {"role": "assistant", "content": None, "function_call": CALL},
+            {"role": "function", "content": "sun"}, assistant("a"),
+        ]
+    },
+    "LLaMA-Factory tools": {
+        "conversations": [
+            {"from": "human", "value": "q"}, {"from": "function_call", "value": json.dumps(CALL)},
+            {"from": "observation", "value": "sun"}, {"from": "gpt", "value": "a"},
+        ]
+    },
+    "Llama 3 tools": {"messages": [user("q"), assistant("c"), {"role": "ipython", "content": "s"},
+                                   assistant("a")]},
+}  # fmt: skip
+ROLES = {
+    "Alpaca": "user assistant", "OpenOrca": "system user assistant",
+    "Gemini": "system user assistant", "Cohere": "user assistant",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_conversations_load_as_they_are(name: str) -> None:
+    (row,) = loaded([CONVERSATIONS[name]], ConversationRow)
+
+    roles = " ".join(message["role"] for message in row.messages)
+    assert roles == ROLES.get(name, "user assistant tool assistant")
+    calls = [call["function"] for message in row.messages for call in message.get("tool_calls", ())]
+    assert calls == ([CALL] if "call" in name or "LLaMA" in name else [])
+    if name == "Alpaca":
+        assert row.messages[0]["content"] == "Translate.\nHaus"
+
+
+def test_a_conversation_with_a_verdict_is_judged_by_its_last_turn() -> None:
+    record = {"messages": [user("Hi"), assistant("Hello."), user("q"), assistant("a")], "label": 0}
+    (row,) = loaded([record], UnpairedRow)
+    assert len(row.prompt) == 3
+    assert row.completion == (assistant("a"),)
+
+
+def test_text_that_a_template_wrote_already_is_refused() -> None:
+    record = {"prompt": "<|im_start|>user\nq<|im_end|>\n", "chosen": "a", "rejected": "b"}
+    assert loaded([record]) == ["dialogue in one string"]
 
 
 def test_steps_of_solutions_are_not_taken_for_answers() -> None:

@@ -9,18 +9,30 @@ from steps.data.formats.turns import (
     is_list,
     messages,
     ordered,
-    prompt_messages,
+    question,
     read_system,
     response_messages,
     show,
     template_kwargs,
     tools,
+    unpacked,
     with_system,
 )
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow
 
-_USUAL_NAMES = ("messages", "conversations", "conversation")
+_USUAL_NAMES = ("messages", "conversations", "conversation", "contents")
+_ASKED_AND_ANSWERED = (
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("question", "answer"),
+    ("question", "response"),
+    ("query", "response"),
+    ("problem", "solution"),
+)
+"""Columns that hold a question and its answer; one pair of them alone decides."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,7 @@ class ChatFormat:
     @classmethod
     def detected(cls, record: Mapping[str, Any]) -> "ChatFormat | None":
         """The format under whichever usual name the messages are found, if under one only."""
-        names = [name for name in _USUAL_NAMES if is_list(record.get(name))]
+        names = [name for name in _USUAL_NAMES if is_list(unpacked(record.get(name)))]
         return cls(messages=names[0]) if len(names) == 1 else None
 
     def parse(self, record: Mapping[str, Any], row: str) -> ConversationRow:
@@ -48,7 +60,7 @@ class ChatFormat:
         Raises:
             MalformedRow: the record is no conversation that ends in a response.
         """
-        value = found(record, self.messages)
+        value = unpacked(found(record, self.messages))
         if value is None:
             raise MalformedRow("no messages", f"{self.messages} is missing")
         if not is_list(value):
@@ -67,10 +79,14 @@ class ChatFormat:
 
 @dataclass(frozen=True)
 class CompletionFormat:
-    """A prompt (a string or messages) and its completion (a string or messages)."""
+    """A prompt (a string or messages) and its completion (a string or messages).
+
+    `input` is text that is appended to the prompt after a line break (as in Alpaca).
+    """
 
     prompt: str = "prompt"
     completion: str = "completion"
+    input: str | None = None
     tools: str = "tools"
     template_kwargs: str = "chat_template_kwargs"
     system_field: str | None = "system"
@@ -81,9 +97,20 @@ class CompletionFormat:
 
     @classmethod
     def detected(cls, record: Mapping[str, Any]) -> "CompletionFormat | None":
-        """The format with its usual field names, if `record` looks like it."""
-        there = record.get("prompt") is not None and record.get("completion") is not None
-        return cls() if there and record.get("label") is None else None
+        """The format with usual field names, if `record` looks like it in one way only."""
+        if record.get("label") is not None:
+            return None
+        there = [
+            names
+            for names in _ASKED_AND_ANSWERED
+            if all(record.get(name) is not None for name in names)
+        ]
+        if len(there) != 1 or "context" in record:
+            return None
+        ((prompt, completion),) = there
+        if completion != "completion" and ChatFormat.detected(record) is not None:
+            return None
+        return cls(prompt, completion, "input" if prompt == "instruction" else None)
 
     def parse(self, record: Mapping[str, Any], row: str) -> ConversationRow:
         """The conversation that `record` describes, labelled `row`.
@@ -91,7 +118,7 @@ class CompletionFormat:
         Raises:
             MalformedRow: prompt and completion are no conversation.
         """
-        prompt = prompt_messages(found(record, self.prompt), self.prompt)
+        prompt = question(record, self.prompt, self.input)
         answer = response_messages(found(record, self.completion), self.completion, "no completion")
         turns = with_system((*prompt, *answer), read_system(record, self.system_field))
         turns = ordered(turns, f"{self.prompt} + {self.completion}", self.turns)

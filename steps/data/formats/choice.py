@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from steps.data.formats.chat import ChatFormat, CompletionFormat
@@ -152,7 +153,8 @@ _TELLING = frozenset(
     (
         "image", "images", "video", "videos", "audio", "audios", "input", "labels", "label",
         "winner", "better", "better_response_id", "overall_preference", "preference_strength",
-        "preference", "initial_reason_steps", "context", "history",
+        "preference", "initial_reason_steps", "context", "history", "functions", "documents",
+        "reasoning", "thinking", "winner_tie", "split", "weight",
     )
 )  # fmt: skip
 """Columns that probably matter, in any format."""
@@ -161,18 +163,30 @@ _TELLING = frozenset(
 def ignored_keys(chosen: Format, record: Mapping[str, Any]) -> set[str]:
     """The columns (such as `image`) and keys of messages (`messages[].weight`) of a record that
     probably matter but are not read."""
-    names = {getattr(chosen, field.name) for field in fields(chosen) if field.name not in _NO_TURNS}
-    read = {str(name).partition(".")[0] for name in names}
-    columns = (name for name in _TELLING & record.keys() if record[name] not in (None, "", []))
+    names, read = _columns_of(chosen)
+    columns = (name for name in _TELLING & record.keys() if _tells(name, record[name]))
     return {name for name in columns if name not in read} | {
         f"{name}[].{key}"
         for name in names
         if is_list(turns := record.get(name))
         for turn in turns
-        if isinstance(turn, Mapping)
+        if isinstance(turn, Mapping) and not turn.keys() <= READ_KEYS
         for key, value in turn.items()
         if key not in READ_KEYS and value is not None and str(key).isprintable()
     }
+
+
+@lru_cache(maxsize=64)
+def _columns_of(chosen: Format) -> tuple[set[Any], set[str]]:
+    """The names of the fields that may hold messages, and the columns that they are in."""
+    names = {getattr(chosen, field.name) for field in fields(chosen) if field.name not in _NO_TURNS}
+    return names, {str(name).partition(".")[0] for name in names}
+
+
+def _tells(name: str, value: Any) -> bool:
+    if name == "split":
+        return not str(value or "train").lower().startswith("train")
+    return value not in (None, "", [])
 
 
 def format_name(chosen: Format) -> str:
@@ -195,7 +209,8 @@ def _undecided(
     return (
         f"{where}: cannot tell the format of its rows ({what}; their fields: "
         f"{', '.join(names) or 'none'}); name it, and the fields whose names differ from its own: "
-        f"{_spelled(wanted[0], names)} (formats: {', '.join(wanted)}){_hint(names)}"
+        f"{_suggested(wanted, names)} "
+        f"(formats: {', '.join(wanted)}){_hint(names)}"
     )
 
 
@@ -203,6 +218,7 @@ _MEANT: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "question", "query", "instruction", "problem", "input", "request", "user"),
     "chosen": ("chosen", "good", "better", "preferred", "accepted", "winner", "positive", "best"),
     "rejected": ("rejected", "bad", "worse", "dispreferred", "loser", "negative", "worst"),
+    "completions": ("completions", "responses", "answers", "candidates", "generations"),
     "messages": ("messages", "conversation", "conversations", "dialogue", "turns", "chat"),
     "completion": ("completion", "response", "answer", "output", "reply", "generation"),
     "answer": ("answer", "solution", "gold", "target", "expected", "result"),
@@ -228,17 +244,41 @@ def _spelled(name: str, names: list[str]) -> str:
     return f"data.format={name}" + (f" 'data.fields={{{listed}}}'" if renamed else "")
 
 
+def _suggested(wanted: list[str], names: list[str]) -> str:
+    """The settings of the first format whose columns are all clear, or else of the first."""
+    spelled = [_spelled(name, names) for name in wanted if name in _SUGGESTED]
+    return next((one for one in spelled if ": NAME" not in one), spelled[0])
+
+
+_SUGGESTED = ("preference", "ranked", "chat", "completion", "prompt", "unpaired", "text")
+
+
 def _hint(names: list[str]) -> str:
     """A hint about columns that are not detected automatically."""
     if len(names) == 1 and (between := re.search("[;|\t]", names[0])):
         return (
             f"; its columns are parted by {between[0]!r}: write it with commas, or as .tsv by tabs"
         )
+    if len(sides := [(a, b) for a in names for b in names if _are_sides(a, b)]) == 1:
+        first, second = sides[0]
+        return (
+            "; where another column says which of the two is better: data.format=preference "
+            f"'data.fields={{chosen: {first}, rejected: {second}, better: COLUMN}}'"
+        )
     if "full_chosen" in names:
         return "; chosen and rejected are single steps here, full_chosen and full_rejected answers"
     if "initial_reason_steps" in names:
         return "; chosen and rejected are single steps here, after initial_reason_steps"
     return ""
+
+
+def _are_sides(one: str, other: str) -> bool:
+    """Whether two columns differ only in that one is the first and the other the second."""
+    for first, second in (("a", "b"), ("A", "B"), ("1", "2"), ("0", "1"), ("left", "right")):
+        stem = one.removesuffix(first)
+        if stem != one and other == stem + second and not stem.startswith(("model", "score")):
+            return True
+    return False
 
 
 def _plural(kind: type) -> str:

@@ -1,5 +1,7 @@
 r"""HH-RLHF (Bai et al. 2022): each side is one string, "\n\nHuman: …\n\nAssistant: …".
 
+In some copies a column `prompt` holds the dialogue up to the answers, which are the two sides.
+
 White space around a turn's text belongs to the markers and is removed.
 """
 
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.data.formats.preference import paired
-from steps.data.formats.turns import template_kwargs, text, tools
+from steps.data.formats.turns import is_dialogue, template_kwargs, text, tools
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, Messages, PreferenceRow
 
@@ -23,6 +25,7 @@ class HHFormat:
 
     chosen: str = "chosen"
     rejected: str = "rejected"
+    prompt: str = "prompt"
     tools: str = "tools"
     template_kwargs: str = "chat_template_kwargs"
     system: str | None = None
@@ -31,10 +34,13 @@ class HHFormat:
 
     @classmethod
     def detected(cls, record: Mapping[str, Any]) -> "HHFormat | None":
-        """The format, if both sides are dialogues in one string and there is no prompt beside."""
-        sides = (record.get("chosen"), record.get("rejected"))
-        dialogues = all(isinstance(side, str) and _MARKER.match(side) for side in sides)
-        return cls() if dialogues and record.get("prompt") is None else None
+        """The format, if both sides are dialogues in one string, or the prompt before them is."""
+        sides, prompt = (record.get("chosen"), record.get("rejected")), record.get("prompt")
+        if not all(isinstance(side, str) for side in sides):
+            return None
+        if prompt is not None:
+            return cls() if is_dialogue(prompt) else None
+        return cls() if all(_MARKER.match(str(side)) for side in sides) else None
 
     def parse(self, record: Mapping[str, Any], row: str) -> PreferenceRow:
         """The pair that `record` describes, labelled `row`.
@@ -46,15 +52,25 @@ class HHFormat:
             raise MalformedRow("no chosen", f"{self.chosen} is missing")
         if record.get(self.rejected) is None:
             raise MalformedRow("no rejected", f"{self.rejected} is missing")
+        before = record.get(self.prompt)
+        sides = (
+            _turns(_whole(before, record[field], field), field)
+            for field in (self.chosen, self.rejected)
+        )
         return paired(
             row,
-            _turns(record[self.chosen], self.chosen),
-            _turns(record[self.rejected], self.rejected),
+            *sides,
             names=(self.chosen, self.rejected),
             system=self.system,
             tools=tools(record, self.tools),
             template_kwargs=template_kwargs(record, self.template_kwargs),
         )
+
+
+def _whole(prompt: Any, side: Any, field: str) -> str:
+    """The dialogue up to and with an answer, which may repeat the prompt."""
+    said = text(side, field)
+    return said if prompt is None or _MARKER.match(said) else f"{text(prompt, 'prompt')}{said}"
 
 
 def _turns(value: Any, field: str) -> Messages:

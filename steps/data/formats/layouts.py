@@ -8,6 +8,8 @@ of one data set. Columns with a single step of an answer are never used as answe
 from collections.abc import Mapping
 from typing import Any
 
+from steps.data.formats.turns import is_bare, is_dialogue, unpacked
+
 Layout = dict[str, str]
 
 _STEPS = ("initial_reason_steps", "full_chosen", "full_rejected")
@@ -17,9 +19,15 @@ _SIDES = (
     ("chosen", "rejected"),
     ("preferred_output", "non_preferred_output"),  # OpenAI
     ("chosen_response", "rejected_response"),  # When2Call
+    ("chosen_conversations", "rejected_conversations"),  # torchtune
+    ("response_chosen", "response_rejected"),
+    ("accepted", "rejected"),
+    ("response_j", "response_k"),  # Stack Exchange, paired
+    ("messages", "rejected_messages"),  # ms-swift
+    ("messages", "rejected_response"),  # ms-swift: another last answer
 )
-_HISTORIES = ("messages", "conversations", "conversation")
-_QUESTIONS = ("prompt", "instruction", "question", "input")
+_HISTORIES = ("messages", "conversations", "conversation", "trajectory")
+_QUESTIONS = ("prompt", "instruction", "question", "query", "input")
 
 _JUDGED: tuple[Layout, ...] = (
     {  # SHP: 1 where the first is preferred
@@ -63,6 +71,15 @@ _RANKED: tuple[Layout, ...] = (
     {"prompt": "prompt", "completions": "completions", "text": "text", "score": "score"},
     {"prompt": "prompt", "completions": "responses", "text": "text", "score": "score"},
     {"prompt": "prompt", "completions": "completions", "text": "text", "rank": "rank"},
+    {  # Stack Exchange preferences
+        "prompt": "question", "completions": "answers", "text": "text", "score": "pm_score",
+    },
+    {  # NeMo RL: the better has the lower rank
+        "prompt": "context", "completions": "completions", "text": "completion", "rank": "rank",
+    },
+    {  # Gemini
+        "prompt": "contents", "completions": "completions", "text": "completion", "score": "score",
+    },
 )  # fmt: skip
 _OF_A_COMPLETION = ("text", "score", "rank")
 
@@ -71,12 +88,13 @@ def pair_layout(record: Mapping[str, Any]) -> Layout | None:
     """The names of the fields of a pair, or `None`."""
     if any(record.get(name) is not None for name in _STEPS):
         return None
-    for chosen, rejected in _SIDES:
-        sides = [record.get(chosen), record.get(rejected)]
-        if sides != [None, None]:
-            names = {"chosen": chosen, "rejected": rejected}
-            return _with_prompt(record, names, sides)
-    return next((layout for layout in _JUDGED if _has(record, layout)), None)
+    whole = (names for names in _SIDES if all(record.get(name) is not None for name in names))
+    if (names := next(whole, None)) is not None:
+        return _with_prompt(record, *names)
+    if (judged := next((layout for layout in _JUDGED if _has(record, layout)), None)) is not None:
+        return judged
+    half = (names for names in _SIDES[:3] if any(record.get(name) is not None for name in names))
+    return None if (names := next(half, None)) is None else _with_prompt(record, *names)
 
 
 def ranked_layout(record: Mapping[str, Any]) -> Layout | None:
@@ -93,19 +111,23 @@ def ranked_layout(record: Mapping[str, Any]) -> Layout | None:
     return None
 
 
-def _with_prompt(record: Mapping[str, Any], names: Layout, sides: list[Any]) -> Layout | None:
+def _with_prompt(record: Mapping[str, Any], chosen: str, rejected: str) -> Layout | None:
+    names = {"chosen": chosen, "rejected": rejected}
+    sides = [unpacked(record.get(name)) for name in (chosen, rejected)]
     asked = record.get("input")
     if isinstance(asked, Mapping) and asked.get("messages") is not None:
         return names | {"prompt": "input.messages", "tools": "input.tools"}
-    of_one_message = any(isinstance(side, Mapping) for side in sides)
-    histories = [name for name in _HISTORIES if isinstance(record.get(name), list)]
-    if record.get("prompt") is None and histories and of_one_message:
-        return names | {"prompt": histories[0]} if len(histories) == 1 else None
-    if record.get("prompt") is not None or not all(isinstance(side, str) for side in sides):
+    if is_dialogue(prompt := record.get("prompt")):
+        return None
+    if prompt is not None or not all(map(is_bare, sides)):
         return names
-    given = [name for name in _QUESTIONS if isinstance(record.get(name), str)]
+    given = [name for name in _HISTORIES if isinstance(unpacked(record.get(name)), list)]
+    if all(isinstance(side, str) for side in sides):
+        given += [name for name in _QUESTIONS if isinstance(record.get(name), str)]
     if given == ["instruction", "input"] or given == ["instruction"]:
         return names | {"prompt": "instruction", "input": "input"}
+    if not given and isinstance(sides[0], Mapping):
+        return names
     return names | {"prompt": given[0]} if len(given) == 1 else None
 
 

@@ -5,7 +5,9 @@
 * a list of messages that starts with the prompt (UltraFeedback binarized, Cui et al. 2023; Tulu 3;
   Skywork), with or without a `prompt` field of its own;
 * what comes after `prompt`: a list of turns, one message object, or a plain string; `prompt` is a
-  string (one user message) or a list of messages (TRL, LLaMA-Factory, axolotl, OpenAI).
+  string (one user message) or a list of messages (TRL, LLaMA-Factory, axolotl, OpenAI);
+* without `prompt`: one side the whole conversation, the other another answer to its last question
+  (ms-swift).
 
 The prompt is the common beginning of both sides. They differ from an assistant message on, after
 which a side may have further turns.
@@ -13,18 +15,22 @@ which a side may have further turns.
 If a column says which of two responses is better, `better` names that column; `chosen` then names
 the first response and `rejected` the second. The column's values mean
 
-* with `first` set: the value `first` means the first response, any other value the second;
-  with `first=negative` (or `positive`), a number of that sign means the first response, a number of
+* with `first` set: the value `first` means the first response, and the only other value that the
+  column has the second; or, with `second` also set, that value, and all others a tie. Case does not
+  matter, and true and false equal 1 and 0;
+* with `first=negative` (or `positive`): a number of that sign means the first response, a number of
   the other sign the second, and zero a tie;
-* without `first`: `model_a`, `A` and similar values mean the first response, `model_b`, `B` the
-  second, and a word with `tie` a tie. Numbers are refused, because data sets disagree on the
-  meaning of 0 and 1.
+* without `first`: the name of either column, `model_a`, `A` and similar values, or the value of the
+  column `model_a` mean the first response, and so on for the second. Numbers are refused, because
+  data sets disagree on the meaning of 0 and 1.
+
+Words such as `tie`, `both_bad` and `neither` always mean a tie.
 
 `better=scores` prefers the response with the higher score.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -33,13 +39,12 @@ from steps.data.formats.turns import (
     check_question,
     found,
     ordered,
-    prompt_messages,
+    question,
     read_system,
     response_messages,
     score,
     show,
     template_kwargs,
-    text,
     tools,
     weight,
     with_system,
@@ -48,10 +53,14 @@ from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Messages, PreferenceRow
 
 BY_SCORE = "scores"
-_FIRST = re.compile(r"(?:model|response|answer|side|output)?[ _]?(?:a|first)", re.IGNORECASE)
-_SECOND = re.compile(r"(?:model|response|answer|side|output)?[ _]?(?:b|second)", re.IGNORECASE)
+_FIRST = re.compile(r"(?:model|response|answer|side|output)?[ _]?(?:a|first)")
+_SECOND = re.compile(r"(?:model|response|answer|side|output)?[ _]?(?:b|second)")
+_TIES = {"tie", "ties", "tied", "bothbad", "both", "neither", "equal", "equally", "same", "draw"}
+_MODELS = (("model_a", "model_b"), ("model_1", "model_2"))
 _SIGNS = {"negative": -1.0, "positive": 1.0}
+_BOOLEANS = {"true": "1", "false": "0"}
 _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
+_WHOLE = re.compile(r"([+-]?\d{1,9})\.0{1,9}")
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,7 @@ class PreferenceFormat:
     input: str | None = None
     better: str | None = None
     first: str | None = None
+    second: str | None = None
     score_chosen: str = "score_chosen"
     score_rejected: str = "score_rejected"
     tools: str = "tools"
@@ -91,12 +101,17 @@ class PreferenceFormat:
         Raises:
             MalformedRow: the record is no usable pair.
         """
-        prompt = self._prompt(record)
+        prompt = None
+        if found(record, self.prompt) is not None:
+            prompt = question(record, self.prompt, self.input)
         own_system = read_system(record, self.system_field)
         given = {
             field: response_messages(found(record, field), field, missing)
             for field, missing in self._sides
         }
+        if prompt is None:
+            texts = [isinstance(found(record, field), str) for field in given]
+            prompt = _prompt_of_one_side(texts, *given.values())
         if prompt is not None and self._is_told_again(record, given):
             prompt = None
         whole = {
@@ -123,15 +138,6 @@ class PreferenceFormat:
     @property
     def _sides(self) -> tuple[tuple[str, Reason], tuple[str, Reason]]:
         return (self.chosen, "no chosen"), (self.rejected, "no rejected")
-
-    def _prompt(self, record: Mapping[str, Any]) -> Messages | None:
-        value = found(record, self.prompt)
-        if value is None:
-            return None
-        more = None if self.input is None else found(record, self.input)
-        if more is not None and isinstance(value, str) and text(more, str(self.input)).strip():
-            value = f"{value}\n{more}"
-        return prompt_messages(value, self.prompt)
 
     def _is_told_again(self, record: Mapping[str, Any], given: Mapping[str, Messages]) -> bool:
         """Whether both sides are whole conversations and the prompt, a single text, repeats a user
@@ -160,31 +166,70 @@ class PreferenceFormat:
             verdict, what = one - other, f"both have the score {one}"
         else:
             value = found(record, self.better)
-            verdict, what = self._verdict(value), f"{self.better} is {show(value)}"
+            verdict, what = self._verdict(value, record), f"{self.better} is {show(value)}"
         if not verdict:
             raise MalformedRow("tie", what)
         return verdict > 0
 
-    def _verdict(self, value: Any) -> float:
+    def other_verdict(self, record: Mapping[str, Any]) -> str | None:
+        """The value that means the second side only because it is not `first`, if it is one."""
+        if self.first is None or self.first in _SIGNS or self.second is not None:
+            return None
+        value = None if self.better in (None, BY_SCORE) else found(record, self.better)
+        said = "" if value is None else _spelled(value)
+        return None if said in ("", _spelled(self.first)) or _is_tie(said) else said
+
+    def _verdict(self, value: Any, record: Mapping[str, Any]) -> float:
         """Above zero for the first side, below for the second, zero for neither."""
-        if value is None:
+        if value is None or (said := _spelled(value)) == "":
             raise MalformedRow("verdict not understood", f"{self.better} is missing")
-        said = str(int(value) if isinstance(value, bool | float) and value == int(value) else value)
-        said = said.strip()
-        if "tie" in said.lower():
-            return 0.0
         if self.first in _SIGNS and _NUMBER.fullmatch(said):
             return _SIGNS[self.first] * float(said)
         if self.first is not None:
-            return 1.0 if said == self.first else -1.0
-        for pattern, verdict in ((_FIRST, 1.0), (_SECOND, -1.0)):
-            if pattern.fullmatch(said):
-                return verdict
+            if said == _spelled(self.first):
+                return 1.0
+            other = self.second is None or said == _spelled(self.second)
+            return -1.0 if other and not _is_tie(said) else 0.0
+        if _is_tie(said):
+            return 0.0
+        named = [(_FIRST, 1.0), (_SECOND, -1.0)]
+        named += [(re.compile(re.escape(f.lower())), v) for f, v in self._names(record)]
+        if len(verdicts := {v for pattern, v in named if pattern.fullmatch(said)}) == 1:
+            return verdicts.pop()
         raise MalformedRow(
             "verdict not understood",
             f"{self.better} is {show(value)}; say with data.fields.first which value means that "
             f"{self.chosen} is the better one: a value, or negative or positive",
         )
+
+    def _names(self, record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+        """What else a verdict may call a side: its column, and the model that wrote it."""
+        for names in ((self.chosen, self.rejected), *_models(record)):
+            yield from zip(names, (1.0, -1.0), strict=True)
+
+
+def _models(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for columns in _MODELS:
+        first, second = map(record.get, columns)
+        if isinstance(first, str) and isinstance(second, str):
+            yield first, second
+
+
+def _spelled(value: Any) -> str:
+    """A verdict as text: without case, and 1 for true and 1.0."""
+    said = str(value).strip().lower()
+    return _WHOLE.sub(r"\1", _BOOLEANS.get(said, said))
+
+
+def _is_tie(said: str) -> bool:
+    return not _TIES.isdisjoint(re.split("[^a-z]+", said))
+
+
+def _prompt_of_one_side(texts: list[bool], one: Messages, other: Messages) -> Messages | None:
+    """The prompt, if one side is a whole conversation and the other only the text of an answer."""
+    if texts[0] == texts[1]:
+        return None
+    return (other if texts[0] else one)[:-1] or None
 
 
 def paired(

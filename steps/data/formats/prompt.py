@@ -17,6 +17,8 @@ from steps.data.formats.turns import (
 )
 from steps.data.rows.rows import PromptRow
 
+_ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth")
+
 
 @dataclass(frozen=True)
 class PromptFormat:
@@ -38,7 +40,10 @@ class PromptFormat:
     @classmethod
     def detected(cls, record: Mapping[str, Any]) -> "PromptFormat | None":
         """The format with its usual field names, if `record` has a prompt."""
-        return None if record.get("prompt") is None else cls()
+        if record.get("prompt") is None:
+            return None
+        answers = (name for name in _ANSWERS if found(record, name) is not None)
+        return cls(answer=next(answers, "answer"))
 
     def parse(self, record: Mapping[str, Any], row: str) -> PromptRow:
         """The prompt that `record` describes, labelled `row`.

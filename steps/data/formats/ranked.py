@@ -1,8 +1,8 @@
 """Several completions of one prompt, with scores or ranks: each record becomes pairs.
 
 `completions` is a list of texts, or of objects with a `text` and a `score` (higher is better) or a
-`rank` (1 is best). `scores` may instead name a parallel list of scores. Completions with equal
-scores make no pair. `pairs` selects the pairs:
+`rank` (1 is best). `scores` may instead name a parallel list of scores, and `rank` one of ranks.
+Completions with equal scores make no pair. `pairs` selects the pairs:
 
 * `best_vs_worst`: the best with the worst completion;
 * `adjacent`: each completion with the next lower one;
@@ -108,20 +108,25 @@ class RankedFormat:
         listed = found(record, self.completions)
         if not is_list(listed) or not listed:
             raise MalformedRow("no completion", f"{self.completions} is {show(listed)}")
-        beside = None if self.scores is None else found(record, self.scores)
-        if self.scores is not None and (not is_list(beside) or len(beside) != len(listed)):
+        parallel = self.scores
+        if parallel is None and self.rank is not None and not isinstance(listed[0], Mapping):
+            parallel = self.rank
+        sign = 1.0 if parallel == self.scores else -1.0
+        beside = None if parallel is None else found(record, parallel)
+        if parallel is not None and (not is_list(beside) or len(beside) != len(listed)):
             raise MalformedRow(
                 "score not a number",
-                f"{self.scores} does not hold a number for each of {len(listed)} completions",
+                f"{parallel} does not hold a number for each of {len(listed)} completions",
             )
         for index, item in enumerate(listed):
             name = f"{self.completions}[{index}]"
             said = item.get(self.text) if self.text and isinstance(item, Mapping) else item
             if beside is not None:
                 value = score({name: beside[index]}, name)
+                value = None if value is None else sign * value
             elif isinstance(item, Mapping) and self.rank is not None:
                 rank = score(item, self.rank)
-                value = None if rank is None else -rank
+                value = None if rank is None else 0.0 - rank
             else:
                 value = score(item, self.score or "score") if isinstance(item, Mapping) else None
             if value is None:

@@ -1,8 +1,8 @@
 """Read messages from records, and check that a sequence of messages is a conversation.
 
-A message is an object with `role` and `content`, or with ShareGPT's `from` and `value`. A
-conversation is an optional system message, then turns: the assistant answers a user message. It may
-call tools, whose results come before its next message.
+A message is an object with `role` and `content`, or with ShareGPT's `from` and `value`, or Gemini's
+`parts`. A conversation is an optional system message, then turns: the assistant answers a user
+message. It may call tools, whose results come before its next message.
 """
 
 import json
@@ -16,21 +16,38 @@ from steps.data.readers import Cell
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import EXTRA_KEYS, ROLES, Message, Messages, Tools
 
-_SHAREGPT_ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "function_response": "tool",
-    "observation": "tool",
+_OTHER_ROLES = {
+    "developer": "system",
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "chatbot", "ai"), "assistant"),
+    **dict.fromkeys(
+        ("function", "function_response", "tool_response", "observation", "ipython"), "tool"
+    ),
 }
-_OTHER_ROLES = {"developer": "system", "function": "tool"}
-"""Names that servers of models give to roles, new and old."""
+"""Other names of roles, in any case."""
+
+_CALLS = ("function_call", "tool_call")
+"""Roles of messages that are a tool call of the assistant, as JSON text."""
+
+_CONTENTS = ("content", "value", "parts", "text")
+_SYSTEMS = ("system", "system_prompt", "systemInstruction")
 
 TURNS = ("alternating", "merged", "any")
 """How turns out of order are handled: drop the row; merge consecutive turns of one role; or accept
 any order that ends with the assistant."""
 
 _DECIMAL = re.compile(r"[+-]?\d{1,15}(\.\d{1,15})?")
-_DIALOGUE = re.compile(r"\s*Human:.*\n\nAssistant:", re.DOTALL)
+_DIALOGUE = re.compile(
+    r"\n\nHuman:"
+    r"|\s*(?:Human:.*\n\nAssistant:|### ?Human:.*### ?Assistant:|USER:.*\bASSISTANT:)",
+    re.DOTALL,
+)
+_RENDERED = re.compile(
+    r"\s*(?:<s>|<bos>|<\|begin_of_text\|>)?\s*"
+    r"(?:<\|(?:im_start|start_header_id|system|user)\|>|<start_of_turn>|\[INST\])"
+)
+"""How a text begins that a chat template has written already."""
+
 _FOLLOWERS = {
     "system": {"user"},
     "user": {"assistant"},
@@ -39,7 +56,7 @@ _FOLLOWERS = {
 }
 """The roles that may follow each role."""
 
-READ_KEYS = frozenset({"role", "content", "from", "value", *EXTRA_KEYS})
+READ_KEYS = frozenset({"role", "from", "function_call", *_CONTENTS, *EXTRA_KEYS})
 """The keys of a message that are read."""
 
 MOST_NESTED = 100
@@ -53,12 +70,14 @@ def messages(value: Sequence[Any], field: str) -> Messages:
 
 
 def found(record: Mapping[str, Any], field: str) -> Any:
-    """The value of a field. `a.b` is the field `b` of the object in `a`, unless the record has a
-    field with the name `a.b`."""
+    """The value of a field. `a.b` is the field `b` of the object in `a`, which may be JSON text,
+    and `a.0` the first element of a list, unless the record has a field with the name `a.b`."""
     if field in record or "." not in field:
         return record.get(field)
     outer, _, inner = field.partition(".")
-    within = record.get(outer)
+    within = _decoded(record.get(outer))
+    if is_list(within):
+        within = {str(index): item for index, item in enumerate(within)}
     return found(within, inner) if isinstance(within, Mapping) else None
 
 
@@ -78,24 +97,63 @@ def merged(conversation: Messages) -> Messages:
 
 def prompt_messages(value: Any, field: str) -> Messages:
     """A prompt: a string stands for one user message."""
+    value = unpacked(value)
     if value is None:
         raise MalformedRow("no prompt", f"{field} is missing")
     if _is_message(value):
         return messages([value], field)
     if not is_list(value):
+        if isinstance(value, str) and value.startswith('["') and is_list(_decoded(value)):
+            raise _no_speakers(field)
         return ({"role": "user", "content": _one_turn(value, field)},)
     if not value:
         raise MalformedRow("no prompt", f"{field} is an empty list")
     return messages(value, field)
 
 
+def question(record: Mapping[str, Any], field: str, more: str | None) -> Messages:
+    """The prompt in `field`, with the text of the field `more` after a line break."""
+    value, added = found(record, field), None if more is None else found(record, more)
+    if added is not None and isinstance(value, str) and text(added, str(more)).strip():
+        value = f"{value}\n{added}"
+    return prompt_messages(value, field)
+
+
+def unpacked(value: Any) -> Any:
+    """The messages of a JSON text; other values, and texts that are no messages, unchanged."""
+    if not isinstance(value, str) or value[:1] not in ("[", "{"):
+        return value
+    decoded = _decoded(value)
+    listed = decoded if is_list(decoded) else [decoded]
+    return decoded if listed and all(map(_is_message, listed)) else value
+
+
+def is_dialogue(prompt: Any) -> bool:
+    """Whether a prompt is a text of turns, as in HH-RLHF, in which the assistant speaks next."""
+    if not isinstance(prompt, str) or not _DIALOGUE.match(prompt):
+        return False
+    return prompt.rstrip().endswith("\n\nAssistant:")
+
+
+def is_bare(side: Any) -> bool:
+    """Whether a side of a pair is an answer without its prompt, or missing."""
+    if side is None or isinstance(side, str | Mapping):
+        return True
+    first = side[0] if is_list(side) and side else None
+    role = first.get("role", first.get("from")) if isinstance(first, Mapping) else None
+    return isinstance(role, str) and _OTHER_ROLES.get(role.lower(), role) == "assistant"
+
+
 def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and ("role" in value or "from" in value)
+    if not isinstance(value, Mapping) or ("role" not in value and "from" not in value):
+        return False
+    return any(key in value for key in (*_CONTENTS, "tool_calls", "function_call"))
 
 
 def response_messages(value: Any, field: str, missing: Reason) -> Messages:
     """A response, or a conversation that ends in one: a string stands for one message, and so does
     an object."""
+    value = unpacked(value)
     if value is None:
         raise MalformedRow(missing, f"{field} is missing")
     if _is_message(value):
@@ -150,9 +208,14 @@ def check_question(prompt: Messages, field: str) -> None:
 
 
 def read_system(record: Mapping[str, Any], field: str | None) -> str | None:
-    """The system prompt that a record keeps in a field of its own, if the format names one."""
-    value = None if field is None else record.get(field)
-    return None if value is None or value == "" else text(value, str(field))
+    """The system prompt that a record keeps in a field of its own, if the format names one.
+    `system` stands for that or another usual name."""
+    names = _SYSTEMS if field == "system" else () if field is None else (field,)
+    for name in names:
+        value = found(record, name)
+        if value is not None and value != "":
+            return _said(value.get("parts") if isinstance(value, Mapping) else value, name)
+    return None
 
 
 def with_system(conversation: Messages, system: str | None) -> Messages:
@@ -182,7 +245,7 @@ def weight(record: Mapping[str, Any], field: str | None) -> float | None:
     """A row's weight, a number of at least 0; `None` if the format has no such field."""
     if field is None:
         return None
-    value = _number(record.get(field), field, "weight not a number")
+    value = _number(found(record, field), field, "weight not a number")
     if value is None or value < 0:
         said = "missing" if value is None else f"{value}, which is below 0"
         raise MalformedRow("weight not a number", f"{field} is {said}")
@@ -260,6 +323,8 @@ def _held_by(value: Any) -> Iterable[Any]:
 
 
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    if type(value) in (list, str, dict):  # asking an abstract class takes longer
+        return type(value) is list
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
@@ -274,26 +339,31 @@ def show(value: Any) -> str:
 
 
 def _message(item: Any, field: str) -> Message:
+    if type(item) is dict and len(item) == 2 and item.get("role") in ROLES:  # most messages
+        content = item.get("content")
+        if type(content) is str:
+            return {"role": item["role"], "content": text(content, field)}
+    if isinstance(item, str):
+        raise _no_speakers(field)
     if not isinstance(item, Mapping):
         raise MalformedRow(
             "content not a string", f"{field} is {show(item)}, expected role and content"
         )
-    sharegpt = "role" not in item and "from" in item
-    role = item.get("from" if sharegpt else "role")
-    if isinstance(role, str):
-        role = _SHAREGPT_ROLES.get(role, role) if sharegpt else role
-        role = _OTHER_ROLES.get(role, role)
+    role, calls = item.get("role", item.get("from")), _calls(item, field)
+    key = next((key for key in _CONTENTS if item.get(key) is not None), "content")
+    content = item.get(key)
+    if role in _CALLS:
+        role, content, calls = "assistant", None, _call_in(content, f"{field}.{key}")
+    if isinstance(role, str) and role not in ROLES:
+        role = _OTHER_ROLES.get(role.lower(), role.lower())
     if role not in ROLES:
         expected = ", ".join(ROLES)
         raise MalformedRow(
             "unknown role", f"{field}.role is {show(role)}, expected one of {expected}"
         )
-    key = "value" if sharegpt else "content"
-    content, calls = item.get(key), _decoded(item.get("tool_calls"))
     if content is None and calls:
         content = ""  # how a message that only calls tools is spelled
-    said = _parts(content, f"{field}.{key}") if is_list(content) else content
-    message: Message = {"role": role, "content": text(said, f"{field}.{key}")}
+    message: Message = {"role": role, "content": _said(content, f"{field}.{key}")}
     for name in EXTRA_KEYS:
         value = calls if name == "tool_calls" else item.get(name)
         if value is not None and value != []:
@@ -301,16 +371,54 @@ def _message(item: Any, field: str) -> Message:
     return message
 
 
+def _calls(item: Mapping[str, Any], field: str) -> Any:
+    """The tool calls of a message; the older `function_call` is one of them."""
+    calls, call = _decoded(item.get("tool_calls")), item.get("function_call")
+    if call is None or calls:
+        return calls
+    return _call_in(call, f"{field}.function_call")
+
+
+def _call_in(value: Any, field: str) -> list[dict[str, Any]]:
+    """The tool call in an object with `name` and `arguments`, or in its JSON text, or in a list."""
+    call = _decoded(value)
+    called = call if is_list(call) else [call]
+    if not called or not all(isinstance(one, Mapping) and "name" in one for one in called):
+        raise MalformedRow(
+            "tools not a list of objects", f"{field} is {show(value)}, expected name and arguments"
+        )
+    return [{"type": "function", "function": dict(one)} for one in called]
+
+
+def _no_speakers(field: str) -> MalformedRow:
+    return MalformedRow(
+        "content not a string",
+        f"{field}: a list of texts does not tell who speaks; give objects with role and content, "
+        "or one text",
+    )
+
+
+def _said(content: Any, field: str) -> str:
+    return _parts(content, field) if is_list(content) else text(content, field)
+
+
 def _parts(content: Sequence[Any], field: str) -> str:
     """The text of a message that is given in parts."""
     texts = []
     for index, part in enumerate(content):
-        kind = part.get("type", "text") if isinstance(part, Mapping) else None
-        if not isinstance(part, Mapping) or kind != "text" or "text" not in part:
-            what = f"of type {kind}" if isinstance(part, Mapping) else show(part)
+        if isinstance(part, str):
+            part = {"text": part}
+        if not isinstance(part, Mapping) or not _is_text(part):
+            what = f"of type {part.get('type')}" if isinstance(part, Mapping) else show(part)
             raise MalformedRow("content not a string", f"{field}[{index}] is {what}, not a text")
         texts.append(text(part["text"], f"{field}[{index}].text"))
     return "".join(texts)
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    if "type" in part:
+        return part["type"] in ("text", "input_text", "output_text") and "text" in part
+    return [key for key, value in part.items() if value is not None] == ["text"]
 
 
 def _extra(value: Any, name: str, field: str) -> Any:
@@ -326,8 +434,14 @@ def _one_turn(value: Any, field: str) -> str:
     if _DIALOGUE.match(found):
         raise MalformedRow(
             "dialogue in one string",
-            f"{field} holds turns that start with 'Human:' and 'Assistant:'; give messages, or the "
-            "format hh_rlhf, whose chosen and rejected are whole dialogues",
+            f"{field} holds turns of a dialogue, such as 'Human:' and 'Assistant:'; give messages, "
+            "or the format hh_rlhf, whose chosen and rejected are whole dialogues",
+        )
+    if _RENDERED.match(found):
+        raise MalformedRow(
+            "dialogue in one string",
+            f"{field} holds what a chat template wrote ({found.strip()[:20]!r}); give messages "
+            "without its markers, for the template of the model will be put around them",
         )
     return found
 

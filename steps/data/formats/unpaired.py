@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from steps.data.formats.turns import (
     check_conversation,
     found,
+    is_list,
     merged,
     prompt_messages,
     read_system,
@@ -14,6 +15,7 @@ from steps.data.formats.turns import (
     show,
     template_kwargs,
     tools,
+    unpacked,
     weight,
     with_system,
 )
@@ -25,7 +27,8 @@ from steps.data.rows.rows import UnpairedRow
 class UnpairedFormat:
     """`prompt` and `completion` are strings or messages; `label` is true for a good completion.
 
-    `weight` must be there where it is named.
+    Without a prompt, `completion` is a conversation, and its last turn is judged. `weight` must be
+    there where it is named.
     """
 
     prompt: str = "prompt"
@@ -42,9 +45,14 @@ class UnpairedFormat:
 
     @classmethod
     def detected(cls, record: Mapping[str, Any]) -> "UnpairedFormat | None":
-        """The format with its usual field names, if `record` has all three."""
-        there = all(record.get(name) is not None for name in ("prompt", "completion", "label"))
-        return cls() if there else None
+        """The format with usual field names, if `record` has all that it needs in one way only."""
+        labels = [name for name in _VERDICTS if record.get(name) is not None]
+        asked = record.get("prompt") is not None
+        chats = () if asked else [n for n in _CHATS if is_list(unpacked(record.get(n)))]
+        answers = ["completion"] if asked and record.get("completion") is not None else chats
+        if len(labels) != 1 or len(answers) != 1:
+            return None
+        return cls(completion=answers[0], label=labels[0])
 
     def parse(self, record: Mapping[str, Any], row: str) -> UnpairedRow:
         """The completion that `record` describes, labelled `row`.
@@ -52,9 +60,14 @@ class UnpairedFormat:
         Raises:
             MalformedRow: prompt and completion are no conversation, or there is no verdict.
         """
-        given = prompt_messages(found(record, self.prompt), self.prompt)
-        prompt = with_system(given, read_system(record, self.system_field))
         answer = response_messages(found(record, self.completion), self.completion, "no completion")
+        given = found(record, self.prompt)
+        if given is None and len(answer) > 1 and answer[-1]["role"] == "assistant":
+            *asked, last = answer
+            given, answer = tuple(asked), (last,)
+        else:
+            given = prompt_messages(given, self.prompt)
+        prompt = with_system(given, read_system(record, self.system_field))
         if self.turns == "merged":
             prompt, answer = merged(prompt), merged(answer)
         check_conversation((*prompt, *answer), f"{self.prompt} + {self.completion}", self.turns)
@@ -69,7 +82,12 @@ class UnpairedFormat:
         )
 
 
-_LABELS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
+_VERDICTS = ("label", "kto_tag")
+_CHATS = ("messages", "conversations", "conversation")
+_LABELS: Mapping[str, bool] = {
+    **dict.fromkeys(("true", "1", "1.0", "desirable", "chosen", "good", "yes"), True),
+    **dict.fromkeys(("false", "0", "0.0", "undesirable", "rejected", "bad", "no"), False),
+}
 
 
 def _label(value: Any, field: str) -> bool:

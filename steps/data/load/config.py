@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from steps.data.formats.choice import FormatChoice
 from steps.data.load.near import NearDuplicates
 from steps.data.rows.ledger import check_max_dropped
+from steps.shared.execution_detail import detail_field
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class LoadConfig:
         deduplicate: leave out rows that an earlier one equals, in either split.
         max_dropped: how many rows may be unusable: below 1 a fraction of them, from 1 on a number.
         near_duplicates: leave out rows that say nearly what an earlier one says.
+        workers: the number of processes; 0: one for each core. The result does not depend on it.
     """
 
     test_fraction: float = 0.0
@@ -27,6 +29,7 @@ class LoadConfig:
     deduplicate: bool = False
     max_dropped: float = 0.5
     near_duplicates: NearDuplicates | None = field(default=None, metadata={"before": None})
+    workers: int = detail_field(1)
 
     def __post_init__(self) -> None:
         if not 0 <= self.test_fraction < 1:
@@ -35,4 +38,6 @@ class LoadConfig:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise ValueError(f"{name} must be at least 1 or null, got {limit}")
+        if self.workers < 0:
+            raise ValueError(f"workers must be 0 (one for each core) or more, got {self.workers}")
         check_max_dropped(self.max_dropped)

@@ -9,27 +9,25 @@ Rows beyond a limit are also read and checked, so that the ledger is complete.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from steps.data.formats.choice import Format, FormatChoice, choose_format, ignored_keys
-from steps.data.formats.turns import with_system
-from steps.data.images.finding import ImageColumn, Pictures, with_images
+from steps.data.formats.choice import Format, FormatChoice, choose_format
+from steps.data.images.finding import ImageColumn, Pictures
 from steps.data.images.image_table import IMAGES, write_images
 from steps.data.images.pictures import Picture
-from steps.data.load.mixture import Mixture
+from steps.data.load.ahead import ReadAhead
+from steps.data.load.mixture import Mixture, Opener
 from steps.data.load.near import NearDuplicates, NearRows
-from steps.data.load.overlap import content_key, texts_of
-from steps.data.load.shards import FileShard, Source, label, open_shard
-from steps.data.load.splits import in_test_split, prompt_key, prompt_of
-from steps.data.readers import Item
+from steps.data.load.parsing import Parsed, ParsedRow, Parser
+from steps.data.load.shards import Source, open_shard
 from steps.data.rows.ledger import OVER_LIMIT, Entry, Tally
 from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
-from steps.data.rows.rows import ConversationRow, PreferenceRow, Row, TextRow
+from steps.data.rows.rows import PreferenceRow, Row
 from steps.data.rows.tables import LEDGER, ROWS_PER_SHARD, SCHEMAS, shard_name, to_record
 from steps.data.work.resume_point import ResumePoint
 from steps.data.work.workers import place
@@ -38,6 +36,7 @@ CHUNK_BYTES = 64 * 2**20
 _ROWS_LOOKED_AT = 20
 _MOST_ROWS_LOOKED_AT = 1000
 _MOST_KEYS_COUNTED = 100
+_MOST_VERDICTS = 5
 
 Progress = Callable[[int, Mapping[str, Any]], None]
 """Called with the number of rows read so far, and counts to show."""
@@ -53,13 +52,6 @@ class Part:
     name: str = ""
     images: ImageColumn | None = None
 
-    def folder_of(self, shard: str) -> Path | None:
-        """The folder in which a file of the source lies, if that is on this machine."""
-        for one in self.source.shards:
-            if isinstance(one, FileShard) and one.name == shard and "://" not in one.url:
-                return Path(one.url).parent
-        return None
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -69,9 +61,10 @@ class Reading:
     parts: tuple[Part, ...]
     until: str = "first exhausted"
 
-    def mixture(self, position: Any = None) -> Mixture:
+    def mixture(self, position: Any, openers: Sequence[Opener]) -> Mixture:
         sources = [part.source for part in self.parts]
-        return Mixture(sources, [part.weight for part in self.parts], self.until, position)
+        weights = [part.weight for part in self.parts]
+        return Mixture(sources, weights, self.until, position, openers)
 
 
 @dataclass(frozen=True)
@@ -84,6 +77,7 @@ class Load:
         limits: keep only the first so many rows of a split.
         deduplicate: drop rows that say what an earlier row of either split says.
         near: drop those that say nearly that.
+        workers: the number of processes, of which one decides and writes; 0: one for each core.
     """
 
     kind: type
@@ -93,6 +87,7 @@ class Load:
     limits: Mapping[str, int | None] = field(default_factory=dict)
     deduplicate: bool = False
     near: NearDuplicates | None = None
+    workers: int = 1
 
     def readings(self) -> list[tuple[str, Reading]]:
         every = (("train", self.train), ("test", self.test))
@@ -111,6 +106,7 @@ class Loaded:
         trained_on: the number of test rows whose prompt is also in train.
         scored_lower: the number of pairs whose chosen response has the lower score.
         ignored: columns and keys of messages that are not read, with the number of rows.
+        verdicts: for each part, values of `better` that were read as not `first`.
         ended_by: for each split, the part that ended the mixture while others had more rows.
     """
 
@@ -122,6 +118,7 @@ class Loaded:
     trained_on: int
     ignored: dict[str, int]
     scored_lower: int
+    verdicts: dict[str, list[str]]
 
 
 def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Loaded:
@@ -134,8 +131,11 @@ def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Lo
     """
     with ResumePoint(scratch) as resumed:
         work = _Work(load, resumed, scratch / "shards", progress)
-        while not work.state["done"]:
-            work.make_chunk()
+        try:
+            while not work.state["done"]:
+                work.make_chunk()
+        finally:
+            work.close()
     _publish(scratch / "shards", folder)
     state = work.state
     tallies = {split: Tally.from_json(data) for split, data in state["tallies"].items()}
@@ -148,6 +148,7 @@ def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Lo
         state["trained_on"],
         state["ignored"],
         state["scored_lower"],
+        state["verdicts"],
     )
 
 
@@ -173,10 +174,7 @@ class _Work:
         self.load, self.resumed, self.folder, self.progress = load, resumed, folder, progress
         self.state: dict[str, Any] = resumed.state or _beginning(load)
         self.readings = load.readings()
-        self._bare = {
-            split: [_without_system(part.format) for part in reading.parts]
-            for split, reading in self.readings
-        }
+        self._ahead: list[ReadAhead] = []
         self._near = None if load.near is None else NearRows(load.near, resumed)
         self._pictures: dict[str, list[Picture]] = {}
         self._image_bytes = 0
@@ -185,8 +183,31 @@ class _Work:
     def _open_reading(self) -> None:
         """Go on with the reading that the state names."""
         self.split, self.reading = self.readings[self.state["reading"]]
-        self.mixture = self.reading.mixture(self.state["position"])
+        self.close()
+        parts = self.reading.parts
+        openers = [self._opener(part, n, len(parts)) for n, part in enumerate(parts)]
+        self.mixture = self.reading.mixture(self.state["position"], openers)
         self.tally = Tally.from_json(self.state["tallies"][self.split])
+
+    def _opener(self, part: Part, number: int, parts: int) -> Opener:
+        """How the files of a part are read: by other processes, of which it gets its share, or by
+        this one. Files of images are always read by this one, which is observed."""
+        load = self.load
+        fraction = load.test_fraction if load.test is None else None
+        compared = load.test is not None
+        parser = Parser(part.format, part.images, fraction, load.deduplicate, compared)
+        others = (load.workers or os.cpu_count() or 1) - 1
+        if others > number and part.images is None:
+            processes = others // parts + (number < others % parts)
+            self._ahead.append(ReadAhead(part.source, parser, processes))
+            return self._ahead[-1].open
+        shards = part.source.shards
+        return lambda shard, start: parser.rows(shards[shard], start)
+
+    def close(self) -> None:
+        """End other processes."""
+        while self._ahead:
+            self._ahead.pop().close()
 
     def make_chunk(self) -> None:
         """Read, write and commit one chunk."""
@@ -198,12 +219,12 @@ class _Work:
                 if not self._next_reading():
                     break
                 continue
-            for entry, row in self._judge(*drawn):
+            for entry, row, characters in self._judge(*drawn):
                 entries.append(entry)
                 self.tally.add(entry)
                 if row is not None:
                     rows.setdefault(entry.split, []).append(row)
-                    size += sum(map(len, texts_of(row)))
+                    size += characters
             self.state["read"] += 1
             self.progress(self.state["read"], {"dropped": self.tally.dropped_rows})
         self._write(rows, entries)
@@ -226,37 +247,31 @@ class _Work:
         self.state["ended_by"][self.split] = self.mixture.ended_by
         self.state["tallies"][self.split] = self.tally.to_json()
 
-    def _judge(self, index: int, shard: str, item: Item) -> Iterator[tuple[Entry, Row | None]]:
-        """The ledger entries of one record, with its rows: none, one or several."""
+    def _judge(
+        self, index: int, shard: str, item: tuple[int, Parsed]
+    ) -> Iterator[tuple[Entry, Row | None, int]]:
+        """The ledger entries of one record, with its rows and their sizes: none, one or several."""
         part, split = self.reading.parts[index], self.split
-        number, record = item
-        name = self._label(part, record, f"{shard}:{number}")
-        try:
-            if isinstance(record, MalformedRow):
-                raise record
-            pictures: Pictures = ()
-            if part.images is not None:
-                record, pictures = part.images.take(record, part.folder_of(shard))
-            parsed = self._bare[self.split][index].parse(record, name)
-            self._note_ignored(ignored_keys(part.format, record))
-        except MalformedRow as problem:
-            yield Entry.dropped(split, shard, name, problem), None
+        number, parsed = item
+        name = self._label(part, parsed.label, f"{shard}:{number}")
+        if parsed.problem is not None:
+            yield Entry.dropped(split, shard, name, parsed.problem), None, 0
             return
-        for row in parsed if isinstance(parsed, list) else [parsed]:
-            yield self._judge_row(row, index, shard, pictures)
+        self._note_ignored(parsed.ignored)
+        self._note_verdict(parsed.verdict, f"{split} {index}")
+        for made in parsed.rows:
+            row = replace(made.row, row=name + made.row.row)
+            yield *self._judge_row(row, made, part, shard, parsed.pictures), made.size
 
     def _judge_row(
-        self, row: Row, index: int, shard: str, pictures: Pictures
+        self, row: Row, made: ParsedRow, part: Part, shard: str, pictures: Pictures
     ) -> tuple[Entry, Row | None]:
-        split, part = self.split, self.reading.parts[index]
+        split = "test" if made.held_out else self.split
         try:
-            if part.images is not None and isinstance(row, PreferenceRow):
-                row = with_images(row, pictures)
-            if self.load.test is None and in_test_split(prompt_of(row), self.load.test_fraction):
-                split = "test"
-            row = _under_system(row, part.format.system)
-            self._choose(row, split)
-            self._compare(row, split)
+            if made.problem is not None:
+                raise made.problem
+            self._choose(row, made, split)
+            self._compare(made, split)
             self._note_scores(row)
         except MalformedRow as problem:
             return Entry.dropped(split, shard, row.row, problem), None
@@ -273,12 +288,12 @@ class _Work:
                 self._pictures.setdefault(split, []).append(picture)
                 self._image_bytes += len(picture.content)
 
-    def _choose(self, row: Row, split: str) -> None:
+    def _choose(self, row: Row, made: ParsedRow, split: str) -> None:
         """Drop a valid row that is over a limit or a duplicate."""
         limit = self.load.limits.get(split)
         if limit is not None and self.state["kept"][split] >= limit:
             raise MalformedRow(OVER_LIMIT, f"{split} has its {limit} rows already")
-        if self.load.deduplicate and not self.resumed.is_new("content", content_key(row)):
+        if self.load.deduplicate and not self.resumed.is_new("content", made.content):
             raise MalformedRow("duplicate", "an earlier row has the same prompt and responses")
         if self._near and (found := self._near.like(row, sum(self.state["kept"].values()))):
             raise MalformedRow("near duplicate", found)
@@ -291,24 +306,29 @@ class _Work:
 
     def _note_ignored(self, names: Iterable[str]) -> None:
         counts = self.state["ignored"]
-        for name in sorted(names):
+        for name in names:
             if name in counts or len(counts) < _MOST_KEYS_COUNTED:
                 counts[name] = counts.get(name, 0) + 1
 
-    def _compare(self, row: Row, split: str) -> None:
+    def _note_verdict(self, other: str | None, part: str) -> None:
+        """Keep the first values that were read as the second side because they are not `first`."""
+        found = self.state["verdicts"].setdefault(part, [])
+        if other is not None and other not in found and len(found) < _MOST_VERDICTS:
+            found.append(other)
+
+    def _compare(self, made: ParsedRow, split: str) -> None:
         """Count test rows whose prompt is also in train, which is read first."""
         if self.load.test is None:
             return
-        key = prompt_key(prompt_of(row))
         if split == "train":
-            self.resumed.is_new("train prompt", key)
-        elif self.resumed.has("train prompt", key):
+            self.resumed.is_new("train prompt", made.prompt)
+        elif self.resumed.has("train prompt", made.prompt):
             self.state["trained_on"] += 1
 
-    def _label(self, part: Part, record: Any, place: str) -> str:
+    def _label(self, part: Part, own_label: str, place: str) -> str:
         """A unique label: the record's own id, or its place if it has no id or a repeated one."""
         prefix = f"{part.name}/" if part.name else ""
-        own = prefix + (place if isinstance(record, MalformedRow) else label(record, place))
+        own = prefix + (own_label or place)
         number = 1
         found = own
         while not self.resumed.is_new(f"label {self.split}", found.encode()):
@@ -346,24 +366,11 @@ def _beginning(load: Load) -> dict[str, Any]:
         "trained_on": 0,
         "scored_lower": 0,
         "ignored": {},
+        "verdicts": {},
         "drawn": {name: [] for name in names},
         "ended_by": dict.fromkeys(names),
         "tallies": {name: Tally().to_json() for name in names},
     }
-
-
-def _without_system(chosen: Format) -> Format:
-    if chosen.system is None:
-        return chosen
-    return replace(chosen, system=None)  # pyright: ignore[reportCallIssue]
-
-
-def _under_system(row: Row, system: str | None) -> Row:
-    if system is None or isinstance(row, TextRow):
-        return row
-    if isinstance(row, ConversationRow):
-        return replace(row, messages=with_system(row.messages, system))
-    return replace(row, prompt=with_system(row.prompt, system))
 
 
 def _first_records(source: Source) -> list[Mapping[str, Any]]:

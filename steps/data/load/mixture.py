@@ -12,12 +12,15 @@ each row is used once. `until` sets when the mixture ends:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from steps.data.load.shards import Reader, Source
-from steps.data.readers import Item
 
 UNTIL = ("first exhausted", "all exhausted")
+
+Opener = Callable[[int, int], Iterator[tuple[int, Any]]]
+"""The numbered rows of a file of a source, given its number and the row to start at."""
 
 Position = list[list[int]]
 """A position in a mixture: for each source the shard, the row in it, and the rows taken so far."""
@@ -36,13 +39,16 @@ class Mixture:
         weights: Sequence[float],
         until: str = "first exhausted",
         position: Position | None = None,
+        openers: Sequence[Opener] | None = None,
     ) -> None:
         self.weights = weights
         self.until = until
         places = position or [[0, 1, 0] for _ in sources]
         self.readers = [
-            Reader(source, shard, row)
-            for source, (shard, row, _) in zip(sources, places, strict=True)
+            Reader(source, shard, row, opener)
+            for source, (shard, row, _), opener in zip(
+                sources, places, openers or [None] * len(sources), strict=True
+            )
         ]
         self.drawn = [drawn for _, _, drawn in places]
         self._open = set(range(len(sources)))
@@ -54,7 +60,7 @@ class Mixture:
         drawn = zip(self.readers, self.drawn, strict=True)
         return [[reader.shard, reader.row, count] for reader, count in drawn]
 
-    def draw(self) -> tuple[int, str, Item] | None:
+    def draw(self) -> tuple[int, str, tuple[int, Any]] | None:
         """The next row: which source, the name of its shard, the row. `None` at the end."""
         while self._open:
             index = min(self._open, key=lambda i: ((self.drawn[i] + 1) / self.weights[i], i))

@@ -15,7 +15,7 @@ source.
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,21 +211,26 @@ def is_empty(source: Source) -> bool:
 
 @dataclass
 class Reader:
-    """A position in a source (`shard` and `row`), which moves as rows are taken."""
+    """A position in a source (`shard` and `row`), which moves as rows are taken.
+
+    `opened` gives the rows of a file, by its number, from a row on; without it they are records.
+    """
 
     source: Source
     shard: int = 0
     row: int = 1
+    opened: Callable[[int, int], Iterator[tuple[int, Any]]] | None = None
 
     def __post_init__(self) -> None:
-        self._rows: Iterator[Item] | None = None
+        self._rows: Iterator[tuple[int, Any]] | None = None
 
-    def next(self) -> tuple[str, Item] | None:
+    def next(self) -> tuple[str, tuple[int, Any]] | None:
         """The next row with the name of its shard, or `None` at the end."""
         while self.shard < len(self.source.shards):
             shard = self.source.shards[self.shard]
             if self._rows is None:
-                self._rows = open_shard(shard, self.row)
+                opened = self.opened
+                self._rows = opened(self.shard, self.row) if opened else open_shard(shard, self.row)
             if (item := next(self._rows, None)) is not None:
                 self.row = item[0] + 1
                 return shard.name, item

@@ -125,8 +125,9 @@ def _table(
 ) -> "pa.Table":
     import pyarrow as pa
 
+    names, required = set(schema.names), [f.name for f in schema if not f.nullable]
     for number, row in enumerate(group, start=start + 1):
-        _check_row(row, schema, f"{path}: row {number}")
+        _check_row(row, names, required, f"{path}: row {number}")
     try:
         return pa.Table.from_pylist(list(group), schema=schema)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -134,14 +135,16 @@ def _table(
         raise ValueError(f"{path}: {span} hold a value that does not fit: {error}") from error
 
 
-def _check_row(row: Mapping[str, Any], schema: "pa.Schema", where: str) -> None:
+def _check_row(
+    row: Mapping[str, Any], names: set[str], required: Sequence[str], where: str
+) -> None:
     # Arrow silently fills a missing field with null and ignores an unknown one.
-    if row.keys() != set(schema.names):
-        wrong = sorted(row.keys() ^ set(schema.names))
+    if row.keys() != names:
+        wrong = sorted(row.keys() ^ names)
         raise ValueError(f"{where}: missing or unknown fields: {', '.join(wrong)}")
-    for field in schema:
-        if row[field.name] is None and not field.nullable:
-            raise ValueError(f"{where}: {field.name} is null, and this file requires it")
+    for name in required:
+        if row[name] is None:
+            raise ValueError(f"{where}: {name} is null, and this file requires it")
 
 
 def _check_columns(path: Path, present: Sequence[str], wanted: Sequence[str] | None) -> None:

@@ -90,3 +90,6 @@ class MalformedRow(ValueError):
         super().__init__(f"{reason}: {detail}")
         self.reason: Reason = reason
         self.detail = detail
+
+    def __reduce__(self) -> tuple[type, tuple[Reason, str]]:
+        return type(self), (self.reason, self.detail)  # another process may find it

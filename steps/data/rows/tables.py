@@ -8,6 +8,7 @@ kept, because chat templates write keys in this order.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -121,12 +122,17 @@ def shard_name(kind: type, number: int) -> str:
 
 def to_record(row: Row) -> dict[str, Any]:
     """`row` as a record of its schema."""
-    return {field.name: _to_column(field.name, getattr(row, field.name)) for field in fields(row)}
+    return {name: _to_column(name, getattr(row, name)) for name in _names(type(row))}
 
 
 def from_record(kind: type[_Row], record: Mapping[str, Any]) -> _Row:
     """The row that `to_record` wrote; columns that the kind does not have are ignored."""
-    return kind(**{f.name: _from_column(f.name, record[f.name]) for f in fields(kind)})
+    return kind(**{name: _from_column(name, record[name]) for name in _names(kind)})
+
+
+@cache
+def _names(kind: type[Row]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def messages_to_column(messages: Iterable[Message]) -> list[dict[str, str | None]]:
@@ -155,6 +161,8 @@ def _to_json(value: Any) -> str:
 
 
 def _extra(message: Message) -> str | None:
+    if len(message) == 2:
+        return None
     extra = {key: value for key, value in message.items() if key not in ("role", "content")}
     return _to_json(extra) if extra else None
 

@@ -144,12 +144,13 @@ _opened: list[tuple[ProcessShard, Job, Path]] = []
 
 
 def _open_job(job: Job, ledger: Path) -> None:
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     _opened.append((job.open(), job, ledger))
 
 
-def _exit_with_parent() -> None:
+def exit_with_parent() -> None:
+    """Wait for the end of the parent process, and end this one."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

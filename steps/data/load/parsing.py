@@ -1,0 +1,134 @@
+"""What a record becomes before it is compared with others: its rows, and keys to compare by.
+
+This depends on the record and the settings alone. So several processes may do it (`ahead`), and
+the result is the same.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from steps.data.formats.choice import Format, ignored_keys
+from steps.data.formats.preference import PreferenceFormat
+from steps.data.formats.turns import with_system
+from steps.data.images.finding import ImageColumn, Pictures, with_images
+from steps.data.load.overlap import content_key, texts_of
+from steps.data.load.shards import FileShard, Shard, label, open_shard
+from steps.data.load.splits import in_test_split, prompt_key, prompt_of
+from steps.data.readers import Item
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import ConversationRow, PreferenceRow, Row, TextRow
+
+
+@dataclass(frozen=True)
+class ParsedRow:
+    """A row, or why it cannot be used.
+
+    Attributes:
+        row: its label is only what follows the label of its record.
+        held_out: whether its prompt belongs to the held-out part.
+        size: the number of characters in its texts.
+        content: a key of what it says, and `prompt` of its prompt; empty if not asked for.
+    """
+
+    row: Row
+    problem: MalformedRow | None = None
+    held_out: bool = False
+    size: int = 0
+    content: bytes = b""
+    prompt: bytes = b""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A record.
+
+    Attributes:
+        label: its own id; empty if it has none.
+        problem: why it has no rows.
+        ignored: columns and keys of messages that are not read.
+        verdict: a value of `better` that was read as not `first`.
+    """
+
+    label: str
+    rows: tuple[ParsedRow, ...] = ()
+    problem: MalformedRow | None = None
+    pictures: Pictures = ()
+    ignored: tuple[str, ...] = ()
+    verdict: str | None = None
+
+
+@dataclass(frozen=True)
+class Parser:
+    """The settings of one part of a source.
+
+    Args:
+        fraction: of the prompts, held out; None where the held-out rows have a source of their own.
+        contents, prompts: whether rows need these keys.
+    """
+
+    format: Format
+    images: ImageColumn | None
+    fraction: float | None
+    contents: bool
+    prompts: bool
+
+    def rows(self, shard: Shard, start: int) -> Iterator[tuple[int, Parsed]]:
+        """The records of a file from row `start` on, with their numbers."""
+        bare = self.format
+        if bare.system is not None:  # it is given after the split, which it must not change
+            bare = replace(bare, system=None)  # pyright: ignore[reportCallIssue]
+        folder = _folder_of(shard)
+        return ((item[0], self._parsed(item, bare, folder)) for item in open_shard(shard, start))
+
+    def _parsed(self, item: Item, bare: Format, folder: Path | None) -> Parsed:
+        _, record = item
+        if isinstance(record, MalformedRow):
+            return Parsed("", problem=record)
+        own, pictures = label(record, ""), ()
+        try:
+            if self.images is not None:
+                record, pictures = self.images.take(record, folder)
+            made = bare.parse(record, "")
+        except MalformedRow as problem:
+            return Parsed(own, problem=problem)
+        return Parsed(
+            own,
+            tuple(self._row(row, pictures) for row in (made if isinstance(made, list) else [made])),
+            None,
+            pictures,
+            tuple(sorted(ignored_keys(self.format, record))),
+            bare.other_verdict(record) if isinstance(bare, PreferenceFormat) else None,
+        )
+
+    def _row(self, row: Row, pictures: Pictures) -> ParsedRow:
+        try:
+            if self.images is not None and isinstance(row, PreferenceRow):
+                row = with_images(row, pictures)
+        except MalformedRow as problem:
+            return ParsedRow(row, problem)
+        held_out = bool(self.fraction) and in_test_split(prompt_of(row), self.fraction)
+        row = _under_system(row, self.format.system)
+        return ParsedRow(
+            row,
+            None,
+            held_out,
+            sum(map(len, texts_of(row))),
+            content_key(row) if self.contents else b"",
+            prompt_key(prompt_of(row)) if self.prompts else b"",
+        )
+
+
+def _folder_of(shard: Shard) -> Path | None:
+    """The folder in which a file lies, if that is on this machine."""
+    if isinstance(shard, FileShard) and "://" not in shard.url:
+        return Path(shard.url).parent
+    return None
+
+
+def _under_system(row: Row, system: str | None) -> Row:
+    if system is None or isinstance(row, TextRow):
+        return row
+    if isinstance(row, ConversationRow):
+        return replace(row, messages=with_system(row.messages, system))
+    return replace(row, prompt=with_system(row.prompt, system))
