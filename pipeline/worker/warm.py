@@ -62,17 +62,22 @@ class Choice:
     functions: frozenset[str] = frozenset()
 
 
-def choose(functions: Sequence[str], without: Sequence[str] = ()) -> Choice:
+def choose(
+    functions: Sequence[str],
+    certain: Mapping[str, Sequence[str]],
+    without: Sequence[str] = (),
+) -> Choice:
     """Choose the imports that save the most time: the common imports of all steps that import a
     certain package, for the best such package.
 
     Args:
         functions: the functions of the steps that will run, once for each step.
+        certain: the imports that each of these functions is certain to make.
         without: packages that must not be imported here.
     """
     counts = Counter(functions)
     lists = {
-        function: [i for i in certain_imports(function) if _package(i) not in without]
+        function: [i for i in certain[function] if _package(i) not in without]
         for function in counts
     }
     best, most = Choice(), 0
@@ -114,20 +119,30 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
     lifeline = int(os.environ[ENVIRONMENT])
     be_ended_with_driver(lifeline)
     clean = _Traces.now()
-    choice = choose(functions, without)
+    certain = wanted.get("certain") or {name: certain_imports(name) for name in {*functions}}
+    choice = choose(functions, certain, without)
     packages = {_package(function) for function in functions}
     roots = {root for package in packages for root in project_roots(package)}
     with _uncollected():
         imported, unfit = import_all(choice.imports, Rules.of("", roots, ()), packages)
     if unfit is not None:
         clean.restore()
-        anew = json.dumps({**wanted, "without": [*without, unfit]})
-        program = [sys.executable, "-P", "-m", "pipeline.worker.warm", anew]
-        os.execve(sys.executable, program, STARTED_WITH)
+        _start_again({**wanted, "without": [*without, unfit]}, certain)
     gc.collect()
     gc.freeze()  # otherwise a collection in a worker would copy all memory pages
     parent = _Parent(socket.socket(fileno=wanted["control"]), choice, imported)
     parent.serve(lifeline)
+
+
+def _start_again(wanted: Mapping[str, Any], certain: Mapping[str, Sequence[str]]) -> NoReturn:
+    """Start this program again. It need not read the code of the steps again, unless ``certain`` is
+    too long for an argument."""
+    for known in ({"certain": certain}, {}):
+        anew = json.dumps({**wanted, **known})
+        program = [sys.executable, "-P", "-m", "pipeline.worker.warm", anew]
+        with contextlib.suppress(OSError):
+            os.execve(sys.executable, program, STARTED_WITH)
+    os._exit(1)
 
 
 @dataclass(frozen=True)
