@@ -31,7 +31,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import PathFinder
@@ -62,17 +62,22 @@ class Choice:
     functions: frozenset[str] = frozenset()
 
 
-def choose(functions: Sequence[str], without: Sequence[str] = ()) -> Choice:
+def choose(
+    functions: Sequence[str],
+    certain: Mapping[str, Sequence[str]],
+    without: Sequence[str] = (),
+) -> Choice:
     """Choose the imports that save the most time: the common imports of all steps that import a
     certain package, for the best such package.
 
     Args:
         functions: the functions of the steps that will run, once for each step.
+        certain: the imports that each of these functions is certain to make.
         without: packages that must not be imported here.
     """
     counts = Counter(functions)
     lists = {
-        function: [i for i in certain_imports(function) if _package(i) not in without]
+        function: [i for i in certain[function] if _package(i) not in without]
         for function in counts
     }
     best, most = Choice(), 0
@@ -114,19 +119,30 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
     lifeline = int(os.environ[ENVIRONMENT])
     be_ended_with_driver(lifeline)
     clean = _Traces.now()
-    choice = choose(functions, without)
+    certain = wanted.get("certain") or {name: certain_imports(name) for name in {*functions}}
+    choice = choose(functions, certain, without)
     packages = {_package(function) for function in functions}
     roots = {root for package in packages for root in project_roots(package)}
-    imported, unfit = import_all(choice.imports, Rules.of("", roots, ()), packages)
+    with _uncollected():
+        imported, unfit = import_all(choice.imports, Rules.of("", roots, ()), packages)
     if unfit is not None:
         clean.restore()
-        anew = json.dumps({**wanted, "without": [*without, unfit]})
-        program = [sys.executable, "-P", "-m", "pipeline.worker.warm", anew]
-        os.execve(sys.executable, program, STARTED_WITH)
+        _start_again({**wanted, "without": [*without, unfit]}, certain)
     gc.collect()
     gc.freeze()  # otherwise a collection in a worker would copy all memory pages
     parent = _Parent(socket.socket(fileno=wanted["control"]), choice, imported)
     parent.serve(lifeline)
+
+
+def _start_again(wanted: Mapping[str, Any], certain: Mapping[str, Sequence[str]]) -> NoReturn:
+    """Start this program again. It need not read the code of the steps again, unless ``certain`` is
+    too long for an argument."""
+    for known in ({"certain": certain}, {}):
+        anew = json.dumps({**wanted, **known})
+        program = [sys.executable, "-P", "-m", "pipeline.worker.warm", anew]
+        with contextlib.suppress(OSError):
+            os.execve(sys.executable, program, STARTED_WITH)
+    os._exit(1)
 
 
 @dataclass(frozen=True)
@@ -152,7 +168,10 @@ class _Traces:
             tuple(sys.path),
             os.getcwd(),
             mask,
-            (locale.setlocale(locale.LC_ALL), sys.getrecursionlimit(), gc.isenabled()),
+            (
+                *(locale.setlocale(locale.LC_ALL), sys.getrecursionlimit()),
+                *(gc.isenabled(), gc.get_threshold()),
+            ),
             (random.getstate(), _numbers_seeded()),
         )
 
@@ -304,6 +323,18 @@ def _numbers_seeded() -> str | None:
     if numbers is None or numbers.get_bit_generator().seed_seq is not None:
         return None
     return repr(numbers.get_state(legacy=False))
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection in the block. Collections take a fifth of the time of large imports,
+    and find next to nothing."""
+    usual = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def _fork_once() -> None:

@@ -219,9 +219,19 @@ def read_reference(folder: Path) -> Reference:
 def _verified(file: Path, columns: Sequence[str]) -> pa.Table:
     """Columns of a file that `run_reference` wrote; raises ValueError if it is damaged."""
     try:
-        return pq.read_table(file, columns=columns, page_checksum_verification=True)
-    except (OSError, pa.ArrowException) as error:
+        return _read(file, columns)
+    except (OSError, KeyError, pa.ArrowException) as error:
         raise ValueError(f"{file} is damaged ({error}); compute it again") from error
+
+
+def _read(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The columns of a file, or all. (`pq.read_table` would import pandas.)
+
+    Raises KeyError if a column is missing.
+    """
+    with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+        table = opened.read(columns)
+    return table if columns is None else table.select(columns)
 
 
 @dataclass(frozen=True)
@@ -233,7 +243,7 @@ class _Shard:
         """The table at `path`; None if it is missing or damaged, or if it holds other groups or was
         computed in another way."""
         try:
-            table = pq.read_table(self.path, page_checksum_verification=True)
+            table = _read(self.path)
         except (OSError, pa.ArrowException):
             return None
         # Types are not compared, because Parquet renames the elements of lists.
@@ -250,7 +260,7 @@ class _Shard:
         by_response = _lists(torch.cat(logps.tokens).numpy(), scored)
         per_group = [sums.shape[1]] * len(self.groups)
         columns = [
-            pa.array([group.group_id for group in self.groups]),
+            _texts([group.group_id for group in self.groups]),
             _lists(logps.sequences.numpy(), per_group),
             _lists(np.array(scored, np.int32), per_group),
             _lists(by_response, per_group),
@@ -334,7 +344,24 @@ def _require_finite(groups: Sequence[TokenGroup], sums: Tensor) -> None:
 
 def _lists(values: np.ndarray | pa.Array, lengths: Sequence[int]) -> pa.ListArray:
     """`values` cut into lists of these lengths."""
-    return pa.ListArray.from_arrays(np.cumsum([0, *lengths], dtype=np.int32), values)
+    items = _numbers(values) if isinstance(values, np.ndarray) else values
+    return pa.ListArray.from_arrays(_numbers(_starts(lengths)), items)
+
+
+def _texts(values: Sequence[str]) -> pa.StringArray:
+    data = [value.encode() for value in values]
+    starts = pa.py_buffer(_starts([len(value) for value in data]))
+    return pa.StringArray.from_buffers(len(data), starts, pa.py_buffer(b"".join(data)))
+
+
+def _numbers(values: np.ndarray) -> pa.Array:
+    """An Arrow array of these bytes. (`pa.array` would import pandas.)"""
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])
+
+
+def _starts(lengths: Sequence[int]) -> np.ndarray:
+    return np.cumsum([0, *lengths], dtype=np.int32)
 
 
 def _array(column: pa.ChunkedArray) -> np.ndarray:
