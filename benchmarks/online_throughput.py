@@ -32,8 +32,7 @@ TEMPER = "Temper"
 LEAN = {"gradient_checkpointing": False}
 CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "TRL, default": ("trl", {"settings": {}, "rows_per_forward": 8}),
-    "TRL, lean": ("trl", {"settings": LEAN, "rows_per_forward": 64}),
-    "TRL, lean, one forward": ("trl", {"settings": LEAN, "rows_per_forward": None}),
+    "TRL, lean": ("trl", {"settings": LEAN, "rows_per_forward": None}),
     TEMPER: ("temper", {}),
 }
 
@@ -106,7 +105,7 @@ def main(
         "iterations": iterations,
         "learning_rate": 1e-6,
         "pattern": "7",
-        "tokens_per_forward": 2048,
+        "tokens_per_forward": 16384,
     }
     contenders = [name for name in CONTENDERS if trl or name == TEMPER]
     taken: dict[str, list[list[dict[str, float]]]] = {name: [] for name in contenders}
