@@ -1,14 +1,14 @@
 r"""An answer in `\boxed{...}`, the usual form of mathematical answers."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
 
-_BOX = r"\\boxed\{\s*([^{}]*?)\s*\}"
-_ONLY_BOX = re.compile(rf"\s*{_BOX}\s*")
-_ANY_BOX = re.compile(_BOX)
+_START = r"\boxed{"
+_BRACE = re.compile(r"\\boxed\{|\\[{}]|[{}]")
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,37 @@ class Boxed(Checker):
     def check(self, answered: Answered) -> Judgement:
         if answered.answer is None:
             return no_verdict("the row has no answer")
-        boxes = _ANY_BOX.findall(answered.text) if self.anywhere else []
-        found = boxes[-1] if boxes else boxed_answer(answered.text)
+        found = boxed_answer(answered.text, self.anywhere)
         return judged(found == answered.answer, "" if found is not None else "no box")
 
 
-def boxed_answer(text: str) -> str | None:
+def boxed_answer(text: str, anywhere: bool = False) -> str | None:
     r"""The content of the braces if the whole text is one `\boxed{...}`, else None.
 
-    White space around the box and just inside its braces is allowed, other text is not.
+    White space around the box and just inside its braces is allowed, other text is not. The content
+    may have braces in pairs, as in `\boxed{\frac{1}{2}}`.
+
+    Args:
+        anywhere: take the last box of any text.
     """
-    match = _ONLY_BOX.fullmatch(text)
-    return match[1] if match else None
+    text = text.strip()
+    boxes = [(a, b) for a, b in sorted(_boxes(text)) if anywhere or (a, b) == (0, len(text))]
+    if not boxes:
+        return None
+    start, stop = boxes[-1]
+    return text[start + len(_START) : stop - 1].strip()
+
+
+def _boxes(text: str) -> Iterator[tuple[int, int]]:
+    """Where boxes start and stop whose braces are closed."""
+    starts: list[int | None] = []
+    for found in _BRACE.finditer(text):
+        if found[0] == "}" and starts:
+            start = starts.pop()
+            if start is not None:
+                yield start, found.end()
+        elif found[0] in ("{", _START):
+            starts.append(found.start() if found[0] == _START else None)
 
 
 def is_correct(text: str, answer: str) -> bool:

@@ -1,8 +1,11 @@
 """A program that passes tests, run in a process with limits."""
 
+import contextlib
 import json
+import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -73,13 +76,16 @@ def _run(told: dict[str, object], folder: Path, seconds: float) -> Judgement:
             stderr=err,
             cwd=work,
             env={},
+            process_group=0,
         )
         try:
             process.communicate(json.dumps(told).encode(), timeout=seconds)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
             return judged(False, f"not done within {seconds:g} s")
+        finally:  # what the program has started may still run
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     if process.returncode == _NO_NETWORK_LEFT:
         return no_verdict("the system lets no process leave its network; set allow_network")
     if output.read_bytes().endswith(str(told["passed"]).encode()):
@@ -94,6 +100,8 @@ import ctypes, json, os, resource, sys
 
 told = json.load(sys.stdin)
 passed, tests = told["passed"], told["tests"]
+dies_with_parent = 1
+ctypes.CDLL(None).prctl(dies_with_parent, 9)
 if not told["network"]:
     new_user, new_network = 0x10000000, 0x40000000
     if ctypes.CDLL(None).unshare(new_user | new_network):
@@ -113,6 +121,7 @@ exec(compile(program, "program", "exec"), space)
 exec(compile(tests, "tests", "exec"), space)
 sys.stdout.flush()
 os.write(1, passed.encode())
+os._exit(0)
 """
 """The script that limits its own process and then runs program and tests. A program that exits
 early does not pass, because the script writes the secret word of success only after the tests."""

@@ -13,6 +13,9 @@ class Pattern(Checker):
     """Right if `expression` is found in the text. If it has a group named `answer`, as in
     ``(?i)the answer is (?P<answer>\\d+)``, the group's last match must equal the row's answer.
 
+    The default takes a whole number at the end of the text. Of `1,234`, `0.5`, `1/2` and `10-5` it
+    takes no part, and none of `−5`, whose sign is not a hyphen.
+
     On some texts an expression may not finish within the time limit; then there is no verdict.
 
     Args:
@@ -21,7 +24,7 @@ class Pattern(Checker):
 
     name: ClassVar[str] = "pattern"
 
-    expression: str = r"(?P<answer>-?\d+)\s*$"
+    expression: str = r"(?<![\w.,/−–-])(?P<answer>-?\d+)\s*$"
 
     def __post_init__(self) -> None:
         try:

@@ -25,6 +25,9 @@ class Judgement:
     verdict: Verdict
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", Verdict(self.verdict))  # "right" is right too
+
     @property
     def reward(self) -> float | None:
         """1 for right, 0 for wrong, None without a verdict."""

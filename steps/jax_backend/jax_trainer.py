@@ -196,8 +196,8 @@ class JaxTrainer(Trainer):
             seeds[place] = np.random.SeedSequence([noise, number]).generate_state(2)
         return replace(one.arrays, noise=seeds)
 
-    def _weights(self) -> dict[str, Tensor]:
-        weights = super()._weights()
+    def _weights(self, everywhere: bool) -> dict[str, Tensor]:
+        weights = super()._weights(everywhere)
         return weights if self._ranks.is_first else {}
 
     def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:

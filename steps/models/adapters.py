@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.models.config import LoraConfig
@@ -92,6 +93,23 @@ def save_adapter(adapted: "PeftModel", folder: Path) -> None:
     if not isinstance(described.target_modules, str):
         described.target_modules = sorted(described.target_modules or ())
     described.save_pretrained(str(folder))
+
+
+@torch.no_grad()
+def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The parameters that `merge_adapter` would leave, by the base's names; `model`, with its
+    adapters in place, does not change."""
+    merged = {}
+    for name, parameter in model.named_parameters():
+        owner, _, rest = name.rpartition("base_layer.")
+        if ".lora_" in name:
+            continue
+        value = parameter.detach()
+        if owner and rest == "weight":
+            adapted: Any = model.get_submodule(owner.removesuffix("."))
+            value = value + adapted.get_delta_weight("default")
+        merged[owner + rest if owner else name] = value
+    return merged
 
 
 def merge_adapter(adapted: "PeftModel") -> PreTrainedModel:

@@ -56,6 +56,11 @@ class RlConfig(UpdateConfig):
                 f"temperature is {heat}, but {self.method.name} weighs tokens by the policy at "
                 "temperature 1: they would be two distributions; draw at temperature 1"
             )
+        if self.lora is not None and self.lora.dropout and self.method.weighs_by_policy:
+            raise ValueError(
+                f"lora.dropout is {self.lora.dropout:g}, but {self.method.name} compares the "
+                "policy with itself, and dropout makes it another one in every update; set it to 0"
+            )
         if bound is not None:
             require(0 < bound < math.inf, "max_mismatch must be above 0 or null", bound)
         if self.optimizer.schedule is not Schedule.constant:

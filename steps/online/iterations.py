@@ -108,8 +108,8 @@ def iterate(
             )
             done = len(log)
             since = done - saved, time.monotonic() - saved_at
-            leaving = place.stopping()
-            if done < total and (leaving or is_due(learner.config, *since)):
+            leaving, due = place.ranks.any(place.stopping(), is_due(learner.config, *since))
+            if done < total and (leaving or due):
                 checkpoints.save(done, learner.trainer, log)
                 saved_at, saved = time.monotonic(), done
             place.on_progress(done, total, log[-1])
@@ -128,8 +128,11 @@ def _score(learner: Learner, drawn: Experience) -> Experience:
         learner.trainer if method.weighs_by_policy else None,
         learner.reference,
     ]
-    asked = [scorer and scorer.logps(scorer.prepare(groups)) for scorer in scorers]
-    policy, reference = (future and _by_prompt(future.result().tokens, groups) for future in asked)
+    # One after the other: of several ranks, all must communicate for the same scorer at a time.
+    policy, reference = (
+        scorer and _by_prompt(scorer.logps(scorer.prepare(groups)).result().tokens, groups)
+        for scorer in scorers
+    )
     return drawn.scored_by(policy, reference)
 
 

@@ -1,6 +1,7 @@
 """Convert rollouts to an iteration's experience. Completions without a reward are left out and
 counted."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ def experience_of(rollouts: Sequence[Rollout], longest: int) -> Experience:
     most = max(map(len, rows.values()), default=1)
     rewards = torch.zeros((len(rows), most), dtype=torch.float64)
     for of_row, drawn in zip(rewards, rows.values(), strict=True):
-        of_row[: len(drawn)] = torch.tensor([sum(r.rewards.values()) for r in drawn])
+        of_row[: len(drawn)] = torch.tensor(list(map(_reward, drawn)))
     groups = (_group(row, drawn) for row, drawn in rows.items())
     sampler = (
         torch.tensor([logp for rollout in drawn for logp in _scored(rollout)], dtype=torch.float32)
@@ -90,6 +91,16 @@ def _turns(rollouts: Sequence[Rollout]) -> StepMetrics:
         "completions/mean_turns": turns / len(rollouts),
         "completions/mean_reply_length": read / len(rollouts),
     }
+
+
+def _reward(rollout: Rollout) -> float:
+    reward = sum(rollout.rewards.values())
+    if not math.isfinite(reward):
+        raise ValueError(
+            f"row {rollout.row!r}, completion {rollout.k}: its reward is {reward}; give no reward "
+            "where there is none, and it is left out"
+        )
+    return reward
 
 
 def _teaches(rollout: Rollout) -> bool:

@@ -24,6 +24,7 @@ from steps.generation.engine_config import EngineConfig, OwnEngine
 from steps.generation.remote.syncing import Score, SyncedEngines
 from steps.generation.sampling import decoded, end_tokens
 from steps.models.folders import load_model, vocabulary_size
+from steps.models.ranks import Ranks
 from steps.models.workplace import Workplace
 from steps.online.config import RlConfig
 from steps.online.episodes import World
@@ -33,11 +34,12 @@ from steps.online.judging import judge_rollouts, require_verdicts
 from steps.online.learning_from import experience_of
 from steps.online.recording import Drawn, require_whole_distribution, tokenized, write_recording
 from steps.online.rollouts import Rollout
-from steps.online.sampled import Asked, Sampled, longest_examples
+from steps.online.sampled import Asked, Sampled, current_weights, longest_examples
 from steps.scoring.config import Attention
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.parity import choose_attention
-from steps.scoring.scorer import Scorer
+from steps.scoring.scored_by import model_digest
+from steps.scoring.scorer import Scorer, build_scorer
 from steps.shared.checks import require
 from steps.shared.execution_detail import execution_detail
 from steps.training.checkpoints import Checkpoints
@@ -75,36 +77,36 @@ def run_online(
         examples: examples like those that will be scored, for the check of packing.
         source: makes the source of rollouts from the trainer and the segment's stored rollouts.
     """
-    if place.ranks.count > 1:
-        raise ValueError(
-            "online training is done by one process; start it with processes=1, on one device"
-        )
     require(iterations >= 1, "iterations must be at least 1", iterations)
+    ranks = place.ranks
     first, tokens = _reached(start.state)
+    base = _base(start, config)
     segment = Segment(first, first + iterations, tokens)
-    policy = TorchPolicy(start.policy, config, place.ranks)
+    policy = TorchPolicy(start.policy, config, ranks)
     scored_by, notices = policy.make_ready(examples)
     kept = Kept(place.scratch / _ROLLOUTS)
-    checkpoints = Checkpoints(place.scratch / "checkpoints", config.keep_last)
-    reference = _reference(start, config, examples, scored_by.attention)
+    checkpoints = Checkpoints(place.scratch / "checkpoints", config.keep_last, ranks)
+    reference = _reference(start, config, examples, scored_by.attention, ranks)
     try:
         if start.state is not None:
             policy.trainer.load_checkpoint([start.state / _STATE]).result()
         learner = Learner(policy.trainer, config, reference)
         drawn = source(policy.trainer, kept)
-        log = iterate(learner, drawn, segment, checkpoints, place, kept.put)
+        keep = kept.put if ranks.is_first else lambda iteration, rollouts: None
+        log = iterate(learner, drawn, segment, checkpoints, place, keep)
         state = place.output / "state"
         state.mkdir(parents=True, exist_ok=True)
-        policy.trainer.save_checkpoint(state / _STATE).result()
+        policy.trainer.save_state(state / _STATE).result()
         weights = policy.trained()
     finally:
         policy.trainer.close()
         if reference is not None:
             reference.close()
-    reached = {"iterations": segment.last, "num_tokens": log[-1]["num_tokens"]}
-    (state / _REACHED).write_text(json.dumps(reached) + "\n")
-    policy.save(weights, place.output / "model")
-    write_metrics(place.output / "metrics.jsonl", log)
+    if ranks.is_first:
+        reached = {"iterations": segment.last, "num_tokens": log[-1]["num_tokens"], **base}
+        (state / _REACHED).write_text(json.dumps(reached) + "\n")
+        policy.save(weights, place.output / "model")
+        write_metrics(place.output / "metrics.jsonl", log)
     return _summary(log) | ({"notices": notices} if notices else {})
 
 
@@ -126,11 +128,11 @@ def run_sampling(
         environment: processes that reply to turns, where completions are episodes; `judges` give a
             reward where these give none.
 
+    Several ranks share the sampling, each with the whole model.
+
     Raises ValueError if there are too few prompts for an iteration, or if a larger share of its
     completions than `most_without` gets no verdict.
     """
-    if config.lora is not None:
-        raise ValueError("lora must be null: the sampler takes over all weights, and no adapters")
     tokenizer = load_tokenizer(start.policy)
     rows, prompt_ids, tally = tokenized(prompts, tokenizer)
     model = load_model(start.policy, config.dtype)
@@ -139,6 +141,7 @@ def run_sampling(
     asked = Asked([(row.row, tuple(ids)) for row, ids in pairs], stop_ids)
     first = asked.requests(config, 0)
     choice = engine.connect(model, first, "", config.slots, config.tokens_per_forward)
+    _require_one_way(choice, place.ranks)
     examples = longest_examples(asked, config, vocabulary_size(model))
 
     by_row = {row.row: row for row in rows}
@@ -154,15 +157,28 @@ def run_sampling(
         return every
 
     def source(trainer: Trainer, kept: Kept) -> Source:
+        weights = current_weights(trainer, start.policy, config)
         drawing = checked_by(choice.engine, trainer)
-        return Sampled(trainer, drawing, asked, config, judge, kept, place, world)
+        return Sampled(weights, drawing, asked, config, judge, kept, place, world)
 
     summary = run_online(start, config, examples, source, iterations, place)
-    drawn = list(Kept(place.scratch / _ROLLOUTS).all())
-    recorded = Drawn(rows, drawn, tokenizer, tally, choice, config.temperature)
-    write_recording(place.output / _ROLLOUTS, recorded, start.policy)
+    if place.ranks.is_first:
+        drawn = list(Kept(place.scratch / _ROLLOUTS).all())
+        recorded = Drawn(rows, drawn, tokenizer, tally, choice, config.temperature)
+        write_recording(place.output / _ROLLOUTS, recorded, start.policy)
     told = [*summary.get("notices", ()), *_notices(choice)]
     return summary | tally.metrics() | ({"notices": told} if told else {})
+
+
+def _require_one_way(choice: EngineChoice, ranks: Ranks) -> None:
+    """Raise ValueError unless all ranks sample alike, each with an engine in its own process."""
+    if len(set(ranks.gather(choice.name))) > 1:
+        raise ValueError("the model takes slots on some ranks only; train with one process")
+    if ranks.count > 1 and isinstance(choice.engine, SyncedEngines):
+        raise ValueError(
+            f"{ranks.count} processes train, and engines elsewhere take weights from one only; "
+            "leave out engine, and the processes share the sampling, or train with processes=1"
+        )
 
 
 def checked_by(engine: Engine, trainer: Trainer) -> Engine:
@@ -212,15 +228,37 @@ def run_replay(
 
 
 def _reference(
-    start: Folders, config: RlConfig, examples: Sequence[TokenGroup], attention: Attention
+    start: Folders,
+    config: RlConfig,
+    examples: Sequence[TokenGroup],
+    attention: Attention,
+    ranks: Ranks,
 ) -> Scorer | None:
     """The scorer of the reference, with the policy's attention; None if the method needs none."""
     if not config.method.needs_reference:
         return None
-    model = load_model(start.reference or start.policy, config.dtype)
-    scorer = Scorer(model, config.tokens_per_forward)
-    choose_attention(scorer, examples, attention)
+    model = load_model(start.reference or start.policy, config.dtype, ranks.count > 1)
+    scorer = build_scorer(model, config.tokens_per_forward, ranks)
+    choose_attention(scorer, examples, attention, ranks)
     return scorer
+
+
+def _base(start: Folders, config: RlConfig) -> dict[str, str]:
+    """What the state of adapters names as their base: without it, they are not the policy.
+
+    Raises ValueError if the segment's state has the adapters of another base.
+    """
+    if config.lora is None:
+        return {}
+    base = model_digest(start.policy)
+    before = start.state and json.loads((start.state / _REACHED).read_text()).get("base")
+    if start.state is not None and before != base:
+        raise ValueError(
+            f"the state that start names has the adapters of another base than policy "
+            f"({before or 'none'}, and policy is {base}); give the policy of the first segment, "
+            "which is not the model that a segment ended with"
+        )
+    return {"base": base}
 
 
 def _reached(state: Path | None) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,6 +21,9 @@ from steps.checking.verdicts import Verdict
 from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.tables import ROW, ROWS_PER_SHARD
 from steps.generation.engine import Finish, Finished, Request
+
+if TYPE_CHECKING:  # whoever reads rollouts needs no torch
+    from steps.models.ranks import Ranks
 
 _IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
 ROLLOUTS = pa.schema(
@@ -148,6 +151,14 @@ def read_rollouts(path: Path) -> Iterator[Rollout]:
                 yield _from_record(record)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{file}: {error}") from error
+
+
+def of_first(ranks: "Ranks", rollouts: Sequence[Rollout] | None) -> list[Rollout]:
+    """The first rank's rollouts, on every rank; the others' are ignored."""
+    if ranks.count == 1:
+        return list(rollouts or ())
+    told = ranks.gather(list(map(_to_record, rollouts or ())) if ranks.is_first else [])[0]
+    return list(map(_from_record, told))
 
 
 def by_row(rollouts: Iterable[Rollout]) -> dict[tuple[int, str], list[Rollout]]:

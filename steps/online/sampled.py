@@ -9,19 +9,23 @@ sampled again.
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from steps.generation.engine import Engine, Request
+from steps.models.adapters import add_adapter, merged_weights
+from steps.models.folders import load_model
 from steps.models.workplace import Workplace, ignore_progress
 from steps.online.config import RlConfig
 from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept
 from steps.online.recording import record
-from steps.online.rollouts import Rollout
+from steps.online.rollouts import Rollout, of_first
 from steps.scoring.examples import TokenGroup, TokenResponse
+from steps.training.policy import put_weights
 from steps.training.trainer import Trainer
 
 Judge = Callable[[Sequence[Rollout]], Sequence[Rollout]]
@@ -55,10 +59,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A `Source` that draws with `engine`, which it gives the trainer's weights before; episodes,
-    where there is a world to play them in."""
+    """A `Source` that draws with `engine`, which it gives the policy's weights before; episodes,
+    where there is a world to play them in.
 
-    trainer: Trainer
+    Several ranks share the rows, each with an engine; the first one judges.
+
+    weights: all weights of the policy as it is now, on every rank's host.
+    """
+
+    weights: Callable[[], Mapping[str, Tensor]]
     engine: Engine
     asked: Asked
     config: RlConfig
@@ -70,17 +79,38 @@ class Sampled:
     def draw(self, iteration: int) -> Sequence[Rollout]:
         """The iteration's judged rollouts with the current weights, from scratch if they are there.
         Raises Left when the run must stop."""
-        tensors = self.trainer.get_weights().result()
+        tensors, ranks = self.weights(), self.place.ranks
         weights = weights_digest(tensors)
-        if (found := self.kept.get(iteration, weights)) is not None:
-            return found
+        found = self.kept.get(iteration, weights) if ranks.is_first else None
+        if ranks.any(found is not None)[0]:
+            return of_first(ranks, found)
         if self.engine.weights != weights:
             self.engine.update_weights(tensors, weights)
         scratch = self.place.scratch / "drawing" / f"{iteration:06d}"
         place = replace(self.place, scratch=scratch, on_progress=ignore_progress)
         requests = self.asked.requests(self.config, iteration)
         drawn = record(self.engine, requests, place, self.world)
-        return self.judge([replace(rollout, iteration=iteration) for rollout in drawn])
+        drawn = [replace(rollout, iteration=iteration) for rollout in drawn]
+        return of_first(ranks, self.judge(drawn) if ranks.is_first else None)
+
+
+def current_weights(
+    trainer: Trainer, policy: Path, config: RlConfig
+) -> Callable[[], Mapping[str, Tensor]]:
+    """A function that gives all weights of the policy in training, on every rank's host.
+
+    Adapters are merged into the weights of the folder `policy`, of which the host holds a copy.
+    """
+    if config.lora is None:
+        return lambda: trainer.get_weights(everywhere=True).result()
+    model = load_model(policy, config.dtype, on_host=True)
+    add_adapter(model, config.lora, config.seed)
+
+    def merged() -> Mapping[str, Tensor]:
+        put_weights(trainer.get_weights(everywhere=True).result(), model)
+        return merged_weights(model)
+
+    return merged
 
 
 def prompts_of(there_are: int, wanted: int, iteration: int, seed: int) -> list[int]:

@@ -15,7 +15,8 @@ options. Otherwise scaled_dot_product_attention processes one segment after the 
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from steps.scoring.packing import Pack
+from steps.scoring.packing import Pack, Segment
 
 PACKED = "temper_packed"
 
@@ -165,30 +166,62 @@ def refuse_unknown(mask: Tensor | None, others: Mapping[str, Any]) -> None:
 def _attend_segments(
     query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Options
 ) -> list[Tensor]:
-    """The output of each segment, [rows, heads, d]."""
+    """The output of each segment, [rows, heads, d].
+
+    Equally long segments with equally long prefixes are computed together where that changes no bit
+    of them.
+    """
     rows = [segment.stop - segment.start for segment in pack.segments]
     # The backward of a split joins the parts' gradients once; each slice would get one of length T.
     queries, keys, values = (x[0].split(rows, dim=1) for x in (query, key, value))
     numbers = {segment.start: number for number, segment in enumerate(pack.segments)}
-    outputs = []
-    for number, segment in enumerate(pack.segments):
-        k, v = keys[number], values[number]
-        if prefix := segment.prefix_stop - segment.prefix_start:
-            first = numbers[segment.prefix_start]
-            k = torch.cat([keys[first][:, :prefix], k], dim=1)
-            v = torch.cat([values[first][:, :prefix], v], dim=1)
-        outputs.append(_attend(queries[number], k, v, options))
-    return outputs
+    outputs: dict[int, Tensor] = {}
+    for prefix, alike in _alike(pack.segments, options, query.device):
+        q, k, v = (torch.stack([x[number] for number in alike]) for x in (queries, keys, values))
+        if prefix:
+            first = [numbers[pack.segments[number].prefix_start] for number in alike]
+            k, v = (
+                torch.cat([_prefixes(every, first, prefix), own], dim=2)
+                for every, own in ((keys, k), (values, v))
+            )
+        outputs |= zip(alike, _attend(q, k, v, options).unbind(), strict=True)
+    return [outputs[number] for number in range(len(rows))]
+
+
+def _alike(
+    segments: Sequence[Segment], options: _Options, device: torch.device
+) -> Iterator[tuple[int, list[int]]]:
+    """Lengths of prefixes, and the numbers of segments that are computed together.
+
+    On one thread, the kernel gives a sequence the same bits in any company. On several, the bits
+    depend on which thread computes it, so each segment is computed alone; so are those with dropout
+    and those that no kernel computes.
+    """
+    alone = device.type != "cpu" or torch.get_num_threads() > 1 or options.dropout > 0
+    alone |= options.softcap is not None or options.sinks is not None
+    alike = defaultdict[tuple[int, int, int], list[int]](list)
+    for number, segment in enumerate(segments):
+        prefix = segment.prefix_stop - segment.prefix_start
+        alike[prefix, segment.stop - segment.start, number if alone else 0].append(number)
+    return ((prefix, found) for (prefix, _, _), found in alike.items())
+
+
+def _prefixes(every: Sequence[Tensor], wanted: Sequence[int], tokens: int) -> Tensor:
+    """The first `tokens` of the segments with the numbers `wanted`, [n, heads, tokens, d]."""
+    different = {number: place for place, number in enumerate(dict.fromkeys(wanted))}
+    prefixes = torch.stack([every[number][:, :tokens] for number in different])
+    places = torch.tensor([different[number] for number in wanted], device=prefixes.device)
+    return prefixes.index_select(0, places)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Tensor:
-    """Attention of the last tokens of a sequence to the whole sequence, [rows, heads, d].
+    """Attention of the last tokens of n sequences to the whole sequences, [n, rows, heads, d].
 
-    `query` is [heads, rows, d]. Query heads that share keys get a dimension of their own, so that
-    keys are not copied.
+    `query` is [n, heads, rows, d]. Query heads that share keys get a dimension of their own, so
+    that keys are not copied.
     """
-    q = query.unflatten(0, (key.shape[0], -1))
-    k, v = (x[:, None].expand(-1, q.shape[1], -1, -1) for x in (key, value))
+    q = query.unflatten(1, (key.shape[1], -1)).flatten(0, 1)
+    k, v = (x.flatten(0, 1)[:, None].expand(-1, q.shape[1], -1, -1) for x in (key, value))
     rows, keys = q.shape[2], k.shape[2]
     plain = rows == keys and options.reach.covers(keys)
     if options.softcap is None and options.sinks is None:
@@ -205,7 +238,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Ten
         mask = options.reach.mask(rows, keys, q.device)
         capped = options.softcap is not None
         out = (_soft_capped if capped else _with_sinks)(q, k, v, mask, options)
-    return out.permute(2, 0, 1, 3).flatten(1, 2)
+    return out.unflatten(0, key.shape[:2]).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
 def _soft_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: _Options) -> Tensor:

@@ -151,13 +151,28 @@ class ShardedTrainer(Trainer):
         )
         return Load(chosen, probability, tokens[0])
 
-    def _weights(self) -> dict[str, Tensor]:
-        weights = {}
-        for name, tensor in self._updater.weights().items():
+    def save_state(self, path: Path) -> Future[None]:
+        def state() -> dict[str, Tensor]:
+            return self._whole(self._updater.state(), None, False)
+
+        if self._ranks.is_first:
+            return self._save(path, state)
+        return self._queue.submit(lambda: state().clear())
+
+    def _weights(self, everywhere: bool) -> dict[str, Tensor]:
+        return self._whole(self._updater.weights(), self.scorer.dtype, everywhere)
+
+    def _whole(
+        self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, everywhere: bool
+    ) -> dict[str, Tensor]:
+        """Copies with all rows on the host, in `dtype`; empty on other ranks than the first, unless
+        `everywhere`."""
+        copies = {}
+        for name, tensor in tensors.items():
             gathered = whole(tensor)
-            if self._ranks.is_first:
-                weights[name] = on_host(gathered.to(self.scorer.dtype))
-        return weights
+            if self._ranks.is_first or everywhere:
+                copies[name] = on_host(gathered if dtype is None else gathered.to(dtype))
+        return copies
 
     def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:
         return pieces_of(tensors, self._ranks.is_first)

@@ -202,12 +202,13 @@ class Trainer:
         """
         return self._queue.submit(lambda: self._optim_step(learning_rate))
 
-    def get_weights(self) -> Future[dict[str, Tensor]]:
+    def get_weights(self, everywhere: bool = False) -> Future[dict[str, Tensor]]:
         """A copy, on the host, of every trained parameter, in the dtype of the model.
 
-        Only the first rank gets the copies; the others get an empty dict. All ranks must call this.
+        Unless `everywhere` is set, only the first rank gets the copies; the others get an empty
+        dict. All ranks must call this.
         """
-        return self._queue.submit(self._weights)
+        return self._queue.submit(lambda: self._weights(everywhere))
 
     def load_weights(self, weights: Mapping[str, Whole]) -> Future[None]:
         """Replace the trained parameters; the optimiser's state does not change."""
@@ -229,6 +230,11 @@ class Trainer:
         The state is copied in the order of calls; the file is written in the background.
         """
         return self._save(path, lambda: self._updater.state())
+
+    def save_state(self, path: Path) -> Future[None]:
+        """Write what `save_checkpoint` writes as one file with all rows, on the first rank; all
+        ranks must call this."""
+        return self.save_checkpoint(path)
 
     def load_checkpoint(self, files: Sequence[Path]) -> Future[None]:
         """Restore a state from the `files` that `save_checkpoint` wrote on all ranks. The number of
@@ -298,7 +304,7 @@ class Trainer:
         self._weight_version += 1
         return norm
 
-    def _weights(self) -> dict[str, Tensor]:
+    def _weights(self, everywhere: bool) -> dict[str, Tensor]:
         return {name: on_host(tensor) for name, tensor in self._updater.weights().items()}
 
     def _save(self, path: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> Future[None]:

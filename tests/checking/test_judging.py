@@ -41,9 +41,15 @@ def test_every_checker_of_the_folder_has_a_name() -> None:
         (Boxed(anywhere=True), r"\boxed{1}, no: \boxed{42} is it", "42", RIGHT),
         (Boxed(anywhere=True), r"\boxed{42}, no: \boxed{1}", "42", WRONG),
         (Boxed(anywhere=True), "42", "42", WRONG),
+        (Boxed(), r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", RIGHT),
+        (Boxed(anywhere=True), r"not \boxed{2} but \boxed{\frac{1}{2}}.", "2", WRONG),
+        (Boxed(anywhere=True), r"\boxed{42} and \boxed{4", "42", RIGHT),
         (Boxed(), r"\boxed{42}", None, NONE),
         (Pattern(), "It is 4, or 42", "42", RIGHT),
         (Pattern(), "It is 42, or 4", "42", WRONG),
+        (Pattern(), "It is 1,234", "234", WRONG),
+        (Pattern(), "It is −5", "5", WRONG),
+        (Pattern(), "x=-5", "-5", RIGHT),
         (Pattern("(?i)yes"), "Yes, it is", None, RIGHT),
         (Pattern("(?i)yes"), "no", None, WRONG),
     ],
@@ -69,6 +75,9 @@ TESTS = "assert add(2, 3) == 5"
         (ADD, RIGHT, ""),
         (ADD.replace("+", "-"), WRONG, "AssertionError"),
         ("def add(a, b): return 5", RIGHT, ""),
+        ("import atexit; atexit.register(print, 'bye')\n" + "def add(a, b): return 5", RIGHT, ""),
+        ("import threading; threading.Thread(target=threading.Event().wait).start()\n"
+         "def add(a, b): return 5", RIGHT, ""),
         ("import sys; sys.exit(0)", WRONG, "ended early"),
         ("import os; os._exit(0)", WRONG, "ended early"),
         ("def add(a, b): raise SystemExit", WRONG, "ended early"),
@@ -88,6 +97,17 @@ def test_a_program_is_right_if_it_runs_to_the_end_of_the_tests(
     )
     assert judgement.verdict is verdict
     assert reason in judgement.reason
+
+
+def test_what_a_program_has_started_ends_with_it(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    program = (
+        "import subprocess\nstarted = subprocess.Popen(['/bin/sleep', '600'])\n"
+        f"open({str(pid)!r}, 'w').write(str(started.pid))"
+    )
+    judgement = Code(seconds=60, allow_network=True).check(Answered(program, "pass"))
+    assert judgement == Judgement(RIGHT)
+    wait_until(lambda: not is_running(int(pid.read_text())))
 
 
 def test_a_program_reaches_no_network() -> None:

@@ -22,7 +22,7 @@ from steps.online.iteration_rollouts import Kept
 from steps.online.iterations import Source
 from steps.online.online_run import Folders, run_online
 from steps.online.rollouts import Rollout
-from steps.online.sampled import Asked, Sampled, longest_examples
+from steps.online.sampled import Asked, Sampled, current_weights, longest_examples
 from steps.training.config import OptimizerConfig, Schedule
 from steps.training.trainer import Trainer
 
@@ -71,7 +71,8 @@ def run(
     examples = longest_examples(asked, config, VOCABULARY)
 
     def source(trainer: Trainer, kept: Kept) -> Source:
-        return Sampled(trainer, engine, asked, config, judge, kept, place, world)
+        weights = current_weights(trainer, policy, config)
+        return Sampled(weights, engine, asked, config, judge, kept, place, world)
 
     folders = Folders(policy, start, reference)
     return run_online(folders, config, examples, source, iterations, place)

@@ -243,6 +243,14 @@ def test_completions_without_a_verdict_are_left_out_and_counted(
     assert line["updates"] == 1
 
 
+def test_a_reward_that_is_no_number_is_refused(policy: Path, tmp_path: Path) -> None:
+    def broken(rollouts: Any) -> list[Any]:
+        return [replace(r, rewards={"broken": float("nan")}) for r in rollouts]
+
+    with pytest.raises(ValueError, match="completion 0: its reward is nan"):
+        run(policy, tmp_path, rl(), 1, judge=broken)
+
+
 def test_an_iteration_with_nothing_to_learn_changes_no_weight(policy: Path, tmp_path: Path) -> None:
     def equal(rollouts: Any) -> list[Any]:
         return [replace(r, rewards={"same": 0.1}) for r in rollouts]

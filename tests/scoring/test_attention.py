@@ -152,6 +152,30 @@ def test_a_variable_length_kernel_is_told_the_same(
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_equally_long_segments_have_the_bits_that_each_has_alone(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = pack_of((5, 4, 4, 3), (5, 4, 3), (5, 4, 1), (5, 1), (4, 4))
+    made = inputs(pack)
+    weights = torch.randn(1, len(pack.input_ids), HEADS, WIDTH, dtype=torch.float64)
+
+    def attended() -> tuple[Tensor, tuple[Tensor, ...]]:
+        output = packed_attention(nn.Module(), *made, None, pack=pack, sliding_window=window)[0]
+        return output, torch.autograd.grad((output * weights).sum(), made)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        together, gradients = attended()
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # what takes each alone
+        alone, expected = attended()
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(together, alone)
+    torch.testing.assert_close(gradients, expected, rtol=1e-13, atol=1e-13)
+
+
 def test_dropout_acts_where_the_model_says_so(tmp_path: Path) -> None:
     model = load_model(model_folder(tmp_path, lambda: llama(dropout=0.5)))
     use_packed_attention(model)

@@ -1,0 +1,144 @@
+"""Online training by Temper beside TRL's `GRPOTrainer`: tokens per CPU second of whole iterations.
+
+    python benchmarks/online_throughput.py --trl PYTHON                    minutes
+    python benchmarks/online_throughput.py --trl PYTHON --rounds 1 --iterations 3    does it work?
+
+PYTHON is an interpreter that can import trl. Every sample is a process of its own with one thread,
+and the contenders take turns. An iteration samples 8 completions of each of 64 prompts, asks for
+their rewards, and makes one update with GRPO's loss. All contenders have the same Llama with random
+weights (225k parameters), the same prompts, float32, and the same reward: whether a digit is in the
+text. A completion ends with the end token, or at the most tokens of `--tokens`.
+
+A rate is the completion tokens of all iterations but the first, by the CPU seconds of the process
+and its children from the end of the first iteration to the end of the last. So it contains neither
+imports nor what happens once. A ratio is the median of the ratios of samples of the same round.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+TEMPER = "Temper"
+LEAN = {"gradient_checkpointing": False}
+CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "TRL, default": ("trl", {"settings": {}, "rows_per_forward": 8}),
+    "TRL, lean": ("trl", {"settings": LEAN, "rows_per_forward": None}),
+    TEMPER: ("temper", {}),
+}
+
+
+def write_inputs(folder: Path, longest: int) -> None:
+    """The model's folder, and the prompts as each contender reads them."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from steps.data.rows.arithmetic import build_tokenizer, sample_problems, write_tokenizer
+    from steps.data.rows.parquet import write_rows
+    from steps.data.rows.tables import PROMPTS, to_record
+
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    shape = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        num_attention_heads=4,
+        max_position_embeddings=longest + 32,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **shape,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    write_tokenizer(folder / "model")
+    rows = [problem.prompt for problem in sample_problems(0)[0]]
+    write_rows(folder / "rows" / "prompts-00000.parquet", PROMPTS, map(to_record, rows))
+    lines = (json.dumps({"prompt": row.prompt}) for row in rows)
+    (folder / "prompts.json").write_text("\n".join(lines))
+
+
+def sample(python: str, side: str, job: dict[str, Any], output: Path) -> list[dict[str, float]]:
+    """Run one contender in a process of its own; its marks."""
+    output.mkdir(parents=True)
+    files = output / "job.json", output / "report.json"
+    files[0].write_text(json.dumps({**job, "output": str(output)}))
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(HERE.parent),
+    }
+    command = [python, str(HERE / "online_sides.py"), side, *map(str, files)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr[-4000:])
+    return json.loads(files[1].read_text())
+
+
+def rate(marks: list[dict[str, float]]) -> float:
+    """Completion tokens per CPU second."""
+    tokens = sum(mark["tokens"] for mark in marks[1:])
+    return tokens / (marks[-1]["cpu"] - marks[0]["cpu"])
+
+
+def main(
+    trl: Annotated[str | None, typer.Option(help="An interpreter that can import trl.")] = None,
+    tokens: Annotated[int, typer.Option(help="The most tokens of a completion.")] = 24,
+    iterations: Annotated[int, typer.Option(help="Of a sample.", min=2)] = 12,
+    rounds: Annotated[int, typer.Option(help="Turns that each contender takes.")] = 3,
+) -> None:
+    """Measure whole iterations of online training."""
+    job = {
+        "prompts": 64,
+        "completions": 8,
+        "tokens": tokens,
+        "iterations": iterations,
+        "learning_rate": 1e-6,
+        "pattern": "7",
+        "tokens_per_forward": 16384,
+    }
+    contenders = [name for name in CONTENDERS if trl or name == TEMPER]
+    taken: dict[str, list[list[dict[str, float]]]] = {name: [] for name in contenders}
+    with tempfile.TemporaryDirectory(prefix="temper-online-") as temporary:
+        folder = Path(temporary)
+        write_inputs(folder, tokens)
+        named = {"model": "model", "rows": "rows", "prompts_json": "prompts.json"}
+        job |= {name: str(folder / file) for name, file in named.items()}
+        for number in range(rounds):
+            for name in contenders:
+                side, settings = CONTENDERS[name]
+                python = trl if trl and side == "trl" else sys.executable
+                output = folder / f"{number}-{contenders.index(name)}"
+                taken[name].append(sample(python, side, {**job, **settings}, output))
+    show(taken)
+
+
+def show(taken: dict[str, list[list[dict[str, float]]]]) -> None:
+    table = Table(title="Completion tokens per CPU second of whole iterations, medians")
+    for heading in ("", "tokens / CPU s", "Temper's ratio", "tokens of one", "mean reward"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, samples in taken.items():
+        ratios = [
+            rate(ours) / rate(theirs) for ours, theirs in zip(taken[TEMPER], samples, strict=True)
+        ]
+        marks = [mark for of_one in samples for mark in of_one]
+        length = sum(mark["tokens"] for mark in marks) / len(marks) / 512
+        reward = sum(mark["reward"] for mark in marks) / len(marks)
+        rates = median(map(rate, samples))
+        figures = f"{rates:,.0f}", f"{median(ratios):.2f}", f"{length:.1f}", f"{reward:.3f}"
+        table.add_row(name, *figures)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
