@@ -1,4 +1,4 @@
-"""A language model behind an OpenAI-compatible address that says whether a completion is right."""
+"""A checker that asks a language model behind an OpenAI-compatible address."""
 
 import math
 import os
@@ -39,24 +39,24 @@ _LONGEST_REASON = 500
 
 @dataclass(frozen=True)
 class LlmJudge(Checker):
-    """Right if a language model says so in the last line of its reply; it may also be unsure, which
-    is no verdict, as is a reply without such a line.
+    """Right or wrong as the last line of a language model's reply says. The model may also be
+    unsure; then, and for a reply without such a line, there is no verdict.
 
-    Verdicts are kept by the content of what is judged: an interrupted run asks for the rest, and
-    equal completions of a prompt are judged once. Set `time_limit` of the judging to what a reply
-    takes with its tries.
+    Verdicts are stored by the content that was judged. So an interrupted run goes on with the rest,
+    and equal completions of a prompt are judged once. `time_limit` of the judging must be long
+    enough for a reply with all its tries.
 
     Args:
-        model: what the address calls it.
-        template: the message that it is sent; {question}, {answer} and {text} are filled in. A row
-            without an answer has no verdict if {answer} is there.
-        temperature: at which it replies.
-        max_tokens: of a reply; one that is cut is no verdict.
-        address: such as https://api.openai.com/v1; ``/chat/completions`` is added.
-        key_variable: the environment variable that has the key, if the address wants one. The key
-            itself is stored nowhere.
-        timeout: seconds without a byte after which a try counts as failed.
-        tries: how often it is asked before there is no verdict.
+        model: the model's name at the address.
+        template: the message to the model; {question}, {answer} and {text} are filled in. If it has
+            {answer}, a row without an answer has no verdict.
+        temperature: the temperature of its replies.
+        max_tokens: the most tokens of a reply; a reply that is cut off is no verdict.
+        address: for example https://api.openai.com/v1; ``/chat/completions`` is added.
+        key_variable: the environment variable with the API key, if one is needed. The key itself is
+            never stored.
+        timeout: the seconds without a byte after which a try has failed.
+        tries: the most tries before there is no verdict.
     """
 
     name: ClassVar[str] = "llm_judge"
@@ -131,15 +131,15 @@ class LlmJudge(Checker):
 
 
 class _FailedError(Exception):
-    """There is no reply; the text says why, and names no address and no key."""
+    """There is no reply; the text has the reason, without the address and the key."""
 
 
 class _PassingError(_FailedError):
-    """There is no reply this time."""
+    """There is no reply to this try."""
 
 
 def verdict_of(answer: Any) -> Judgement:
-    """What an answer of ``/chat/completions`` says, in the last line of the reply."""
+    """The verdict in the last line of a reply of ``/chat/completions``."""
     try:
         (choice,) = answer["choices"]
         reply = choice["message"]["content"]

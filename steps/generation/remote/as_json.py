@@ -1,7 +1,7 @@
-"""Requests and completions as JSON, and what must hold of a completion from elsewhere.
+"""Converts requests and completions to JSON, and checks completions from other processes.
 
-Nothing that comes back is believed: a completion has to answer something that was asked for, end as
-it says that it ends, and have a logp that is a number for each token.
+A completion must answer one of the requests, end as its finish reason says, and have a finite logp
+for each token.
 """
 
 import math
@@ -16,12 +16,12 @@ _ROUNDING = 1e-5
 
 
 def request_to_json(request: Request) -> dict[str, Any]:
-    """A request as an engine is sent it."""
+    """A request as it is sent to an engine."""
     return asdict(request)
 
 
 def request_from_json(value: Any) -> Request:
-    """What `request_to_json` made. Raises ValueError for anything else."""
+    """Reverse `request_to_json`. Raises ValueError for any other content."""
     try:
         values = dict(value)
         for name in ("prompt_ids", "stop_ids", "seed"):
@@ -32,15 +32,18 @@ def request_from_json(value: Any) -> Request:
 
 
 def finished_to_json(finished: Finished) -> dict[str, Any]:
-    """A completion as an engine answers it; floats keep every bit."""
+    """A completion as an engine returns it. Floats keep every bit."""
     return asdict(finished)
 
 
 def finished_from_json(value: Any, asked: Mapping[tuple[str, int], Request]) -> Finished:
-    """A completion that an engine has answered.
+    """A completion that an engine has returned.
+
+    Args:
+        asked: the requests by row and number.
 
     Raises:
-        ValueError: it is no answer to what is `asked`, by row and number.
+        ValueError: it is no valid answer to one of the requests.
     """
     try:
         finished = Finished(
@@ -61,7 +64,7 @@ def finished_from_json(value: Any, asked: Mapping[tuple[str, int], Request]) -> 
 
 
 def require_answer(finished: Finished, request: Request) -> None:
-    """Raises ValueError, naming the row, unless a completion can be what `request` asks for."""
+    """Raise ValueError, which names the row, unless a completion can be an answer to `request`."""
     ids, logps = finished.ids, finished.logps
     where = f"row {finished.row!r}, completion {finished.k}"
     if not ids or not all(type(token) is int and token >= 0 for token in ids):

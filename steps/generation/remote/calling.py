@@ -1,8 +1,8 @@
-"""One HTTP request to an engine, and one sentence where it fails.
+"""Sends one HTTP request to an engine, and reports a failure in one sentence.
 
-An engine may be down, hang, end in the middle of an answer, or answer something else. Each of these
-is an `EngineError` that names the address and says what to do. Nothing is tried again here: what
-was answered is kept by whoever asked, and a run that goes on asks for the rest.
+An engine may be down, hang, end in the middle of a reply, or send something else. Each of these is
+an `EngineError` that names the address and the remedy. Requests are not repeated here: the caller
+keeps the completions that it has, and a run that goes on requests the rest.
 """
 
 import json
@@ -23,17 +23,17 @@ _PIECE = 2**16
 
 
 class EngineError(RuntimeError):
-    """An engine in another process did not do what it was asked for."""
+    """An engine in another process did not do what it was asked to do."""
 
 
 @dataclass(frozen=True)
 class Caller:
     """Sends requests to one address.
 
-    address: such as ``http://127.0.0.1:8471``.
-    token: what the engine knows its clients by; it is sent, and stored nowhere.
-    patience: the most seconds between two pieces of an answer.
-    needs_proxy: whether the environment's proxies are used; never for this machine.
+    address: for example ``http://127.0.0.1:8471``.
+    token: the secret by which the engine knows its clients. It is sent, and never stored.
+    patience: the most seconds between two pieces of a reply.
+    needs_proxy: whether the environment's proxies are used; they never are for this machine.
     """
 
     address: str
@@ -42,15 +42,15 @@ class Caller:
     needs_proxy: bool = False
 
     def ask(self, method: str, path: str, **content: Any) -> Any:
-        """The JSON value that the engine answers; None for an empty answer.
+        """The JSON value of the engine's reply; None for an empty reply.
 
         Args:
-            content: as the keyword arguments of `requests.request`.
+            content: the keyword arguments of `requests.request`.
 
         Raises:
-            EngineError: there is no such answer.
-            StaleWeightsError: the engine says that it has other weights.
-            ValueError: the engine says that it cannot take what it was given.
+            EngineError: there is no valid reply.
+            StaleWeightsError: the engine has other weights.
+            ValueError: the engine refuses the content.
         """
         with self._answering(method, path, content) as answer:
             body = answer.content
@@ -60,7 +60,7 @@ class Caller:
             raise self.fault(f"answers {path} with what is no JSON") from error
 
     def lines(self, path: str, content: Mapping[str, Any]) -> Iterator[Any]:
-        """The JSON values that the engine answers, a line each, as they come. Raises as `ask`."""
+        """The JSON values of a reply with one per line, as they arrive. Raises as `ask`."""
         with self._answering("POST", path, {"json": content}, stream=True) as answer:
             for line in answer.iter_lines(_PIECE):
                 if line.strip():
@@ -70,7 +70,7 @@ class Caller:
                         raise self.fault("answers with a line that is no JSON") from error
 
     def fault(self, what: str) -> EngineError:
-        """An error of this engine, to be raised."""
+        """An error of this engine; the caller raises it."""
         return EngineError(
             f"the engine at {self.address} {what}; start it again, and then this run: finished "
             "completions are kept"

@@ -1,7 +1,8 @@
-"""Engine processes of our own, in place of the engine of this process: if it makes no difference.
+"""Replaces the engine of this process by engine processes of our own, if the results stay the same.
 
-Tried at the start. What bears on the bits (dtype, device, threads, versions) must be the same there
-as here, and both must draw the same ids and logps, to the bit, for a few prompts.
+This is checked at the start. Everything that affects the bits (dtype, device, threads, versions)
+must be equal in both processes. Both must also sample the same ids and logps, to the bit, for a few
+prompts.
 """
 
 import os
@@ -37,15 +38,15 @@ def connected(
     requests: Sequence[Request],
     weights: str,
 ) -> EngineChoice:
-    """The engines at some addresses, in place of the engine of this process.
+    """The engines at some addresses, to be used instead of the engine of this process.
 
     Args:
-        patience: seconds without an answer after which an engine counts as hung.
-        here: the engine of this process, which has the weights of `model`.
+        patience: the seconds without a reply after which an engine counts as hung.
+        here: the engine of this process, with the weights of `model`.
 
     Raises:
-        ValueError: naming an engine that draws, or may draw, other bits than `here`.
-        SyncError, EngineError: an engine does not take over the weights, or cannot be asked.
+        ValueError: an engine, which is named, may sample other bits than `here`.
+        SyncError, EngineError: an engine does not take the weights, or cannot be reached.
     """
     if here.why_not is not None:
         raise ValueError(f"addresses must be empty for this model: {here.why_not}")
@@ -64,7 +65,7 @@ def connected(
 def own_engine(address: str, patience: float = 600.0) -> OwnEngineClient:
     """The client of the engine process at an address of this machine.
 
-    Raises ValueError if that is elsewhere: a token must not travel a network unencrypted.
+    Raises ValueError for another machine: a token must not be sent unencrypted over a network.
     """
     if urlsplit(address).hostname not in _THIS_MACHINE:
         raise ValueError(
@@ -91,7 +92,7 @@ def _require_same_bits(
     weights: str,
     requests: Sequence[Request],
 ) -> None:
-    """Where a completion depends on its neighbours, it is drawn alone for the comparison."""
+    """If a completion depends on the others in its batch, both engines sample it alone."""
     parts = [list(requests)] if here.batch_invariant else [[request] for request in requests]
     for part in parts:
         if _bits(engine, part, name) != _bits(here.engine, part, weights):
@@ -102,6 +103,6 @@ def _require_same_bits(
 
 
 def _bits(engine: Engine, requests: Iterable[Request], weights: str) -> set[tuple[Any, ...]]:
-    """What an engine draws, but for the name of its weights."""
+    """What an engine samples, without the digest of its weights."""
     drawn = engine.sample(requests, weights)
     return {(done.row, done.k, done.ids, done.logps, done.finish) for done in drawn}

@@ -1,13 +1,13 @@
-"""An engine of our own behind HTTP, for clients of this machine that know its token.
+"""Serves our own engine over HTTP to clients of this machine that know its token.
 
-    GET  /engine     its weights' digest, and all that bears on the bits of what it draws
+    GET  /engine     the digest of its weights, and everything that affects the bits of its samples
     POST /weights    a safetensors file; X-Weights names the weights, X-Digest is the file's SHA-256
     POST /sample     {"weights", "requests"}; a line of JSON for each completion, as it finishes,
                      and {"done": count} at the end
 
-One request has the model at a time. New weights are taken over as a whole, or not at all: a file
-that is not its digest is torn, and refused (422). Completions by other weights than it has are
-refused (409).
+One request uses the model at a time. New weights are loaded as a whole or not at all: a file that
+does not have its digest is refused (422). A request for completions with other weights than the
+engine has is refused (409).
 """
 
 import contextlib
@@ -36,7 +36,8 @@ _LARGEST_REQUEST = 2**30
 
 
 def bears_on_bits(model: PreTrainedModel) -> dict[str, Any]:
-    """All but the weights that the last bit of what a model draws in this process depends on."""
+    """Everything except the weights that affects the bits of the samples of a model in this
+    process."""
     device = model.device
     return {
         "architecture": type(model).__name__,
@@ -50,12 +51,13 @@ def bears_on_bits(model: PreTrainedModel) -> dict[str, Any]:
 
 
 class EngineServer(ThreadingHTTPServer):
-    """Serves one engine on this machine; `serve_forever` and `shutdown` as in the library.
+    """Serves one engine on this machine; `serve_forever` and `shutdown` are those of the base
+    class.
 
     Args:
-        engine: whose model it is from now on.
+        engine: the server alone uses its model from now on.
         token: what clients must send.
-        port: 0 takes one that is free; `address` says which.
+        port: 0 chooses a free one; `address` has it.
     """
 
     daemon_threads = True

@@ -1,4 +1,4 @@
-"""The client of an engine of our own in another process (``engine_server``)."""
+"""The client of our own engine in another process (``engine_server``)."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,16 +24,16 @@ class OwnEngineClient:
 
     @property
     def address(self) -> str:
-        """Where it is."""
+        """The address of the engine."""
         return self._caller.address
 
     @property
     def weights(self) -> str:
-        """The digest of the weights that it says it has now."""
+        """The digest of the weights that the engine reports now."""
         return str(self.describe().get("weights"))
 
     def describe(self) -> dict[str, Any]:
-        """Its weights, and all that bears on the bits of what it draws."""
+        """The digest of its weights, and everything that affects the bits of its samples."""
         told = self._caller.ask("GET", "/engine")
         if not isinstance(told, dict) or "weights" not in told:
             raise self._caller.fault("does not say which weights it has")
@@ -43,7 +43,7 @@ class OwnEngineClient:
         """As `Engine.sample`.
 
         Raises:
-            EngineError: the engine is down, hangs, or answers something else than it is asked for.
+            EngineError: the engine is down, hangs, or sends something that was not requested.
         """
         asked = {(request.row, request.k): request for request in requests}
         if not asked:

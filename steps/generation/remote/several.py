@@ -1,7 +1,7 @@
-"""Several engines that draw side by side: each takes every n-th row.
+"""Several engines that sample side by side: each takes every n-th row.
 
-If one of them fails, the others finish what they have, so that as little as can be is drawn again;
-then its error is raised.
+If one of them fails, the others finish their requests, so that a run that goes on has little to
+sample again. Then the error is raised.
 """
 
 import queue
@@ -15,7 +15,7 @@ from steps.generation.engine import Engine, Finished, Request
 
 
 class Engines:
-    """Some engines as one. Raises ValueError if there are none."""
+    """Several engines as one. Raises ValueError if there are none."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         if not engines:
@@ -24,14 +24,13 @@ class Engines:
 
     @property
     def weights(self) -> str:
-        """The digest of the weights that all of them have; empty if they differ."""
+        """The digest of the weights of all engines; empty if they differ."""
         found = {engine.weights for engine in self.engines}
         return found.pop() if len(found) == 1 else ""
 
     def update_weights(self, source: Path | Mapping[str, Tensor], weights: str) -> None:
-        """As `Engine.update_weights`, for each in turn. An engine that fails leaves the others with
-        weights of another digest, and completions by these are refused until all have been given
-        the same."""
+        """As `Engine.update_weights`, for one engine after the other. If one fails, the engines
+        have weights of different digests, and completions are refused until all have the same."""
         for engine in self.engines:
             engine.update_weights(source, weights)
 
@@ -41,7 +40,7 @@ class Engines:
         return side_by_side([engine.sample(part, weights) for engine, part in parts if part])
 
     def _shared(self, requests: Iterable[Request]) -> list[list[Request]]:
-        """The requests by engine, those of a row together."""
+        """The requests of each engine; those of one row stay together."""
         parts: list[list[Request]] = [[] for _ in self.engines]
         rows: dict[str, int] = {}
         for request in requests:
@@ -51,10 +50,10 @@ class Engines:
 
 
 def side_by_side(sources: Sequence[Iterator[Finished]]) -> Iterator[Finished]:
-    """What all sources give, each in a thread, as it comes.
+    """All items of several sources, each source in a thread, as they arrive.
 
-    The first error of a source is raised once the others have ended. Who closes this iterator waits
-    for nobody: each source is left after its next completion.
+    The first error of a source is raised when the other sources have ended. Closing this iterator
+    does not wait: each source ends after its next item.
     """
     answers: queue.SimpleQueue[Finished | BaseException | None] = queue.SimpleQueue()
     leaving = threading.Event()

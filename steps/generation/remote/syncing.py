@@ -1,13 +1,13 @@
-"""New weights to every engine, and proof that these are what the engines draw with.
+"""Sends new weights to every engine, and checks that the engines sample with them.
 
     sync_weights(engines, tensors, digest, probe)
-        every engine ── takes over ── draws the probe's prompts ──► tokens, logps
-        the trainer  ── scores the same tokens with the weights that it handed over
+        every engine ── loads them ── samples the probe's prompts ──► tokens, logps
+        the trainer  ── scores the same tokens with the weights that it sent
         further apart than rounding explains: SyncError
 
-An engine that answers "done" may have kept one matrix, or keys and values of the old weights. So
-its word counts for nothing: the probe is drawn after every hand-over, from the same prompts each
-time, which an engine that keeps what old weights have computed would answer from there.
+An engine that reports success may have kept one old matrix, or keys and values of the old weights.
+So its report does not count. Each update samples the same probe prompts, because an engine with a
+stale cache would answer these from its cache.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,14 +36,14 @@ Score = Callable[[Sequence[tuple[Request, Finished]]], Sequence[Tensor]]
 
 
 class SyncError(RuntimeError):
-    """An engine draws with other weights than it was handed."""
+    """An engine samples with other weights than it was sent."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Requests that are drawn after every hand-over, and who knows the right logps of what comes.
+    """Requests that are sampled after every update, and the function that scores the samples.
 
-    dtype: what the engines compute in, from which follows how far rounding may go.
+    dtype: the dtype in which the engines compute; it decides how large rounding errors may be.
     """
 
     requests: Sequence[Request]
@@ -52,8 +52,8 @@ class Probe:
 
 
 def probe_requests(requests: Sequence[Request]) -> list[Request]:
-    """Up to eight prompts of those that are asked, the longest and the shortest among them: sixteen
-    tokens of each, at temperature 1, whatever they are."""
+    """Up to eight of the requested prompts, with the longest and the shortest: sixteen tokens of
+    each, at temperature 1 whatever the requests say."""
     by_length = sorted(
         {r.prompt_ids: r for r in requests}.values(), key=lambda r: r.longest_sequence
     )
@@ -77,16 +77,16 @@ def sync_weights(
     weights: str,
     probe: Probe,
 ) -> None:
-    """Hands weights to every engine, and compares what each then draws with the trainer's scoring.
+    """Send weights to every engine, and compare what each then samples with the trainer's scoring.
 
-    Needs no trainer: with `scoring_with` any process that has the model can do it.
+    It needs no trainer: with `scoring_with`, any process that has the model can call it.
 
     Args:
-        source: a Hugging Face folder of the digest `weights`, or tensors by name.
+        source: a Hugging Face folder whose digest is `weights`, or tensors by name.
 
     Raises:
-        SyncError: an engine draws with other weights.
-        ValueError: an engine refuses the weights; it keeps what it had.
+        SyncError: an engine samples with other weights.
+        ValueError: an engine refuses the weights, and keeps those that it had.
     """
     for engine in engines:
         engine.update_weights(source, weights)
@@ -94,7 +94,8 @@ def sync_weights(
 
 
 def require_synced(engine: Engine, weights: str, probe: Probe) -> None:
-    """Raises SyncError unless an engine draws the probe as the trainer scores it."""
+    """Raise SyncError unless an engine's samples of the probe have the logps of the trainer's
+    scoring."""
     asked = {(request.row, request.k): request for request in probe.requests}
     drawn = list(engine.sample(probe.requests, weights))
     pairs = [(asked[finished.row, finished.k], finished) for finished in drawn]
@@ -111,12 +112,13 @@ def require_synced(engine: Engine, weights: str, probe: Probe) -> None:
 
 
 def scoring_with(model: PreTrainedModel) -> Score:
-    """A `Score` by the own forward of a model of this process that has the weights."""
+    """A `Score` that uses the forward of a model of this process with the weights."""
     return lambda pairs: [own_logps(model, request, finished) for request, finished in pairs]
 
 
 class SyncedEngines:
-    """Engines elsewhere as one `Engine`, whose weights count only once a probe has shown them."""
+    """Engines of other processes as one `Engine`. New weights count only after a probe has shown
+    them."""
 
     def __init__(self, engines: Sequence[Engine], probe: Probe) -> None:
         self._all = Engines(engines)
@@ -124,12 +126,13 @@ class SyncedEngines:
         self._shown = ""
 
     def scored_by(self, score: Score) -> "SyncedEngines":
-        """The same engines, compared with another's scoring from the next hand-over on."""
+        """The same engines, compared with another scoring function from the next update on."""
         return SyncedEngines(self._all.engines, replace(self._probe, score=score))
 
     @property
     def weights(self) -> str:
-        """The digest of the weights that all engines have, and have been shown to draw with."""
+        """The digest of the weights that all engines have, after a probe has shown that they use
+        them."""
         return self._shown if self._shown and self._all.weights == self._shown else ""
 
     def update_weights(self, source: Path | Mapping[str, Tensor], weights: str) -> None:

@@ -4,13 +4,13 @@
     POST /inference/v1/generate    one completion: {"token_ids", "sampling_params", "cache_salt"}
     POST /collective_rpc           {"method": "reload_weights", "kwargs": {"weights_path": FOLDER}}
     POST /reset_prefix_cache       forgets keys and values
-    POST /update_weight_version    names the weights; GET /weight_info says the name again
+    POST /update_weight_version    names the weights; GET /weight_info returns the name
 
-All but `generate` and `version` are there in a server that runs with VLLM_SERVER_DEV_MODE=1
-(vLLM, `vllm/entrypoints/serve`). A server that was started again has another weight version, which
-is how completions by its first weights are refused. The digest of the weights is the salt of its
-prefix cache, so that keys of old weights answer nothing even if the cache is not forgotten. No word
-of it is believed beyond that: ``syncing`` compares what it draws.
+A server has all but `generate` and `version` only if it runs with VLLM_SERVER_DEV_MODE=1 (vLLM,
+`vllm/entrypoints/serve`). A server that was restarted has another weight version, so completions
+with its initial weights are refused. The digest of the weights is the salt of the prefix cache, so
+that keys of old weights are not used even if the cache was not reset. Nothing else that the server
+reports is relied on: ``syncing`` compares what it samples.
 """
 
 import hashlib
@@ -46,9 +46,9 @@ class VllmClient:
     """Samples with the vLLM server at one address.
 
     Args:
-        config: of the model that it serves, which goes beside new weights.
-        folder: where these are written, for the server to read; None: with temporary files.
-        concurrent: how many completions it is asked for at once.
+        config: the config of the served model; it is written beside new weights.
+        folder: where new weights are written, for the server to read; None: a temporary folder.
+        concurrent: the most completions that are requested at once.
     """
 
     def __init__(self, caller: Caller, config: Any, folder: Path | None, concurrent: int) -> None:
@@ -59,12 +59,12 @@ class VllmClient:
 
     @property
     def address(self) -> str:
-        """Where it is."""
+        """The address of the server."""
         return self._caller.address
 
     @property
     def weights(self) -> str:
-        """The name that its weights were given; another one after it was started again."""
+        """The name that was given to its weights; after a restart the server has another one."""
         told = self._caller.ask("GET", "/weight_info")
         if not isinstance(told, dict) or "weight_version" not in told:
             raise self._caller.fault("does not say which weights it has")
@@ -74,7 +74,7 @@ class VllmClient:
         """As `Engine.sample`, in the order in which completions end.
 
         Raises:
-            EngineError: the server is down, hangs, or answers something else than it is asked for.
+            EngineError: the server is down, hangs, or sends something that was not requested.
         """
         require_weights(self, weights)
         missing = deque(requests)
@@ -83,7 +83,7 @@ class VllmClient:
         require_weights(self, weights)
 
     def update_weights(self, source: Path | Mapping[str, Tensor], weights: str) -> None:
-        """As `Engine.update_weights`, as far as the server does what it says."""
+        """As `Engine.update_weights`, if the server does what it reports."""
         tensors = read_weights(source, weights) if isinstance(source, Path) else source
         with TemporaryDirectory(prefix="temper-weights-", dir=self._folder) as folder:
             os.chmod(folder, 0o755)  # the server may be another user's
@@ -96,7 +96,7 @@ class VllmClient:
         require_weights(self, weights)
 
     def _answers(self, missing: deque[Request], weights: str) -> Iterator[Finished]:
-        """Takes requests, one after another, until there are none; several threads share them."""
+        """Take requests one after the other until none is left; several threads share them."""
         while True:
             try:
                 request = missing.popleft()
@@ -113,8 +113,8 @@ class VllmClient:
 
 
 def to_vllm(request: Request, weights: str) -> dict[str, Any]:
-    """What vLLM is asked for. Its defaults are spelled out: another version may have others, and a
-    model may ship with some."""
+    """A request in vLLM's form. It sets every option, because defaults differ between versions and
+    models may come with their own."""
     return {
         "token_ids": list(request.prompt_ids),
         "cache_salt": weights,
@@ -139,10 +139,10 @@ def to_vllm(request: Request, weights: str) -> dict[str, Any]:
 
 
 def from_vllm(told: Any, request: Request, weights: str) -> Finished:
-    """The completion in an answer of vLLM.
+    """The completion in a reply of vLLM.
 
     Raises:
-        ValueError: it is none, or not what was asked for.
+        ValueError: the reply is no completion, or does not match the request.
     """
     try:
         (choice,) = told["choices"]
@@ -164,7 +164,7 @@ def from_vllm(told: Any, request: Request, weights: str) -> Finished:
 
 
 def seed_of(request: Request) -> int:
-    """One number for (seed, row, k), so that no two completions have the same noise."""
+    """One number for (seed, row, k), so that no two completions use the same noise."""
     text = json.dumps([list(request.seed), request.row, request.k])
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
@@ -190,7 +190,7 @@ def connect_to_vllm(
 
 
 def _require_as_told(caller: Caller, config: Vllm, temperature: float) -> None:
-    """Raises ValueError naming what is otherwise than the config says."""
+    """Raise ValueError, which names the difference, unless the server is as the config says."""
     try:
         version = caller.ask("GET", "/version")["version"]
         info = caller.ask("GET", "/server_info?config_format=json")

@@ -1,4 +1,4 @@
-"""vLLM as who draws: frozen data, importable without torch."""
+"""The settings of vLLM as an engine: frozen data, importable without torch."""
 
 import math
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 class Vllm(EngineConfig):
     """Servers of vLLM, each started with the model's folder and VLLM_SERVER_DEV_MODE=1.
 
-    What they draw is recorded: it can be replayed, and is not promised to be drawn again.
+    Their samples are recorded and can be replayed. Sampling again may give other samples.
 
     Args:
-        version: of vLLM; servers of another are refused.
-        dtype: what the servers compute in; likewise.
-        batch_invariant: the servers run with VLLM_BATCH_INVARIANT=1.
-        addresses: of the servers, such as http://127.0.0.1:8000, which share the rows.
-        folder: a local folder that the servers see under the same path, for new weights.
-        concurrent: how many completions each is asked for at once.
-        patience: seconds without an answer after which a server counts as hung.
-        key_variable: the environment variable that has their API key, if they want one.
+        version: vLLM's version; servers of another version are refused.
+        dtype: the dtype in which the servers compute; servers with another are refused.
+        batch_invariant: whether the servers run with VLLM_BATCH_INVARIANT=1.
+        addresses: the addresses of the servers, such as http://127.0.0.1:8000; they share the rows.
+        folder: a local folder for new weights, which the servers see under the same path.
+        concurrent: the most completions that each server is asked for at once.
+        patience: the seconds without a reply after which a server counts as hung.
+        key_variable: the environment variable with their API key, if they need one.
     """
 
     name: ClassVar[str] = "vllm"
@@ -59,11 +59,11 @@ class Vllm(EngineConfig):
         slots: int,
         tokens_per_forward: int,
     ) -> "EngineChoice":
-        """As `EngineConfig.connect`; `slots` and `tokens_per_forward` are the servers' business.
+        """As `EngineConfig.connect`; `slots` and `tokens_per_forward` have no effect on servers.
 
         Raises:
-            ValueError: a server is not what this config says.
-            SyncError, EngineError: a server does not take over the weights, or cannot be asked.
+            ValueError: a server is not as this config says.
+            SyncError, EngineError: a server does not take the weights, or cannot be reached.
         """
         from steps.generation.remote.vllm_client import connect_to_vllm
 
