@@ -48,6 +48,7 @@ from steps.training.config import DpoConfig
 
 LONGEST_MESSAGE = 500
 PAIRS = [{"prompt": f"Question {n}?", "chosen": "Yes.", "rejected": "No."} for n in range(20)]
+CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 COLUMNS = [{"question": f"Question {n}?", "good": "Yes.", "bad": "No."} for n in range(20)]
 
 
@@ -64,6 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "columns.jsonl", COLUMNS)
     write(folder / "other.jsonl", [{"foo": "1", "bar": "2", "baz": "3"}] * 9)
     write(folder / "one.jsonl", PAIRS[:1])
+    write(folder / "chats.jsonl", [{"messages": [*CHAT]}] * 9)
     (folder / "empty.jsonl").touch()
     (folder / "broken.jsonl").write_text("these are not rows\n" * 3)
     (folder / "pairs.csv").write_text("prompt,chosen,rejected\n" + "q,Yes.,No.\n" * 9)
@@ -289,6 +291,7 @@ DATA: dict[str, list[str]] = {
         "data.format=preference 'data.fields={prompt: question, chosen: good, rejected: bad}'"
     ],
     "other.jsonl": ["their fields: bar, baz, foo", "data.format=preference 'data.fields={prompt:"],
+    "chats.jsonl": ["they are conversations", "temper run sft"],
     "semicolons.csv": ["parted by ';': write it with commas"],
     "one.jsonl": ["no row is left for test", "change data.test_fraction"],
     "empty.jsonl": ["empty.jsonl has no rows"],

@@ -16,6 +16,7 @@ from steps.data.formats.ranked import PAIRS, RankedFormat
 from steps.data.formats.text import TextFormat
 from steps.data.formats.turns import READ_KEYS, TURNS, is_list
 from steps.data.formats.unpaired import UnpairedFormat
+from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
 from steps.shared.execution_detail import execution_detail
 
 Format = (
@@ -206,12 +207,32 @@ def _undecided(
 ) -> str:
     names = sorted({str(key) for record in seen for key in record})[:20]
     what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
+    if not found and (others := _made_by(seen)):
+        return f"{where}: no format fits its rows as they are read here, but they are {others}"
     return (
         f"{where}: cannot tell the format of its rows ({what}; their fields: "
         f"{', '.join(names) or 'none'}); name it, and the fields whose names differ from its own: "
         f"{_suggested(wanted, names)} "
         f"(formats: {', '.join(wanted)}){_hint(names)}"
     )
+
+
+_READERS: Mapping[type, str] = {
+    PreferenceRow: "preference pairs: read them with load_preferences (temper run dpo)",
+    UnpairedRow: "single responses with labels: read them with load_unpaired (temper run kto)",
+    ConversationRow: "conversations: read them with load_conversations (temper run sft)",
+    PromptRow: "prompts: read them with load_prompts (temper run grpo)",
+}
+"""The kinds of rows, those with the most columns first, with the step that makes each."""
+
+
+def _made_by(seen: list[Mapping[str, Any]]) -> str:
+    """What the records are if one kind of row fits all of them; empty if none does."""
+    for makes, reader in _READERS.items():
+        kinds = [kind for kind in FORMATS.values() if kind.makes is makes]
+        if all(any(kind.detected(record) is not None for kind in kinds) for record in seen):
+            return reader
+    return ""
 
 
 _MEANT: Mapping[str, tuple[str, ...]] = {
