@@ -46,9 +46,9 @@ def write_inputs(folder: Path, longest: int) -> None:
     from steps.data.rows.parquet import write_rows
     from steps.data.rows.tables import PROMPTS, to_record
 
-    tokenizer = build_tokenizer()
+    tokenizer: Any = build_tokenizer()
     torch.manual_seed(0)
-    shape = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2}
+    shape: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2}
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         num_attention_heads=4,

@@ -27,7 +27,7 @@ from steps.online.iterations import Source
 from steps.online.online_run import Folders, checked_by, run_online
 from steps.online.recording import record
 from steps.online.rollouts import read_rollouts
-from steps.online.sampled import Sampled, longest_examples
+from steps.online.sampled import Sampled, current_weights, longest_examples
 from steps.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow  # a process imports torch for seconds
@@ -82,7 +82,15 @@ def run(policy: Path, work: Path, drawn_by: EngineConfig, iterations: int = 2) -
 
     def source(trainer: Trainer, kept: Kept) -> Source:
         drawing = checked_by(choice.engine, trainer)
-        return Sampled(trainer, drawing, ASKED, config, even_share, kept, place)
+        return Sampled(
+            current_weights(trainer, policy, config),
+            drawing,
+            ASKED,
+            config,
+            even_share,
+            kept,
+            place,
+        )
 
     examples = longest_examples(ASKED, config, VOCABULARY)
     run_online(Folders(policy), config, examples, source, iterations, place)

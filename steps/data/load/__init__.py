@@ -1,9 +1,10 @@
-"""Sources become shards of rows.
+"""Reads and selects rows of sources, and writes them as shards.
 
-``loading`` does it all; begin there. ``shards`` opens a source at any row, ``mixture`` draws from
-several sources, ``splits`` decides what is held out, ``overlap`` finds rows that say the same,
-``near`` those that nearly do, ``language`` guesses what they are written in, ``config`` is what a
-caller chooses.
+Begin with ``loading``, which does all of it. ``shards`` opens a source at any row, ``parsing`` turns
+a record into rows and ``ahead`` does that in other processes. ``mixture`` draws from several
+sources, and ``splits`` decides which rows are held out. ``overlap`` finds rows with the same text,
+``near`` rows with nearly the same text, and ``language`` guesses the language of a text. ``config``
+has the settings.
 
 Uses ``formats``, ``readers``, ``images``, ``rows`` and ``work``.
 """

@@ -1,7 +1,7 @@
-"""Which language a text is in: py3langid, whose model (97 languages) is in its package.
+"""Guesses the language of a text with py3langid, whose package contains its model of 97 languages.
 
-A guess from the letters: it takes a sentence. Texts with fewer letters than `SHORTEST` are in no
-language that could be told.
+It guesses from the letters and needs about a sentence. Texts with fewer letters than `SHORTEST`
+have no language.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ SHORTEST = 20
 
 @dataclass(frozen=True)
 class Languages:
-    """The languages that are wanted.
+    """The languages of the rows that are kept.
 
     Args:
-        codes: of ISO 639-1, as in ``en``.
+        codes: codes of ISO 639-1, such as ``en``.
     """
 
     needs_packages: ClassVar[tuple[str, ...]] = ("py3langid",)
@@ -30,7 +30,7 @@ class Languages:
             raise ValueError(f"languages are named by two letters, as in en, got {self.codes}")
 
     def check(self, row: PreferenceRow) -> None:
-        """Raises MalformedRow for a row of which a part is in another language."""
+        """Raise MalformedRow for a row with a part in another language."""
         for part, messages in (
             ("prompt", row.prompt),
             ("chosen", row.chosen),
@@ -43,7 +43,7 @@ class Languages:
 
 
 def language(text: str) -> str:
-    """The code of the language of a text; empty for a text that is too short to tell."""
+    """The code of the language of a text; empty if the text is too short."""
     from py3langid import classify
 
     if sum(map(str.isalpha, text)) < SHORTEST:

@@ -1,12 +1,14 @@
-"""Rows that say nearly the same: MinHash (Broder 1997) and bands of it, by `datasketch`.
+"""Finds rows with nearly the same text by MinHash (Broder 1997) and bands of it, with `datasketch`.
 
-A row is the set of its runs of words, each with the part of the row that it stands in, so that a
-pair with its sides exchanged is another row. What two sets have in common is their *similarity*,
-the runs of both over the runs of either (Jaccard). It is estimated from 128 minima, to within some
-0.04, and only of rows that share a band of minima, as most that are similar enough do.
+A row counts as the set of its runs of words. Each run is labelled with the part of the row that it
+is in, so a pair with its responses exchanged is another row. The *similarity* of two rows is the
+number of runs in both divided by the number of runs in either (Jaccard). It is estimated from 128
+minima, with an error of about 0.04. Only rows that share a band of minima are compared; nearly all
+rows that are similar enough do.
 
-Rows are compared with those that were kept before them, and only with rows that have the same
-images and the same label. The minima lie in the resume point: on disk, and after a kill as before.
+A row is compared with the rows that were kept before it, and only with those that have the same
+images and the same label. The minima are stored in the resume point, so a run that was killed goes
+on with them.
 """
 
 import hashlib
@@ -28,11 +30,11 @@ _SIGNATURE, _BAND = "near signature", "near band"
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """Which rows are nearly the same.
+    """The setting for rows with nearly the same text.
 
     Args:
-        similarity: from which share of common runs of words on, 0.3 to 0.95.
-        words: the length of a run.
+        similarity: the least share of common runs of words, 0.3 to 0.95, at which a row is dropped.
+        words: the length of a run, in words.
     """
 
     needs_packages: ClassVar[tuple[str, ...]] = ("datasketch",)
@@ -51,7 +53,7 @@ class NearDuplicates:
 
 
 class NearRows:
-    """The rows kept so far, by what they say."""
+    """The rows kept so far, by their runs of words."""
 
     def __init__(self, wanted: NearDuplicates, resumed: ResumePoint) -> None:
         from datasketch import MinHashLSH
@@ -63,7 +65,8 @@ class NearRows:
         self._wanted, self._resumed = wanted, resumed
 
     def like(self, row: Row, number: int) -> str | None:
-        """What `row` is nearly the same as, in words; if nothing, it is kept under its `number`."""
+        """What `row` nearly repeats, for a notice. If there is nothing, the row is kept as number
+        `number`."""
         if not (runs := sorted(set(_runs(row, self._wanted.words)))):
             return None
         minima, scope = _minima(runs), _scope(row)
@@ -94,7 +97,7 @@ def _minima(runs: list[bytes]) -> bytes:
 
 
 def _share(one: bytes, other: bytes) -> float:
-    """The share of minima that two rows have in common: an estimate of their similarity."""
+    """The share of minima that two rows have in common, which estimates their similarity."""
     values = (memoryview(minima).cast("I") for minima in (one, other))
     return sum(a == b for a, b in zip(*values, strict=True)) / _MINIMA
 
@@ -105,14 +108,14 @@ def _band(scope: bytes, index: int, minima: bytes) -> bytes:
 
 
 def _scope(row: Row) -> bytes:
-    """What rows must have in common besides words."""
+    """What must be equal in two rows besides words."""
     images = [image["sha256"] for image in images_of(getattr(row, "prompt", ()))]
     held = [images, getattr(row, "label", None), getattr(row, "answer", None)]
     return hashlib.blake2b(json.dumps(held).encode(), digest_size=16).digest()
 
 
 def _runs(row: Row, words: int) -> Iterator[bytes]:
-    """The runs of words of a row; of a text that has fewer, all of them."""
+    """The runs of words of a row; if a text has fewer words than a run, all of them are one run."""
     for part, text in _texts(row):
         found = words_of(text)
         for start in range(max(1, len(found) - words + 1) if found else 0):
@@ -120,7 +123,7 @@ def _runs(row: Row, words: int) -> Iterator[bytes]:
 
 
 def _texts(row: Row) -> Iterator[tuple[str, str]]:
-    """Every text of a row but system prompts, with the name of the part that it stands in."""
+    """Every text of a row except system prompts, with the name of the part that it is in."""
     if isinstance(row, TextRow):
         yield "text", row.text
         return
