@@ -1,7 +1,7 @@
 """Reads and selects rows of sources, and writes them as shards.
 
-Begin with ``loading``, which does all of it. ``shards`` opens a source at any row, ``parsing`` turns
-a record into rows and ``ahead`` does that in other processes. ``mixture`` draws from several
+Begin with ``loading``, which does all of it. ``shards`` opens a source at any row, ``parsing``
+turns a record into rows and ``ahead`` does that in other processes. ``mixture`` draws from several
 sources, and ``splits`` decides which rows are held out. ``overlap`` finds rows with the same text,
 ``near`` rows with nearly the same text, and ``language`` guesses the language of a text. ``config``
 has the settings.
