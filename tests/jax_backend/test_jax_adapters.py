@@ -140,8 +140,8 @@ def test_dropout_acts_in_training_alone_and_is_another_at_every_step(tmp_path: P
     folder = model_folder(tmp_path, lambda: llama(dropout=0.3))
     groups = read_pairs(pair_records(6), VOCABULARY)
     loss = preference_objective(groups, Dpo(), torch.zeros(6, 2)).batch_loss(range(6), None)
-    trainer = JaxTrainer(JaxScorer(folder, Dtype.float32, 64, devices=1), FAST, dropout=True)
-    plain = JaxTrainer(JaxScorer(folder, Dtype.float32, 64, devices=1), FAST)
+    trainer = JaxTrainer(JaxScorer(folder, Dtype.float32, 256, devices=1), FAST, dropout=True)
+    plain = JaxTrainer(JaxScorer(folder, Dtype.float32, 256, devices=1), FAST)
 
     def logps(trainer: JaxTrainer, noise: int) -> torch.Tensor:
         return trainer.forward_backward(trainer.prepare(groups, noise), loss).result().logps

@@ -2,7 +2,6 @@
 
 import json
 import math
-import multiprocessing
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +13,7 @@ import torch
 
 pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
+from rank_processes import run_ranks
 from safetensors.torch import load_file
 from tiny_models import (
     VOCABULARY,
@@ -42,7 +42,7 @@ OPTIMIZER = OptimizerConfig(
 )
 CONFIG = DpoConfig(
     batch_size=8,
-    tokens_per_forward=128,
+    tokens_per_forward=256,  # few shapes to compile
     epochs=10,
     max_steps=20,
     optimizer=OPTIMIZER,
@@ -122,14 +122,11 @@ def _killing(work: Path, killed_at: int | None) -> Callable[..., None]:
 
 
 def test_a_run_that_was_killed_ends_with_the_same_bytes(policy: Path, tmp_path: Path) -> None:
-    processes = multiprocessing.get_context("spawn")
-    ended = []
-    for runs in ([("killed", 5)], [("killed", None), ("whole", None)]):
-        process = processes.Process(target=train_all, args=(policy, tmp_path, runs))
-        process.start()
-        process.join()
-        ended.append(process.exitcode)
-    assert ended == [-signal.SIGKILL, 0]
+    ended = [
+        run_ranks(train_all, policy, tmp_path, runs, count=1)
+        for runs in ([("killed", 5)], [("killed", None), ("whole", None)])
+    ]
+    assert ended == [[-signal.SIGKILL], [0]]
     assert load_file(tmp_path / "killed/model/model.safetensors")
     assert folder_bytes(tmp_path / "killed/model") == folder_bytes(tmp_path / "whole/model")
 
@@ -144,7 +141,7 @@ def test_supervised_training_in_bfloat16_updates_masters(tmp_path: Path) -> None
             batch_size=6,
             epochs=4,
             dtype=Dtype.bfloat16,
-            tokens_per_forward=128,
+            tokens_per_forward=512,  # one shape to compile
             optimizer=OptimizerConfig(learning_rate=1e-4, schedule=Schedule.constant),
             backend=backend,
         )

@@ -1,4 +1,4 @@
-"""The scripts of ``examples/``, as a reader runs them: each in a process, on a store they share."""
+"""The scripts of ``examples/``, as a reader runs them, on a store that they share."""
 
 import os
 import subprocess
@@ -44,8 +44,8 @@ def test_an_example_says_how_it_is_run_and_plans(
 def test_every_example_runs_and_shares_what_the_others_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first is run as a shell does; workers of the others are no processes of their own."""
-    shown = {"own_step": _run("own_step", tmp_path)}
+    """In the process of the tests; in one of its own, a script finds what they made."""
+    shown = {}
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:
         instead_of_processes(patch)
@@ -54,7 +54,7 @@ def test_every_example_runs_and_shares_what_the_others_made(
                 patch.delitem(sys.modules, module, raising=False)
             ran = script(EXAMPLES / f"{name}.py")
             assert ran.status == 0, ran.out + ran.err
-            shown.setdefault(name, ran.out)
+            shown[name] = ran.out
     made = sorted(path.name for path in (tmp_path / "store" / "attempts" / "init_model").iterdir())
     assert len(made) == 1
     assert "off by 2" in shown["own_checker"]

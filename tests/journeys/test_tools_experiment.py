@@ -19,7 +19,7 @@ def test_a_tool_is_called_in_training_and_a_replay_ends_with_the_same_bits(
     repository: Path, tmp_path: Path
 ) -> None:
     desk = Desk(repository, "grpo_tools", tmp_path, SMALL)
-    shown = desk.run().stdout
+    shown = desk.run_here().stdout
     for name in ("SFT", "after 2", "after 4, replayed"):
         assert name in shown
     runs = desk.made("train_online")

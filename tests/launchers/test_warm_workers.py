@@ -120,8 +120,12 @@ class Lab:
         """The processes that have imported the library."""
         return list(map(int, self.imports.read_text().split()))
 
-    def logs(self, way: str = "warm") -> str:
-        found = sorted((self.folder / f"store-{way}").glob("attempts/*/*/*/log.txt"))
+    def importers_of(self, library: str) -> list[int]:
+        """The same of another library, which is told from it by its name."""
+        return list(map(int, Path(f"{self.imports}-{library}").read_text().split()))
+
+    def logs(self, way: str = "warm", step: str = "*") -> str:
+        found = sorted((self.folder / f"store-{way}").glob(f"attempts/{step}/*/*/log.txt"))
         return "".join(path.read_text() for path in found)
 
 
@@ -194,24 +198,25 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_a_step_changes_before_it_imports_a_library_counts_for_the_import(
-    lab: Lab, change: str
-) -> None:
-    lab.write(
+def test_what_a_step_changes_before_it_imports_a_library_counts_for_the_import(lab: Lab) -> None:
+    steps = "".join(
         f"""
 @step
-def work(out: Output, number: int = 0) -> Metrics:
+def change_{name}(out: Output) -> Metrics:
     (out.path / "result").write_text("begun")
-    {CHANGES[change]}
+    {change}
     import heavy
     return told(folder=heavy.FOLDER, found=heavy.maybe_there is not None)
 """
+        for name, change in CHANGES.items()
     )
+    called = ", ".join(f"change_{name}()" for name in CHANGES)
+    lab.write(f"{steps}\ndef steps():\n    return [{called}]\n")
     warm, fresh = lab.run("warm"), lab.run("fresh")
     for name in ("mode", "folder", "found", "digest"):
         assert [said[name] for said in warm] == [said[name] for said in fresh]
-    assert lab.logs().count("begins again in a fresh interpreter") == 3
+    for name in CHANGES:
+        assert lab.logs(step=f"change_{name}").count("begins again in a fresh interpreter") == 1
 
 
 def test_what_a_step_changes_afterwards_does_not_matter(lab: Lab) -> None:
@@ -229,7 +234,9 @@ def work(out: Output, number: int = 0) -> Metrics:
     assert len(lab.importers) == 1
 
 
-UNFIT = {
+UNFIT = {  # in this order: no file can be found after the change of the working folder
+    "a file of the project": "from pathlib import Path; TEXT = Path('settings.txt').read_text()",
+    "project code": "import helper",
     "thread": "import threading as t; t.Thread(target=t.Event().wait, daemon=True).start()",
     "file": "import os; KEPT = os.open('/dev/null', os.O_RDONLY)",
     "signal": "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN)",
@@ -238,20 +245,32 @@ UNFIT = {
     "mask": "os.umask(0o077)",
     "seed": "import random; random.seed(1)",
     "numpy's seed": "import numpy; numpy.random.seed(1)",
-    "project code": "import helper",
-    "a file of the project": "from pathlib import Path; TEXT = Path('settings.txt').read_text()",
 }
 
 
-@pytest.mark.parametrize("what", UNFIT)
 def test_a_library_whose_import_leaves_something_behind_is_imported_by_each_worker(
-    lab: Lab, what: str
+    lab: Lab,
 ) -> None:
     (lab.project / "helper.py").write_text("VALUE = 1\n")
     (lab.project / "settings.txt").write_text("one")
-    (lab.library / "__init__.py").write_text(LIBRARY + UNFIT[what])
+    names = [f"unfit_{number}" for number in range(len(UNFIT))]
+    for name, code in zip(names, UNFIT.values(), strict=True):
+        library = LIBRARY.replace('"IMPORTS"]', f'"IMPORTS"] + "-{name}"')
+        lab.library.with_name(f"{name}.py").write_text(library + code)
+    lab.write(
+        f"""
+@step
+def work(out: Output, number: int = 0) -> Metrics:
+    import heavy, {", ".join(names)}
+    return told()
+def steps():
+    return [work(0), work(1)]
+"""
+    )
     warm = lab.run("warm")
-    assert {said["pid"] for said in warm} < {*lab.importers}
+    assert {*lab.importers} == {said["parent"] for said in warm}  # heavy leaves nothing behind
+    for name in names:
+        assert {said["pid"] for said in warm} < {*lab.importers_of(name)}
     fresh = lab.run("fresh")
     for name in ("discovered", "digest"):
         assert [said[name] for said in warm] == [said[name] for said in fresh]
@@ -348,19 +367,19 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_a_worker_that_ends_badly_is_reported_as_a_fresh_one(lab: Lab, end: str) -> None:
-    lab.write(
+def test_a_worker_that_ends_badly_is_reported_as_a_fresh_one(lab: Lab) -> None:
+    steps = "".join(
         f"""
 @step
-def work(out: Output, number: int = 0) -> Metrics:
+def end_{name}(out: Output) -> Metrics:
     import heavy
     print("it has begun", os.getppid(), flush=True)
-    {ENDS[end]}
-def steps():
-    return [work(0), work(1)]
+    {end}
 """
+        for name, end in ENDS.items()
     )
+    called = ", ".join(f"end_{name}()" for name in ENDS)
+    lab.write(f"{steps}\ndef steps():\n    return [{called}]\n")
 
     def said(way: str) -> list[str]:
         told = ("killed by", "ended with status", "no such row", "told to leave", "failed")
@@ -369,10 +388,11 @@ def steps():
 
     warm = said("warm")
     assert len(lab.importers) == 1
-    assert warm
+    for name in ENDS:
+        assert any(f"end_{name}" in line for line in warm), warm
     fresh = said("fresh")
     assert [line.partition("(")[0] for line in warm] == [line.partition("(")[0] for line in fresh]
-    assert lab.logs("warm").count("it has begun") == 2
+    assert lab.logs("warm").count("it has begun") == len(ENDS)
 
 
 def test_what_a_step_leaves_running_is_ended_with_it(lab: Lab) -> None:

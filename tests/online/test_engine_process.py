@@ -60,17 +60,28 @@ class EngineProcess:
         self.process.wait(HANGS_SECONDS)
 
 
-@pytest.fixture
-def policy(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "policy")
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("engine") / "policy")
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[list[EngineProcess]]:
+    processes: list[EngineProcess] = []
+    yield processes
+    for process in processes:
+        process.kill()
 
 
 @pytest.fixture
-def engine(policy: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineProcess]:
+def engine(
+    policy: Path, started: list[EngineProcess], monkeypatch: pytest.MonkeyPatch
+) -> EngineProcess:
+    """One that runs; an earlier test may have drawn with it, from other weights."""
     monkeypatch.setenv(TOKEN, "a token of the tests")
-    process = EngineProcess(policy)
-    yield process
-    process.kill()
+    if not started or started[-1].process.poll() is not None:
+        started.append(EngineProcess(policy))
+    return started[-1]
 
 
 def run(policy: Path, work: Path, drawn_by: EngineConfig, iterations: int = 2) -> Any:

@@ -1,8 +1,6 @@
 """The steps of online training, composed and run: files in, a policy and its rollouts out."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +9,9 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
+from experiment_desk import Desk
 from step_output import Folder
 from tiny_models import folder_bytes, model_folder, word_tokenizer
-from waiting import HANGS_SECONDS
 
 from pipeline import Artifact, Step, adopt
 from steps.checking.config import JudgeConfig
@@ -149,10 +147,5 @@ def test_there_is_a_preset_of_every_method_that_is_promised(repository: Path) ->
 
 
 def test_the_experiment_is_planned_with_another_method(repository: Path, tmp_path: Path) -> None:
-    script = str(repository / "experiments" / "grpo_arithmetic.py")
-    command = [sys.executable, script, "rl=raft", f"store={tmp_path}", "--plan"]
-    told = subprocess.run(
-        command, capture_output=True, text=True, cwd=repository, timeout=HANGS_SECONDS
-    )
-    assert told.returncode == 0, told.stderr
-    assert "train_online" in told.stdout
+    desk = Desk(repository, "grpo_arithmetic", tmp_path, ("rl=raft",))
+    assert "train_online" in desk.plan()

@@ -26,6 +26,8 @@ from pipeline.show.terminal import show_plan
 from pipeline.store.catalog import Catalog
 from pipeline.text import about, size
 
+pytestmark = pytest.mark.usefixtures("workers_here")
+
 
 def planned(store: Store, **roots: Step) -> tuple[Plan, Prices]:
     catalog = Catalog(store)
@@ -89,6 +91,7 @@ def test_an_estimate_is_named_by_a_text() -> None:
         step(estimate="no reference")(sum_rows.function)
 
 
+@pytest.mark.real_workers
 def test_an_attempt_records_what_it_took_and_what_was_foreseen(store: Store) -> None:
     made = run({"sum": sum_rows(write_rows(1000))}, store, console=Console(quiet=True))[
         "sum"
@@ -104,6 +107,7 @@ def test_an_attempt_records_what_it_took_and_what_was_foreseen(store: Store) -> 
     }  # fmt: skip
 
 
+@pytest.mark.real_workers
 def test_the_memory_of_an_attempt_is_not_that_of_who_started_it(store: Store) -> None:
     """A driver may be a notebook that holds a large table."""
     large = bytearray(b"1") * 2**28

@@ -1,8 +1,6 @@
 """The steps of reward models: composed, refused, run one after the other, and interrupted."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from experiment_desk import Desk
 from step_output import Folder
 from tiny_models import (
     llama,
@@ -234,10 +233,8 @@ SMALL = (
 
 @pytest.mark.slow
 def test_the_experiment_runs_from_nothing_to_a_curve(repository: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "experiments/reward_model.py", f"store={tmp_path / 'store'}", *SMALL]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    desk = Desk(repository, "reward_model", tmp_path, SMALL)
+    done = desk.run_here()
     for shown in ("pairs: accuracy", "best of 8: reward model", "best of 8: checker"):
         assert shown in done.stdout
-    again = subprocess.run(command, cwd=repository, capture_output=True, text=True)
-    assert "nothing to run" in again.stdout
+    assert "nothing to run" in desk.here().stdout

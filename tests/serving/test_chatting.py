@@ -221,18 +221,23 @@ class Terminal:
 
 
 def test_a_model_before_whose_data_is_gone_is_told_and_not_missed(
-    trained: Store, tmp_path: Path
+    trained: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On a terminal of this process, at which somebody ends the conversation at once."""
     store = Store(str(shutil.copytree(trained.root, tmp_path / "store", symlinks=True)))
     store.evict(find(Catalog(store), "adopt_files"))
-    terminal = Terminal("tuned", "--store", store.url)
-    try:
-        terminal.wait_for("> ", 1)
-        assert "alone, without the model before: the data of adopt_files@" in terminal.seen
-        terminal.write("\x04")
-        assert terminal.process.wait(timeout=120) == 0
-    finally:
-        terminal.close()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    here, there = pty.openpty()
+    with open(here, "rb", 0) as seen, open(there) as typed, open(os.dup(there), "w") as screen:
+        os.write(here, b"\x04")
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", typed)
+            patch.setattr(sys, "stdout", screen)
+            patch.setattr(sys, "stderr", screen)
+            chat("tuned", store=store.url)
+        screen.flush()
+        assert b"alone, without the model before: the data of adopt_files@" in seen.read(65536)
 
 
 def test_a_conversation_on_a_terminal_is_beside_the_model_before(

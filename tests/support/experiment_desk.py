@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from workers_here import instead_of_processes
 
 from pipeline import Store
 from pipeline.store.catalog import Catalog
@@ -70,6 +71,12 @@ class Desk:
                 status = int(left.code or 0)
         assert status == 0 or not check, out.getvalue() + err.getvalue()
         return subprocess.CompletedProcess(command, status, out.getvalue(), err.getvalue())
+
+    def run_here(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """As :meth:`run`, with driver and workers in this process, which has imported torch."""
+        with pytest.MonkeyPatch.context() as patch:
+            instead_of_processes(patch)
+            return self.here(*arguments, check=check)
 
     def copy(self, folder: Path) -> "Desk":
         """A desk with a store of its own, in which lies what has been made here."""

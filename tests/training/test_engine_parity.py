@@ -37,9 +37,9 @@ from steps.scoring.packing import make_pack
 BETA = 0.7
 
 
-@pytest.fixture(params=FAMILIES)
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return model_folder(tmp_path / request.param, FAMILIES[request.param])
+@pytest.fixture(params=FAMILIES, scope="module")
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"), FAMILIES[request.param])
 
 
 @pytest.fixture

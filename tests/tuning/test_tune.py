@@ -1,5 +1,6 @@
 """A search for the best settings, as a user sees it: what runs, what stops, what a kill costs."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,11 +15,15 @@ pytest.importorskip("optuna")
 from places import REPOSITORY, SUPPORT
 from rich.console import Console
 from tuning_steps import Config, Fit, experiment
+from waiting import HANGS_SECONDS
+from workers_here import instead_of_processes
 
 from pipeline import Store, TemperError, run, tune
 from pipeline.plan.planning import make_plan
 from pipeline.store.catalog import Catalog
 from pipeline.tuning.summary import Tuned
+
+pytestmark = pytest.mark.usefixtures("workers_here")
 
 GRID = {"fit.rate": [0.1, 0.3], "fit.beta": [1.0, 2.0]}
 WIDE = {"fit.rate": [0.1, 0.2, 0.3, 0.4], "fit.beta": [1.0, 2.0, 3.0]}
@@ -100,10 +105,14 @@ def test_what_is_cached_changes_what_a_study_costs_and_not_what_it_finds(
     assert outcome(again) == outcome(fresh)
 
 
+@pytest.mark.real_workers
 def test_how_many_run_at_once_changes_nothing(
-    store: Store, journal: str, console: Console, tmp_path: Path
+    store: Store, journal: str, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = tuned(store, journal, console, **HALVED)
+    """Nor whether workers are processes, in which trials pause and go on."""
+    with monkeypatch.context() as patch:
+        instead_of_processes(patch)
+        alone = tuned(store, journal, console, **HALVED)
     many = tuned(Store(str(tmp_path / "other")), f"{journal}-other", console, jobs=3, **HALVED)
     assert outcome(alone) == outcome(many)
 
@@ -161,61 +170,52 @@ def test_a_mistake_is_told_by_name(
         tuned(store, journal, console, **{"space": {"fit.beta": [2.0]}, **options})
 
 
+GRID_OF_A_STUDY: dict[str, Any] = {"trials": 4, **HALVED}
 DRIVER = """
-import os, sys
+import json, os, sys
 from pathlib import Path
 from rich.console import Console
-from pipeline import Store, tune
 from tuning_steps import Config, experiment
 
-journal, store = sys.argv[1:]
+journal, store, workers, space, options = sys.argv[1:]
 if __name__ == "__main__":
+    if workers == "here":
+        import pytest
+        from workers_here import instead_of_processes
+        instead_of_processes(pytest.MonkeyPatch())
+    from pipeline import Store, tune
     Path(journal + ".driver").write_text(str(os.getpid()))
-    tuned = tune(experiment, Config(journal), {"fit.rate": [0.1, 0.3], "fit.beta": [1.0, 2.0]},
-                 "after.quality", sampler="grid", trials=4, stop_on="fit.eval_loss", rungs=[2, 4],
-                 store=store)
-    for trial in tuned.trials:
-        print("trial", trial.number, trial.settings, trial.state, trial.held_out, trial.value)
+    tune(experiment, Config(journal), json.loads(space), "after.quality", sampler="grid",
+         store=Store(store), **json.loads(options))
 """
-
-
-def drive(folder: Path, journal: str, store: Store) -> subprocess.CompletedProcess[str]:
-    """A study in a process of its own."""
-    script = folder / "study.py"
-    script.write_text(DRIVER)
-    places = os.pathsep.join((str(REPOSITORY), str(SUPPORT)))
-    return subprocess.run(
-        [sys.executable, str(script), journal, store.root],
-        capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "PYTHONPATH": places},
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What the trials come to when nobody kills the study."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    return trials_of(drive(folder, str(folder / "journal"), Store(str(folder / "store"))))
-
-
-def trials_of(study: subprocess.CompletedProcess[str]) -> list[str]:
-    assert study.returncode == 0, study.stderr
-    return [line for line in study.stdout.splitlines() if line.startswith("trial ")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "moment",
-    ["0.1 2 1", "0.3 1 2", "0.3 2 3", "0.1 2 4", "0.3 2 7"],
+    ("moment", "workers"),
+    [
+        ("0.1 2 1", "here"), ("0.3 1 2", "here"), ("0.3 2 3", "processes"), ("0.1 2 4", "here"),
+        ("0.3 2 7", "here"),
+    ],
     ids=["before a rung", "at a rung", "as it leaves", "at the second rung", "near its end"],
-)
+)  # fmt: skip
 def test_a_killed_study_goes_on_and_no_update_is_made_twice(
-    tmp_path: Path, store: Store, journal: str, moment: str, undisturbed: list[str]
+    tmp_path: Path, store: Store, journal: str, console: Console, moment: str, workers: str
 ) -> None:
+    """Where workers are no processes, they end with their driver, at the same moment."""
     Path(f"{journal}.kill").write_text(moment)
-    killed = drive(tmp_path, journal, store)
+    (script := tmp_path / "study.py").write_text(DRIVER)
+    killed = subprocess.run(
+        [sys.executable, str(script), journal, store.root, workers, json.dumps(GRID),
+         json.dumps(GRID_OF_A_STUDY)],
+        capture_output=True, text=True, timeout=HANGS_SECONDS, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY), str(SUPPORT)))},
+    )  # fmt: skip
     assert killed.returncode == -9, killed.stderr
-    assert trials_of(drive(tmp_path, journal, store)) == undisturbed
-    assert len(undisturbed) == 4
+    gone_on = tuned(store, journal, console, **GRID_OF_A_STUDY)
     lines = Path(journal).read_text().splitlines()
     assert len(lines) == len({*lines})
+    other = Store(str(tmp_path / "undisturbed"))
+    undisturbed = tuned(other, f"{journal}-other", console, **GRID_OF_A_STUDY)
+    assert outcome(gone_on) == outcome(undisturbed)
+    assert len(undisturbed.trials) == 4

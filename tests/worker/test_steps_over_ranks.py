@@ -16,6 +16,7 @@ from rich.console import Console
 from step_output import Folder
 from tiny_models import folder_bytes, model_folder, pair_records, token_files, word_tokenizer
 from waiting import wait_until
+from workers_here import instead_of_processes
 
 from pipeline import Store, adopt, run
 from pipeline.launchers.config import LauncherConfig, LocalConfig
@@ -163,8 +164,19 @@ def train(work: Path, model: Path, tokens: Path, config: TrainConfig, reference:
 
 
 @pytest.mark.slow
-def test_a_step_whose_rank_is_killed_and_that_is_told_to_leave_ends_as_if_undisturbed(
-    store: Store, console: Console, model: Path, tokens: Path, tmp_path: Path, mark: str
+@pytest.mark.parametrize(
+    "is_told_to_leave",
+    [False, pytest.param(True, marks=pytest.mark.attack)],
+    ids=["killed", "killed and told to leave"],
+)
+def test_a_step_whose_rank_is_killed_or_that_is_told_to_leave_ends_as_if_undisturbed(
+    store: Store,
+    console: Console,
+    model: Path,
+    tokens: Path,
+    tmp_path: Path,
+    mark: str,
+    is_told_to_leave: bool,
 ) -> None:
     config = DpoConfig(**SETTINGS, checkpoint_every_steps=5)
     reference = tmp_path / "reference"
@@ -184,6 +196,8 @@ def test_a_step_whose_rank_is_killed_and_that_is_told_to_leave_ends_as_if_undist
         (worker,) = processes(mark, "pipeline.worker.attempt")
         loaded.append(Path(f"/proc/{worker}/maps").read_text())
         os.kill(processes(mark, "pipeline.worker.rank", "RANK=1")[0], signal.SIGKILL)
+        if not is_told_to_leave:
+            return
         wait_until(lambda: not processes(mark, "pipeline.worker.rank"))
         reached = latest_step(store)
         wait_until(lambda: latest_step(store) > reached)
@@ -203,9 +217,10 @@ def test_a_step_whose_rank_is_killed_and_that_is_told_to_leave_ends_as_if_undist
     content = made.path
     assert "libtorch" not in loaded[0], "who starts the ranks has imported what they need"
     assert made.manifest.provenance["packages"].keys() >= {"torch", "transformers"}
-    killed, left = errors(store)
+    killed, *left = errors(store)
     assert "rank 1 was killed" in killed
-    assert re.search(r"left after step \d+ of 72", left)
+    assert len(left) == is_told_to_leave
+    assert all(re.search(r"left after step \d+ of 72", error) for error in left)
     assert folder_bytes(content) == folder_bytes(tmp_path / "2/model")
     logs = [folder / "metrics.jsonl" for folder in (content, tmp_path / "1/model")]
     ours, alone = ([json.loads(line) for line in log.read_text().splitlines()] for log in logs)
@@ -213,7 +228,7 @@ def test_a_step_whose_rank_is_killed_and_that_is_told_to_leave_ends_as_if_undist
     assert ours[9] == pytest.approx(alone[9], rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.attack
 def test_training_on_one_device_that_is_told_to_leave_goes_on_to_the_bit(
     store: Store, console: Console, model: Path, tokens: Path, tmp_path: Path, mark: str
 ) -> None:
@@ -241,10 +256,18 @@ def test_training_on_one_device_that_is_told_to_leave_goes_on_to_the_bit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.attack)])
 def test_training_that_pauses_goes_on_to_the_bit(
-    store: Store, console: Console, model: Path, tokens: Path, tmp_path: Path, count: int
+    store: Store,
+    console: Console,
+    model: Path,
+    tokens: Path,
+    tmp_path: Path,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if count == 1:  # two are processes of their own
+        instead_of_processes(monkeypatch)
     config = TrainConfig(**SETTINGS)
     codes = run_ranks(train, tmp_path / "plain", model, tokens, config, tmp_path, count=count)
     assert {*codes} == {0}
