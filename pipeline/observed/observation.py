@@ -57,6 +57,8 @@ ABSENT = "absent"
 
 _BLOCK_BYTES = 4 * 2**20
 _SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
+_MADE_BY_TOOLS = ("/__pycache__/", ".egg-info/", ".dist-info/")
+"""In paths that Python and installers write below a project, from what the project itself holds."""
 _TEMPORARY = ("/tmp", "/var/tmp")
 _CACHE_VARIABLES = ("HF_HOME", "TORCH_HOME", "MPLCONFIGDIR")
 _WRITES = os.O_WRONLY | os.O_TRUNC
@@ -89,7 +91,7 @@ class Rules:
     def counts(self, path: str) -> bool:
         """Whether a file or folder counts as a dependency."""
         below = f"{path}/"
-        if "/__pycache__/" in below:
+        if any(name in below for name in _MADE_BY_TOOLS):
             return False
         longest = 0
         if below.startswith(self.others):  # a fast check, which decides most paths

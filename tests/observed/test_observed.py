@@ -185,6 +185,7 @@ def test_inputs_libraries_and_the_store_are_no_discovered_dependencies(project: 
         Path("/proc/self/status").read_text()
         (out.scratch / "x").write_text("1")
         result = (out.scratch / "x").read_text()
+        (Path(__file__).parent / "mine.egg-info" / "entry_points.txt").exists()
         """
     )
     project.run()
