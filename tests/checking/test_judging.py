@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from places import REPOSITORY, SUPPORT
+from places import REPOSITORY, SUPPORT_PATH
 from waiting import is_running, wait_until
 
 from steps.checking.boxed import Boxed
@@ -239,7 +239,14 @@ def test_processes_end_with_the_one_that_asks_however_it_ends(tmp_path: Path) ->
     script, journal = tmp_path / "ask.py", tmp_path / "hung"
     script.write_text(_ORPHANS)
     asking = subprocess.Popen(
-        [sys.executable, script, journal, Path(__file__).parent, SUPPORT, REPOSITORY]
+        [
+            sys.executable,
+            script,
+            journal,
+            Path(__file__).parent,
+            REPOSITORY,
+            *SUPPORT_PATH.split(os.pathsep),
+        ]
     )
     wait_until(lambda: journal.is_file() and journal.read_text() != "")
     judging = int(journal.read_text())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from places import REPOSITORY, SUPPORT
+from places import REPOSITORY, SUPPORT_PATH
 from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
 from waiting import wait_until
@@ -192,7 +192,7 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self.here, there = pty.openpty()
-        environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{SUPPORT}", "TERM": "xterm"}
+        environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{SUPPORT_PATH}", "TERM": "xterm"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *arguments],
             stdin=there, stdout=there, stderr=there, env={**environment, "COLUMNS": "100"},

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import REPOSITORY, SUPPORT
+from places import REPOSITORY, SUPPORT_PATH
 from report_steps import HOSTILE, JOURNAL, explode, hostile, prepare, train
 from rich.console import Console
 from waiting import HANGS_SECONDS, hold, let_go, wait_until
@@ -38,7 +38,7 @@ def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def start(store: Store, *sinks: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": f"{SUPPORT}{os.pathsep}{REPOSITORY}"}
+    environment = {**os.environ, "PYTHONPATH": f"{SUPPORT_PATH}{os.pathsep}{REPOSITORY}"}
     environment[JOURNAL] = store.root
     script = Path(store.root).parent / "experiment.py"
     script.write_text(SCRIPT)

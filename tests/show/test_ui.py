@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from browser import chromium, grave_faults, opened
-from places import REPOSITORY
+from places import REPOSITORY, SUPPORT_PATH
 from report_steps import measure, prepare
 from rich.console import Console
 from typer.testing import CliRunner
@@ -82,7 +82,7 @@ def test_a_run_under_way_is_shown_as_it_goes_without_being_asked_again(
     store, gate = Store(str(tmp_path / "store")), tmp_path / "gate"
     store.prepare()
     (tmp_path / "script.py").write_text(SCRIPT)
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests/support")])
+    path = os.pathsep.join([str(REPOSITORY), SUPPORT_PATH])
     command = [sys.executable, str(tmp_path / "script.py"), store.url, str(gate)]
     with open(tmp_path / "log", "w") as log:
         driver = subprocess.Popen(

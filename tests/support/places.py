@@ -1,9 +1,13 @@
 """Where things lie that tests read."""
 
+import os
 from pathlib import Path
 
 SUPPORT = Path(__file__).resolve().parent
-"""Modules that several tests import, and steps that workers import."""
+"""Steps that workers import, and modules that several tests import; below it ``models`` has models
+and what they should compute, and ``outside`` processes, servers, clocks and browsers."""
+SUPPORT_PATH = os.pathsep.join(str(SUPPORT / name) for name in ("", "models", "outside"))
+"""The folders of all these modules, for the PYTHONPATH of a process that a test starts."""
 TESTS = SUPPORT.parent
 GOLDEN = TESTS / "golden"
 REPOSITORY = TESTS.parent

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from places import REPOSITORY, SUPPORT
+from places import REPOSITORY, SUPPORT_PATH
 from rich.console import Console
 from tuning_steps import Config, Fit, experiment
 from waiting import HANGS_SECONDS
@@ -209,7 +209,7 @@ def test_a_killed_study_goes_on_and_no_update_is_made_twice(
         [sys.executable, str(script), journal, store.root, workers, json.dumps(GRID),
          json.dumps(GRID_OF_A_STUDY)],
         capture_output=True, text=True, timeout=HANGS_SECONDS, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY), str(SUPPORT)))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY), SUPPORT_PATH))},
     )  # fmt: skip
     assert killed.returncode == -9, killed.stderr
     gone_on = tuned(store, journal, console, **GRID_OF_A_STUDY)
