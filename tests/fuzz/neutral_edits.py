@@ -224,7 +224,16 @@ def rename_helper(files: dict[str, str], chance: random.Random) -> None:
         if isinstance(node, ast.FunctionDef) and node.name != "train"
     ]
     old = _one(found, chance)
+    if any(_is_attribute(old, text) for name, text in files.items() if name.endswith(".py")):
+        raise Impossible
     _rename_word(files, old, f"{old}_renamed")
+
+
+def _is_attribute(name: str, text: str) -> bool:
+    """Whether a class body imports the name: then it is an attribute, which code may look up."""
+    bodies = (node.body for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef))
+    imports = (part for body in bodies for part in body if isinstance(part, ast.ImportFrom))
+    return any(name in (alias.asname, alias.name) for part in imports for alias in part.names)
 
 
 def _rename_word(files: dict[str, str], old: str, new: str) -> None:

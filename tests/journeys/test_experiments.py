@@ -265,7 +265,7 @@ def test_a_file_without_a_valid_row_is_an_error_that_says_so(finished: Desk) -> 
         (["dpo.lora.r=8"], "dpo.lora is null, so dpo.lora.r cannot be set"),
         (["dpo.keep_best=eval_loss"], "keep_best needs eval_every_steps"),
         (["scale=huge"], "unknown choice scale=huge; known: demo, full, own, smoke"),
-        (["model.path=/no/such/model"], "input /no/such/model does not exist"),
+        (["model.path=/no/such/model"], "model /no/such/model does not exist"),
         (["model.path=null"], "set one of model.path, model.hub, model.package"),
         (["data.path=/no/such/rows.jsonl"], "input /no/such/rows.jsonl does not exist"),
         (["model.path=null", "model.package=no_such_package", "model.file=x.gguf",

@@ -207,7 +207,7 @@ def _undecided(
 ) -> str:
     names = sorted({str(key) for record in seen for key in record})[:20]
     what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
-    if not found and (others := _made_by(seen)):
+    if not found and not _hint(names) and (others := _made_by(seen)):
         return f"{where}: no format fits its rows as they are read here, but they are {others}"
     return (
         f"{where}: cannot tell the format of its rows ({what}; their fields: "
