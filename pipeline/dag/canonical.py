@@ -124,7 +124,10 @@ def portable(
 
 def canonical_bytes(data: Json) -> bytes:
     """The bytes that are hashed: ASCII JSON with sorted keys and no spaces."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return _json(data).encode()
+
+
+_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def same(one: Json, other: Json) -> bool:

@@ -182,6 +182,9 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if gc.get_freeze_count() == 0:
+                gc.freeze()  # both together make all objects old, so that the next collection,
+                gc.unfreeze()  # which is at once, does not look at each
             gc.enable()
 
 
