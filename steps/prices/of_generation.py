@@ -92,6 +92,6 @@ def _judged(call: Call) -> Foreseen:
     return Foreseen({"bytes": 90.0 * completions}, START_PLAIN + completions / 2e4, 0.092e9)
 
 
-SAMPLED = Estimator(_sampled, _of_completions)
-EVALUATED = Estimator(_evaluated)
+SAMPLED = Estimator(_sampled, _of_completions, version=2)
+EVALUATED = Estimator(_evaluated, version=2)
 JUDGED = Estimator(_judged)

@@ -73,6 +73,6 @@ def _loaded_and_saved(
     return Foreseen({**sizes, "bytes": size}, taken, PROCESS + copies * size)
 
 
-IMPORTED = Estimator(_imported, of_folder)
-INITIALISED = Estimator(_initialised, of_folder)
-EXPORTED = Estimator(_exported, of_folder)
+IMPORTED = Estimator(_imported, of_folder, version=2)
+INITIALISED = Estimator(_initialised, of_folder, version=2)
+EXPORTED = Estimator(_exported, of_folder, version=2)

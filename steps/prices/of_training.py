@@ -198,9 +198,9 @@ def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
 
 
 def _learns(init: str, demonstrations: bool = False) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, demonstrations), of_folder)
+    return Estimator(lambda call: _trained(call, init, demonstrations), of_folder, version=2)
 
 
 IMITATION = _learns("init", demonstrations=True)
 PREFERENCE = _learns("policy")
-SCORED = Estimator(_scored)
+SCORED = Estimator(_scored, version=2)

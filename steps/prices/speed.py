@@ -24,7 +24,8 @@ class Speed:
         flops: operations per second in matrix products.
         bandwidth: bytes per second through its memory.
         call: the least seconds of a layer's forward (its overhead).
-        start: seconds to import torch and transformers.
+        start: seconds until a worker begins. On CPUs it is forked from a process that has imported
+            torch and transformers; on accelerators it imports them.
     """
 
     flops: float
@@ -45,7 +46,7 @@ def speed_of(hardware: Hardware) -> Speed | None:
     """The speed of one device, or of all CPU threads; ``None`` for an unknown accelerator."""
     if not hardware.devices:
         threads = hardware.threads
-        return Speed(50e9 * threads, 6e9 * min(threads, 8), 0.35e-3, 4.0)
+        return Speed(50e9 * threads, 6e9 * min(threads, 8), 0.35e-3, 0.7)
     known = accelerator(hardware.model)
     if known is None:
         return None
