@@ -177,7 +177,7 @@ def _attend_segments(
     numbers = {segment.start: number for number, segment in enumerate(pack.segments)}
     outputs: dict[int, Tensor] = {}
     for prefix, alike in _alike(pack.segments, options, query.device):
-        q, k, v = (torch.stack([x[number] for number in alike]) for x in (queries, keys, values))
+        q, k, v = (_stacked([x[number] for number in alike]) for x in (queries, keys, values))
         if prefix:
             first = [numbers[pack.segments[number].prefix_start] for number in alike]
             k, v = (
@@ -206,10 +206,17 @@ def _alike(
     return ((prefix, found) for (prefix, _, _), found in alike.items())
 
 
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """The parts in a new first dimension; a single part is not copied."""
+    return torch.stack(list(parts)) if len(parts) > 1 else parts[0][None]
+
+
 def _prefixes(every: Sequence[Tensor], wanted: Sequence[int], tokens: int) -> Tensor:
     """The first `tokens` of the segments with the numbers `wanted`, [n, heads, tokens, d]."""
     different = {number: place for place, number in enumerate(dict.fromkeys(wanted))}
-    prefixes = torch.stack([every[number][:, :tokens] for number in different])
+    prefixes = _stacked([every[number][:, :tokens] for number in different])
+    if len(wanted) == 1:
+        return prefixes
     places = torch.tensor([different[number] for number in wanted], device=prefixes.device)
     return prefixes.index_select(0, places)
 
