@@ -356,23 +356,18 @@ def _added_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
     if not dataclasses.is_dataclass(kind):
         return
     fields = {item.name for item in dataclasses.fields(kind)}
-    for key in map(str, cfg):
-        node = cfg._get_node(key)
-        if key not in fields:
-            yield f"{prefix}{key}"
-        elif isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            yield from _added_keys(node, f"{prefix}{key}.")
+    yield from (f"{prefix}{key}" for key in map(str, cfg) if key not in fields)
+    for key, part in _parts(cfg):
+        yield from _added_keys(part, f"{prefix}{key}.")
 
 
 def _refused_at(cfg: DictConfig, prefix: str = "") -> str:
     """The dotted name of the innermost part of a config that is invalid by itself."""
-    for key in cfg:
-        node, name = cfg._get_node(key), f"{prefix}{key}"
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            try:
-                OmegaConf.to_object(node)
-            except ValueError:
-                return _refused_at(node, f"{name}.") or name
+    for key, part in _parts(cfg):
+        try:
+            OmegaConf.to_object(part)
+        except ValueError:
+            return _refused_at(part, f"{prefix}{key}.") or f"{prefix}{key}"
     return ""
 
 
@@ -415,10 +410,16 @@ def _writable_schema(schema: Any) -> DictConfig:
 
 def _nodes(config: DictConfig) -> Iterator[DictConfig]:
     yield config
-    for key in config:
+    for _, part in _parts(config):
+        yield from _nodes(part)
+
+
+def _parts(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
+    """The configs directly within a config, by key."""
+    for key in map(str, config):
         node = config._get_node(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            yield from _nodes(node)
+            yield key, node
 
 
 def _fail(message: str) -> NoReturn:

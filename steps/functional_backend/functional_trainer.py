@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from steps.functional_backend.pure_updates import PureUpdater, Tensors
-from steps.models.adapters import keep_adapter_dropout
 from steps.models.config import ActivationCheckpointing
 from steps.models.ranks import Ranks
 from steps.scoring.architectures.images import seen_or_ids
@@ -47,7 +46,6 @@ from steps.training.trainer import (
     step_result,
     values_by_group,
 )
-from steps.training.usage import PackCosts, Usage
 
 _SUMS = "noise_scale/sums"
 
@@ -116,13 +114,8 @@ class FunctionalTrainer(Trainer):
         dropout: bool = False,
         noise_scale: bool = False,
     ) -> None:
-        self._model = scorer.model
-        costs = PackCosts.of(self._model)
-        usage = Usage(costs, scorer.tokens_per_forward, self._model.device, scorer.dtype)
-        self._pure = PureUpdater(self._model, optimizer, master_weights)
-        self._begin(scorer, self._pure, usage)
-        self._model.train(dropout)
-        keep_adapter_dropout(self._model)
+        self._pure = PureUpdater(scorer.model, optimizer, master_weights)
+        self._begin_module(scorer, self._pure, dropout)
         self._measures_noise = noise_scale
         if noise_scale:
             scorer.tokens_per_forward = 1  # so no two examples share a forward

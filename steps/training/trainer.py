@@ -158,11 +158,15 @@ class Trainer:
         dropout: bool = False,
         readout: TrainedReadout = TRAINED_LOGPS,
     ) -> None:
+        self._readout = readout
+        self._begin_module(scorer, Updater(scorer.model, optimizer, master_weights), dropout)
+
+    def _begin_module(self, scorer: Scorer, updater: Updates, dropout: bool) -> None:
+        """Begin with the scorer's model, whose parameters `updater` updates."""
         self._model = scorer.model
         costs = PackCosts.of(self._model)
         usage = Usage(costs, scorer.tokens_per_forward, self._model.device, scorer.dtype)
-        self._readout = readout
-        self._begin(scorer, Updater(self._model, optimizer, master_weights), usage)
+        self._begin(scorer, updater, usage)
         self._model.train(dropout)
         keep_adapter_dropout(self._model)
 

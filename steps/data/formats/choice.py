@@ -207,13 +207,14 @@ def _undecided(
 ) -> str:
     names = sorted({str(key) for record in seen for key in record})[:20]
     what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
-    if not found and not _hint(names) and (others := _made_by(seen)):
+    hint = _hint(names)
+    if not found and not hint and (others := _made_by(seen)):
         return f"{where}: no format fits its rows as they are read here, but they are {others}"
     return (
         f"{where}: cannot tell the format of its rows ({what}; their fields: "
         f"{', '.join(names) or 'none'}); name it, and the fields whose names differ from its own: "
         f"{_suggested(wanted, names)} "
-        f"(formats: {', '.join(wanted)}){_hint(names)}"
+        f"(formats: {', '.join(wanted)}){hint}"
     )
 
 
