@@ -2,9 +2,10 @@
 
 In the pairs of ``dpo_arithmetic``, the sides of a random share of the training pairs are exchanged.
 ``score_influence`` ranks these pairs by the gradient of trusted held-out pairs. DPO trains on all
-of them, on those without the worst, and on those without equally many random ones.
+of them, on those without the worst, and on those without equally many random ones: once half as
+many as were exchanged, and once as many.
 
-    python benchmarks/influence.py                       the table of docs/tpu.md, three seeds
+    python benchmarks/influence.py                       the table of docs/tpu.md, six seeds
     python benchmarks/influence.py 0.3 STORE 0 1 2       share, store and seeds
 
 Needs ``pip install 'temper-ml[jax]'``.
@@ -37,6 +38,8 @@ from steps.training.config import OptimizerConfig, PreferenceConfig, TrainConfig
 
 LENGTHS = TokenizeConfig(max_length=64, max_prompt_length=32)
 LOSS = Dpo(beta=1.0)
+NAMES = ("SFT", "all", "− worst half", "− random half", "− worst", "− random")
+"""The models that are compared; "half": of as many pairs as were exchanged."""
 
 
 @step(makes=PairTokens)
@@ -99,11 +102,14 @@ def steps_of(seed: int, share: float) -> dict[str, Step]:
     tokens = tokenize_preferences(pairs, base, LENGTHS)
     given = exchange_sides(tokens["train"], share, seed)
     influences = score_influence(given, held_out=tokens["test"], model=sft, config=asked())
-    dropping = SelectionConfig(drop_share=share, only_harmful=False)
+    by_chance = draw_influences(given, seed)
+    half, as_many = (SelectionConfig(part, only_harmful=False) for part in (share / 2, share))
     kept = {
         "all": given,
-        "without the worst": select_rows(given, influences, dropping),
-        "without random ones": select_rows(given, draw_influences(given, seed), dropping),
+        "− worst half": select_rows(given, influences, half),
+        "− random half": select_rows(given, by_chance, half),
+        "− worst": select_rows(given, influences, as_many),
+        "− random": select_rows(given, by_chance, as_many),
     }
     config = PreferenceConfig(
         loss=LOSS,
@@ -128,18 +134,21 @@ def asked() -> InfluenceConfig:
 
 
 def main(share: str = "0.3", store: str = "store", *seeds: str) -> None:
-    print("| seed | planted | of as many worst, planted | SFT | all | without the worst | random |")
-    for seed in map(int, seeds or ("0", "1", "2")):
+    found = ("seed", "planted", "among the worst half", "among the worst")
+    print(f"| {' | '.join((*found, *NAMES))} |")
+    for seed in map(int, seeds or map(str, range(6))):
         made: dict[str, Any] = dict(run(steps_of(seed, float(share)), store=store, verbosity=-1))
         planted, ranked = (
             [(r["row"], r["pair"]) for r in read_json_lines(Path(made[name].path) / file)]
             for name, file in (("planted", "planted.jsonl"), ("ranked", "influences.jsonl"))
         )
-        found = len(set(planted) & set(ranked[: len(planted)])) / len(planted)
-        names = ("SFT", "all", "without the worst", "without random ones")
-        right = [made[name].metrics["exact_match"]["value"] for name in names]
-        scores = " | ".join(f"{value:.3f}" for value in right)
-        print(f"| {seed} | {len(planted)} of {len(ranked)} | {found:.2f} | {scores} |", flush=True)
+        precision = [
+            len(set(planted) & set(ranked[:worst])) / worst
+            for worst in (len(planted) // 2, len(planted))
+        ]
+        right = [made[name].metrics["exact_match"]["value"] for name in NAMES]
+        row = [f"{value:.3f}" for value in (*precision, *right)]
+        print(f"| {seed} | {len(planted)} of {len(ranked)} | {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":
