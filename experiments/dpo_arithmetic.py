@@ -27,11 +27,10 @@ from steps.build_pairs import PairConfig, build_pairs
 from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.generation.config import SamplingConfig
 from steps.init_model import LlamaShape, init_model
-from steps.jax_backend.backend_choice import TRAINING_BACKENDS
+from steps.jax_backend.backend_choice import training_choices
 from steps.losses.dpo import Dpo
 from steps.losses.registry import PAIR_LOSSES
 from steps.make_arithmetic import make_arithmetic
-from steps.models.config import ADAPTERS
 from steps.sample_completions import sample_completions
 from steps.score_completions import score_completions
 from steps.tokenize_conversations import tokenize_conversations
@@ -40,13 +39,7 @@ from steps.train_on_pairs import train_on_pairs
 from steps.train_sft import train_sft
 from steps.training.config import PreferenceConfig, TrainConfig
 
-CHOICES = {
-    "dpo.loss": PAIR_LOSSES,
-    "dpo.lora": ADAPTERS,
-    "sft.lora": ADAPTERS,
-    "dpo.backend": TRAINING_BACKENDS,
-    "sft.backend": TRAINING_BACKENDS,
-}
+CHOICES = {"dpo.loss": PAIR_LOSSES, **training_choices("dpo", "sft")}
 
 
 @dataclass

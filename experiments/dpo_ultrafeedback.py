@@ -19,18 +19,23 @@ from steps.export.config import Adapters, GgufType
 from steps.export_gguf import export_gguf
 from steps.export_hf import export_hf
 from steps.import_model import import_model
+from steps.jax_backend.backend_choice import scoring_choices, training_choices
 from steps.lm_eval import lm_eval
 from steps.load_preferences import load_preferences
 from steps.losses.registry import PAIR_LOSSES
 from steps.measure_kl import measure_kl
-from steps.models.config import ADAPTERS, Dtype
+from steps.models.config import Dtype
 from steps.sources import ModelSource, PreferenceData, load_rows
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_on_pairs import train_on_pairs
 from steps.train_sft import train_sft
 from steps.training.config import PreferenceConfig, TrainConfig
 
-CHOICES = {"dpo.loss": PAIR_LOSSES, "dpo.lora": ADAPTERS, "sft.lora": ADAPTERS}
+CHOICES = {
+    "dpo.loss": PAIR_LOSSES,
+    **training_choices("dpo", "sft"),
+    **scoring_choices("evaluate"),
+}
 """The options of a config's choices, by name, as in ``dpo/loss=simpo``."""
 
 

@@ -22,8 +22,8 @@ from pipeline.experiment import ExperimentConfig, main
 from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.generation.config import SamplingConfig
 from steps.init_model import LlamaShape, init_model
+from steps.jax_backend.backend_choice import training_choices
 from steps.make_arithmetic import make_arithmetic
-from steps.models.config import ADAPTERS
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
 from steps.sample_completions import sample_completions
@@ -90,4 +90,4 @@ def grpo_arithmetic(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(grpo_arithmetic, {"rl.method": METHODS, "sft.lora": ADAPTERS})
+    main(grpo_arithmetic, {"rl.method": METHODS, **training_choices("sft")})

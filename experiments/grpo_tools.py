@@ -22,9 +22,9 @@ from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.environments.calculator import Calculator
 from steps.generation.config import SamplingConfig
 from steps.init_model import LlamaShape, init_model
+from steps.jax_backend.backend_choice import training_choices
 from steps.judge import judge
 from steps.make_sums import make_sums
-from steps.models.config import ADAPTERS
 from steps.online.config import RlConfig
 from steps.online.methods.choices import METHODS
 from steps.sample_rollouts import sample_rollouts
@@ -96,4 +96,4 @@ def grpo_tools(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(grpo_tools, {"rl.method": METHODS, "sft.lora": ADAPTERS})
+    main(grpo_tools, {"rl.method": METHODS, **training_choices("sft")})

@@ -12,9 +12,9 @@ from pipeline import Step
 from pipeline.experiment import ExperimentConfig, main
 from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.import_model import import_model
+from steps.jax_backend.backend_choice import training_choices
 from steps.load_unpaired import load_unpaired
 from steps.losses.registry import UNPAIRED_LOSSES
-from steps.models.config import ADAPTERS
 from steps.reference_logprobs import reference_logprobs
 from steps.sources import ModelSource, PreferenceData, load_rows
 from steps.tokenize_unpaired import tokenize_unpaired
@@ -42,4 +42,4 @@ def kto(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(kto, {"kto.loss": UNPAIRED_LOSSES, "kto.lora": ADAPTERS})
+    main(kto, {"kto.loss": UNPAIRED_LOSSES, **training_choices("kto")})

@@ -17,12 +17,12 @@ from pipeline import Step
 from pipeline.experiment import main
 from steps.evaluate import evaluate
 from steps.import_model import import_model
+from steps.jax_backend.backend_choice import training_choices
 from steps.load_preferences import load_preferences
 from steps.load_unpaired import load_unpaired
 from steps.losses.dpo import Dpo
 from steps.losses.kto import Kto
 from steps.losses.registry import UNPAIRED_LOSSES
-from steps.models.config import ADAPTERS
 from steps.reference_logprobs import reference_logprobs
 from steps.sources import data_at, load_rows
 from steps.tokenize_preferences import tokenize_preferences
@@ -65,4 +65,4 @@ def kto_ultrafeedback(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(kto_ultrafeedback, CHOICES | {"kto.loss": UNPAIRED_LOSSES, "kto.lora": ADAPTERS})
+    main(kto_ultrafeedback, CHOICES | {"kto.loss": UNPAIRED_LOSSES} | training_choices("kto"))

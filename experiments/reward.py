@@ -13,8 +13,8 @@ from pipeline.experiment import ExperimentConfig, main
 from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.evaluate_reward_model import evaluate_reward_model
 from steps.import_model import import_model
+from steps.jax_backend.backend_choice import training_choices
 from steps.load_preferences import load_preferences
-from steps.models.config import ADAPTERS
 from steps.reward_models.config import RewardConfig, RewardScoring
 from steps.score_with_reward_model import score_with_reward_model
 from steps.sources import ModelSource, PreferenceData, load_rows
@@ -44,4 +44,4 @@ def reward(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(reward, {"reward.lora": ADAPTERS})
+    main(reward, training_choices("reward"))

@@ -22,8 +22,8 @@ from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.evaluate_reward_model import BestOfConfig, evaluate_reward_model
 from steps.generation.config import SamplingConfig
 from steps.init_model import LlamaShape, init_model
+from steps.jax_backend.backend_choice import training_choices
 from steps.make_arithmetic import make_arithmetic
-from steps.models.config import ADAPTERS
 from steps.reward_models.config import RewardConfig, RewardScoring
 from steps.sample_completions import sample_completions
 from steps.score_with_reward_model import score_with_reward_model
@@ -86,4 +86,4 @@ def reward_model(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(reward_model, {"reward.lora": ADAPTERS, "sft.lora": ADAPTERS})
+    main(reward_model, training_choices("reward", "sft"))

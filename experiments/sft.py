@@ -14,8 +14,8 @@ from pipeline import Step
 from pipeline.experiment import ExperimentConfig, main
 from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.import_model import import_model
+from steps.jax_backend.backend_choice import training_choices
 from steps.load_conversations import load_conversations
-from steps.models.config import ADAPTERS
 from steps.sources import ModelSource, PreferenceData, load_rows
 from steps.tokenize_conversations import tokenize_conversations
 from steps.train_sft import train_sft
@@ -44,4 +44,4 @@ def sft(cfg: Config) -> dict[str, Step]:
 
 
 if __name__ == "__main__":
-    main(sft, {"sft.lora": ADAPTERS})
+    main(sft, training_choices("sft"))

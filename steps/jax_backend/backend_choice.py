@@ -1,4 +1,4 @@
-"""The JAX backend as a training config names it, and all backends by name."""
+"""The JAX backend as a training config names it, and the choices that experiments offer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.jax_backend.config import JaxScoring
+from steps.models.config import ADAPTERS
 from steps.shared.checks import require, require_count
 from steps.shared.execution_detail import detail_field
 from steps.training.config import TrainConfig, TrainingBackend
@@ -49,6 +50,23 @@ class JaxTraining(TrainingBackend):
         return JaxPolicy(folder, config, ranks, dropout, self.devices, self.check, self.kernel)
 
 
-TRAINING_BACKENDS: Mapping[str, type] = {b.name: b for b in (JaxTraining, FunctionalTraining)}
-"""Backends by their names in a config; an experiment passes them to ``main``. Without a backend,
-torch runs the model."""
+_TRAINING: Mapping[str, type] = {b.name: b for b in (JaxTraining, FunctionalTraining)}
+_SCORING: Mapping[str, type] = {JaxScoring.name: JaxScoring}
+
+
+def training_choices(*configs: str) -> dict[str, Mapping[str, type]]:
+    """The choices of an experiment's training configs with these names, for ``main``.
+
+    They are adapters (``dpo/lora=lora``) and backends (``dpo/backend=jax``). Without them, torch
+    trains all weights.
+    """
+    return {
+        f"{config}.{choice}": options
+        for config in configs
+        for choice, options in (("lora", ADAPTERS), ("backend", _TRAINING))
+    }
+
+
+def scoring_choices(*configs: str) -> dict[str, Mapping[str, type]]:
+    """The same for configs that only score: backends (``evaluate/backend=jax``)."""
+    return {f"{config}.backend": _SCORING for config in configs}
