@@ -210,6 +210,19 @@ def logistic(margins: "Tensor", label_smoothing: float = 0.0) -> "Tensor":
     return losses - label_smoothing * logsigmoid(-margins) if label_smoothing else losses
 
 
+def not_overflowing(rejected: "Tensor", chosen: "Tensor", slope: float) -> "Tensor":
+    """The logarithms x of `rejected` responses, for a reward −exp(−slope · x) in a logistic loss
+    without smoothing; raised to where `exp` can represent the reward, and below `chosen`.
+
+    Where they are raised, the loss and its gradient are exactly 0 before and after. Without this,
+    autograd would compute the gradient as 0 · ∞, which is NaN.
+    """
+    import torch
+
+    lowest = -0.98 * math.log(torch.finfo(rejected.dtype).max) / slope
+    return rejected.clamp(min=(chosen.detach() - 40 / slope).clamp(max=lowest))
+
+
 @dataclass(frozen=True)
 class PreferenceLoss(Loss):
     """A loss over pairs.

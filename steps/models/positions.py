@@ -33,6 +33,15 @@ def rotations(model: PreTrainedModel) -> Iterator[Mapping[str, Any]]:
     yield from found or ([settings] if settings else [])
 
 
+def turns_by_length(model: PreTrainedModel) -> bool:
+    """Whether the rotation angles of a position may depend on the length of the sequence."""
+    return any(rotation.get("rope_type") in BY_LENGTH for rotation in rotations(model))
+
+
+BY_LENGTH = ("dynamic", "longrope")
+"""Kinds of rotations whose angles change where a sequence exceeds some length."""
+
+
 def forget_lengths(model: PreTrainedModel) -> None:
     """Set "dynamic" rotations back to their angles of short sequences.
 

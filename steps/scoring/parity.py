@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.models.folders import evaluating, own_attention
-from steps.models.positions import require_positions, rotations
+from steps.models.positions import BY_LENGTH, require_positions, rotations
 from steps.models.ranks import ALONE, Ranks
 from steps.scoring.architectures.causality import require_causal
 from steps.scoring.architectures.masks import mask_fault
@@ -144,7 +144,7 @@ def _tried(
     if not packs_tell:
         require_causal(model, groups)
     expected = probe(model, pack)
-    by_length = rescaled_rotation(model, longest(groups)[1])
+    by_length = rescaled_rotation(model, longest(groups)[1] + 1)  # with the last token
     fault = None
     if wanted is not Attention.padded:
         fault = by_length or _try_packed(model, pack, probe, expected)
@@ -215,7 +215,7 @@ def rescaled_rotation(model: PreTrainedModel, tokens: int) -> str | None:
     """A sentence if the rotation angles of a position depend on the length of the longest sequence
     in the forward, and that sequence has `tokens` tokens; else None."""
     for rotation in rotations(model):
-        if rotation.get("rope_type") in ("dynamic", "longrope"):
+        if rotation.get("rope_type") in BY_LENGTH:
             limit = rotation.get("original_max_position_embeddings")
             limit = limit or model.config.get_text_config().max_position_embeddings
             if tokens > limit:

@@ -3,7 +3,8 @@
 This is for models that can read neither packs nor padded batches (heads of more than one matrix,
 rotations that depend on the longest sequence). It replaces no part of the model, and there are no
 other responses and no padding to attend to. Each response takes a forward of its own, which reads
-the prompt again.
+the prompt again. Where the rotation depends on the sequence's length, it also reads the last scored
+token, which predicts nothing, so that the length is that of the whole sequence.
 """
 
 import inspect
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from steps.models.positions import forget_lengths
+from steps.models.positions import forget_lengths, turns_by_length
 from steps.scoring.architectures.images import inputs_of
 from steps.scoring.architectures.routing import Routing
 from steps.scoring.packing import Pack, ResponseSpan
@@ -51,7 +52,10 @@ def _logps(
     aligned: bool,
 ) -> Tensor:
     prompt, own = slice(span.prompt_start, span.prompt_stop), slice(span.start, span.stop)
-    input_ids = torch.cat([pack.input_ids[prompt], pack.input_ids[own]])[None]
+    scored = slice(span.scored_start, span.scored_stop)
+    counted = torch.cat([pack.input_ids[prompt], pack.input_ids[own]])
+    last = pack.targets[scored][-1:] if turns_by_length(model) else counted[:0]
+    input_ids = torch.cat([counted, last])[None]
     prompt_tokens = span.prompt_stop - span.prompt_start
     first = max(prompt_tokens - 1, 0) if keeps_some else 0
     options = {"logits_to_keep": input_ids.shape[1] - first} if keeps_some else {}
@@ -60,10 +64,10 @@ def _logps(
     forget_lengths(model)
     outputs = model(input_ids=input_ids, use_cache=False, **asked, **options, **seen)
     if routing is not None:
-        routing.see(outputs, input_ids.new_ones(input_ids.shape[1]))
+        weights = torch.cat([torch.ones_like(counted), torch.zeros_like(last)])
+        routing.see(outputs, weights)
     logits = outputs.logits[0]
 
-    scored = slice(span.scored_start, span.scored_stop)
     places = (pack.predictors[scored] - span.start).clamp(min=-1) + prompt_tokens - first
     logits = logits.index_select(0, places)
     accurate = torch.promote_types(logits.dtype, torch.float32)

@@ -203,7 +203,7 @@ def test_held_out_rows_that_are_longer_than_all_others_are_evaluated_right(tmp_p
         )
     expected = sum(float(part.sum()) for part in logps[::2]) / 2
     assert summary["final"]["eval_logps/chosen"] == pytest.approx(expected, rel=1e-6)
-    assert "the longest sequence has 46" in summary["notices"][0]
+    assert "the longest sequence has 47" in summary["notices"][0]
 
 
 def test_a_held_out_row_beyond_a_model_s_positions_is_named_before_training(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from steps.losses.base import (
     PairLosses,
     ReferenceFreeLoss,
     logistic,
+    not_overflowing,
     require_smoothing,
 )
 from steps.shared.checks import require
@@ -54,8 +55,11 @@ class AlphaPo(ReferenceFreeLoss):
         require_smoothing(self.label_smoothing)
 
     def per_pair(self, logps: PairLogps) -> PairLosses:
-        chosen = self._rewards(logps.chosen / logps.chosen_tokens)
-        rejected = self._rewards(logps.rejected / logps.rejected_tokens)
+        chosen = logps.chosen / logps.chosen_tokens
+        rejected = logps.rejected / logps.rejected_tokens
+        if self.alpha > 0 and not self.label_smoothing:
+            rejected = not_overflowing(rejected, chosen, self.alpha)
+        chosen, rejected = self._rewards(chosen), self._rewards(rejected)
         losses = logistic(chosen - rejected - self.gamma, self.label_smoothing)
         return PairLosses(losses, chosen, rejected)
 

@@ -51,6 +51,7 @@ class BetaDpo(ImplicitRewardLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.beta >= _LEAST_BETA, f"beta must be at least {_LEAST_BETA}", self.beta)
         require(0 <= self.alpha < math.inf, "alpha must not be negative", self.alpha)
         require(0 <= self.momentum < 1, "momentum must be in [0, 1)", self.momentum)
         require(0 < self.keep <= 1, "keep must be in (0, 1]", self.keep)

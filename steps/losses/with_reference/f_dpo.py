@@ -10,6 +10,7 @@ from steps.losses.base import (
     PairLogps,
     PairLosses,
     logistic,
+    not_overflowing,
     require_smoothing,
 )
 from steps.shared.checks import require, set_choice
@@ -50,7 +51,7 @@ class FDpo(ImplicitRewardLoss):
     gradient.
 
     With forward_kl and alpha, a response that has become 10^308 times less likely overflows; the
-    run then ends with an error that names the row.
+    run then ends with an error. A rejected response does so only with label smoothing.
 
     A policy that equals its reference has r = 0 and L = ln 2.
 
@@ -77,10 +78,10 @@ class FDpo(ImplicitRewardLoss):
         require_smoothing(self.label_smoothing)
 
     def rewards(self, logps: PairLogps) -> tuple["Tensor", "Tensor"]:
-        return (
-            self.beta * self._derivative(logps.chosen_ratios),
-            self.beta * self._derivative(logps.rejected_ratios),
-        )
+        chosen, rejected = logps.chosen_ratios, logps.rejected_ratios
+        if self.divergence is not Divergence.js and not self.label_smoothing:
+            rejected = not_overflowing(rejected, chosen, self._alpha)
+        return self.beta * self._derivative(chosen), self.beta * self._derivative(rejected)
 
     def per_pair(self, logps: PairLogps) -> PairLosses:
         chosen, rejected = self.rewards(logps)
@@ -90,5 +91,8 @@ class FDpo(ImplicitRewardLoss):
         """f'(u) from log u, [n]."""
         if self.divergence is Divergence.js:
             return math.log(2) - logistic(ratios)
-        alpha = 1.0 if self.divergence is Divergence.forward_kl else self.alpha
-        return -(-alpha * ratios).expm1() / alpha
+        return -(-self._alpha * ratios).expm1() / self._alpha
+
+    @property
+    def _alpha(self) -> float:
+        return 1.0 if self.divergence is Divergence.forward_kl else self.alpha

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.models.folders import vocabulary_size
-from steps.models.positions import rotations
+from steps.models.positions import turns_by_length
 from steps.scoring.architectures.batching import backbone
 from steps.scoring.examples import TokenGroup
 from steps.shared.execution_detail import execution_detail
@@ -51,8 +51,7 @@ def _change(model: PreTrainedModel, read: _Read, ids: Tensor) -> float:
     others = torch.cat([ids[:half], (ids[half:] + 1) % vocabulary_size(model)])
     found = read(model, ids)
     off = _difference(found[:half], read(model, others)[:half])
-    rescaled = {"dynamic", "longrope"} & {str(r.get("rope_type")) for r in rotations(model)}
-    if rescaled:  # the length may change all rotation angles, by design
+    if turns_by_length(model):  # the length may change all rotation angles, by design
         return off
     return max(off, _difference(found[:-1], read(model, ids[:-1])))
 
