@@ -100,10 +100,12 @@ def discopop(p: Pair) -> Any:
     return (1 - share) * nll(p.m) + share * mpmath.exp(-p.m)
 
 
-def f_dpo(derivative: Callable[[Any], Any]) -> Callable[[Pair], Any]:
+def f_dpo(
+    derivative: Callable[[Any], Any], smoothing: Any = SMOOTHING
+) -> Callable[[Pair], Any]:
     def loss(p: Pair) -> Any:
         chosen, rejected = derivative(mpmath.exp(p.h_w)), derivative(mpmath.exp(p.h_l))
-        return nll(BETA * (chosen - rejected), SMOOTHING)
+        return nll(BETA * (chosen - rejected), smoothing)
 
     return loss
 
@@ -116,11 +118,11 @@ def orpo(p: Pair) -> Any:
     return BETA * nll(log_odds(p.w) - log_odds(p.l))
 
 
-def alphapo(p: Pair) -> Any:
+def alphapo(p: Pair, smoothing: Any = SMOOTHING) -> Any:
     def reward(logps: Logps) -> Any:
         return mpf(2.5) * (1 - mpmath.exp(mean(logps)) ** -ALPHA) / ALPHA
 
-    return nll(reward(p.w) - reward(p.l) - mpf(0.7), SMOOTHING)
+    return nll(reward(p.w) - reward(p.l) - mpf(0.7), smoothing)
 
 
 def ld_dpo(p: Pair) -> Any:
@@ -298,6 +300,40 @@ def test_loss_and_gradient_are_those_of_50_digits(
             assert gradient.tolist() == pytest.approx(
                 derivatives(equation, pairs), rel=1e-11, abs=1e-14
             )
+
+
+# Log-probabilities (w, l, rw, rl) of responses that have moved far from their reference.
+EXTREMES = [
+    (-1000, -3000, -2000, -2000),
+    (-3000, -1000, -2000, -2000),
+    (-2000, -12000, -2000, -2000),
+    (-1, -10001, -10001, -1),
+    (-10001, -1, -1, -10001),
+]
+UNSMOOTHED: list[tuple[PreferenceLoss, Equation]] = [
+    (FDpo(0.3, Divergence.forward_kl), each(f_dpo(lambda u: 1 - 1 / u, 0))),
+    (FDpo(0.3, Divergence.alpha, alpha=0.25), each(f_dpo(lambda u: (1 - u**-ALPHA) / ALPHA, 0))),
+    (AlphaPo(0.25, 2.5, 0.7), each(lambda p: alphapo(p, 0))),
+]
+
+
+@pytest.mark.parametrize("far", EXTREMES, ids=str)
+def test_far_from_the_reference_a_loss_is_exact_or_not_finite(far: Sequence[int]) -> None:
+    """A step with a loss that is not finite ends the run; a gradient of NaN would do so too, but
+    without the name of the row."""
+    pairs = [Pair(*([mpf(x)] for x in far))]
+    for loss, equation in [*EQUATIONS, *UNSMOOTHED]:
+        logps, tokens = logps_of(pairs)
+        (found,) = loss.per_pair(logps).losses
+        (gradient,) = torch.autograd.grad(found, [tokens])
+        with mpmath.workdps(DIGITS):
+            expected = equation(pairs, pairs)
+            if expected > 1e300:
+                assert not found.isfinite(), loss
+                continue
+            assert found.item() == pytest.approx(float(expected), rel=1e-13, abs=1e-14), loss
+            slopes = derivatives(equation, pairs)
+            assert gradient.tolist() == pytest.approx(slopes, rel=1e-10, abs=1e-14), loss
 
 
 def test_every_loss_over_pairs_has_its_equation_here() -> None:
