@@ -51,6 +51,8 @@ class LoraConfig:
         require_count(self, "r")
         require(0 < self.alpha < math.inf, "alpha must be above 0", self.alpha)
         require(0 <= self.dropout < 1, "dropout must be in [0, 1)", self.dropout)
+        names = self.target_modules
+        require(not isinstance(names, str), "target_modules must be a list of names", names)
 
 
 ADAPTERS: Mapping[str, type] = {"lora": LoraConfig}

@@ -234,6 +234,7 @@ class PreferenceConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require_loss(self.loss, PreferenceLoss, "Dpo()")
         require_count(self, "follow_every", or_null=True)
         if self.loss.needs_alignment:
             _require_alignment(self)
@@ -248,6 +249,11 @@ class PreferenceConfig(TrainConfig):
                 f"the loss {self.loss.name} looks at single tokens, of which a reference that "
                 "follows the policy keeps none; leave out follow_every"
             )
+
+
+def _require_loss(loss: object, family: type, such_as: str) -> None:
+    """Raise ValueError for another value than a loss of the `family`, as Python code may give."""
+    require(isinstance(loss, family), f"loss must be a {family.__name__} such as {such_as}", loss)
 
 
 def _require_mixture(config: PreferenceConfig) -> None:
@@ -299,6 +305,7 @@ class ReferenceFreeConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require_loss(self.loss, PreferenceLoss, "Simpo()")
         if not isinstance(self.loss, ReferenceFreeLoss):
             raise ValueError(
                 f"the loss {self.loss.name} compares the policy with a reference, which is not "
@@ -317,6 +324,10 @@ class KtoConfig(TrainConfig):
 
     loss: UnpairedLoss = field(default_factory=Kto)
     check_start: bool = detail_field(True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_loss(self.loss, UnpairedLoss, "Kto()")
 
 
 def by_family(config: PreferenceConfig) -> DpoConfig | ReferenceFreeConfig:

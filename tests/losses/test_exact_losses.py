@@ -100,9 +100,7 @@ def discopop(p: Pair) -> Any:
     return (1 - share) * nll(p.m) + share * mpmath.exp(-p.m)
 
 
-def f_dpo(
-    derivative: Callable[[Any], Any], smoothing: Any = SMOOTHING
-) -> Callable[[Pair], Any]:
+def f_dpo(derivative: Callable[[Any], Any], smoothing: Any = SMOOTHING) -> Callable[[Pair], Any]:
     def loss(p: Pair) -> Any:
         chosen, rejected = derivative(mpmath.exp(p.h_w)), derivative(mpmath.exp(p.h_l))
         return nll(BETA * (chosen - rejected), smoothing)

@@ -38,6 +38,7 @@ from steps.losses.robust import Robust
 from steps.losses.sft import Sft
 from steps.losses.simpo import Simpo
 from steps.losses.unpaired.apo_zero_unpaired import ApoZeroUnpaired
+from steps.losses.whole_batch.beta_dpo import BetaDpo
 from steps.losses.with_reference.bco_pair import BcoPair
 from steps.losses.with_reference.discopop import Discopop
 from steps.losses.with_reference.exo_pair import ExoPair
@@ -46,6 +47,8 @@ from steps.losses.with_reference.nca_pair import NcaPair
 from steps.losses.with_reference.sigmoid_norm import SigmoidNorm
 from steps.losses.with_reference.sppo_hard import SppoHard
 from steps.losses.with_reference.wpo import Wpo
+from steps.models.config import LoraConfig
+from steps.training.config import DpoConfig, KtoConfig, ReferenceFreeConfig
 
 
 def some_pairs(n: int = 5, seed: int = 0) -> PairLogps:
@@ -467,6 +470,11 @@ def test_losses_that_need_no_reference_do_not_look_at_one() -> None:
         (ApoZeroUnpaired, {"desirable_weight": -1.0}),
         (Kto, {"beta": 0.0}),
         (Kto, {"undesirable_weight": -1.0}),
+        (BetaDpo, {"beta": 1e-4}),
+        (DpoConfig, {"loss": "dpo"}),
+        (ReferenceFreeConfig, {"loss": Simpo}),
+        (KtoConfig, {"loss": Dpo()}),
+        (LoraConfig, {"target_modules": "q_proj"}),
     ],
 )
 def test_settings_without_a_meaning_are_refused(loss: Any, settings: dict[str, Any]) -> None:

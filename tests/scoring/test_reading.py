@@ -2,6 +2,7 @@
 and what cannot be read right is refused by name."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,8 @@ def long_rope() -> PreTrainedModel:
 
 def test_a_rotation_that_grows_with_its_sequence_forgets_longer_ones(tmp_path: Path) -> None:
     """transformers keeps the angles of the longest sequence so far, so that logps would depend on
-    what was read before, and on where a run was interrupted."""
+    what was read before, and on where a run was interrupted. The angles are those of a whole
+    response, its last token too."""
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
     def fresh() -> PreTrainedModel:
@@ -167,7 +169,15 @@ def test_a_rotation_that_grows_with_its_sequence_forgets_longer_ones(tmp_path: P
     assert packing.layout is Layout.alone
     for group in reversed(every):
         pack = make_pack([group])
-        assert torch.equal(token_logps(model, pack), token_logps(fresh(), pack))
+        found = token_logps(model, pack)
+        assert torch.equal(found, token_logps(fresh(), pack))
+        forgetful = torch.cat(
+            [
+                own_logps(fresh(), [replace(group, responses=(response,))])
+                for response in group.responses
+            ]
+        )
+        torch.testing.assert_close(found, forgetful.to(found.dtype), rtol=1e-5, atol=1e-5)
 
 
 def simpo(folder: Path, work: Path, held_out: list[TokenGroup], **settings: Any) -> dict:
