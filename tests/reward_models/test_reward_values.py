@@ -19,6 +19,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from benchmarks.architectures import pairs as random_pairs
+from benchmarks.architectures import tiny
 from steps.models.config import Dtype
 from steps.reward_models.bradley_terry import BradleyTerry
 from steps.reward_models.classifier import start_reward_model
@@ -188,6 +190,21 @@ def test_a_model_that_takes_no_packs_scores_in_padded_batches(tmp_path: Path) ->
     scores = scorer.logps(scorer.prepare(groups)).result().sequences
     scorer.close()
     torch.testing.assert_close(scores, expected.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_score_does_not_depend_on_longer_sequences_that_were_read_before(tmp_path: Path) -> None:
+    """A "dynamic" rotation keeps the angles of the longest one."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+
+    def build() -> PreTrainedModel:
+        return tiny("llama", rope_parameters=rope, max_position_embeddings=8).float()
+
+    model = reward_model(model_folder(tmp_path / "model", build))
+    groups = [as_whole(group) for group in random_pairs([(3, 6, 5), (9, 30, 2), (3, 6, 5)])]
+    first, _, last = (values(model, make_pack([group])) for group in groups)
+    again = values(model, make_pack(groups[:1]))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, last)
 
 
 def test_packing_is_checked_although_a_new_head_gives_every_response_zero(
