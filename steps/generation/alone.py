@@ -17,6 +17,7 @@ from steps.generation.draws import draw, uniforms
 from steps.generation.engine import Ended, Finish, Finished, Replies, Request, require_weights
 from steps.generation.weights import replace_weights
 from steps.models.folders import evaluating, own_attention
+from steps.models.positions import forget_lengths
 
 
 class AloneEngine:
@@ -76,6 +77,7 @@ class AloneEngine:
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,  # never read: there is one row
         )
+        forget_lengths(self.model)
         own = attending(self.model, own_attention(self.model))
         recipe = _decoding_recipe(self.model, settings)
         with torch.no_grad(), evaluating(self.model), own, recipe:

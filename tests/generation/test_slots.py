@@ -11,6 +11,8 @@ from families import FAMILIES
 from tiny_models import VOCABULARY, llama, model_folder
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
+from benchmarks.architectures import tiny
+from steps.generation.alone import AloneEngine
 from steps.generation.cache import BLOCK, SLOTS
 from steps.generation.choosing import choose_engine
 from steps.generation.engine import Finish, Finished, Request, StaleWeightsError
@@ -270,8 +272,6 @@ def test_a_model_that_takes_none_writes_alone_and_draws_by_the_same_rule() -> No
     assert [(d.row, d.k) for d in done] == [(r.row, r.k) for r in requests]
     assert list(choice.engine.sample(requests[3:4], "w")) == done[3:4]
 
-    from steps.generation.alone import AloneEngine
-
     model = built("llama")
     alone = {(d.row, d.k): d for d in AloneEngine(model, "w").sample(requests, "w")}
     in_slots = draw(model, requests)
@@ -279,6 +279,15 @@ def test_a_model_that_takes_none_writes_alone_and_draws_by_the_same_rule() -> No
     for place, one in alone.items():
         assert one.logps == pytest.approx(in_slots[place].logps, abs=2e-5)
         assert one.finish is in_slots[place].finish
+
+
+def test_alone_too_a_completion_does_not_depend_on_longer_ones_before_it() -> None:
+    """A "dynamic" rotation keeps the angles of the longest sequence."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    model = tiny("llama", rope_parameters=rope, max_position_embeddings=8)
+    short, long = (Request(f"{n}", 0, tuple(range(3, 3 + n)), 6, 0.0) for n in (9, 60))
+    found = [done.logps for done in AloneEngine(model, "w").sample((short, long, short), "w")]
+    assert found[0] == found[2]
 
 
 def test_slots_that_give_something_else_than_the_model_are_not_used(
