@@ -25,6 +25,7 @@ from transformers import AutoTokenizer
 from steps.evaluation.config import HarnessConfig
 from steps.evaluation.intervals import Interval, proportion
 from steps.models.folders import load_model
+from steps.models.positions import forget_lengths
 
 _RESAMPLES = 1000
 """The number of bootstrap resamples for standard errors without a formula."""
@@ -77,21 +78,23 @@ def run_harness(
 
 
 class _Asked(_Model):
-    """A loaded model with the harness's interface. It reports how many sequences it has read."""
+    """A loaded model with the harness's interface. It reports how many sequences it has read, and
+    forgets how long they were."""
 
     def __init__(self, on_progress: OnProgress, model: Any, tokenizer: Any, batch_size: int):
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
         self._on_progress, self._count = on_progress, 0
 
     def _model_call(self, inps: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._note(inps)
+        self._begin(inps)
         return super()._model_call(inps, *args, **kwargs)
 
     def _model_generate(self, context: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._note(context)
+        self._begin(context)
         return super()._model_generate(context, *args, **kwargs)
 
-    def _note(self, batch: torch.Tensor) -> None:
+    def _begin(self, batch: torch.Tensor) -> None:
+        forget_lengths(self.model)
         self._count += len(batch)
         self._on_progress(self._count, None, {})
 

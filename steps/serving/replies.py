@@ -24,6 +24,7 @@ from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.generation.sampling import decoded, end_tokens
 from steps.models.config import Dtype
 from steps.models.folders import evaluating, load_as
+from steps.models.positions import forget_lengths
 from steps.shared.checks import require, require_count
 
 OnPiece = Callable[[str], None]
@@ -92,6 +93,7 @@ class Speaker:
             pad_token_id=ends[0] if ends else 0,  # never used, as there is only one row
         )
         torch.manual_seed(drawing.seed)
+        forget_lengths(self.model)
         prompt = torch.tensor([ids], device=self.model.device)
         with torch.no_grad(), evaluating(self.model):
             written = self.model.generate(  # pyright: ignore[reportCallIssue]
