@@ -111,6 +111,8 @@ _KEEPS = frozenset(
 )
 """Functions that use a function or class argument only for its effects, and read nothing of it."""
 _KEEPING_KEYWORDS = frozenset({"key", "default_factory"})
+_GIVEN_ERRORS = frozenset({"error_callback", "retry_error_callback"})
+"""Keyword arguments that are called with exceptions."""
 _LOG_LEVELS = frozenset(
     {"debug", "info", "warning", "warn", "error", "exception", "critical", "log"}
 )
@@ -598,6 +600,8 @@ class _Reader:
                 self.write(argument)
         for keyword in node.keywords:
             self.emit(f" {keyword.arg or '**'}=")
+            if keyword.arg in _GIVEN_ERRORS:
+                self.traits.add(TEXTS)
             kept = keeps or keyword.arg in _KEEPING_KEYWORDS
             with self.using(CALL if kept else VALUE):
                 self.write(keyword.value)

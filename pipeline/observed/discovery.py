@@ -381,9 +381,10 @@ def _elsewhere(gone: Mapping[str, str], home: Home) -> set[str]:
 
 
 def _present_file(path: str) -> str:
-    if state_of(path) is None:
+    state = state_of(path)
+    if state is None:
         return ABSENT
-    if os.path.isdir(path):
+    if not state and os.path.isdir(path):
         return _FOLDER
     try:
         return file_digests([path])[0]

@@ -369,10 +369,10 @@ class _Hook:
             self._write(path)
         elif kind & os.O_RDWR:
             self._read_before_change(path)
-        elif state or self._may_be_missed(path, state):
-            # without a mode, a relative name may be relative to a descriptor
-            if state or mode is not None or os.path.isabs(name):
-                self._note_read(path, state)
+        elif state or (
+            (mode is not None or os.path.isabs(name)) and self._may_be_missed(path, state)
+        ):
+            self._note_read(path, state)  # without a mode, the name may be relative to a descriptor
 
     def _may_be_missed(self, path: str, state: list[int] | None) -> bool:
         """Whether a missing project file counts; a name like ``<string>`` is not the name of a

@@ -1,9 +1,10 @@
 """Notes what code asks of the interpreter without any audit event.
 
 Four things: which modules it looks up by a name that is known only at run time, which source lines
-it reads, since :mod:`pipeline.observed.snapshot` puts them into ``linecache``, whether files exist, and
-where symbolic links point. To see them, this module replaces functions of the standard library by functions that do the
-same and tell the hook. A replaced function must not fail because it is observed.
+it reads, since :mod:`pipeline.observed.snapshot` puts them into ``linecache``, whether files exist,
+and where symbolic links point. To see them, this module replaces functions of the standard library
+by functions that do the same and tell the hook. A replaced function must not fail because it is
+observed.
 """
 
 import importlib
@@ -13,7 +14,6 @@ import linecache
 import os
 import sys
 from collections.abc import Callable, Iterable
-from types import FrameType
 from typing import Any, Protocol
 
 _CORE = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/"
@@ -129,28 +129,29 @@ def _tap_source(hook: Hook) -> None:
     inspect.findsource = findsource
 
 
-def _resolves(frame: FrameType | None) -> bool:
-    """Whether ``realpath`` or ``Path.resolve`` looks at a file or a folder above it: these ask only
-    where links point."""
+def _resolves() -> bool:
+    """Whether ``realpath`` or ``Path.resolve`` called the caller; they ask only for links."""
+    frame = sys._getframe(1).f_back
     if frame is not None and frame.f_code.co_name == "stat":
         frame = frame.f_back  # `Path.resolve` calls `Path.stat`
     code = frame.f_code if frame is not None else None
-    is_one = code is not None and code.co_name in ("resolve", "realpath", "_joinrealpath")
-    return is_one and ("pathlib" in code.co_filename or "posixpath" in code.co_filename)
+    if code is None or code.co_name not in ("resolve", "realpath", "_joinrealpath"):
+        return False
+    return "pathlib" in code.co_filename or "posixpath" in code.co_filename
 
 
 def _tap_files(hook: Hook) -> None:
-    """``exists``, ``is_file`` and ``getsize`` call ``stat``; ``glob`` and ``lexists`` call ``lstat``;
-    ``realpath``, which looks at every parent folder, calls ``lstat`` and ``readlink``."""
+    """``exists``, ``is_file`` and ``getsize`` call ``stat``; ``lexists`` and ``glob`` ``lstat``.
+    ``realpath`` calls ``lstat`` for every parent folder, and ``readlink`` for every link."""
     plain, plain_lstat, plain_access, plain_readlink = os.stat, os.lstat, os.access, os.readlink
 
     def stat(path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> Any:
-        if dir_fd is None and not _resolves(sys._getframe(1)):
+        if dir_fd is None and not _resolves():
             hook.tell(hook.note_look, path, follow_symlinks)
         return plain(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
     def lstat(path: Any, *, dir_fd: int | None = None) -> Any:
-        if dir_fd is None and not _resolves(sys._getframe(1)):
+        if dir_fd is None and not _resolves():
             hook.tell(hook.note_look, path, False)
         return plain_lstat(path, dir_fd=dir_fd)
 
