@@ -554,12 +554,13 @@ class _Reader:
 
     def write_Call(self, node: ast.Call) -> None:
         name = last_name(node.func)
+        method = getattr(node.func, "attr", name)
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-        if name in _TEXTS and any(map(_is_type_of, arguments)):
+        if method in _TEXTS and any(map(_is_type_of, arguments)):
             self.traits.add(MODULES)
-        if name == "exception" and not arguments:
+        if method == "exception" and not arguments:
             self.traits.add(TEXTS)  # `exception()` of a future
-        if getattr(node.func, "attr", name) in ("query", "eval"):
+        if method in ("query", "eval"):
             self.refer_to_variables(arguments)
         is_constant = bool(node.args) and isinstance(node.args[0], ast.Constant)
         if name == "__import__" and is_constant:

@@ -508,6 +508,8 @@ class _Walk:
             readers |= {DOCS, HINTS, NAMES, CLASSES}
         if not self._is_nameless(statement):
             readers.add(CLASSES)
+        if DOCS in readers and self.project.is_dataclass(statement):
+            readers.add(HINTS)  # a dataclass makes its docstring of its fields
         readers |= {f"{FIELDS} {name}" for name in self._counted_fields(unit, statement)}
         if unit != self.start or self._knew_itself:
             readers.add(DEFAULTS)
@@ -534,6 +536,7 @@ class _Walk:
     def _loses_fields(self, unit: Unit, statement: Statement) -> bool:
         return (
             self.by_value[unit]
+            and DOCS not in self.readers
             and not statement.reaches_itself
             and self.project.is_dataclass(statement)
         )
