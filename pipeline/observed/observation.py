@@ -391,10 +391,10 @@ class _Hook:
         Args:
             follows: whether it asked about what a symbolic link points to.
         """
-        if isinstance(path, int) or ("look", follows, path) in self._seen:
+        if isinstance(path, int) or ("look", (follows, path)) in self._seen:
             return
         if os.path.isabs(path):
-            self._seen.add(("look", follows, path))
+            self._seen.add(("look", (follows, path)))
         place = self._path(path)
         if place is None or not self._counts(place) or _is_for_source(place):
             return
