@@ -48,7 +48,10 @@ PURE_METHODS = frozenset(
 """Methods of plain data that change nothing."""
 _ACCESSORS = frozenset({"setter", "getter", "deleter"})
 _GIVES_TO = frozenset({"map", "filter", "sorted", "min", "max"})
-_USED_UP = frozenset({"filter", "map", "reversed", "zip", "enumerate", "iter"})
+_USED_UP = frozenset(
+    {"filter", "map", "reversed", "zip", "enumerate", "iter"}
+    | {"product", "combinations", "permutations"}
+)
 """Functions whose result is an iterator, which can be read only once."""
 _CONSUME = frozenset(
     {"tuple", "list", "set", "frozenset", "dict", "sum", "min", "max", "any", "all", "sorted"}

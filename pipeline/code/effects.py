@@ -63,7 +63,8 @@ _MAKE_DATA = (
     *("pyarrow", "numpy.dtype", "numpy.finfo", "numpy.iinfo", "torch.finfo", "torch.iinfo"),
     *("torch.device", "torch.Size", "importlib.metadata.version", "enum.auto"),
     *("torch.cuda.is_available", "typing.get_args", "itertools.chain.from_iterable"),
-    *("collections.namedtuple",),
+    *("collections.namedtuple", "itertools.product", "itertools.combinations"),
+    "itertools.permutations",
 )
 """Library functions that return plain data for plain data."""
 _HARMLESS = (
@@ -76,6 +77,7 @@ _HARMLESS = (
     *("collections.defaultdict", "collections.ChainMap", "types.SimpleNamespace", "enum.unique"),
     *("string.Template", "struct.Struct", "torch.no_grad", "torch.inference_mode", "triton.jit"),
     *("weakref.WeakKeyDictionary", "weakref.WeakValueDictionary", "weakref.WeakSet"),
+    *("random.Random", "numpy.random.default_rng", "numpy.random.RandomState", "torch.Generator"),
     *("torch.compiler", "torch.jit.ignore", "jinja2.Template", "enum.Enum", "enum.IntEnum"),
 )
 """Library functions that change nothing, whatever arguments a harmless call passes."""

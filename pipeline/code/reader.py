@@ -111,10 +111,14 @@ _KEEPS = frozenset(
 )
 """Functions that use a function or class argument only for its effects, and read nothing of it."""
 _KEEPING_KEYWORDS = frozenset({"key", "default_factory"})
+_GIVEN_ERRORS = frozenset({"error_callback", "retry_error_callback"})
+"""Keyword arguments that are called with exceptions."""
 _LOG_LEVELS = frozenset(
     {"debug", "info", "warning", "warn", "error", "exception", "critical", "log"}
 )
 _TYPE_MARKS = ("ClassVar", "InitVar", "KW_ONLY")
+_VARIABLE = re.compile(r"@([^\W\d]\w*)")
+"""The name of a variable in a query of pandas."""
 _MODULE = re.compile(r"\.*[^\W\d]\w*(\.\w+)*(:\w+(\.\w+)*)?")
 _Node = TypeVar("_Node", bound=ast.AST)
 _RISKY = frozenset(
@@ -550,16 +554,21 @@ class _Reader:
 
     def write_Call(self, node: ast.Call) -> None:
         name = last_name(node.func)
+        method = getattr(node.func, "attr", name)
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-        if name in _TEXTS and any(map(_is_type_of, arguments)):
+        if method in _TEXTS and any(map(_is_type_of, arguments)):
             self.traits.add(MODULES)
-        if name == "exception" and not arguments:
+        if method == "exception" and not arguments:
             self.traits.add(TEXTS)  # `exception()` of a future
+        if method in ("query", "eval"):
+            self.refer_to_variables(arguments)
         is_constant = bool(node.args) and isinstance(node.args[0], ast.Constant)
         if name == "__import__" and is_constant:
             self.listed.add(id(node.func))
         elif (dotted(node.func) or ())[-2:-1] == ("modules",) and node.args:
             self.refer_to_loaded(node.func, node.args[0])
+        if name in ("getattr", "vars"):
+            self.refer_to_attribute(arguments)
         if name in ("vars", "locals") and not (node.args or self.scopes):
             self.refer(self.module, ())
         if name == "getLogger" and any(last_name(argument) == "__name__" for argument in arguments):
@@ -592,6 +601,8 @@ class _Reader:
                 self.write(argument)
         for keyword in node.keywords:
             self.emit(f" {keyword.arg or '**'}=")
+            if keyword.arg in _GIVEN_ERRORS:
+                self.traits.add(TEXTS)
             kept = keeps or keyword.arg in _KEEPING_KEYWORDS
             with self.using(CALL if kept else VALUE):
                 self.write(keyword.value)
@@ -793,6 +804,26 @@ class _Reader:
             else:
                 self.write(node.slice)
         self.emit(")")
+
+    def refer_to_attribute(self, arguments: list[ast.expr]) -> None:
+        """``getattr(a, "b")`` refers to ``a.b``, and ``vars(a)`` to ``a.__dict__``."""
+        match arguments:
+            case [owner, ast.Constant(str(name)), *_]:
+                attribute = name
+            case [owner]:
+                attribute = "__dict__"
+            case _:
+                return
+        for ref in self.globals_of(owner):
+            self.refer(ref.module, (*ref.parts, attribute))
+
+    def refer_to_variables(self, arguments: list[ast.expr]) -> None:
+        """``frame.query("a > @LIMIT")`` refers to ``LIMIT``."""
+        for argument in arguments:
+            for text in _inside(argument, ast.Constant):
+                for name in _VARIABLE.findall(text.value) if isinstance(text.value, str) else ():
+                    if self.lookup(name) is None:
+                        self.refer(self.module, (name,))
 
     def refer_to_loaded(self, modules: ast.expr, name: ast.expr) -> None:
         """Refer to a module that is read from ``sys.modules``, if its name is known. If it is not,

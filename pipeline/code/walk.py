@@ -92,9 +92,10 @@ _LIBRARY_READERS: Mapping[str, frozenset[str]] = {
     "marshal": EVERYTHING,
     **dict.fromkeys(("traceback", "sys.exc_info", "sys.exception"), frozenset({MESSAGES})),
     "sys._getframe": EVERYTHING,
-    "sys.modules": frozenset({LOOKUPS}),
     **dict.fromkeys(
         (
+            *("sys.modules", "sys.__dict__", "runpy.run_path", "timeit", "code", "cProfile"),
+            *("profile", "pdb", "doctest", "trace"),
             *("yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.UnsafeLoader", "yaml.Loader"),
             *("yaml.full_load", "yaml.full_load_all", "yaml.FullLoader", "yaml.CLoader"),
             *("importlib.machinery", "importlib.util.spec_from_file_location"),
@@ -102,7 +103,9 @@ _LIBRARY_READERS: Mapping[str, frozenset[str]] = {
         ),
         frozenset({LOOKUPS}),
     ),
+    **dict.fromkeys(("timeit.default_timer", "pdb.set_trace"), frozenset()),
     "logging.config": EVERYTHING,
+    **dict.fromkeys(("pandas.eval", "numexpr", "duckdb"), frozenset({NAMESPACES})),
     "sys._current_frames": EVERYTHING,
     "warnings": frozenset({TEXTS}),
     "warnings.warn": frozenset(),
@@ -505,6 +508,8 @@ class _Walk:
             readers |= {DOCS, HINTS, NAMES, CLASSES}
         if not self._is_nameless(statement):
             readers.add(CLASSES)
+        if DOCS in readers and self.project.is_dataclass(statement):
+            readers.add(HINTS)  # a dataclass makes its docstring of its fields
         readers |= {f"{FIELDS} {name}" for name in self._counted_fields(unit, statement)}
         if unit != self.start or self._knew_itself:
             readers.add(DEFAULTS)
@@ -531,6 +536,7 @@ class _Walk:
     def _loses_fields(self, unit: Unit, statement: Statement) -> bool:
         return (
             self.by_value[unit]
+            and DOCS not in self.readers
             and not statement.reaches_itself
             and self.project.is_dataclass(statement)
         )

@@ -28,14 +28,26 @@ from pipeline.code.modules import in_library
 from pipeline.dag.canonical import Json, hash_json
 from pipeline.dag.digests import file_digests
 from pipeline.errors import TemperError
-from pipeline.observed.observation import ABSENT, Observation, folder_digest, state_of
+from pipeline.observed.observation import (
+    ABSENT,
+    LINK,
+    Observation,
+    folder_digest,
+    state_of,
+    target_of,
+    working_folder,
+)
 from pipeline.store.accepted import equal_states
 from pipeline.store.manifest import Discovered
 
 UNSTEADY = "changed while the step ran"
 """Stands for the digest of a file that changed during the step; it is equal to no digest."""
 _UNREADABLE = "unreadable"
+_FOLDER = "folder"
 _UNKNOWN = "a file that could not be noted"
+
+_RELATIVE = "./"
+"""Begins the name of a file that a step opened relative to its working folder."""
 
 Pairs = Sequence[tuple[Json, Json]]
 
@@ -71,7 +83,8 @@ class Home:
 
     def path(self, name: str) -> str:
         """The file with this name."""
-        return os.path.normpath(os.path.join(self.folder, name))
+        start = working_folder() if name.startswith(_RELATIVE) else self.folder
+        return os.path.normpath(os.path.join(start, name))
 
 
 def home_of(function: Any) -> Home:
@@ -86,16 +99,22 @@ def home_of(function: Any) -> Home:
 def discover(observation: Observation, home: Home, closure: Closure) -> Discovered:
     """The observed dependencies that are in no key."""
     modules = _modules(observation)
-    reads, folders = _events(observation)
+    reads, folders, relative = _events(observation)
     code, sources = _code(modules, home, closure, observation)
     for path in sources:
         reads[path] = modules[path].digest
-    roots = observation.rules.roots
-    files = {home.name(path, roots): _read_digest(path, reads[path]) for path in sorted(reads)}
+    rules = observation.rules
+
+    def name(path: str) -> str:
+        if path in relative:
+            return _RELATIVE + os.path.relpath(path, rules.start)
+        return home.name(path, rules.roots)
+
+    files = {name(path): _read_digest(path, reads[path]) for path in sorted(reads)}
     return Discovered(
         code=dict(sorted(code.items())),
         files=files if observation.is_complete else {**files, _UNKNOWN: UNSTEADY},
-        folders={home.name(path, roots): digest for path, digest in sorted(folders.items())},
+        folders={name(path): digest for path, digest in sorted(folders.items())},
     )
 
 
@@ -192,11 +211,14 @@ def _file_of(module: str) -> str | None:
     return os.path.abspath(spec.origin) if spec and spec.origin else None
 
 
-def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str]]:
+def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str], set[str]]:
     """For each file that the step read before it wrote it: its state or its digest. For each folder
-    that the step listed and did not make: its digest."""
+    that the step listed and did not make: its digest. The paths that the step gave relative to its
+    working folder."""
     reads: dict[str, Any] = {}
     folders: dict[str, str] = {}
+    links: dict[str, str] = {}
+    relative: set[str] = set()
     own: set[str] = set()
     made: list[str] = []
     for kind, path, *details in _records(observation.events):
@@ -210,6 +232,10 @@ def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str]]:
                 reads[path] = digest if reads.get(path, state) == state else UNSTEADY
         elif kind == "list":
             folders.setdefault(path, details[0])
+        elif kind == "link":
+            links.setdefault(path, details[0])
+        elif kind == "relative":
+            relative.add(path)
         elif kind == "make":
             made.append(f"{path}/")
             own.add(path)
@@ -217,7 +243,8 @@ def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str]]:
         elif kind == "write" and reads.get(path) is None:
             own.add(path)
             reads.pop(path, None)
-    return reads, folders
+    through = {os.path.realpath(path): reads[path] for path in links if path in reads}
+    return {**through, **reads, **links}, folders, relative
 
 
 def _records(path: str) -> Iterator[list[Any]]:
@@ -287,7 +314,12 @@ class Present:
             self._seen[f"{home.folder} {home.module}", name] = digest or ABSENT
         return Discovered(
             {name: self._seen[f"{home.folder} {home.module}", name] for name in discovered.code},
-            {name: self._of(_present_file, home.path(name)) for name in discovered.files},
+            {
+                name: self._of(
+                    target_of if digest.startswith(LINK) else _present_file, home.path(name)
+                )
+                for name, digest in discovered.files.items()
+            },
             {name: self._of(folder_digest, home.path(name)) for name in discovered.folders},
         )
 
@@ -305,7 +337,7 @@ def discovered_lines(discovered: Discovered) -> list[str]:
             for name in discovered.code
         ),
         *(
-            f"{_shown(name)} was {'looked for, and not there' if digest == ABSENT else 'read'}"
+            f"{_shown(name)} was {_what_was_done(digest)}"
             for name, digest in discovered.files.items()
         ),
         *(f"the folder {_shown(name)} was listed" for name in discovered.folders),
@@ -349,8 +381,11 @@ def _elsewhere(gone: Mapping[str, str], home: Home) -> set[str]:
 
 
 def _present_file(path: str) -> str:
-    if state_of(path) is None:
+    state = state_of(path)
+    if state is None:
         return ABSENT
+    if not state and os.path.isdir(path):
+        return _FOLDER
     try:
         return file_digests([path])[0]
     except (OSError, ValueError, TemperError):
@@ -369,6 +404,12 @@ def _unit(name: str) -> str:
 def _shown(name: str) -> str:
     """A file's name as text; its bytes need not be valid text."""
     return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _what_was_done(digest: str) -> str:
+    if digest == ABSENT:
+        return "looked for, and not there"
+    return "looked for" if digest == _FOLDER or digest.startswith(LINK) else "read"
 
 
 def _is_whole(name: str) -> bool:

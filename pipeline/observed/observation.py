@@ -33,7 +33,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from threading import get_ident
 from typing import IO, Any
@@ -55,6 +55,9 @@ _SOMETHING_LOST = MOST_MARKS
 ABSENT = "absent"
 """Stands for the digest of a file or folder that the step looked for and that did not exist."""
 
+LINK = "link to"
+"""Begins what stands for the digest of a symbolic link."""
+
 _BLOCK_BYTES = 4 * 2**20
 _SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
 _MADE_BY_TOOLS = ("/__pycache__/", ".egg-info/", ".dist-info/")
@@ -73,11 +76,13 @@ class Rules:
         roots: folders of project code; everything below them counts.
         others: folders that do not count.
         package: the step's package, which is project code wherever it lies.
+        start: the working folder in which the step starts.
     """
 
     roots: tuple[str, ...]
     others: tuple[str, ...]
     package: str
+    start: str = ""
 
     @classmethod
     def of(cls, package: str, roots: Iterable[str], known: Iterable[str]) -> "Rules":
@@ -86,7 +91,7 @@ class Rules:
             known: the store, inputs, and other paths that are no discovered dependencies.
         """
         others = (*_variants((*known, *_elsewhere())), os.path.expanduser("~/."))
-        return cls(tuple(_variants(roots)), others, package)
+        return cls(tuple(_variants(roots)), others, package, working_folder())
 
     def counts(self, path: str) -> bool:
         """Whether a file or folder counts as a dependency."""
@@ -174,7 +179,7 @@ class Observation:
         os.rename(begun, folder)  # under this name, a free lock means a dead worker
         made = cls(folder, rules)
         made._lock = lock
-        Path(folder, "rules").write_text(json.dumps([rules.roots, rules.others, rules.package]))
+        Path(folder, "rules").write_text(json.dumps(astuple(rules)))
         with open(f"{folder}/marks", "wb") as file:
             os.posix_fallocate(
                 file.fileno(), 0, MOST_MARKS + 1
@@ -191,8 +196,8 @@ class Observation:
         folder = os.environ.get(ENVIRONMENT, "")
         if not os.path.isdir(folder):
             return None
-        roots, others, package = json.loads(Path(folder, "rules").read_text())
-        joined = cls(folder, Rules(tuple(roots), tuple(others), package))
+        roots, others, *names = json.loads(Path(folder, "rules").read_text())
+        joined = cls(folder, Rules(tuple(roots), tuple(others), *names))
         joined._watch()
         return joined
 
@@ -278,11 +283,13 @@ class _Hook:
         self._read: set[str] = set()
         self._fast: tuple[str, ...] = ()
         self._has_links = False  # whether the step has made symbolic links
+        self._has_moved = False  # whether the step has changed the working folder
         self._handlers: dict[str, Callable[[tuple[Any, ...]], None]] = {
             "open": self._open,
             "os.listdir": self._list,
             "os.scandir": self._list,
             "os.mkdir": self._make_folder,
+            "os.chdir": self._move,
             "os.rename": self._link,
             "os.link": self._link,
             "os.symlink": self._make_symbolic_link,
@@ -299,6 +306,7 @@ class _Hook:
     def watch(self, observation: "Observation | _Witness | None") -> None:
         self._seen.clear()
         self._read.clear()
+        self._has_moved = False
         if observation is not None:
             rules = observation.rules
             self._fast = tuple(
@@ -361,7 +369,9 @@ class _Hook:
             self._write(path)
         elif kind & os.O_RDWR:
             self._read_before_change(path)
-        elif state or (mode is not None and self._may_be_missed(path, state)):
+        elif state or (
+            (mode is not None or os.path.isabs(name)) and self._may_be_missed(path, state)
+        ):
             self._note_read(path, state)  # without a mode, the name may be relative to a descriptor
 
     def _may_be_missed(self, path: str, state: list[int] | None) -> bool:
@@ -375,20 +385,36 @@ class _Hook:
         if self._observation is not None and self._counts(path):
             self._note_read(path, state_of(path))
 
-    def note_look(self, path: Any) -> None:
-        """Record that code asked whether a file exists, how large it is and so on."""
-        if isinstance(path, int) or ("look", path) in self._seen:
+    def note_look(self, path: Any, follows: bool = True) -> None:
+        """Record that code asked whether a file or folder exists, how large it is and so on.
+
+        Args:
+            follows: whether it asked about what a symbolic link points to.
+        """
+        if isinstance(path, int) or ("look", (follows, path)) in self._seen:
             return
         if os.path.isabs(path):
-            self._seen.add(("look", path))
+            self._seen.add(("look", (follows, path)))
         place = self._path(path)
         if place is None or not self._counts(place) or _is_for_source(place):
             return
         if not self._is_asked_by_project():
             return
         state = state_of(place)
-        if state or self._may_be_missed(place, state):
+        is_folder = state == [] and follows and os.path.isdir(place) and self._is_project(place)
+        if state or is_folder or self._may_be_missed(place, state):
             self._note_read(place, state)
+
+    def note_link(self, path: Any) -> None:
+        """Record that code asked where a symbolic link points."""
+        place = self._path(path)
+        if place is None or ("link", place) in self._seen or not self._is_project(place):
+            return
+        self._seen.add(("link", place))
+        assert self._observation is not None
+        is_root = f"{place}/" in self._observation.rules.roots
+        if not is_root and os.path.islink(place) and self._is_asked_by_project():
+            self._observation.add_event("link", place, target_of(place))
 
     def _is_asked_by_project(self) -> bool:
         """Whether code of the project is at work, and not the import of a library: libraries look
@@ -480,6 +506,9 @@ class _Hook:
         self._make_link(arguments)
         self._has_links = True
 
+    def _move(self, arguments: tuple[Any, ...]) -> None:
+        self._has_moved = True
+
     def _find_class(self, arguments: tuple[Any, ...]) -> None:
         self.note_lookup(arguments[0], arguments[1].partition(".")[0])
 
@@ -518,6 +547,8 @@ class _Hook:
             return
         where = os.path.abspath(os.fsdecode(folder) if folder else ".")
         pieces = [piece for word in words for piece in _pieces(word)]
+        for piece in () if folder else pieces:
+            self._path(piece)  # it may be a path relative to the working folder
         named = {p for p in _files_of(pieces, where, observation.rules) if self._is_project(p)}
         for path in named:
             self._read_before_change(path)
@@ -535,9 +566,19 @@ class _Hook:
             return None
         name = os.path.realpath(name) if self._has_links else name
         name = os.fsdecode(name)
+        if not name.startswith("/"):
+            self._note_relative(name)
         if name.startswith(self._fast) and "/../" not in name:
             return None
         return os.path.abspath(name)
+
+    def _note_relative(self, name: str) -> None:
+        """Record that a path is relative to the working folder in which the step started."""
+        if self._observation is None or self._has_moved or ("relative", name) in self._seen:
+            return
+        self._seen.add(("relative", name))
+        if working_folder() == self._observation.rules.start:
+            self._observation.add_event("relative", os.path.abspath(name))
 
     def _counts(self, path: str) -> bool:
         return self._observation is not None and self._observation.rules.counts(path)
@@ -559,7 +600,7 @@ class _Witness:
     seen: list[str] = field(default_factory=list)
 
     def add_event(self, kind: str, path: str, *details: Any) -> None:
-        if kind != "module":
+        if kind not in ("module", "relative"):
             self.seen.append(path)
 
 
@@ -585,6 +626,22 @@ def state_of(path: str) -> list[int] | None:
     if not stat.S_ISREG(now.st_mode):
         return []
     return [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
+
+
+def working_folder() -> str:
+    """The working folder; empty if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def target_of(link: str) -> str:
+    """Stands for the digest of a symbolic link of which the step asked where it points."""
+    try:
+        return f"{LINK} {os.readlink(link)}"
+    except (OSError, ValueError):
+        return ABSENT
 
 
 def _file_digest(path: str) -> str:

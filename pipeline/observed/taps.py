@@ -1,9 +1,10 @@
 """Notes what code asks of the interpreter without any audit event.
 
-Three things: which modules it looks up by a name that is known only at run time, which source lines
-it reads, since :mod:`pipeline.observed.snapshot` puts them into ``linecache``, and whether files
-exist. To see them, this module replaces functions of the standard library by functions that do the
-same and tell the hook. A replaced function must not fail because it is observed.
+Four things: which modules it looks up by a name that is known only at run time, which source lines
+it reads, since :mod:`pipeline.observed.snapshot` puts them into ``linecache``, whether files exist,
+and where symbolic links point. To see them, this module replaces functions of the standard library
+by functions that do the same and tell the hook. A replaced function must not fail because it is
+observed.
 """
 
 import importlib
@@ -28,7 +29,8 @@ class Hook(Protocol):
     def note_source(self, path: str) -> None: ...
     def note_lookup(self, module: str, unit: str = "*") -> None: ...
     def note_missing(self, module: str, folders: Iterable[str]) -> None: ...
-    def note_look(self, path: Any) -> None: ...
+    def note_look(self, path: Any, follows: bool = True) -> None: ...
+    def note_link(self, path: Any) -> None: ...
     def is_of_project(self, path: str) -> bool: ...
 
 
@@ -127,15 +129,48 @@ def _tap_source(hook: Hook) -> None:
     inspect.findsource = findsource
 
 
+def _resolves() -> bool:
+    """Whether ``realpath`` or ``Path.resolve`` called the caller; they ask only for links."""
+    frame = sys._getframe(1).f_back
+    if frame is not None and frame.f_code.co_name == "stat":
+        frame = frame.f_back  # `Path.resolve` calls `Path.stat`
+    code = frame.f_code if frame is not None else None
+    if code is None or code.co_name not in ("resolve", "realpath", "_joinrealpath"):
+        return False
+    return "pathlib" in code.co_filename or "posixpath" in code.co_filename
+
+
 def _tap_files(hook: Hook) -> None:
-    """``exists``, ``is_file`` and ``getsize`` call this function."""
-    plain = os.stat
+    """``exists``, ``is_file`` and ``getsize`` call ``stat``; ``lexists`` and ``glob`` ``lstat``.
+    ``realpath`` calls ``lstat`` for every parent folder, and ``readlink`` for every link."""
+    plain, plain_lstat, plain_access, plain_readlink = os.stat, os.lstat, os.access, os.readlink
 
     def stat(path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> Any:
-        if dir_fd is None:
-            hook.tell(hook.note_look, path)
+        if dir_fd is None and not _resolves():
+            hook.tell(hook.note_look, path, follow_symlinks)
         return plain(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
-    for functions in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
-        functions.add(stat)
-    os.stat = stat  # type: ignore[assignment]
+    def lstat(path: Any, *, dir_fd: int | None = None) -> Any:
+        if dir_fd is None and not _resolves():
+            hook.tell(hook.note_look, path, False)
+        return plain_lstat(path, dir_fd=dir_fd)
+
+    def access(path: Any, mode: int, *, dir_fd: int | None = None, **how: Any) -> bool:
+        if dir_fd is None:
+            hook.tell(hook.note_look, path)
+        return plain_access(path, mode, dir_fd=dir_fd, **how)
+
+    def readlink(path: Any, *, dir_fd: int | None = None) -> Any:
+        if dir_fd is None:
+            hook.tell(hook.note_link, path)
+        return plain_readlink(path, dir_fd=dir_fd)
+
+    for function in (stat, lstat, access, readlink):
+        replaced = getattr(os, function.__name__)
+        for functions in (
+            *(os.supports_fd, os.supports_dir_fd),
+            *(os.supports_follow_symlinks, os.supports_effective_ids),
+        ):
+            if replaced in functions:
+                functions.add(function)
+        setattr(os, function.__name__, function)

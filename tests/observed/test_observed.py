@@ -138,6 +138,46 @@ def test_a_file_that_was_looked_for_in_vain_is_a_dependency(project: Project) ->
     assert project.run() == "mine"
 
 
+def test_links_and_folders_that_a_step_looks_at_are_dependencies(project: Project) -> None:
+    project.write("v1/text.txt", "1")
+    project.write("v2/text.txt", "2")
+    project.path("latest").symlink_to("v1")
+    project.write("extra/unread.txt", "")
+    project.step(
+        """
+        folder = HERE.resolve()
+        result = ((folder / "latest").resolve() / "text.txt").read_text()
+        result += str((HERE / "extra").is_dir())
+        """
+    )
+    assert project.run() == "1True"
+    assert project.discovered() == {"latest", "v1/text.txt", "extra"}
+    project.write("extra/another.txt", "")
+    assert project.is_cached()
+    project.path("latest").unlink()
+    project.path("latest").symlink_to("v2")
+    assert project.reason() == "latest, which it read, changed"
+    project.path("latest").unlink()
+    project.path("latest").symlink_to("v1")
+    project.path("extra").rename(project.path("other"))
+    assert project.reason() == "extra, which it read, is gone"
+
+
+def test_a_relative_path_counts_from_the_working_folder(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "text.txt").write_text(folder)
+    monkeypatch.chdir(tmp_path / "a")
+    project.step('result = open("text.txt").read()')
+    assert project.run() == "a"
+    monkeypatch.chdir(tmp_path / "b")
+    assert project.reason() == "./text.txt, which it read, changed"
+    (tmp_path / "b" / "text.txt").write_text("a")
+    assert project.is_cached()
+
+
 def test_what_a_step_wrote_itself_is_its_own(project: Project) -> None:
     project.step(
         """
