@@ -553,6 +553,21 @@ def test_what_is_not_clear_is_refused_with_the_settings_that_load_it(name: str) 
         assert said(row) == ("q", "good", "bad")
 
 
+def test_usual_names_decide_beside_other_columns() -> None:
+    more = {"prompt": "q", "completion": "a", "answer": "42", "query": "x"}
+    assert loaded([more], ConversationRow)[0].messages == (user("q"), assistant("a"))
+    assert loaded([more | {"label": True}], UnpairedRow)[0].completion == (assistant("a"),)
+    call = {"prompt": "Write JSON.", "completion": json.dumps([CALL])}
+    assert loaded([call], ConversationRow)[0].messages[-1]["content"] == json.dumps([CALL])
+
+
+def test_a_context_that_cannot_be_added_to_the_question_is_no_silent_loss() -> None:
+    record = {"question": [user("q")], "context": "Given.", "answer": "a"}
+    assert loaded([record], ConversationRow) == ["content not a string"]
+    before = {"question": "q", "context": [user("Hi"), assistant("Hello.")], "answer": "a"}
+    assert len(loaded([before], ConversationRow)[0].messages) == 4
+
+
 GIVEN = ("good", "first")
 """Settings whose value only a person knows."""
 

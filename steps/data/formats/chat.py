@@ -37,13 +37,24 @@ _RESPONSES = (
 )  # fmt: skip
 """Columns that hold a question and its answer; one of each alone decides."""
 
-_COMPLETE = ("prompt", "input", "inputs")
-"""Questions to which another column adds nothing."""
+_PAIRED = (
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("question", "answer"),
+    ("question", "response"),
+    ("query", "response"),
+    ("problem", "solution"),
+)
+"""Usual pairs of them; one pair alone decides whatever other columns there are."""
 
 _COMPLETE = ("prompt", "input", "inputs")
 """Questions to which another column adds nothing."""
 
-_WHOLE = re.compile("think|reason|trajector|attempt|generat|respon|definition", re.IGNORECASE)
+_WHOLE = re.compile(
+    "think|reasoning|trajector|attempt|generations|respons|definition", re.IGNORECASE
+)
 """Names of columns next to which an answer or a solution may be only a part of what is learnt."""
 
 
@@ -96,7 +107,8 @@ class CompletionFormat:
 
     `input` is text that is appended to the prompt after a line break (as in Alpaca), `history` what
     was said before: messages, or questions with their answers. `reasoning` is a text that the
-    completion has as its reasoning. A completion may be tool calls as JSON text.
+    completion has as its reasoning. A completion may be a list of tool calls, in the column
+    `answers` also as JSON text.
     """
 
     prompt: str = "prompt"
@@ -117,13 +129,14 @@ class CompletionFormat:
         """The format with usual field names, if `record` looks like it in one way only."""
         if record.get("label") is not None:
             return None
-        asked = asked_in(record)
         answered = [name for name in _RESPONSES if record.get(name)]
         if {"answer", "solution"} <= set(answered):  # the answer is the result of the solution
             answered.remove("answer")
-        if len(asked) != 1 or len(answered) != 1:
+        pairs = [(q, a) for q, a in _PAIRED if record.get(q) and a in answered]
+        pairs = pairs or [(q, a) for q in asked_in(record) for a in answered]
+        if len(pairs) != 1:
             return None
-        prompt, completion = asked[0], answered[0]
+        prompt, completion = pairs[0]
         if completion != "completion" and ChatFormat.detected(record) is not None:
             return None
         if not _is_completion(record, completion) or (prompt == "prompt" and "context" in record):
@@ -150,7 +163,8 @@ class CompletionFormat:
 
     def _answer(self, record: Mapping[str, Any]) -> Messages:
         value = found(record, self.completion)
-        if (calls := listed_calls(value)) is not None:
+        may_call = self.completion == "answers" or not isinstance(value, str)
+        if may_call and (calls := listed_calls(value)) is not None:
             answer: Messages = ({"role": "assistant", "content": "", "tool_calls": calls},)
         else:
             answer = response_messages(value, self.completion, "no completion")
@@ -163,9 +177,9 @@ class CompletionFormat:
 
 
 def asked_in(record: Mapping[str, Any]) -> list[str]:
-    """The columns that hold a question; `input` beside another one only adds to it."""
+    """The columns that hold a question; `input` beside an instruction only adds to it."""
     asked = [name for name in _QUESTIONS if record.get(name)]
-    return asked if asked == ["input"] else [name for name in asked if name != "input"]
+    return [name for name in asked if name != "input" or "instruction" not in asked]
 
 
 def _is_completion(record: Mapping[str, Any], name: str) -> bool:

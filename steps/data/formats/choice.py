@@ -15,7 +15,7 @@ from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.ranked import PAIRS, RankedFormat
 from steps.data.formats.text import TextFormat
 from steps.data.formats.tree import TreeFormat, TreePairsFormat
-from steps.data.formats.turns import INPUTS, READ_KEYS, TURNS, is_list
+from steps.data.formats.turns import EXCHANGED_KEYS, INPUTS, READ_KEYS, TURNS, is_list
 from steps.data.formats.unpaired import UnpairedFormat
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
 from steps.shared.execution_detail import execution_detail
@@ -179,8 +179,13 @@ def ignored_keys(chosen: Format, record: Mapping[str, Any]) -> set[str]:
         for turn in turns
         if isinstance(turn, Mapping) and not turn.keys() <= READ_KEYS
         for key, value in turn.items()
-        if key not in READ_KEYS and value is not None and str(key).isprintable()
+        if not _is_read(key, turn) and value is not None and str(key).isprintable()
     }
+
+
+def _is_read(key: Any, turn: Mapping[Any, Any]) -> bool:
+    exchanged = key in EXCHANGED_KEYS and "role" not in turn and "from" not in turn
+    return key in READ_KEYS or exchanged
 
 
 @lru_cache(maxsize=64)

@@ -96,8 +96,8 @@ class TreePairsFormat:
             names = (f"{self.tree} (better)", f"{self.tree} (worse)")
             for better, worse in pairs_of(ranked, self.pairs):
                 label = f"{row}#{len(rows) + 1}"
-                sides = ((*asked, *side) for side, _ in (better, worse))
-                rows.append(paired(label, *sides, names, self.system, self.turns))
+                one, other = ((*asked, *side) for side, _ in (better, worse))
+                rows.append(paired(label, one, other, names, self.system, self.turns))
         if not rows:
             raise MalformedRow("tie", f"no two replies in {self.tree} have different ranks")
         return rows

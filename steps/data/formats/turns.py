@@ -67,11 +67,11 @@ _FOLLOWERS = {
 }
 """The roles that may follow each role."""
 
-READ_KEYS = frozenset(
-    {"role", "from", "function_call", "system", *_CONTENTS, *_REASONINGS, *EXTRA_KEYS}
-    | {key for keys in _EXCHANGES for key in keys}
-)
+READ_KEYS = frozenset({"role", "from", "function_call", *_CONTENTS, *_REASONINGS, *EXTRA_KEYS})
 """The keys of a message that are read."""
+
+EXCHANGED_KEYS = frozenset({"system", *(key for keys in _EXCHANGES for key in keys)})
+"""The keys of a question with its answer that are read."""
 
 MOST_NESTED = 100
 """How deep tools, tool calls and template arguments may be nested. Later code (templates, JSON,
@@ -172,7 +172,12 @@ def question(record: Mapping[str, Any], field: str, more: str | None) -> Message
         added = None if name == field else unpacked(found(record, name))
         if is_list(added) and added:
             before = messages(added, name)
-        elif added and isinstance(value, str) and text(added, name).strip():
+        elif added and text(added, name).strip():
+            if not isinstance(value, str):
+                raise MalformedRow(
+                    "content not a string",
+                    f"{name} is a text beside {field}, which is {show(value)}",
+                )
             value = f"{value}\n{added}"
     return (*before, *prompt_messages(value, field))
 

@@ -53,9 +53,10 @@ class UnpairedFormat:
     def detected(cls, record: Mapping[str, Any]) -> "UnpairedFormat | None":
         """The format with usual field names, if `record` has all that it needs in one way only."""
         labels = [name for name in _VERDICTS if record.get(name) is not None]
-        asked = asked_in(record)
+        asked = ["prompt"] if record.get("prompt") is not None else asked_in(record)
         chats = [] if asked else [n for n in _CHATS if is_list(unpacked(record.get(n)))]
         answers = [n for n in _ANSWERS if record.get(n) is not None] if asked else chats
+        answers = answers[:1] if "completion" in answers else answers
         if len(labels) != 1 or len(answers) != 1 or len(asked) > 1:
             return None
         if not isinstance(record[labels[0]], bool) and _spelled(record[labels[0]]) not in _LABELS:
