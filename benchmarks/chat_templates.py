@@ -154,6 +154,35 @@ CASES = [
             ),
             (TOOL,),
         ),
+        ("empty system", ({"role": "system", "content": ""}, user("Is it?"), said("Yes.")), None),
+        ("white space", (user("\tq\u00a0\r\n"), said("\u00a0\tif x:\r\n\t\t1\u2003")), None),
+        ("right to left", (user("\u200fשלום"), said("مرحبا\u200e e\u0301 ﬁ Ⅷ ok")), None),
+        ("markup", (user("{{ x }} <b> assistant"), said("{% if %} <answer>4</answer> user")), None),
+        ("think, unclosed", (user("Is 7?"), said("<think>\nhm hm")), None),
+        ("two questions", (user("One."), user("Two."), said("Both seen.")), None),
+        ("two answers", (user("One."), said("First half"), said("Second half.")), None),
+        ("assistant first", (said("Welcome."), user("Hi."), said("Good day.")), None),
+        ("long", (user("go " * 300), said("word and " * 800 + "end.")), None),
+        (
+            "two rounds",
+            (
+                user("Weather?"),
+                called(CALL),
+                result("sunny"),
+                called(OTHER),
+                result("late"),
+                said("Sunny and late."),
+            ),
+            (TOOL,),
+        ),
+        (
+            "nested arguments",
+            (
+                user("Weather?"),
+                called({"name": "weather", "arguments": {"a": [1, 2.5, None], "s": '<x> "q" é'}}),
+            ),
+            (TOOL,),
+        ),
         (
             "tools, then on",
             (

@@ -215,8 +215,10 @@ class Oracle:
         alone: bool,
     ) -> None:
         others = [at for at in range(first) if authors[at] is not None]
-        begins = next(at for at in range(others[-1] + 1 if others else 0, first + 1)
-                      if trained[at] or at == first)  # fmt: skip
+        between = range(others[-1] + 1 if others else 0, first + 1)
+        if others and trained[others[-1]]:  # the end of a turn that is trained on, just before
+            between = range(next((at for at in between if not trained[at]), first), first + 1)
+        begins = next(at for at in between if trained[at] or at == first)
         before = conversation.messages[:turn]
         try:
             prompt = self._render(before, conversation.tools, header=True)
@@ -253,9 +255,9 @@ class Oracle:
         found = [match.group() for match in self.special.finditer(end)]
         if self.eos in found[:-1]:
             verdict.wrong.append("something after the end of sequence is trained on")
-        if (not following or authors[following[0]] == turn + 1) and any(
-            trained[ends : last + 1 + len(rest)]
-        ):
+        follows = following and trained[following[0]]  # a turn that is trained on, just after
+        alone = not following or (authors[following[0]] == turn + 1 and not follows)
+        if alone and any(trained[ends : last + 1 + len(rest)]):
             verdict.wrong.append("something after the end of the turn is trained on")
         run = self._run(rest)
         if self.eos in run and self.eos not in found:

@@ -357,14 +357,14 @@ def test_test_rows_whose_prompts_are_trained_on_are_told_of(tmp_path: Path) -> N
 
 
 def test_keys_of_messages_that_are_not_read_are_named(tmp_path: Path) -> None:
-    answer = {"role": "assistant", "content": "Yes.", "weight": 0, "thinking": "Hm.", "name": None}
+    answer = {"role": "assistant", "content": "Yes.", "weight": 0, "mood": "calm", "name": None}
     train = [pair(0), pair(1, chosen=[answer], source="web"), pair(2, chosen=[answer], tools=[{}])]
     test = File(write(tmp_path / "t.jsonl", TEST))
 
     _, metrics = loaded(tmp_path, write(tmp_path / "a.jsonl", train), test=test)
 
-    assert metrics["ignored_keys"] == {"chosen[].thinking": 2, "chosen[].weight": 2}
-    assert "chosen[].thinking (2 rows), chosen[].weight (2 rows)" in metrics["notices"][0]
+    assert metrics["ignored_keys"] == {"chosen[].mood": 2, "chosen[].weight": 2}
+    assert "chosen[].mood (2 rows), chosen[].weight (2 rows)" in metrics["notices"][0]
 
 
 def test_pairs_that_score_the_rejected_side_higher_are_told_of(tmp_path: Path) -> None:

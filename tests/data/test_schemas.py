@@ -17,7 +17,7 @@ from steps.data.formats.choice import FormatChoice, choose_format, format_name, 
 from steps.data.load.loading import Load, Reading, load_rows, part_of
 from steps.data.load.shards import Reader, files_at, source_of
 from steps.data.rows.reasons import MalformedRow
-from steps.data.rows.rows import ConversationRow, PreferenceRow, UnpairedRow
+from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
 from steps.glue.load import check_load
 from steps.sources import Files, PreferenceData
 
@@ -219,6 +219,37 @@ AS_THEY_ARE: Mapping[str, Records] = {
             "rejected": json.dumps([user(q), assistant("bad")]),
         }
     ),
+    "OASST, ranked": each(
+        lambda q: {
+            "prompt": {"role": "prompter", "text": q, "replies": [
+                {"role": "assistant", "text": "bad", "rank": 1, "replies": []},
+                {"role": "assistant", "text": "good", "rank": 0, "replies": []},
+            ]},
+        }
+    ),
+    "summaries with feedback": each(
+        lambda q: {
+            "info": {"id": "1", "post": q, "title": "t"}, "choice": 1,
+            "summaries": [{"text": "bad", "policy": "x"}, {"text": "good", "policy": "y"}],
+        }
+    ),
+    "AlpacaFarm": each(
+        lambda q: {
+            "instruction": q, "input": "", "output_1": "bad", "output_2": "good", "preference": 2,
+        }
+    ),
+    "a column for each verdict": [
+        {
+            "model_a": "x", "model_b": "y", "prompt": json.dumps(["Hi", q]),
+            "response_a": json.dumps(["Hello.", "good" if a else "bad"]),
+            "response_b": json.dumps(["Hello.", "bad" if a else "good"]),
+            "winner_model_a": int(a), "winner_model_b": int(not a), "winner_tie": 0,
+        }
+        for q, a in zip(ASKED, (True, False, True), strict=True)
+    ],
+    "texts and rewards": each(
+        lambda q: {"prompt": q, "responses": ["bad", "good"], "rewards": [0.5, 1.5]}
+    ),
     "winner by name, both bad": [
         {
             "prompt": q, "response_a": "good" if a else "bad", "response_b": "bad" if a else "good",
@@ -267,6 +298,7 @@ TIES: Mapping[str, dict[str, Any]] = {
     "HelpSteer 3": {"overall_preference": 0},
     "WebGPT": {"score_0": 0.0, "score_1": 0.0},
     "Chatbot Arena": {"winner": "tie (bothbad)"},
+    "a column for each verdict": {"winner_model_a": 0, "winner_model_b": 0, "winner_tie": 1},
     "winner by name, both bad": {"winner": "both_bad"},
 }
 
@@ -383,7 +415,7 @@ def test_a_verdict_on_one_completion_may_be_a_number_or_a_word(spelled: Any, lab
 
 
 CALL = {"name": "weather", "arguments": {"city": "Rome"}}
-CONVERSATIONS: Mapping[str, dict[str, Any]] = {
+CONVERSATIONS: dict[str, dict[str, Any]] = {
     "Alpaca": {"instruction": "Translate.", "input": "Haus", "output": "house"},
     "OpenOrca": {"system_prompt": "Be brief.", "question": "q", "response": "a"},
     "Gemini": {
@@ -408,7 +440,47 @@ CONVERSATIONS: Mapping[str, dict[str, Any]] = {
     "Llama 3 tools": {"messages": [user("q"), assistant("c"), {"role": "ipython", "content": "s"},
                                    assistant("a")]},
 }  # fmt: skip
+CONVERSATIONS |= {
+    "LIMA": {"conversations": ["q", "a"]},
+    "UltraChat": {"id": "1", "data": ["Hi", "Hello.", "q", "a"]},
+    "Dolly": {"instruction": "q", "context": "Given.", "response": "a", "category": "qa"},
+    "Aya": {"inputs": "q", "targets": "a", "language": "en"},
+    "LIMO": {"question": "q", "solution": "a", "answer": "42"},
+    "CodeFeedback": {"query": "q", "answer": "a", "lang": "python"},
+    "Nemotron": {"input": [user("q")], "output": "a", "system_prompt": "Be brief."},
+    "Capybara": {
+        "conversation": [{"input": "Hi", "output": "Hello."}, {"input": "q", "output": "a"}]
+    },
+    "XTuner": {"conversation": [{"system": "Be brief.", "input": "q", "output": "a"}]},
+    "history": {"instruction": "q", "output": "a", "history": [["Hi", "Hello."]]},
+    "xLAM call": {
+        "query": "q",
+        "answers": json.dumps([CALL]),
+        "tools": json.dumps([{"name": "f"}]),
+    },
+    "system_message": {"system_message": "Be brief.", "conversations": [user("q"), assistant("a")]},
+    "OASST": {
+        "message_tree_id": "1",
+        "prompt": {
+            "role": "prompter",
+            "text": "q",
+            "replies": [
+                {"role": "assistant", "text": "b", "rank": 1, "replies": []},
+                {
+                    "role": "assistant",
+                    "text": "a",
+                    "rank": 0,
+                    "replies": [{"role": "prompter", "text": "And?", "replies": []}],
+                },
+            ],
+        },
+    },
+}
 ROLES = {
+    **dict.fromkeys(("LIMA", "Dolly", "Aya", "LIMO", "CodeFeedback", "OASST"), "user assistant"),
+    **dict.fromkeys(("UltraChat", "Capybara", "history"), "user assistant user assistant"),
+    **dict.fromkeys(("Nemotron", "XTuner", "system_message"), "system user assistant"),
+    "xLAM call": "user assistant",
     "Alpaca": "user assistant", "OpenOrca": "system user assistant",
     "Gemini": "system user assistant", "Cohere": "user assistant",
 }  # fmt: skip
@@ -422,8 +494,96 @@ def test_conversations_load_as_they_are(name: str) -> None:
     assert roles == ROLES.get(name, "user assistant tool assistant")
     calls = [call["function"] for message in row.messages for call in message.get("tool_calls", ())]
     assert calls == ([CALL] if "call" in name or "LLaMA" in name else [])
-    if name == "Alpaca":
-        assert row.messages[0]["content"] == "Translate.\nHaus"
+    more = {"Alpaca": "Translate.\nHaus", "Dolly": "q\nGiven."}
+    assert row.messages[0]["content"] == more.get(name, row.messages[0]["content"])
+    assert row.messages[-1]["content"] in ("a", "house", "")
+
+
+REFUSED: Mapping[str, tuple[type, dict[str, Any], dict[str, Any], str]] = {
+    "s1K": (
+        ConversationRow,
+        {"question": "q", "solution": "s", "attempt": "a", "thinking_trajectories": ["t"]},
+        {"prompt": "question", "completion": "attempt", "reasoning": "thinking_trajectories"},
+        "completion",
+    ),
+    "HelpSteer 2": (
+        UnpairedRow,
+        {"prompt": "q", "response": "a", "helpfulness": 3, "verbosity": 1},
+        {"completion": "response", "label": "helpfulness", "good": "3"},
+        "unpaired",
+    ),
+    "BeaverTails": (
+        UnpairedRow,
+        {"prompt": "q", "response": "a", "is_safe": True},
+        {"completion": "response", "label": "is_safe"},
+        "unpaired",
+    ),
+    "first the better": (
+        PreferenceRow,
+        {"instruction": "q", "output": ["good", "bad"]},
+        {"prompt": "instruction", "chosen": "output.0", "rejected": "output.1"},
+        "preference",
+    ),
+    "safer": (
+        PreferenceRow,
+        {"prompt": "q", "response_0": "good", "response_1": "bad", "safer_response_id": 0},
+        {"chosen": "response_0", "rejected": "response_1", "better": "safer_response_id",
+         "first": "0"},
+        "preference",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_clear_is_refused_with_the_settings_that_load_it(name: str) -> None:
+    kind, record, fields, format_ = REFUSED[name]
+    with pytest.raises(ValueError, match=r"cannot tell|one response") as refused:
+        loaded([record], kind)
+    assert f"data.format={format_}" in str(refused.value)
+    assert all(f"{k}: {v}" in str(refused.value) for k, v in fields.items() if k not in GIVEN)
+
+    (row,) = loaded([record], kind, name=format_, fields=fields)
+
+    assert isinstance(row, kind), row
+    if isinstance(row, ConversationRow):
+        assert row.messages[-1].get("reasoning_content") == "t"
+    if isinstance(row, UnpairedRow):
+        assert row.label
+    if isinstance(row, PreferenceRow):
+        assert said(row) == ("q", "good", "bad")
+
+
+def test_usual_names_decide_beside_other_columns() -> None:
+    more = {"prompt": "q", "completion": "a", "answer": "42", "query": "x"}
+    assert loaded([more], ConversationRow)[0].messages == (user("q"), assistant("a"))
+    assert loaded([more | {"label": True}], UnpairedRow)[0].completion == (assistant("a"),)
+    call = {"prompt": "Write JSON.", "completion": json.dumps([CALL])}
+    assert loaded([call], ConversationRow)[0].messages[-1]["content"] == json.dumps([CALL])
+
+
+def test_a_context_that_cannot_be_added_to_the_question_is_no_silent_loss() -> None:
+    record = {"question": [user("q")], "context": "Given.", "answer": "a"}
+    assert loaded([record], ConversationRow) == ["content not a string"]
+    before = {"question": "q", "context": [user("Hi"), assistant("Hello.")], "answer": "a"}
+    assert len(loaded([before], ConversationRow)[0].messages) == 4
+
+
+GIVEN = ("good", "first")
+"""Settings whose value only a person knows."""
+
+PROMPTS: Mapping[str, dict[str, Any]] = {
+    "GSM8K": {"question": "q", "answer": "Six times seven.\n#### 42"},
+    "RLVR": {"messages": [user("q")], "ground_truth": "42"},
+    "DeepScaleR": {"problem": "q", "answer": "42", "solution": "Six times seven."},
+    "DAPO": {"prompt": [user("q")], "reward_model": {"ground_truth": "42"}},
+    "DeepMath": {"question": "q", "final_answer": "42"},
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_load_with_their_answers(name: str) -> None:
+    (row,) = loaded([PROMPTS[name]], PromptRow)
+    assert (row.prompt, row.answer) == ((user("q"),), "42")
 
 
 def test_a_conversation_with_a_verdict_is_judged_by_its_last_turn() -> None:

@@ -1,12 +1,17 @@
 """One conversation a record, for supervised fine-tuning."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.data.formats.turns import (
+    are_texts,
     found,
+    history,
+    in_turn,
     is_list,
+    listed_calls,
     messages,
     ordered,
     question,
@@ -14,15 +19,25 @@ from steps.data.formats.turns import (
     response_messages,
     show,
     template_kwargs,
+    text,
     tools,
     unpacked,
     with_system,
 )
 from steps.data.rows.reasons import MalformedRow
-from steps.data.rows.rows import ConversationRow
+from steps.data.rows.rows import ConversationRow, Messages
 
-_USUAL_NAMES = ("messages", "conversations", "conversation", "contents")
-_ASKED_AND_ANSWERED = (
+_USUAL_NAMES = (
+    "messages", "conversations", "conversation", "contents", "dialogue", "dialog", "chat", "data",
+)  # fmt: skip
+_QUESTIONS = ("prompt", "instruction", "question", "query", "problem", "inputs", "input")
+_RESPONSES = (
+    "completion", "response", "output", "solution", "generated_solution", "answer", "answers",
+    "target", "targets",
+)  # fmt: skip
+"""Columns that hold a question and its answer; one of each alone decides."""
+
+_PAIRED = (
     ("prompt", "completion"),
     ("prompt", "response"),
     ("instruction", "output"),
@@ -32,12 +47,20 @@ _ASKED_AND_ANSWERED = (
     ("query", "response"),
     ("problem", "solution"),
 )
-"""Columns that hold a question and its answer; one pair of them alone decides."""
+"""Usual pairs of them; one pair alone decides whatever other columns there are."""
+
+_COMPLETE = ("prompt", "input", "inputs")
+"""Questions to which another column adds nothing."""
+
+_WHOLE = re.compile(
+    "think|reasoning|trajector|attempt|generations|respons|definition", re.IGNORECASE
+)
+"""Names of columns next to which an answer or a solution may be only a part of what is learnt."""
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """A list of messages in the field `messages`."""
+    """A list of messages in the field `messages`, or of texts of user and assistant in turn."""
 
     messages: str = "messages"
     tools: str = "tools"
@@ -67,7 +90,8 @@ class ChatFormat:
             raise MalformedRow("content not a string", f"{self.messages} is {show(value)}")
         if not value:
             raise MalformedRow("empty conversation", f"{self.messages} is an empty list")
-        turns = with_system(messages(value, self.messages), read_system(record, self.system_field))
+        listed = (in_turn if are_texts(value) else messages)(value, self.messages)
+        turns = with_system(listed, read_system(record, self.system_field))
         turns = ordered(turns, self.messages, self.turns)
         return ConversationRow(
             row,
@@ -81,12 +105,17 @@ class ChatFormat:
 class CompletionFormat:
     """A prompt (a string or messages) and its completion (a string or messages).
 
-    `input` is text that is appended to the prompt after a line break (as in Alpaca).
+    `input` is text that is appended to the prompt after a line break (as in Alpaca), `history` what
+    was said before: messages, or questions with their answers. `reasoning` is a text that the
+    completion has as its reasoning. A completion may be a list of tool calls, in the column
+    `answers` also as JSON text.
     """
 
     prompt: str = "prompt"
     completion: str = "completion"
     input: str | None = None
+    history: str = "history"
+    reasoning: str | None = None
     tools: str = "tools"
     template_kwargs: str = "chat_template_kwargs"
     system_field: str | None = "system"
@@ -100,17 +129,19 @@ class CompletionFormat:
         """The format with usual field names, if `record` looks like it in one way only."""
         if record.get("label") is not None:
             return None
-        there = [
-            names
-            for names in _ASKED_AND_ANSWERED
-            if all(record.get(name) is not None for name in names)
-        ]
-        if len(there) != 1 or "context" in record:
+        answered = [name for name in _RESPONSES if record.get(name)]
+        if {"answer", "solution"} <= set(answered):  # the answer is the result of the solution
+            answered.remove("answer")
+        pairs = [(q, a) for q, a in _PAIRED if record.get(q) and a in answered]
+        pairs = pairs or [(q, a) for q in asked_in(record) for a in answered]
+        if len(pairs) != 1:
             return None
-        ((prompt, completion),) = there
+        prompt, completion = pairs[0]
         if completion != "completion" and ChatFormat.detected(record) is not None:
             return None
-        return cls(prompt, completion, "input" if prompt == "instruction" else None)
+        if not _is_completion(record, completion) or (prompt == "prompt" and "context" in record):
+            return None
+        return cls(prompt, completion, None if prompt in _COMPLETE else "input")
 
     def parse(self, record: Mapping[str, Any], row: str) -> ConversationRow:
         """The conversation that `record` describes, labelled `row`.
@@ -119,8 +150,9 @@ class CompletionFormat:
             MalformedRow: prompt and completion are no conversation.
         """
         prompt = question(record, self.prompt, self.input)
-        answer = response_messages(found(record, self.completion), self.completion, "no completion")
-        turns = with_system((*prompt, *answer), read_system(record, self.system_field))
+        before = history(found(record, self.history), self.history)
+        turns = (*before, *prompt, *self._answer(record))
+        turns = with_system(turns, read_system(record, self.system_field))
         turns = ordered(turns, f"{self.prompt} + {self.completion}", self.turns)
         return ConversationRow(
             row,
@@ -128,3 +160,31 @@ class CompletionFormat:
             tools(record, self.tools),
             template_kwargs(record, self.template_kwargs),
         )
+
+    def _answer(self, record: Mapping[str, Any]) -> Messages:
+        value = found(record, self.completion)
+        may_call = self.completion == "answers" or not isinstance(value, str)
+        if may_call and (calls := listed_calls(value)) is not None:
+            answer: Messages = ({"role": "assistant", "content": "", "tool_calls": calls},)
+        else:
+            answer = response_messages(value, self.completion, "no completion")
+        if self.reasoning is None or (thought := found(record, self.reasoning)) is None:
+            return answer
+        if are_texts(thought) and len(thought) == 1:
+            thought = thought[0]
+        *before, last = answer
+        return (*before, {**last, "reasoning_content": text(thought, self.reasoning)})
+
+
+def asked_in(record: Mapping[str, Any]) -> list[str]:
+    """The columns that hold a question; `input` beside an instruction only adds to it."""
+    asked = [name for name in _QUESTIONS if record.get(name)]
+    return [name for name in asked if name != "input" or "instruction" not in asked]
+
+
+def _is_completion(record: Mapping[str, Any], name: str) -> bool:
+    """Whether a column is an answer, and no other column may be more of it."""
+    partial = name in ("answer", "answers", "solution", "targets", "target")
+    if partial and any(_WHOLE.search(str(other)) for other in record):
+        return False
+    return name != "answers" or listed_calls(record[name]) is not None

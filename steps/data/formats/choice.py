@@ -14,7 +14,8 @@ from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.ranked import PAIRS, RankedFormat
 from steps.data.formats.text import TextFormat
-from steps.data.formats.turns import READ_KEYS, TURNS, is_list
+from steps.data.formats.tree import TreeFormat, TreePairsFormat
+from steps.data.formats.turns import EXCHANGED_KEYS, INPUTS, READ_KEYS, TURNS, is_list
 from steps.data.formats.unpaired import UnpairedFormat
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
 from steps.shared.execution_detail import execution_detail
@@ -23,9 +24,11 @@ Format = (
     PreferenceFormat
     | RankedFormat
     | ImplicitFormat
+    | TreePairsFormat
     | HHFormat
     | ChatFormat
     | CompletionFormat
+    | TreeFormat
     | PromptFormat
     | UnpairedFormat
     | TextFormat
@@ -36,8 +39,10 @@ FORMATS: Mapping[str, type[Format]] = {
     "ranked": RankedFormat,
     "implicit_prompt": ImplicitFormat,
     "hh_rlhf": HHFormat,
+    "tree_pairs": TreePairsFormat,
     "chat": ChatFormat,
     "completion": CompletionFormat,
+    "tree": TreeFormat,
     "prompt": PromptFormat,
     "unpaired": UnpairedFormat,
     "text": TextFormat,
@@ -155,7 +160,8 @@ _TELLING = frozenset(
         "image", "images", "video", "videos", "audio", "audios", "input", "labels", "label",
         "winner", "better", "better_response_id", "overall_preference", "preference_strength",
         "preference", "initial_reason_steps", "context", "history", "functions", "documents",
-        "reasoning", "thinking", "winner_tie", "split", "weight",
+        "reasoning", "thinking", "thinking_trajectories", "winner_tie", "split", "weight",
+        "definition", "document", "passage",
     )
 )  # fmt: skip
 """Columns that probably matter, in any format."""
@@ -173,15 +179,21 @@ def ignored_keys(chosen: Format, record: Mapping[str, Any]) -> set[str]:
         for turn in turns
         if isinstance(turn, Mapping) and not turn.keys() <= READ_KEYS
         for key, value in turn.items()
-        if key not in READ_KEYS and value is not None and str(key).isprintable()
+        if not _is_read(key, turn) and value is not None and str(key).isprintable()
     }
+
+
+def _is_read(key: Any, turn: Mapping[Any, Any]) -> bool:
+    exchanged = key in EXCHANGED_KEYS and "role" not in turn and "from" not in turn
+    return key in READ_KEYS or exchanged
 
 
 @lru_cache(maxsize=64)
 def _columns_of(chosen: Format) -> tuple[set[Any], set[str]]:
     """The names of the fields that may hold messages, and the columns that they are in."""
     names = {getattr(chosen, field.name) for field in fields(chosen) if field.name not in _NO_TURNS}
-    return names, {str(name).partition(".")[0] for name in names}
+    read = {str(name).partition(".")[0] for name in names}
+    return names, read | (set(INPUTS) if getattr(chosen, "input", None) == "input" else set())
 
 
 def _tells(name: str, value: Any) -> bool:
@@ -205,16 +217,25 @@ def format_name(chosen: Format) -> str:
 def _undecided(
     where: str, found: list[str], seen: list[Mapping[str, Any]], wanted: list[str]
 ) -> str:
-    names = sorted({str(key) for record in seen for key in record})[:20]
+    names = sorted({str(key) for record in seen for key in record})[:30]
     what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
-    hint = _hint(names)
-    if not found and not hint and (others := _made_by(seen)):
+    suggested = _suggested(wanted, names)
+    pairs = "preference" in wanted
+    hint = _hint(names, seen) if pairs else _tree_hint(names)
+    if hint:
+        return (
+            f"{where}: cannot tell the format of its rows (their fields: {', '.join(names)}){hint}"
+        )
+    if (pairs or "unpaired" in wanted) and not found and (rated := _rated(seen)):
+        what = "each of its rows holds one response with a verdict"
+        how = "read them with load_unpaired (temper run kto) and " if pairs else "name them: "
+        return f"{where}: {what}; {how}{rated}"
+    if not found and _UNCLEAR in suggested and (others := _made_by(seen)):
         return f"{where}: no format fits its rows as they are read here, but they are {others}"
     return (
         f"{where}: cannot tell the format of its rows ({what}; their fields: "
         f"{', '.join(names) or 'none'}); name it, and the fields whose names differ from its own: "
-        f"{_suggested(wanted, names)} "
-        f"(formats: {', '.join(wanted)}){hint}"
+        f"{suggested} (formats: {', '.join(wanted)})"
     )
 
 
@@ -231,6 +252,8 @@ def _made_by(seen: list[Mapping[str, Any]]) -> str:
     """What the records are if one kind of row fits all of them; empty if none does."""
     for makes, reader in _READERS.items():
         kinds = [kind for kind in FORMATS.values() if kind.makes is makes]
+        if makes is PromptRow and not all("prompt" in record for record in seen):
+            continue
         if all(any(kind.detected(record) is not None for kind in kinds) for record in seen):
             return reader
     return ""
@@ -242,11 +265,16 @@ _MEANT: Mapping[str, tuple[str, ...]] = {
     "rejected": ("rejected", "bad", "worse", "dispreferred", "loser", "negative", "worst"),
     "completions": ("completions", "responses", "answers", "candidates", "generations"),
     "messages": ("messages", "conversation", "conversations", "dialogue", "turns", "chat"),
-    "completion": ("completion", "response", "answer", "output", "reply", "generation"),
+    "completion": (
+        "completion", "response", "answer", "output", "reply", "generation", "attempt", "targets",
+    ),
     "answer": ("answer", "solution", "gold", "target", "expected", "result"),
-    "label": ("label", "good", "liked", "is_good", "thumbs_up", "desirable", "rating"),
+    "label": (
+        "label", "good", "liked", "is_good", "thumbs_up", "desirable", "safe", "rating", "score",
+        "helpfulness", "quality",
+    ),
     "text": ("text", "content", "document", "body", "passage"),
-}
+}  # fmt: skip
 """Fields of formats, with names that data sets often use for them."""
 
 
@@ -255,13 +283,15 @@ def _spelled(name: str, names: list[str]) -> str:
     renamed: dict[str, str] = {}
     left = [name for name in names if re.fullmatch(r"[\w.-]+", name)]
     for asked in fields(FORMATS[name]):
-        words = _MEANT.get(str(asked.default), ())
-        whole = [n for word in words for n in left if n.lower() == word]
-        partly = [n for word in words for n in left if word in re.split("[^a-z]+", n.lower())]
-        column = next(iter(whole + partly), "NAME")
+        if (field := str(asked.default)) not in _MEANT:
+            continue
+        column = _column(field, left)
         left = [n for n in left if n != column]
-        if words and column != asked.default:
+        if column != field:
             renamed[asked.name] = column
+    thoughts = [n for n in left if re.search("think|trajector|reasoning", n.lower())]
+    if name == "completion" and len(thoughts) == 1:
+        renamed["reasoning"] = thoughts[0]
     listed = ", ".join(f"{name}: {column}" for name, column in renamed.items())
     return f"data.format={name}" + (f" 'data.fields={{{listed}}}'" if renamed else "")
 
@@ -269,29 +299,92 @@ def _spelled(name: str, names: list[str]) -> str:
 def _suggested(wanted: list[str], names: list[str]) -> str:
     """The settings of the first format whose columns are all clear, or else of the first."""
     spelled = [_spelled(name, names) for name in wanted if name in _SUGGESTED]
-    return next((one for one in spelled if ": NAME" not in one), spelled[0])
+    return next((one for one in spelled if _UNCLEAR not in one), spelled[0])
 
 
+_UNCLEAR = ": NAME"
 _SUGGESTED = ("preference", "ranked", "chat", "completion", "prompt", "unpaired", "text")
 
 
-def _hint(names: list[str]) -> str:
-    """A hint about columns that are not detected automatically."""
+def _hint(names: list[str], seen: list[Mapping[str, Any]]) -> str:
+    """A hint about columns of pairs that are not detected automatically."""
     if len(names) == 1 and (between := re.search("[;|\t]", names[0])):
         return (
             f"; its columns are parted by {between[0]!r}: write it with commas, or as .tsv by tabs"
         )
     if len(sides := [(a, b) for a in names for b in names if _are_sides(a, b)]) == 1:
-        first, second = sides[0]
         return (
             "; where another column says which of the two is better: data.format=preference "
-            f"'data.fields={{chosen: {first}, rejected: {second}, better: COLUMN}}'"
+            f"'data.fields={{{_judged(names, *sides[0])}}}'"
         )
     if "full_chosen" in names:
         return "; chosen and rejected are single steps here, full_chosen and full_rejected answers"
     if "initial_reason_steps" in names:
         return "; chosen and rejected are single steps here, after initial_reason_steps"
+    twos = [n for n in names if seen and all(_are_two(record.get(n)) for record in seen)]
+    lists = [n for n in names if any(is_list(record.get(n)) for record in seen)]
+    if len(twos) == 1 and lists == twos:
+        asked = _column("prompt", [name for name in names if name != twos[0]])
+        return (
+            f"; if the first of the two texts in {twos[0]} is the better: data.format=preference "
+            f"'data.fields={{prompt: {asked}, chosen: {twos[0]}.0, rejected: {twos[0]}.1}}'"
+        )
+    return _tree_hint(names)
+
+
+def _tree_hint(names: list[str]) -> str:
+    if {"message_id", "parent_id"} <= set(names):
+        return (
+            "; each row is one message of a tree, which is in several rows; read a file with one "
+            "tree a row (in OASST: *.trees.jsonl.gz)"
+        )
     return ""
+
+
+_VERDICT = re.compile("better|winner|prefer|choice|label|verdict|safer|best")
+
+
+def _judged(names: list[str], first: str, second: str) -> str:
+    """The fields of two responses of which another column says which is better."""
+    left = [name for name in names if name not in (first, second)]
+    verdicts = [name for name in left if _VERDICT.search(name.lower())]
+    better = verdicts[0] if len(verdicts) == 1 else "COLUMN"
+    asked = _column("prompt", left)
+    prompt = "" if asked == "prompt" else f"prompt: {asked}, "
+    return f"{prompt}chosen: {first}, rejected: {second}, better: {better}"
+
+
+def _column(field: str, names: list[str]) -> str:
+    """The column that a field is probably called; NAME if that is unclear."""
+    words = _MEANT[field]
+    whole = [n for word in words for n in names if n.lower() == word]
+    partly = [n for word in words for n in names if word in re.split("[^a-z]+", n.lower())]
+    return next(iter(whole + partly), "NAME")
+
+
+def _are_two(value: Any) -> bool:
+    return is_list(value) and len(value) == 2 and all(isinstance(one, str) for one in value)
+
+
+def _rated(seen: list[Mapping[str, Any]]) -> str:
+    """The settings for single responses with a rating, if the records are that."""
+    names = sorted({str(key) for record in seen for key in record})
+    numbers = [n for n in names if all(_is_number(record.get(n)) for record in seen)]
+    texts = [n for n in names if n not in numbers]
+    rating, answer = _column("label", numbers), _column("completion", texts)
+    asked = _column("prompt", [name for name in texts if name != answer])
+    if "NAME" in (rating, answer, asked) or not seen:
+        return ""
+    flag = all(isinstance(record.get(rating), bool) for record in seen)
+    prompt = "" if asked == "prompt" else f"prompt: {asked}, "
+    good = "" if flag else ", good: NUMBER"
+    explained = "" if flag else ", where NUMBER is the lowest rating of a good response"
+    fields = f"{prompt}completion: {answer}, label: {rating}{good}"
+    return f"data.format=unpaired 'data.fields={{{fields}}}'{explained}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def _are_sides(one: str, other: str) -> bool:

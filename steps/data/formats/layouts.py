@@ -57,7 +57,31 @@ _JUDGED: tuple[Layout, ...] = (
     {  # Arena's preferences for judges
         "prompt": "prompt", "chosen": "response_a", "rejected": "response_b", "better": "winner",
     },
+    {  # Arena's, with a column for each verdict
+        "prompt": "prompt", "chosen": "response_a", "rejected": "response_b",
+        "better": "winner_model_a", "first": "1", "tie": "winner_tie",
+    },
+    {  # AlpacaFarm: the number of the better output
+        "prompt": "instruction", "input": "input", "chosen": "output_1", "rejected": "output_2",
+        "better": "preference", "first": "1", "second": "2",
+    },
 )  # fmt: skip
+
+_VALUES = ("better", "first", "second", "tie", "input")
+"""Fields of layouts that a record may lack, or that name no column."""
+
+_SCORES = (
+    ("score_chosen", "score_rejected"),
+    ("chosen_score", "rejected_score"),
+    ("chosen_rating", "rejected_rating"),
+    ("rating_chosen", "rating_rejected"),
+    ("chosen-rating", "rejected-rating"),
+    ("chosen_avg_rating", "rejected_avg_rating"),
+)
+
+_COMPLETIONS = ("completions", "responses", "generations", "all_responses", "candidates")
+_SCORED = ("scores", "ratings", "rewards", "rating")
+"""Columns with texts, and beside them columns with a score of each."""
 
 _RANKED: tuple[Layout, ...] = (
     {"prompt": "prompt", "completions": "answers", "text": "answer", "rank": "rank"},  # Nectar
@@ -65,9 +89,9 @@ _RANKED: tuple[Layout, ...] = (
         "prompt": "instruction", "completions": "completions", "text": "response",
         "score": "overall_score",
     },
-    {"prompt": "instruction", "completions": "generations", "scores": "ratings"},  # distilabel
-    {"prompt": "prompt", "completions": "completions", "scores": "scores"},
-    {"prompt": "prompt", "completions": "responses", "scores": "scores"},
+    {  # summaries with feedback: the index of the better
+        "prompt": "info.post", "completions": "summaries", "text": "text", "best": "choice",
+    },
     {"prompt": "prompt", "completions": "completions", "text": "text", "score": "score"},
     {"prompt": "prompt", "completions": "responses", "text": "text", "score": "score"},
     {"prompt": "prompt", "completions": "completions", "text": "text", "rank": "rank"},
@@ -81,6 +105,7 @@ _RANKED: tuple[Layout, ...] = (
         "prompt": "contents", "completions": "completions", "text": "completion", "score": "score",
     },
 )  # fmt: skip
+_ASKED = ("prompt", "instruction", "question", "query")
 _OF_A_COMPLETION = ("text", "score", "rank")
 
 
@@ -101,18 +126,37 @@ def ranked_layout(record: Mapping[str, Any]) -> Layout | None:
     """The names of the fields of several completions with scores or ranks, or `None`."""
     for layout in _RANKED:
         listed = record.get(layout["completions"])
-        if not isinstance(listed, list) or not listed or record.get(layout["prompt"]) is None:
+        asked = record.get(layout["prompt"].partition(".")[0])
+        if not isinstance(listed, list) or not listed or asked is None:
             continue
         keys = {layout[name] for name in _OF_A_COMPLETION if name in layout}
-        of_objects = isinstance(listed[0], Mapping) and keys and keys <= listed[0].keys()
-        of_texts = not keys and isinstance(listed[0], str) and record.get(layout["scores"])
-        if of_objects or of_texts:
+        judged = "best" not in layout or record.get(layout["best"]) is not None
+        if isinstance(listed[0], Mapping) and keys <= listed[0].keys() and judged:
             return layout
-    return None
+    return None if pair_layout(record) else _scored_texts(record)
+
+
+def _scored_texts(record: Mapping[str, Any]) -> Layout | None:
+    """The names of a question, a list of texts and a list with a score of each, if clear."""
+    asked = [name for name in _ASKED if record.get(name) is not None]
+    texts = [name for name in _COMPLETIONS if _is_list_of(record.get(name), str)]
+    scores = [name for name in _SCORED if _is_list_of(record.get(name), int | float)]
+    if not len(asked) == len(texts) == len(scores) == 1:
+        return None
+    return {"prompt": asked[0], "completions": texts[0], "scores": scores[0]}
+
+
+def _is_list_of(value: Any, kind: Any) -> bool:
+    """Whether a value is a list of such items, of which some may be missing."""
+    there = [item for item in value if item is not None] if isinstance(value, list) else []
+    return bool(there) and all(isinstance(item, kind) for item in there)
 
 
 def _with_prompt(record: Mapping[str, Any], chosen: str, rejected: str) -> Layout | None:
     names = {"chosen": chosen, "rejected": rejected}
+    scores = (pair for pair in _SCORES if all(name in record for name in pair))
+    if (scored := next(scores, _SCORES[0])) != _SCORES[0]:
+        names |= {"score_chosen": scored[0], "score_rejected": scored[1]}
     sides = [unpacked(record.get(name)) for name in (chosen, rejected)]
     asked = record.get("input")
     if isinstance(asked, Mapping) and asked.get("messages") is not None:
@@ -132,6 +176,6 @@ def _with_prompt(record: Mapping[str, Any], chosen: str, rejected: str) -> Layou
 
 
 def _has(record: Mapping[str, Any], layout: Layout) -> bool:
-    columns = [value for name, value in layout.items() if name not in ("better", "first")]
+    columns = [value for name, value in layout.items() if name not in _VALUES]
     judged = layout["better"] == "scores" or layout["better"] in record
     return judged and all(column.partition(".")[0] in record for column in columns)

@@ -24,7 +24,8 @@ the first response and `rejected` the second. The column's values mean
   column `model_a` mean the first response, and so on for the second. Numbers are refused, because
   data sets disagree on the meaning of 0 and 1.
 
-Words such as `tie`, `both_bad` and `neither` always mean a tie.
+Words such as `tie`, `both_bad` and `neither` always mean a tie, and so does the column that `tie`
+names, where it is true or 1.
 
 `better=scores` prefers the response with the higher score.
 """
@@ -45,6 +46,7 @@ from steps.data.formats.turns import (
     score,
     show,
     template_kwargs,
+    texts_in,
     tools,
     weight,
     with_system,
@@ -78,6 +80,7 @@ class PreferenceFormat:
     better: str | None = None
     first: str | None = None
     second: str | None = None
+    tie: str | None = None
     score_chosen: str = "score_chosen"
     score_rejected: str = "score_rejected"
     tools: str = "tools"
@@ -101,9 +104,10 @@ class PreferenceFormat:
         Raises:
             MalformedRow: the record is no usable pair.
         """
-        prompt = None
-        if found(record, self.prompt) is not None:
+        prompt, several = None, self._several_turns(record)
+        if several is None and found(record, self.prompt) is not None:
             prompt = question(record, self.prompt, self.input)
+        record = several or record
         own_system = read_system(record, self.system_field)
         given = {
             field: response_messages(found(record, field), field, missing)
@@ -134,6 +138,26 @@ class PreferenceFormat:
             weight=weight(record, self.weight),
         )
         return pair if self._first_is_better(record, pair) else _swapped(pair)
+
+    def _several_turns(self, record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The record with whole conversations as sides, if prompt and sides are lists of as many
+        texts: the questions, and the answers of either side."""
+        names = (self.prompt, self.chosen, self.rejected)
+        asked = texts_in(found(record, self.prompt))
+        if asked is None:
+            return None
+        sides = [texts_in(found(record, name)) for name in names[1:]]
+        if any(side is None or len(side) != len(asked) for side in sides):
+            return None
+        whole = {
+            name: [
+                {"role": role, "content": said}
+                for turn in zip(asked, side or (), strict=True)
+                for role, said in zip(("user", "assistant"), turn, strict=True)
+            ]
+            for name, side in zip(names[1:], sides, strict=True)
+        }
+        return {**record, **whole}
 
     @property
     def _sides(self) -> tuple[tuple[str, Reason], tuple[str, Reason]]:
@@ -167,6 +191,8 @@ class PreferenceFormat:
         else:
             value = found(record, self.better)
             verdict, what = self._verdict(value, record), f"{self.better} is {show(value)}"
+            if self.tie is not None and _spelled(found(record, self.tie)) == "1":
+                verdict, what = 0.0, f"{self.tie} is {show(found(record, self.tie))}"
         if not verdict:
             raise MalformedRow("tie", what)
         return verdict > 0

@@ -1,5 +1,6 @@
 """Prompts for a model to answer, with the right answer where the record has one."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -7,24 +8,33 @@ from typing import Any, ClassVar
 from steps.data.formats.turns import (
     check_prompt,
     found,
+    is_list,
     merged,
     prompt_messages,
     read_system,
     template_kwargs,
     text,
     tools,
+    unpacked,
     with_system,
 )
 from steps.data.rows.rows import PromptRow
 
-_ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth")
+_QUESTIONS = ("prompt", "question", "problem", "instruction", "query")
+_ANSWERS = (
+    "answer", "reward_model.ground_truth", "ground_truth", "final_answer", "expected_answer",
+    "gold_answer", "solution",
+)  # fmt: skip
+_MARKED = re.compile(r".*\n#### *(\S[^\n]*)", re.DOTALL)
+"""A solution in the form of GSM8K, whose last line is the answer."""
 
 
 @dataclass(frozen=True)
 class PromptFormat:
     """`prompt` is a string (one user message) or messages that end with the user's.
 
-    `answer` is a string or a whole number, and may be absent.
+    `answer` is a string or a whole number, and may be absent. Of a solution whose last line begins
+    with `####`, as in GSM8K, the rest of that line is the answer.
     """
 
     prompt: str = "prompt"
@@ -40,10 +50,16 @@ class PromptFormat:
     @classmethod
     def detected(cls, record: Mapping[str, Any]) -> "PromptFormat | None":
         """The format with its usual field names, if `record` has a prompt."""
-        if record.get("prompt") is None:
+        asked = next((name for name in _QUESTIONS if record.get(name)), None)
+        if asked is None and _ends_with_a_question(record.get("messages")):
+            asked = "messages"
+        if asked is None or (isinstance(record[asked], Mapping) and "replies" in record[asked]):
             return None
         answers = (name for name in _ANSWERS if found(record, name) is not None)
-        return cls(answer=next(answers, "answer"))
+        answer = next(answers, "answer")
+        return (
+            None if asked in ("instruction", "query") and "input" in record else cls(asked, answer)
+        )
 
     def parse(self, record: Mapping[str, Any], row: str) -> PromptRow:
         """The prompt that `record` describes, labelled `row`.
@@ -69,4 +85,12 @@ def _answer(value: Any, field: str) -> str | None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    return text(value, field, "answer not a string")
+    said = text(value, field, "answer not a string")
+    marked = _MARKED.fullmatch(said)
+    return marked[1].strip() if marked else said
+
+
+def _ends_with_a_question(value: Any) -> bool:
+    listed = unpacked(value)
+    last = listed[-1] if is_list(listed) and listed else None
+    return isinstance(last, Mapping) and last.get("role", last.get("from")) in ("user", "human")

@@ -1,7 +1,8 @@
 """Several completions of one prompt, with scores or ranks: each record becomes pairs.
 
 `completions` is a list of texts, or of objects with a `text` and a `score` (higher is better) or a
-`rank` (1 is best). `scores` may instead name a parallel list of scores, and `rank` one of ranks.
+`rank` (1 is best). `scores` may instead name a parallel list of scores, `rank` one of ranks, and
+`best` a column with the index of the best completion, from 0 on.
 Completions with equal scores make no pair. `pairs` selects the pairs:
 
 * `best_vs_worst`: the best with the worst completion;
@@ -12,7 +13,7 @@ The rows have the labels `RECORD#1`, `RECORD#2` and so on, the widest margin fir
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, ClassVar
@@ -35,6 +36,9 @@ from steps.data.formats.turns import (
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, Messages, PreferenceRow
 
+Scored = tuple[Messages, float]
+"""A completion and its score."""
+
 PAIRS = ("best_vs_worst", "adjacent", "all")
 _MARKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -50,6 +54,7 @@ class RankedFormat:
     text: str | None = None
     score: str | None = None
     rank: str | None = None
+    best: str | None = None
     tools: str = "tools"
     template_kwargs: str = "chat_template_kwargs"
     system_field: str | None = "system"
@@ -72,8 +77,8 @@ class RankedFormat:
             MalformedRow: there is no prompt, or a completion without a text or a score.
         """
         asked = with_system(self._prompt(record), read_system(record, self.system_field))
-        scored = sorted(self._scored(record), key=lambda one: -one[1])
-        chosen = list(self._paired(scored))
+        scored = list(self._scored(record))
+        chosen = pairs_of(scored, self.pairs)
         if not chosen:
             raise MalformedRow("tie", f"no two of {len(scored)} completions differ in score")
         shared: dict[str, Any] = {
@@ -111,6 +116,9 @@ class RankedFormat:
         parallel = self.scores
         if parallel is None and self.rank is not None and not isinstance(listed[0], Mapping):
             parallel = self.rank
+        best = None if self.best is None else score(record, self.best)
+        if self.best is not None and best not in range(len(listed)):
+            raise MalformedRow("verdict not understood", f"{self.best} is no index of a completion")
         sign = 1.0 if parallel == self.scores else -1.0
         beside = None if parallel is None else found(record, parallel)
         if parallel is not None and (not is_list(beside) or len(beside) != len(listed)):
@@ -121,7 +129,9 @@ class RankedFormat:
         for index, item in enumerate(listed):
             name = f"{self.completions}[{index}]"
             said = item.get(self.text) if self.text and isinstance(item, Mapping) else item
-            if beside is not None:
+            if best is not None:
+                value = float(index == best)
+            elif beside is not None:
                 value = score({name: beside[index]}, name)
                 value = None if value is None else sign * value
             elif isinstance(item, Mapping) and self.rank is not None:
@@ -135,14 +145,15 @@ class RankedFormat:
                 raise MalformedRow("score not a number", f"{name} has no score")
             yield response_messages(said, name, "no completion"), value
 
-    def _paired(
-        self, scored: list[tuple[Messages, float]]
-    ) -> list[tuple[tuple[Messages, float], tuple[Messages, float]]]:
-        if self.pairs == "best_vs_worst":
-            made = [(scored[0], scored[-1])] if len(scored) > 1 else []
-        elif self.pairs == "adjacent":
-            made = list(pairwise(scored))
-        else:
-            made = list(combinations(scored, 2))
-        different = [(a, b) for a, b in made if a[1] > b[1] and a[0] != b[0]]
-        return sorted(different, key=lambda pair: pair[1][1] - pair[0][1])
+
+def pairs_of(scored: Iterable[Scored], pairs: str) -> list[tuple[Scored, Scored]]:
+    """The pairs of completions that `pairs` selects, better and worse, the widest margin first."""
+    scored = sorted(scored, key=lambda one: -one[1])
+    if pairs == "best_vs_worst":
+        made = [(scored[0], scored[-1])] if len(scored) > 1 else []
+    elif pairs == "adjacent":
+        made = list(pairwise(scored))
+    else:
+        made = list(combinations(scored, 2))
+    different = [(a, b) for a, b in made if a[1] > b[1] and a[0] != b[0]]
+    return sorted(different, key=lambda pair: pair[1][1] - pair[0][1])

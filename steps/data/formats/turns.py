@@ -1,8 +1,9 @@
 """Read messages from records, and check that a sequence of messages is a conversation.
 
 A message is an object with `role` and `content`, or with ShareGPT's `from` and `value`, or Gemini's
-`parts`. A conversation is an optional system message, then turns: the assistant answers a user
-message. It may call tools, whose results come before its next message.
+`parts`. A list may also hold questions with their answers (`input` and `output`), or texts that the
+user and the assistant write in turn. A conversation is an optional system message, then turns: the
+assistant answers a user message. It may call tools, whose results come before its next message.
 """
 
 import json
@@ -30,7 +31,17 @@ _CALLS = ("function_call", "tool_call")
 """Roles of messages that are a tool call of the assistant, as JSON text."""
 
 _CONTENTS = ("content", "value", "parts", "text")
-_SYSTEMS = ("system", "system_prompt", "systemInstruction")
+_SYSTEMS = ("system", "system_prompt", "system_message", "systemInstruction")
+INPUTS = ("input", "context")
+_REASONINGS = ("reasoning_content", "reasoning", "thinking")
+_EXCHANGES = (
+    ("input", "output"),
+    ("human", "assistant"),
+    ("user", "assistant"),
+    ("question", "answer"),
+    ("prompt", "response"),
+)
+"""Names under which one object of a list holds a question and its answer."""
 
 TURNS = ("alternating", "merged", "any")
 """How turns out of order are handled: drop the row; merge consecutive turns of one role; or accept
@@ -56,8 +67,11 @@ _FOLLOWERS = {
 }
 """The roles that may follow each role."""
 
-READ_KEYS = frozenset({"role", "from", "function_call", *_CONTENTS, *EXTRA_KEYS})
+READ_KEYS = frozenset({"role", "from", "function_call", *_CONTENTS, *_REASONINGS, *EXTRA_KEYS})
 """The keys of a message that are read."""
+
+EXCHANGED_KEYS = frozenset({"system", *(key for keys in _EXCHANGES for key in keys)})
+"""The keys of a question with its answer that are read."""
 
 MOST_NESTED = 100
 """How deep tools, tool calls and template arguments may be nested. Later code (templates, JSON,
@@ -65,8 +79,47 @@ comparisons) is recursive, and Python's own recursion limit depends on the calle
 
 
 def messages(value: Sequence[Any], field: str) -> Messages:
-    """Read a list of messages, without a check of their order."""
+    """Read a list of messages, or of questions with answers, without a check of their order."""
+    if value and (keys := _exchange(value[0])) is not None:
+        named = ((f"{field}[{index}]", item) for index, item in enumerate(value))
+        return tuple(said for name, item in named for said in _exchanged(item, keys, name))
     return tuple(_message(item, f"{field}[{index}]") for index, item in enumerate(value))
+
+
+def _exchange(item: Any) -> tuple[str, str] | None:
+    """The names under which an object holds a question and its answer, if it is no message."""
+    if type(item) is dict and ("role" in item or "from" in item):  # most messages
+        return None
+    if not isinstance(item, Mapping) or "role" in item or "from" in item:
+        return None
+    found = [keys for keys in _EXCHANGES if all(isinstance(item.get(key), str) for key in keys)]
+    return found[0] if len(found) == 1 else None
+
+
+def _exchanged(item: Any, keys: tuple[str, str], field: str) -> Messages:
+    """The messages of one question and its answer, with a system prompt if the object has one."""
+    if _exchange(item) != keys:
+        raise MalformedRow("content not a string", f"{field} has no {' and '.join(keys)}")
+    roles = {"system": "system", keys[0]: "user", keys[1]: "assistant"}
+    texts = ((role, item.get(key), f"{field}.{key}") for key, role in roles.items())
+    return tuple(
+        Message(role=role, content=text(said, name))
+        for role, said, name in texts
+        if said or role != "system"
+    )
+
+
+def in_turn(texts: Sequence[Any], field: str) -> Messages:
+    """Texts that the user and the assistant write in turn, the user first."""
+    return tuple(
+        Message(role=("user", "assistant")[index % 2], content=text(said, f"{field}[{index}]"))
+        for index, said in enumerate(texts)
+    )
+
+
+def are_texts(value: Any) -> TypeGuard[Sequence[str]]:
+    """Whether a value is a list of texts."""
+    return is_list(value) and bool(value) and all(isinstance(item, str) for item in value)
 
 
 def found(record: Mapping[str, Any], field: str) -> Any:
@@ -112,11 +165,21 @@ def prompt_messages(value: Any, field: str) -> Messages:
 
 
 def question(record: Mapping[str, Any], field: str, more: str | None) -> Messages:
-    """The prompt in `field`, with the text of the field `more` after a line break."""
-    value, added = found(record, field), None if more is None else found(record, more)
-    if added is not None and isinstance(value, str) and text(added, str(more)).strip():
-        value = f"{value}\n{added}"
-    return prompt_messages(value, field)
+    """The prompt in `field`, with the text of the field `more` after a line break, or after it if
+    that is a list of messages. `input` stands for that or another usual name."""
+    value, before = found(record, field), ()
+    for name in INPUTS if more == "input" else () if more is None else (more,):
+        added = None if name == field else unpacked(found(record, name))
+        if is_list(added) and added:
+            before = messages(added, name)
+        elif added and text(added, name).strip():
+            if not isinstance(value, str):
+                raise MalformedRow(
+                    "content not a string",
+                    f"{name} is a text beside {field}, which is {show(value)}",
+                )
+            value = f"{value}\n{added}"
+    return (*before, *prompt_messages(value, field))
 
 
 def unpacked(value: Any) -> Any:
@@ -126,6 +189,12 @@ def unpacked(value: Any) -> Any:
     decoded = _decoded(value)
     listed = decoded if is_list(decoded) else [decoded]
     return decoded if listed and all(map(_is_message, listed)) else value
+
+
+def texts_in(value: Any) -> Sequence[str] | None:
+    """The texts of a list, or of its JSON text; else None."""
+    listed = _decoded(value) if isinstance(value, str) and value[:1] == "[" else value
+    return listed if are_texts(listed) else None
 
 
 def is_dialogue(prompt: Any) -> bool:
@@ -162,7 +231,44 @@ def response_messages(value: Any, field: str, missing: Reason) -> Messages:
         return ({"role": "assistant", "content": _one_turn(value, field)},)
     if not value:
         raise MalformedRow("empty conversation", f"{field} is an empty list")
+    if are_texts(value):
+        return _one_of(value, field)
     return messages(value, field)
+
+
+def history(value: Any, field: str) -> Messages:
+    """What was said before a prompt: messages, or pairs of a question and its answer."""
+    value = _decoded(value)
+    if value is None or (is_list(value) and not value):
+        return ()
+    if not is_list(value):
+        raise MalformedRow("content not a string", f"{field} is {show(value)}, expected a list")
+    pairs = [pair for pair in value if are_texts(pair) and len(pair) == 2]
+    if len(pairs) < len(value):
+        return messages(value, field)
+    return in_turn([said for pair in pairs for said in pair], field)
+
+
+def listed_calls(value: Any) -> list[dict[str, Any]] | None:
+    """The tool calls of a list of objects with `name` and `arguments`, or of its JSON text."""
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        return None
+    called = _decoded(value)
+    if not is_list(called) or not called:
+        return None
+    if not all(isinstance(c, Mapping) and {"name", "arguments"} == c.keys() for c in called):
+        return None
+    return _call_in(called, "calls")
+
+
+def _one_of(texts: Sequence[str], field: str) -> Messages:
+    """The only text of a list, as a message of the assistant."""
+    if len(texts) > 1:
+        raise MalformedRow(
+            "content not a string",
+            f"{field} holds {len(texts)} texts; if they are answers, name one: {field}.0",
+        )
+    return ({"role": "assistant", "content": _one_turn(texts[0], f"{field}[0]")},)
 
 
 def ordered(conversation: Messages, field: str, turns: str) -> Messages:
@@ -366,6 +472,8 @@ def _message(item: Any, field: str) -> Message:
     message: Message = {"role": role, "content": _said(content, f"{field}.{key}")}
     for name in EXTRA_KEYS:
         value = calls if name == "tool_calls" else item.get(name)
+        if name == "reasoning_content":
+            value = next((found for n in _REASONINGS if (found := item.get(n))), None)
         if value is not None and value != []:
             message[name] = _extra(value, name, f"{field}.{name}")
     return message

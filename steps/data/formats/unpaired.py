@@ -1,17 +1,20 @@
 """Single completions with a verdict, as KTO learns from (Ethayarajh et al. 2024)."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from steps.data.formats.chat import asked_in
 from steps.data.formats.turns import (
     check_conversation,
     found,
     is_list,
     merged,
-    prompt_messages,
+    question,
     read_system,
     response_messages,
+    score,
     show,
     template_kwargs,
     tools,
@@ -28,12 +31,15 @@ class UnpairedFormat:
     """`prompt` and `completion` are strings or messages; `label` is true for a good completion.
 
     Without a prompt, `completion` is a conversation, and its last turn is judged. `weight` must be
-    there where it is named.
+    there where it is named. `input` is as in `CompletionFormat`. With `good`, a number, `label`
+    holds ratings, and those from it on are good.
     """
 
     prompt: str = "prompt"
     completion: str = "completion"
     label: str = "label"
+    input: str | None = None
+    good: str | None = None
     tools: str = "tools"
     template_kwargs: str = "chat_template_kwargs"
     weight: str | None = None
@@ -47,12 +53,20 @@ class UnpairedFormat:
     def detected(cls, record: Mapping[str, Any]) -> "UnpairedFormat | None":
         """The format with usual field names, if `record` has all that it needs in one way only."""
         labels = [name for name in _VERDICTS if record.get(name) is not None]
-        asked = record.get("prompt") is not None
-        chats = () if asked else [n for n in _CHATS if is_list(unpacked(record.get(n)))]
-        answers = ["completion"] if asked and record.get("completion") is not None else chats
-        if len(labels) != 1 or len(answers) != 1:
+        asked = ["prompt"] if record.get("prompt") is not None else asked_in(record)
+        chats = [] if asked else [n for n in _CHATS if is_list(unpacked(record.get(n)))]
+        answers = [n for n in _ANSWERS if record.get(n) is not None] if asked else chats
+        answers = answers[:1] if "completion" in answers else answers
+        if len(labels) != 1 or len(answers) != 1 or len(asked) > 1:
             return None
-        return cls(completion=answers[0], label=labels[0])
+        if not isinstance(record[labels[0]], bool) and _spelled(record[labels[0]]) not in _LABELS:
+            return None
+        prompt = asked[0] if asked else "prompt"
+        return cls(prompt, answers[0], labels[0], "input" if prompt == "instruction" else None)
+
+    def __post_init__(self) -> None:
+        if self.good is not None and not _NUMBER.fullmatch(self.good):
+            raise ValueError(f"data.fields.good is {self.good!r}, expected a number")
 
     def parse(self, record: Mapping[str, Any], row: str) -> UnpairedRow:
         """The completion that `record` describes, labelled `row`.
@@ -66,7 +80,7 @@ class UnpairedFormat:
             *asked, last = answer
             given, answer = tuple(asked), (last,)
         else:
-            given = prompt_messages(given, self.prompt)
+            given = question(record, self.prompt, self.input)
         prompt = with_system(given, read_system(record, self.system_field))
         if self.turns == "merged":
             prompt, answer = merged(prompt), merged(answer)
@@ -75,14 +89,23 @@ class UnpairedFormat:
             row,
             with_system(prompt, self.system),
             answer,
-            _label(found(record, self.label), self.label),
+            self._verdict(record),
             tools(record, self.tools),
             template_kwargs(record, self.template_kwargs),
             weight(record, self.weight),
         )
 
+    def _verdict(self, record: Mapping[str, Any]) -> bool:
+        if self.good is None:
+            return _label(found(record, self.label), self.label)
+        if (rating := score(record, self.label)) is None:
+            raise MalformedRow("no label", f"{self.label} is missing")
+        return rating >= float(self.good)
+
 
 _VERDICTS = ("label", "kto_tag")
+_ANSWERS = ("completion", "response", "output")
+_NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
 _CHATS = ("messages", "conversations", "conversation")
 _LABELS: Mapping[str, bool] = {
     **dict.fromkeys(("true", "1", "1.0", "desirable", "chosen", "good", "yes"), True),
@@ -93,9 +116,15 @@ _LABELS: Mapping[str, bool] = {
 def _label(value: Any, field: str) -> bool:
     if value is None:
         raise MalformedRow("no label", f"{field} is missing")
-    spelled = str(int(value) if isinstance(value, float) and value.is_integer() else value)
-    if (label := _LABELS.get(spelled.strip().lower())) is None:
+    if (label := _LABELS.get(_spelled(value))) is None:
         raise MalformedRow(
-            "label not a boolean", f"{field} is {show(value)}, expected true or false, 1 or 0"
+            "label not a boolean",
+            f"{field} is {show(value)}, expected true or false, 1 or 0; of ratings, name the "
+            "lowest good one with data.fields.good",
         )
     return label
+
+
+def _spelled(value: Any) -> str:
+    whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if whole else value).strip().lower()

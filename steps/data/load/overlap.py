@@ -18,6 +18,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from steps.data.rows.rows import Message, Row, TextRow
@@ -50,10 +51,15 @@ def texts_of(row: Row) -> Iterator[str]:
     if isinstance(row, TextRow):
         yield row.text
         return
-    for field in fields(row):
-        value = getattr(row, field.name)
-        if isinstance(value, tuple) and field.name != "tools":
+    for name in _names(type(row)):
+        value = getattr(row, name)
+        if isinstance(value, tuple):
             yield from _said(value)
+
+
+@cache
+def _names(kind: type[Row]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name != "tools")
 
 
 class EvaluationSet:

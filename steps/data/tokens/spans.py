@@ -239,12 +239,19 @@ class SpanFinder:
     # --- traces ----------------------------------------------------------------------------------
 
     def _span(self, trace: "_Trace", turn: int) -> Span:
+        key = (trace.shape.key, turn)
+        if key not in self.tracer.places:
+            self.tracer.places[key] = self._found(trace, turn)
+        start, end = self.tracer.places[key]
+        return trace.at(start), trace.at(end)
+
+    def _found(self, trace: "_Trace", turn: int) -> tuple[Place, Place]:
+        """Where a turn begins and ends, which depends on the shape, and on no text."""
         own = trace.own(turn)
         start = self._start(trace, turn, own)
         if start is None or own is None:
             raise _not_found(turn)
-        end = self._end(trace, turn, own or range(start[0], start[0]), start)
-        return trace.at(start), trace.at(end)
+        return start, self._end(trace, turn, own or range(start[0], start[0]), start)
 
     def _start(self, trace: "_Trace", turn: int, own: "range | None") -> Place | None:
         """Where generation of the turn would begin."""
@@ -400,8 +407,9 @@ class SpanFinder:
         """Refuse responses that contain the text of a token that ends turns: the turn would end
         early or twice."""
         for message in messages:
+            texts = list(_strings(message))
             for end in self.ends:
-                if any(end in text for text in _strings(message)):
+                if any(end in text for text in texts):
                     raise MalformedRow(
                         "end-of-turn inside the response", f"the text contains {end}"
                     )

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from steps.data.rows.reasons import MalformedRow
@@ -49,9 +50,10 @@ class Shape:
     texts: Mapping[str, str]
     pattern: re.Pattern[str]
 
-    @property
+    @cached_property
     def key(self) -> str:
-        return repr((self.chat.messages, self.chat.tools, self.chat.template_kwargs))
+        """What determines the forms of the shape, and the places of turns in them."""
+        return _key(self.chat)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class Form:
     names: tuple[str, ...]
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         paired = zip(self.pieces, (*self.names, ""), strict=True)
         return "".join(part for pair in paired for part in pair)
 
@@ -96,22 +102,37 @@ class Form:
 
 
 class Tracer:
-    """Renders the forms of shapes with a template, and caches them."""
+    """Renders the forms of shapes with a template, and caches them.
+
+    Attributes:
+        places: what the caller found in the forms of a shape, by its key and a turn.
+    """
 
     def __init__(self, chat_format: ChatFormat) -> None:
         self.format = chat_format
         self._forms: dict[tuple[str, bool], Form | None] = {}
+        self._asked: dict[tuple[str, int | None, bool], Form | None] = {}
+        self.places: dict[tuple[str, int], Any] = {}
         self._kept = 0
 
     def form(self, shape: Shape, count: int | None = None, *, header: bool = False) -> Form | None:
         """The form of the first `count` messages; None if the template refuses them."""
-        chat = shape.chat if count is None else shape.chat.until(count)
-        key = (repr((chat.messages, chat.tools, chat.template_kwargs)), header)
+        asked = (shape.key, count, header)
+        if asked not in self._asked:
+            chat = shape.chat if count is None else shape.chat.until(count)
+            self._asked[asked] = self._form(shape.pattern, chat, header)
+            self._kept += len(shape.key)
+        return self._asked[asked]
+
+    def _form(self, pattern: re.Pattern[str], chat: Chat, header: bool) -> Form | None:
+        key = (_key(chat), header)
         if key not in self._forms:
             if self._kept > _KEPT:
                 self._forms.clear()
+                self._asked.clear()
+                self.places.clear()
                 self._kept = 0
-            form = self._forms[key] = self._ask(shape.pattern, chat, header)
+            form = self._forms[key] = self._ask(pattern, chat, header)
             self._kept += len(key[0]) + sum(map(len, form.pieces if form else ()))
         return self._forms[key]
 
@@ -122,6 +143,10 @@ class Tracer:
             return None
         parts = pattern.split(text)
         return Form(tuple(parts[::2]), tuple(parts[1::2]))
+
+
+def _key(chat: Chat) -> str:
+    return repr((chat.messages, chat.tools, chat.template_kwargs))
 
 
 def shape_of(
