@@ -1,8 +1,8 @@
 """Workers as processes that are forked from an interpreter which has imported what all import.
 
-A worker in an interpreter of its own costs a third of a second, nearly all of it for imports. A fork
-is a process like any other: with its own session, environment, modules of the project and audit
-hooks. One of these parents serves all tests of a process, and ends with it.
+A worker in an interpreter of its own costs a third of a second, nearly all of it for imports. A
+fork is a process like any other: with its own session, environment, modules of the project and
+audit hooks. One of these parents serves all tests of a process, and ends with it.
 """
 
 import atexit
