@@ -82,9 +82,8 @@ def test_python_compiles(page: str, text: str) -> None:
 def test_every_command_plans_or_fails_as_the_documentation_says(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        experiment, "look_again", forget_sources
-    )  # files are read again, and code stays
+    # Files are read again by each command; the code stays as it is.
+    monkeypatch.setattr(experiment, "look_again", forget_sources)
     wrong = []
     for (program, *words), error in commands().items():
         asked = [word for word in words if word != "--plan"]
