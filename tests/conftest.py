@@ -15,6 +15,7 @@ import fsspec
 import fsspec.config
 import pytest
 import typer.testing
+from forked_workers import fork_workers
 from hypothesis import settings
 from numbers_lab import Lab
 from places import REPOSITORY
@@ -80,8 +81,14 @@ def lab(tmp_path: Path, store: Store, console: Console) -> Lab:
 @pytest.fixture
 def workers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers run in this process, except in a test that is marked as one of real workers."""
-    if request.node.get_closest_marker("real_workers") is None:
-        instead_of_processes(monkeypatch)
+    is_real = request.node.get_closest_marker("real_workers") is not None
+    (fork_workers if is_real else instead_of_processes)(monkeypatch)
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are processes that are forked, and not fresh interpreters."""
+    fork_workers(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """``temper run`` and ``temper recipes``: the experiments that ship with Temper, without Python."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,15 @@ def config(said: Said) -> str:
     return said.out
 
 
+ASKED = ("--data", "my rows.jsonl", "--model", "a model")
+
+
+@cache
+def config_of(recipe: str, *asked: str) -> str:
+    """The config of a recipe in any of the desks, which are alike."""
+    return config(temper("run", recipe, *asked, "--cfg", "job"))
+
+
 OWN = ("data=mine", "data.path='my rows.jsonl'", "model=local", "model.path='a model'")
 
 
@@ -50,24 +60,19 @@ def test_a_recipe_has_the_config_of_its_script_and_so_shares_its_cache(
     recipe: str, settings: list[str]
 ) -> None:
     name, *others = settings
-    asked = ("--data", "my rows.jsonl", "--model", "a model")
-    assert config(temper("run", recipe, *asked, "--cfg", "job")) == config(
-        script(EXPERIMENTS / name, *others, "--cfg", "job")
-    )
+    assert config_of(recipe, *ASKED) == config(script(EXPERIMENTS / name, *others, "--cfg", "job"))
 
 
 @pytest.mark.parametrize("recipe", recipes())
 def test_a_recipe_as_a_file_has_the_config_of_the_recipe(recipe: str, desk: Path) -> None:
     assert temper("recipes", "copy", recipe, "my.yaml").status == 0
     text = Path("my.yaml").read_text()
-    own = []
+    own: tuple[str, ...] = ()
     if recipes()[recipe].rows:
         text = text.replace("data: data.jsonl", "data: my rows.jsonl")
         Path("my.yaml").write_text(text.replace("model: MODEL", "model: a model"))
-        own = ["--data=my rows.jsonl", "--model=a model"]
-    assert config(temper("run", "my.yaml", "--cfg", "job")) == config(
-        temper("run", recipe, *own, "--cfg", "job")
-    )
+        own = ASKED
+    assert config(temper("run", "my.yaml", "--cfg", "job")) == config_of(recipe, *own)
 
 
 def test_a_recipe_file_says_settings_nested_or_dotted_and_the_command_line_wins() -> None:
@@ -92,6 +97,7 @@ def test_a_recipe_file_says_settings_nested_or_dotted_and_the_command_line_wins(
         ("--model=owner/name@abc", "hub: owner/name\n  revision: abc"),
         ("--data=owner/rows", "hub: owner/rows\n  revision: main"),
         ("--data=a/b.jsonl", "path: a/b.jsonl"),
+        ("--data=my rows.jsonl", "path: my rows.jsonl"),
         ("--data=it's\\", "path: it's\\"),
         ("--data=1e-5", "path: '1e-5'"),
         ("--model=a model/typo", "path: a model/typo"),

@@ -6,7 +6,15 @@ import pytest
 from command_line import script, temper
 from places import REPOSITORY
 
+from experiments.dpo_ultrafeedback import CHOICES, Config
+from pipeline.configs.near_misses import Known, unknown_setting
+
 DPO = REPOSITORY / "experiments/dpo_ultrafeedback.py"
+
+
+@pytest.fixture(scope="module")
+def known() -> Known:
+    return Known.of(Config, CHOICES, [])
 
 
 @pytest.mark.parametrize(
@@ -38,13 +46,26 @@ DPO = REPOSITORY / "experiments/dpo_ultrafeedback.py"
         ("dpo.los.beta=1", "dpo.loss.beta=1?"),
         ("learning_rat=1", "optimizer.learning_rate"),
         ("evaluate.sample_promts=1", "evaluate.sample_prompts"),
-        # options
+    ],
+)
+def test_a_near_miss_names_what_was_meant(typed: str, meant: str, known: Known) -> None:
+    key, _, value = typed.partition("=")
+    error = unknown_setting(key, value, known)
+    assert "did you mean " in error
+    assert meant in error
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("dpo.beta=0.05", "dpo.loss.beta=0.05"),
+        ("loss=ipo", "dpo/loss=ipo?"),
         ("--learning_rate=1", "sft.optimizer.learning_rate=1 or dpo.optimizer.learning_rate=1"),
         ("--data=x.jsonl", "data.path=x.jsonl?"),
         ("--paln", "--plan?"),
     ],
 )
-def test_a_near_miss_names_what_was_meant(typed: str, meant: str) -> None:
+def test_a_script_names_what_was_meant(typed: str, meant: str) -> None:
     error = script(DPO, typed, "--plan").error
     assert "did you mean " in error
     assert meant in error

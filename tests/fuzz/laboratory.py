@@ -116,7 +116,8 @@ class _Interpreter:
 
 
 class Laboratory:
-    """Looks at states of projects. The two interpreters run until it is closed.
+    """Looks at states of projects. Its interpreters start when they are needed, and run until it
+    is closed.
 
     Args:
         root: the checkout whose keys are judged.
@@ -126,10 +127,17 @@ class Laboratory:
     def __init__(self, root: Path, hash_seed: int = 1):
         memory = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
-        self.plain = _Interpreter("plain", root, self.folder / "cache", 0)
-        self.keys = _Interpreter("key", root, self.folder / "cache", hash_seed)
+        self.root, self.hash_seed = root, hash_seed
         self.count = 0
         self._seen: dict[str, Observation] = {}
+
+    @cached_property
+    def plain(self) -> _Interpreter:
+        return _Interpreter("plain", self.root, self.folder / "cache", 0)
+
+    @cached_property
+    def keys(self) -> _Interpreter:
+        return _Interpreter("key", self.root, self.folder / "cache", self.hash_seed)
 
     def __enter__(self) -> "Laboratory":
         return self
@@ -143,8 +151,8 @@ class Laboratory:
         self.close()
 
     def close(self) -> None:
-        self.plain.close()
-        self.keys.close()
+        for interpreter in {"plain", "keys"} & vars(self).keys():
+            getattr(self, interpreter).close()
         shutil.rmtree(self.folder)
 
     def observe(self, files: Files) -> Observation:

@@ -43,8 +43,6 @@ def test_a_key_is_the_same_for_every_order_of_hashes(
 ) -> None:
     """The laboratory of the other tests has seen these projects, with a seed of its own."""
     sample = idioms()[::9]
-    keys = [[laboratory.observe(idiom.files).key for idiom in sample]]
-    for seed in (0, 2):
-        with Laboratory(repository, hash_seed=seed) as other:
-            keys.append([other.observe(idiom.files).key for idiom in sample])
-    assert keys[0] == keys[1] == keys[2]
+    keys = [laboratory.observe(idiom.files).key for idiom in sample]
+    with Laboratory(repository, hash_seed=2) as other:
+        assert keys == [other.observe(idiom.files).key for idiom in sample]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_workers import fork_workers
 from mistaken_steps import (
     Backend,
     Training,
@@ -306,6 +307,7 @@ def failures(folder: Path) -> Iterator[dict[str, str]]:
     """What is shown of each step of a run in which every step fails, by the name of its result."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        fork_workers(patch)
         look_again()
         wrong = FormatChoice("preference", {"prompt": "questio", "chosen": "good"})
         roots = {name: mistaken(name) for name in (*BUGS, *MESSAGES)}

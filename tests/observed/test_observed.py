@@ -26,6 +26,8 @@ from pipeline.plan.planning import PlannedStep, State, make_plan
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 class Project:
     """A package in a folder of its own, whose module ``steps`` has the step ``look``."""

@@ -7,13 +7,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from numbers_lab import Lab, end, start_driver, start_held_driver
+from numbers_lab import Lab, end, start_held_driver
 from toy_steps import (
     Times,
     add,
@@ -28,7 +26,6 @@ from toy_steps import (
     parity,
     slow_count,
 )
-from waiting import HANGS_SECONDS
 
 from pipeline import File, Step, TemperError, run, step
 from pipeline.plan.planning import State, make_plan
@@ -131,25 +128,6 @@ def test_a_number_of_jobs_that_runs_nothing_is_refused(lab: Lab, jobs: int) -> N
 def test_a_part_is_no_result(lab: Lab) -> None:
     with pytest.raises(TemperError, match="name a whole step"):
         run({"part": lab.numbers()["train"]}, lab.store)  # type: ignore[dict-item]
-
-
-def test_a_script_without_a_main_guard_does_not_run_itself_again(lab: Lab, tmp_path: Path) -> None:
-    script = tmp_path / "unguarded.py"
-    script.write_text(
-        "from pipeline import run, step\n"
-        "@step(version='1')\n"
-        "def hello(out):\n    return {}\n"
-        f"run({{'hello': hello()}}, {lab.store.root!r})\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=HANGS_SECONDS,
-    )
-    assert done.returncode == 1
-    assert "put it under `if __name__ == " in done.stdout
 
 
 @pytest.mark.parametrize("signature", ["out, *values", "out, **settings", "out, value, /"])
@@ -283,8 +261,10 @@ def test_a_run_is_recorded(lab: Lab) -> None:
 # --- killed and started again ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "jobs"),
+    [(signal.SIGKILL, 1), (signal.SIGKILL, 2), (signal.SIGTERM, 1), (signal.SIGINT, 2)],
+)
 @pytest.mark.real_workers
 def test_a_stopped_run_goes_on_where_it_was(lab: Lab, number: signal.Signals, jobs: int) -> None:
     end(lab, start_held_driver(lab, 4, jobs), number)
@@ -296,12 +276,6 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab, number: signal.Signals, jo
     assert lines[1] == "count 5", "it did not go on from where it was"
     assert lines[-1] == "count 6"
     assert not [p for p in Path(lab.store.root).glob("scratch/slow_count/*") if p.is_dir()]
-
-
-def test_two_drivers_started_together_run_each_step_once(lab: Lab) -> None:
-    drivers = [start_driver(lab) for _ in range(2)]
-    assert [driver.wait(HANGS_SECONDS) for driver in drivers] == [0, 0]
-    assert journal_lines(lab.journal).count("slow_count") == 1
 
 
 def _content(lab: Lab, step: Step) -> Path:

@@ -21,6 +21,8 @@ from pipeline.show.made import Made
 from pipeline.show.sinks import Watched, weights_and_biases
 from pipeline.store.catalog import Catalog
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 SCRIPT = """
 import sys
 from report_steps import train

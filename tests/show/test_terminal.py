@@ -3,11 +3,11 @@
 import io
 import shlex
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from command_line import Said, script
 from numbers_lab import Lab, start_driver, wait_for
 from report_steps import HOSTILE, explode, hostile, measure, prepare, prepare_again
 from rich.console import Console
@@ -61,22 +61,23 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Path:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "toy.yaml").write_text("defaults:\n  - schema\n  - _self_\n")
     (tmp_path / "toy.py").write_text(SCRIPT)
     return tmp_path
 
 
-def call(desk: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "toy.py", f"store={desk}/store", *arguments]
-    return subprocess.run(command, cwd=desk, capture_output=True, text=True)
+def call(desk: Path, *arguments: str) -> Said:
+    return script("toy.py", f"store={desk}/store", *arguments)
 
 
+@pytest.mark.real_workers
 def test_a_failure_ends_with_the_log_and_the_command_that_runs_that_step_alone(desk: Path) -> None:
     failed = call(desk)
-    assert failed.returncode == 1
-    end = failed.stdout[failed.stdout.index("✗") :]
+    assert failed.status == 1
+    end = failed.out[failed.out.index("✗") :]
     assert "learn (beta 0.5): it diverged; lower the rate" in end
     assert "Traceback" not in end
     log = next(line for line in end.splitlines() if "whole log: " in line).split(": ", 1)[1]
@@ -90,30 +91,33 @@ def test_a_failure_ends_with_the_log_and_the_command_that_runs_that_step_alone(d
     assert "learn (" not in alone.stdout  # there is no other
 
 
+@pytest.mark.real_workers
 def test_only_makes_the_steps_that_are_named_and_what_they_need(desk: Path) -> None:
     first = call(desk, "only=[sure]")
-    assert first.returncode == 0
-    assert "1 to run" in first.stdout
-    assert "learn" not in first.stdout
+    assert first.status == 0
+    assert "1 to run" in first.out
+    assert "learn" not in first.out
     unknown = call(desk, "only=[teach]")
-    assert "only: there is no step teach in this experiment; it has: sure, learn" in unknown.stderr
+    assert "only: there is no step teach in this experiment; it has: sure, learn" in unknown.err
 
 
+@pytest.mark.real_workers
 def test_quiet_says_where_results_lie_and_what_failed_and_nothing_else(desk: Path) -> None:
     done = call(desk, "broken=9", "-q")
-    assert [line.split("  ")[0] for line in done.stdout.splitlines()] == ["beta 0.1", "beta 0.5"]
-    assert all(Path(line.split("  ")[-1]).is_dir() for line in done.stdout.splitlines())
+    assert [line.split("  ")[0] for line in done.out.splitlines()] == ["beta 0.1", "beta 0.5"]
+    assert all(Path(line.split("  ")[-1]).is_dir() for line in done.out.splitlines())
     failed = call(desk, "-q")
-    assert failed.stdout.lstrip().startswith("✗ learn (beta 0.5)")
+    assert failed.out.lstrip().startswith("✗ learn (beta 0.5)")
 
 
+@pytest.mark.real_workers
 def test_verbose_shows_what_workers_print_and_lines_say_where_they_run(desk: Path) -> None:
     done = call(desk, "betas=[0.1]", "broken=9", "--verbose", "+launcher.steps.learn.cpus=1")
-    assert "sure: running (local)" in done.stdout
-    assert "sure | sure of it" in done.stdout
-    assert "learn: running (local, cpus=1)" in done.stdout
-    assert "learn | learning with 0.1" in done.stdout
-    assert done.stdout.count("sure of it") == 1
+    assert "sure: running (local)" in done.out
+    assert "sure | sure of it" in done.out
+    assert "learn: running (local, cpus=1)" in done.out
+    assert "learn | learning with 0.1" in done.out
+    assert done.out.count("sure of it") == 1
 
 
 def test_verbose_shows_every_try_of_a_step_however_short_and_nothing_of_earlier_runs(

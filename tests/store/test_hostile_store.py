@@ -182,9 +182,8 @@ def told_of_a_run(store: Store) -> str:
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"[", b"[]", b"null", b"1", b'"text"', b"\xff\xfe", b"{}", b'{"step": 1}',
-        b"[" * 100_000, b'{"a":' * 100_000, b"1" * 10_000, b'{"seconds": 1e999}',
-        b'{"files": ' + b"[" * 500 + b"]" * 500 + b"}", b"\x1b]0;title\x07",
+        b"", b"[]", b'"text"', b"\xff\xfe", b"{}", b'{"step": 1}', b"[" * 100_000,
+        b'{"seconds": 1e999}', b"\x1b]0;title\x07",
     ],
     ids=lambda data: repr(data[:12]),
 )  # fmt: skip
@@ -225,8 +224,9 @@ def test_json_is_read_up_to_a_depth_and_brackets_in_texts_do_not_count() -> None
     assert parse_json(json.dumps({"a": "[" * 1000})) == {"a": "[" * 1000}
     assert parse_json(json.dumps({'\\"[[': ["]" * 999, '"' * 9 + "{" * 999]}))
     assert parse_json("[" * MOST_NESTED + "]" * MOST_NESTED)
-    for text in ("[" * 201 + "]" * 201, '{"a":[' * 101 + "1" + "]}" * 101, "NaN", "-1e400"):
-        with pytest.raises(ValueError, match=r"nested|finite"):
+    nested = ("[" * 201 + "]" * 201, '{"a":[' * 101 + "1" + "]}" * 101, '{"a":' * 100_000)
+    for text in (*nested, "NaN", "-1e400", "1" * 10_000):
+        with pytest.raises(ValueError, match=r"nested|finite|digits"):
             parse_json(text)
 
 

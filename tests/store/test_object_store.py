@@ -19,6 +19,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return f"{request.getfixturevalue(f'{request.param}_bucket')}/{secrets.token_hex(4)}"
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_an_experiment_runs_once_and_is_cached_after(
     url: str, tmp_path: Path, console: Console
 ) -> None:
@@ -37,6 +38,7 @@ def test_an_experiment_runs_once_and_is_cached_after(
     assert f"{url}/attempts/multiply" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_an_evicted_input_is_made_again_where_it_is_needed(
     url: str, tmp_path: Path, console: Console
 ) -> None:
