@@ -16,16 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
+from steps.models.ranks import Ranks
 from steps.models.workplace import Left, Workplace
 from steps.online.config import RlConfig
 from steps.online.learning_from import describe, experience_of, with_policy_logps
 from steps.online.methods.experience import Experience, mismatch
 from steps.online.rollouts import Rollout
-from steps.online.updates import learn
-from steps.scoring.examples import TokenGroup
+from steps.online.updates import learn, logps_by_prompt, scores_first
 from steps.scoring.scorer import Scorer
 from steps.training.checkpoints import Checkpoints
 from steps.training.loop import is_due
@@ -93,16 +90,20 @@ def iterate(
                     checkpoints.save(len(log), learner.trainer, log)
                     checkpoints.wait()
                 raise
-            experience = _score(learner, experience_of(rollouts, learner.config.max_new_tokens))
+            experience = experience_of(rollouts, learner.config.max_new_tokens)
+            experience = _score(learner, experience, place.ranks)
             keep(iteration, with_policy_logps(rollouts, experience))
+            learnt, known = learn(learner.trainer, learner.config, experience, iteration)
+            if known is not experience:
+                keep(iteration, with_policy_logps(rollouts, known))
             before = log[-1]["num_tokens"] if log else segment.tokens
             tokens = sum(group.num_tokens for group in experience.groups)
             log.append(
                 {
                     "step": iteration + 1,
                     **describe(rollouts, experience),
-                    **_agreement(learner.config, experience, iteration),
-                    **learn(learner.trainer, learner.config, experience, iteration),
+                    **_agreement(learner.config, known, iteration),
+                    **learnt,
                     "num_tokens": before + tokens,
                 }
             )
@@ -119,27 +120,17 @@ def iterate(
     return log
 
 
-def _score(learner: Learner, drawn: Experience) -> Experience:
-    """Add the logps of trainer and reference to the completions, if the method uses them."""
-    method, groups = learner.config.method, drawn.groups
-    if not groups:
+def _score(learner: Learner, drawn: Experience, ranks: Ranks) -> Experience:
+    """Add the logps of trainer and reference to the completions, if they are needed now."""
+    if not drawn.groups:
         return drawn
     scorers: list[Trainer | Scorer | None] = [
-        learner.trainer if method.weighs_by_policy else None,
+        learner.trainer if scores_first(learner.config, ranks) else None,
         learner.reference,
     ]
     # One after the other: of several ranks, all must communicate for the same scorer at a time.
-    policy, reference = (
-        scorer and _by_prompt(scorer.logps(scorer.prepare(groups)).result().tokens, groups)
-        for scorer in scorers
-    )
+    policy, reference = (scorer and logps_by_prompt(scorer, drawn.groups) for scorer in scorers)
     return drawn.scored_by(policy, reference)
-
-
-def _by_prompt(tokens: Sequence[Tensor], groups: Sequence[TokenGroup]) -> tuple[Tensor, ...]:
-    """The logps of responses as `Experience` has them."""
-    of_responses = iter(tokens)
-    return tuple(torch.cat([next(of_responses) for _ in g.responses]).double() for g in groups)
 
 
 def _agreement(config: RlConfig, experience: Experience, iteration: int) -> StepMetrics:

@@ -1,6 +1,7 @@
 """Online runs: what the first update is, and that weights follow from the recipe alone."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from steps.online.methods.policy_gradient import (
 )
 from steps.online.methods.raft import Raft
 from steps.online.online_run import Folders, run_replay
-from steps.online.rollouts import read_rollouts, write_rollouts
+from steps.online.rollouts import Rollout, read_rollouts, write_rollouts
+from steps.online.sampled import Judge
 from steps.training.config import OptimizerConfig
 
 NOISY = PolicyGradient(
@@ -79,6 +81,27 @@ def test_the_first_loss_of_centred_advantages_is_zero(policy: Path, tmp_path: Pa
     run(policy, tmp_path, rl(method=method))
     assert abs(log_of(tmp_path)[0]["loss"]) < 1e-12
     assert log_of(tmp_path)[0]["grad_norm"] > 0
+
+
+def one_prompt_teaches(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Rewards of which all but those of an iteration's first prompt are equal."""
+    first, equal = rollouts[0].row, {"even": 0.5}
+    return [r if r.row == first else replace(r, rewards=equal) for r in even_share(rollouts)]
+
+
+@pytest.mark.parametrize("judge", [even_share, one_prompt_teaches])
+def test_one_update_saves_the_scoring_pass_and_changes_no_bit(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judge: Judge
+) -> None:
+    config = rl(method=PolicyGradient(kl=Kl.k3, kl_weight=0.05))
+    run(policy, tmp_path / "once", config, judge=judge)
+    monkeypatch.setattr("steps.online.iterations.scores_first", lambda *_: True)
+    run(policy, tmp_path / "twice", config, judge=judge)
+    assert weights(tmp_path / "once") == weights(tmp_path / "twice")
+    assert log_of(tmp_path / "once") == log_of(tmp_path / "twice")
+    once, twice = (list(Kept(tmp_path / n / "scratch/rollouts").all()) for n in ("once", "twice"))
+    assert once == twice
+    assert all(rollout.policy_logps for rollout in once)
 
 
 def test_later_updates_of_an_iteration_move_away_from_its_start(

@@ -31,6 +31,12 @@ class Method:
         """Whether the method needs the logps of a frozen reference."""
         return False
 
+    @property
+    def needs_scores_first(self) -> bool:
+        """Whether `objective` needs the logps of the trainer, which otherwise only a second update
+        of the same completions needs."""
+        return False
+
     def objective(self, experience: "Experience") -> "Objective | None":
         """The examples of an iteration, and the loss of any batch of them; None if there is nothing
         to learn."""

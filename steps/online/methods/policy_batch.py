@@ -6,7 +6,7 @@ batch before the step. So the loss does not depend on how the batch is cut into 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self, overload
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from steps.training.trainer import GroupLosses
 def policy_objective(method: PolicyGradient, experience: Experience) -> Objective | None:
     """The policy-gradient loss of any of an iteration's prompts as one batch."""
     old, lengths = experience.policy, experience.lengths
-    assert old is not None
     found = advantages(_rewards(method, experience), lengths > 0, method.advantage)
     learnt = found.any(dim=1) | (not method.skip_without_signal)
     kept = learnt.nonzero()[:, 0].tolist()
@@ -57,8 +56,9 @@ def _rewards(method: PolicyGradient, experience: Experience) -> Tensor:
 
 def _off_policy_weights(method: PolicyGradient, experience: Experience) -> Sequence[Tensor] | None:
     """π_old / π_sampler of each prompt's tokens, bounded."""
-    if method.off_policy is OffPolicy.none or experience.policy is None:
+    if method.off_policy is OffPolicy.none:
         return None
+    assert experience.policy is not None
     pairs = zip(experience.policy, experience.sampler, strict=True)
     weights = [(own - drawn).exp() for own, drawn in pairs]
     limit = method.off_policy_limit
@@ -67,10 +67,6 @@ def _off_policy_weights(method: PolicyGradient, experience: Experience) -> Seque
     return [w.where((w >= 1 / limit) & (w <= limit), 0.0) for w in weights]
 
 
-@overload
-def _tokens(values: Sequence[Tensor], chosen: Sequence[int]) -> Tensor: ...
-@overload
-def _tokens(values: Sequence[Tensor] | None, chosen: Sequence[int]) -> Tensor | None: ...
 def _tokens(values: Sequence[Tensor] | None, chosen: Sequence[int]) -> Tensor | None:
     """The values of the chosen prompts, concatenated, float64 [S]."""
     return None if values is None else torch.cat([values[index] for index in chosen])
@@ -83,14 +79,15 @@ class PolicyBatch:
     lengths: scored tokens of each completion, int64 [n, k]; 0 where there is none.
     advantages, scale: of each completion, float64 [n, k]; `scale` is what its tokens' losses are
         multiplied by, so that they add up to the batch's.
-    old, reference, weight: of each token, float64 [S]; see `policy_loss.Compared`.
+    old, reference, weight: of each token, float64 [S]; see `policy_loss.Compared`. Without `old`,
+        the policy in training is the old one: this is the only update.
     """
 
     method: PolicyGradient
     lengths: Tensor
     advantages: Tensor
     scale: Tensor
-    old: Tensor
+    old: Tensor | None
     reference: Tensor | None
     weight: Tensor | None
 
@@ -104,13 +101,13 @@ class PolicyBatch:
             return values[members].flatten().repeat_interleave(lengths, output_size=count)
 
         compared = Compared(
-            of_tokens(self.old),
+            logps.tokens.detach() if self.old is None else of_tokens(self.old),
             of_completions(self.advantages),
             None if self.reference is None else of_tokens(self.reference),
             None if self.weight is None else of_tokens(self.weight),
         )
         losses, watched = policy_losses(self.method, logps, compared)
-        metrics = {name: _by_group(logps, v / len(self.old)) for name, v in watched.items()}
+        metrics = {name: _by_group(logps, v / self.lengths.sum()) for name, v in watched.items()}
         return _by_group(logps, losses * of_completions(self.scale)), metrics
 
     def to(self, device: torch.device) -> Self:

@@ -155,6 +155,10 @@ class PolicyGradient(Method):
     def needs_reference(self) -> bool:
         return self.kl is not Kl.none
 
+    @property
+    def needs_scores_first(self) -> bool:
+        return self.kl is Kl.k1_in_reward or self.off_policy is not OffPolicy.none
+
     def objective(self, experience: "Experience") -> "Objective | None":
         from steps.online.methods.policy_batch import policy_objective
 
