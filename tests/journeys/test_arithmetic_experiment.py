@@ -1,18 +1,20 @@
-"""The verifiable experiment at its default size; it takes long, so it has a file to itself, and
-others run beside it."""
+"""The verifiable experiment, with as little supervised training as its claim bears; it takes long,
+so it has a file to itself, and others run beside it."""
 
 from pathlib import Path
 
 import pytest
 from experiment_desk import Desk
 
+SMALL = ("sft.max_steps=150", "sft.batch_size=64", "sft.optimizer.learning_rate=5e-3")
+
 
 @pytest.mark.slow
 def test_the_preference_signal_transfers_and_shuffled_labels_do_not(
     repository: Path, tmp_path: Path
 ) -> None:
-    desk = Desk(repository, "dpo_arithmetic", tmp_path, ())
-    shown = desk.run().stdout
+    desk = Desk(repository, "dpo_arithmetic", tmp_path, SMALL)
+    shown = desk.run_here().stdout
     for name in ("SFT", "DPO", "shuffled labels", "exact match"):
         assert name in shown
     sft, dpo, shuffled = (m.metrics["exact_match"] for m in desk.made("score_completions"))
