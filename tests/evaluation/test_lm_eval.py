@@ -78,7 +78,8 @@ def choices_by_hand(model: Path) -> list[str]:
     return chosen
 
 
-def test_a_folder_of_tasks_is_evaluated_by_a_worker_and_cached_by_its_content(
+@pytest.mark.usefixtures("workers_here")
+def test_a_folder_of_tasks_is_evaluated_and_cached_by_its_content(
     folder: Path,
     tiny_model: Path,
     store: Store,

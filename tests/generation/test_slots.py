@@ -69,8 +69,8 @@ def by_full_recompute(model: PreTrainedModel, request: Request) -> tuple[list[in
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_with_a_cache_is_the_full_recompute_token_for_token(family: str) -> None:
     model = built(family)
-    requests = some_requests(4, completions=1, temperature=0)
-    drawn = draw(model, requests, slots=3)
+    requests = some_requests(3, completions=1, temperature=0)
+    drawn = draw(model, requests, slots=2)
     for request in requests:
         ids, logps = by_full_recompute(model, request)
         assert drawn[request.row, 0].ids == tuple(ids)
@@ -80,16 +80,14 @@ def test_greedy_with_a_cache_is_the_full_recompute_token_for_token(family: str) 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_completion_is_the_same_to_the_bit_in_any_slots_order_and_company(family: str) -> None:
     model = built(family)
-    requests = some_requests()
+    requests = some_requests(4)
     drawn = draw(model, requests)
     assert len({done.ids for done in drawn.values()}) > len(drawn) / 2
     assert draw(model, requests, slots=3, tokens=1) == drawn
     shuffled = random.Random(1).sample(requests, len(requests))
     assert draw(model, shuffled, slots=7, tokens=40) == drawn
-    for request in requests[:2]:
-        assert draw(model, [request], slots=1) == {
-            (request.row, request.k): drawn[request.row, request.k]
-        }
+    alone = requests[0]
+    assert draw(model, [alone], slots=1) == {(alone.row, alone.k): drawn[alone.row, alone.k]}
 
 
 def test_lengths_of_others_do_not_matter_over_many_blocks_of_keys() -> None:

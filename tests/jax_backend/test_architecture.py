@@ -12,7 +12,8 @@ import torch
 
 pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
-from families import _SIZES, WINDOW
+from families import WINDOW
+from tiny_models import SIZES
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -52,7 +53,7 @@ OF_SCALED_ROTATIONS = {"max_position_embeddings", "original_max_position_embeddi
 
 
 def config_of(family: str, **settings: Any) -> Any:
-    return CONFIG_MAPPING[family](**{**_SIZES, **BASES.get(family, {}), **settings})
+    return CONFIG_MAPPING[family](**{**SIZES, **BASES.get(family, {}), **settings})
 
 
 def read(config: Any) -> tuple[Any, ...]:

@@ -379,7 +379,10 @@ def engine(kind: str, folder: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ray", "slurm"])
+@pytest.mark.parametrize(
+    "kind",
+    ["slurm", pytest.param("ray", marks=() if slurm_cluster.why_not() else pytest.mark.attack)],
+)
 def test_an_engine_and_a_bucket_change_no_key_and_no_digest(
     finished: Desk, gcs_bucket: str, kind: str, tmp_path: Path
 ) -> None:

@@ -134,22 +134,26 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_a_library_is_imported_once_for_all_steps_of_a_run(lab: Lab, jobs: int) -> None:
-    made = lab.run(jobs=jobs)
+def test_a_library_is_imported_once_for_all_steps_of_a_run(lab: Lab) -> None:
+    (lab.library / "__init__.py").write_text(LIBRARY + "print('heavy is old', flush=True)\n")
+    made = lab.run(jobs=3)
     (importer,) = lab.importers
     assert {said["parent"] for said in made} == {importer}
     assert len({said["pid"] for said in made} - {importer}) == 3
     # a worker finds what it would find in a fresh interpreter
     assert all(said["hidden"] and said["part"] for said in made)
     assert len({said["draw"] for said in made}) == 3
+    # and what the import printed is in the log of every worker
+    assert lab.logs().count("heavy is old") == 3
 
 
 def test_results_are_those_of_fresh_workers(lab: Lab) -> None:
     def lasting(said: dict[str, Any]) -> Any:
         return said["digest"], said["discovered"], said["mode"]
 
-    warm, fresh = lab.run("warm"), lab.run("fresh")
+    warm = lab.run("warm")
+    assert lab.importers == [warm[0]["parent"]]
+    fresh = lab.run("fresh")
     assert lab.importers == [said["pid"] for said in fresh]
     assert list(map(lasting, warm)) == list(map(lasting, fresh))
 
@@ -219,7 +223,8 @@ def change_{name}(out: Output) -> Metrics:
         assert lab.logs(step=f"change_{name}").count("begins again in a fresh interpreter") == 1
 
 
-def test_what_a_step_changes_afterwards_does_not_matter(lab: Lab) -> None:
+def test_what_a_step_changes_or_imports_afterwards_is_its_worker_s_alone(lab: Lab) -> None:
+    (lab.project / "helper.py").write_text("import os, heavy\nPID = os.getpid()\n")
     lab.write(
         """
 @step
@@ -227,10 +232,13 @@ def work(out: Output, number: int = 0) -> Metrics:
     import heavy
     os.environ["HEAVY_MODE"] = "late"
     from heavy import part
-    return told()
+    import helper
+    return told(loaded_by=helper.PID)
 """
     )
-    assert [said["mode"] for said in lab.run()] == ["unset"] * 3
+    made = lab.run()
+    assert [said["mode"] for said in made] == ["unset"] * 3
+    assert [said["loaded_by"] for said in made] == [said["pid"] for said in made]
     assert len(lab.importers) == 1
 
 
@@ -289,21 +297,6 @@ def work(out: Output, number: int = 0) -> Metrics:
 """
     )
     lab.run()
-    assert len(lab.importers) == 1
-
-
-def test_project_code_is_loaded_by_the_worker(lab: Lab) -> None:
-    (lab.project / "helper.py").write_text("import os, heavy\nPID = os.getpid()\n")
-    lab.write(
-        """
-@step
-def work(out: Output, number: int = 0) -> Metrics:
-    import helper
-    return told(loaded_by=helper.PID)
-"""
-    )
-    made = lab.run()
-    assert [said["loaded_by"] for said in made] == [said["pid"] for said in made]
     assert len(lab.importers) == 1
 
 
@@ -465,13 +458,6 @@ def test_ctrl_c_ends_workers_and_their_parent(lab: Lab) -> None:
     process.communicate(timeout=300)
     for pid in (*workers, *lab.importers):
         wait_until(lambda pid=pid: not _is_alive(pid))
-
-
-def test_what_an_import_prints_is_in_the_log_of_every_worker(lab: Lab) -> None:
-    (lab.library / "__init__.py").write_text(LIBRARY + "print('heavy is old', flush=True)\n")
-    lab.run()
-    assert len(lab.importers) == 1
-    assert lab.logs().count("heavy is old") == 3
 
 
 def _begun(lab: Lab, number: int) -> int:

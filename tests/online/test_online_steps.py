@@ -2,20 +2,19 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import yaml
 from experiment_desk import Desk
 from step_output import Folder
 from tiny_models import folder_bytes, model_folder, word_tokenizer
+from worlds import ShortWords
 
 from pipeline import Artifact, Step, adopt
 from steps.checking.config import JudgeConfig
-from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
@@ -38,17 +37,6 @@ CONFIG = RlConfig(
     tokens_per_forward=64,
     optimizer=OptimizerConfig(learning_rate=1e-2, schedule=Schedule.constant),
 )
-
-
-@dataclass(frozen=True)
-class ShortWords(Checker):
-    """Right if there is an even number of words; no verdict on an empty text."""
-
-    name: ClassVar[str] = "short words"
-
-    def check(self, answered: Answered) -> Judgement:
-        words = answered.text.split()
-        return judged(len(words) % 2 == 0) if words else no_verdict("there is no word")
 
 
 JUDGING = JudgeConfig(most_without=1.0)

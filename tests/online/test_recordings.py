@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ import pytest
 from rank_processes import run_ranks
 from step_output import Folder
 from tiny_models import folder_bytes, model_folder, word_tokenizer
+from worlds import OddLength
 
 import steps.online.recording as recorder
 from steps.checking.boxed import Boxed
 from steps.checking.config import JudgeConfig
 from steps.checking.exact import Exact
-from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, judged
+from steps.checking.verdicts import Checker, Verdict
 from steps.data.rows.parquet import write_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
@@ -236,16 +237,6 @@ def _rounded(rollout: Rollout) -> Rollout:
 
 
 # --- verdicts -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OddLength(Checker):
-    """Right if the text has an odd number of words; raises for an empty one."""
-
-    name = "odd_length"
-
-    def check(self, answered: Answered) -> Judgement:
-        return judged(len(answered.text.split()) % 2 == 1 // len(answered.text[:1]))
 
 
 def judged_by(

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chat_families import families
+from shard_jobs import Doubling
 from waiting import wait_until
 
 from steps.data.rows.parquet import count_rows, iter_groups, read_rows, shards, write_rows
@@ -19,7 +20,7 @@ from steps.data.rows.rows import ConversationRow, Message, PreferenceRow
 from steps.data.rows.tables import CONVERSATIONS, PAIRS, to_record
 from steps.data.tokens.token_folders import tokenize_folders
 from steps.data.tokens.tokenizing import TokenizeConfig, TrainOn
-from steps.data.work.workers import ShardFailed
+from steps.data.work.workers import Shard, ShardFailed, process_shards
 from steps.scoring.examples import chosen_as_demonstration, read_demonstrations, read_pairs
 
 ROWS_A_SHARD, SHARDS = 40, 4
@@ -78,12 +79,20 @@ def content(work: Path) -> dict[str, bytes]:
     return {str(path.relative_to(work / "out")): path.read_bytes() for path in files}
 
 
-def test_every_split_has_a_file_of_tokens_for_each_of_rows(
-    pairs: Path, tokenizer: Path, tmp_path: Path
-) -> None:
-    metrics = tokenize(pairs, tokenizer, tmp_path)
+@pytest.fixture(scope="module")
+def calm(
+    pairs: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """What one process makes, undisturbed: its folder, which is only read, and its metrics."""
+    work = tmp_path_factory.mktemp("calm")
+    return work, tokenize(pairs, tokenizer, work)
 
-    assert sorted(content(tmp_path)) == [
+
+def test_every_split_has_a_file_of_tokens_for_each_of_rows(
+    calm: tuple[Path, dict[str, Any]],
+) -> None:
+    work, metrics = calm
+    assert sorted(content(work)) == [
         "ledger.parquet",
         "summary.md",
         "test/tokens-00000.parquet",
@@ -95,16 +104,16 @@ def test_every_split_has_a_file_of_tokens_for_each_of_rows(
     assert reason["rows"][:2] == ["r0", "r10"]
     (notice,) = metrics["notices"]
     assert "16 of 162 rows dropped" in notice
+    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
 
 
-def test_the_columns_are_those_agreed_on(pairs: Path, tokenizer: Path, tmp_path: Path) -> None:
-    tokenize(pairs, tokenizer, tmp_path)
-
-    schema = pq.read_schema(tmp_path / "out/test/tokens-00000.parquet")
+def test_the_columns_are_those_agreed_on(calm: tuple[Path, dict[str, Any]]) -> None:
+    made = calm[0] / "out/test"
+    schema = pq.read_schema(made / "tokens-00000.parquet")
     for side in ("prompt", "chosen", "rejected"):
         assert schema.field(f"{side}_ids").type.value_type == pa.int32()
         assert schema.field(f"{side}_mask").type.value_type == pa.bool_()
-    first, _ = read_rows(tmp_path / "out" / "test")
+    first, _ = read_rows(made)
     for side in ("prompt", "chosen", "rejected"):
         assert first[f"{side}_length"] == len(first[f"{side}_ids"])
     assert first["row"] == "r1"
@@ -134,18 +143,15 @@ def test_the_ledger_has_a_line_for_every_row(pairs: Path, tokenizer: Path, tmp_p
     assert kept == {row for row, entry in by_row.items() if entry["outcome"] != "dropped"}
 
 
-def test_lengths_are_told_in_numbers_and_as_a_plot(
-    pairs: Path, tokenizer: Path, tmp_path: Path
-) -> None:
-    metrics = tokenize(pairs, tokenizer, tmp_path)
-
-    rows = read_rows(tmp_path / "out/train") + read_rows(tmp_path / "out/test")
+def test_lengths_are_told_in_numbers_and_as_a_plot(calm: tuple[Path, dict[str, Any]]) -> None:
+    work, metrics = calm
+    rows = read_rows(work / "out/train") + read_rows(work / "out/test")
     lengths = sorted(len(row["chosen_ids"]) for row in rows)
     told = metrics["lengths"]["chosen"]
     assert told["max"] == lengths[-1]
     assert told["mean"] == pytest.approx(sum(lengths) / len(lengths), abs=0.05)
     assert told["median"] == lengths[(len(lengths) - 1) // 2]
-    plot = (tmp_path / "out/summary.md").read_text()
+    plot = (work / "out/summary.md").read_text()
     for name in ("prompt", "chosen", "rejected", "whole sequence"):
         assert name in plot
     counts = [int(line.split()[3]) for line in plot.splitlines() if " to " in line]
@@ -167,13 +173,12 @@ def test_what_is_noticed_of_rows_is_counted_and_told(tokenizer: Path, tmp_path: 
 
 
 def test_the_number_of_workers_leaves_no_trace(
-    pairs: Path, tokenizer: Path, tmp_path: Path
+    pairs: Path, tokenizer: Path, tmp_path: Path, calm: tuple[Path, dict[str, Any]]
 ) -> None:
-    one = tokenize(pairs, tokenizer, tmp_path / "one", TokenizeConfig(workers=1))
-    two = tokenize(pairs, tokenizer, tmp_path / "two", TokenizeConfig(workers=2))
+    metrics = tokenize(pairs, tokenizer, tmp_path, TokenizeConfig(workers=2))
 
-    assert content(tmp_path / "one") == content(tmp_path / "two")
-    assert one == two
+    assert content(tmp_path) == content(calm[0])
+    assert metrics == calm[1]
 
 
 RUN = """
@@ -186,21 +191,19 @@ from steps.data.tokens.token_folders import tokenize_folders
 if __name__ == "__main__":
     source, tokenizer, work = map(Path, sys.argv[2:5])
     (work / "out").mkdir(parents=True)
-    config = TokenizeConfig(workers=int(sys.argv[5]))
+    config = TokenizeConfig(workers=2)
     tokenize_folders("pairs", source, ["test", "train"], tokenizer, config, work / "out",
                      work / "scratch", lambda done, total: done and threading.Event().wait())
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
 def test_killed_and_started_again_it_goes_on_and_ends_with_the_same_bytes(
-    pairs: Path, tokenizer: Path, tmp_path: Path, workers: int, repository: Path
+    pairs: Path, tokenizer: Path, tmp_path: Path, repository: Path, calm: tuple[Path, Any]
 ) -> None:
-    tokenize(pairs, tokenizer, tmp_path / "calm")
     script, killed = tmp_path / "run.py", tmp_path / "killed"
     script.write_text(RUN)
-    command = [sys.executable, script, repository, pairs, tokenizer, killed, str(workers)]
+    command = [sys.executable, script, repository, pairs, tokenizer, killed]
     process = subprocess.Popen(command, start_new_session=True)
     ledger = killed / "scratch/shards"
     wait_until(lambda: list(ledger.rglob("*.json")), "a shard is finished")
@@ -213,7 +216,7 @@ def test_killed_and_started_again_it_goes_on_and_ends_with_the_same_bytes(
 
     tokenize(pairs, tokenizer, killed)
 
-    assert content(killed) == content(tmp_path / "calm")
+    assert content(killed) == content(calm[0])
     assert finished.items() <= {p: p.stat().st_mtime_ns for p in ledger.rglob("*.json")}.items()
 
 
@@ -240,29 +243,36 @@ def test_a_torn_shard_is_made_again(pairs: Path, tokenizer: Path, tmp_path: Path
 
 
 def test_shards_of_another_config_are_not_used(
-    pairs: Path, tokenizer: Path, tmp_path: Path
+    pairs: Path, tokenizer: Path, tmp_path: Path, calm: tuple[Path, Any]
 ) -> None:
     tokenize(pairs, tokenizer, tmp_path, TokenizeConfig(max_length=112))
     shutil.rmtree(tmp_path / "out")
 
     tokenize(pairs, tokenizer, tmp_path)
 
-    tokenize(pairs, tokenizer, tmp_path / "fresh")
-    assert content(tmp_path) == content(tmp_path / "fresh")
+    assert content(tmp_path) == content(calm[0])
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_shard_that_cannot_be_read_is_named(
-    pairs: Path, tokenizer: Path, tmp_path: Path, workers: int
-) -> None:
+def test_a_shard_that_cannot_be_read_is_named(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     for name in ("00000", "00001"):
         (tmp_path / f"train/pairs-{name}.parquet").write_bytes(b"PAR1 and then nothing")
 
     with pytest.raises(ShardFailed, match=r"train/pairs-0000\d: .*not a readable Parquet file"):
-        tokenize(
-            tmp_path, tokenizer, tmp_path / "w", TokenizeConfig(workers=workers), splits=["train"]
-        )
+        tokenize(tmp_path, tokenizer, tmp_path / "w", splits=["train"])
+
+
+def test_a_shard_that_fails_in_another_process_is_named_and_is_made_once_it_is_mended(
+    tmp_path: Path,
+) -> None:
+    sources = [Shard(f"s/{name}", tmp_path / name) for name in ("1", "2", "x")]
+    for shard in sources:
+        shard.source.write_text(shard.source.name)
+    with pytest.raises(ShardFailed, match=r"s/x: invalid literal for int"):
+        process_shards(Doubling(), sources, tmp_path / "ledger", workers=2)
+    (tmp_path / "x").write_text("3")
+    done = process_shards(Doubling(), sources, tmp_path / "ledger", workers=2)
+    assert [shard.summary["doubled"] for shard in done] == [2, 4, 6]
 
 
 def test_more_dropped_rows_than_allowed_are_an_error_with_the_reason(
@@ -335,10 +345,9 @@ def test_conversations_are_read_as_they_were_written(tokenizer: Path, tmp_path: 
     ],
 )
 def test_a_mask_that_marks_nothing_or_does_not_fit_is_refused_by_row(
-    pairs: Path, tokenizer: Path, tmp_path: Path, change: dict[str, Any], message: str
+    calm: tuple[Path, Any], change: dict[str, Any], message: str
 ) -> None:
-    tokenize(pairs, tokenizer, tmp_path)
-    record = read_rows(tmp_path / "out/test")[0]
+    record = read_rows(calm[0] / "out/test")[0]
     if change.get("rejected_mask") == "none":
         change = {"rejected_mask": [False] * len(record["rejected_ids"])}
 
@@ -363,9 +372,3 @@ def test_a_folder_without_shards_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(FileNotFoundError, match=f"{tmp_path}: no such file"):
         read_rows(tmp_path)
-
-
-def test_summaries_are_plain_json(pairs: Path, tokenizer: Path, tmp_path: Path) -> None:
-    metrics = tokenize(pairs, tokenizer, tmp_path)
-
-    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics

@@ -184,10 +184,7 @@ def test_a_step_whose_rank_is_killed_or_that_is_told_to_leave_ends_as_if_undistu
     run_reference(
         model, read_rows(tokens), scoring, Workplace(reference, tmp_path / "reference-scratch")
     )
-    for count in (1, 2):
-        work = tmp_path / f"{count}"
-        codes = run_ranks(train, work, model, tokens, config, reference, count=count)
-        assert set(codes) == {0}
+    assert run_ranks(train, tmp_path / "undisturbed", model, tokens, config, reference) == [0, 0]
 
     loaded = []
 
@@ -221,11 +218,8 @@ def test_a_step_whose_rank_is_killed_or_that_is_told_to_leave_ends_as_if_undistu
     assert "rank 1 was killed" in killed
     assert len(left) == is_told_to_leave
     assert all(re.search(r"left after step \d+ of 72", error) for error in left)
-    assert folder_bytes(content) == folder_bytes(tmp_path / "2/model")
-    logs = [folder / "metrics.jsonl" for folder in (content, tmp_path / "1/model")]
-    ours, alone = ([json.loads(line) for line in log.read_text().splitlines()] for log in logs)
-    assert len(ours) == len(alone) == 72
-    assert ours[9] == pytest.approx(alone[9], rel=1e-3, abs=1e-4)
+    assert folder_bytes(content) == folder_bytes(tmp_path / "undisturbed/model")
+    assert len((content / "metrics.jsonl").read_text().splitlines()) == 72
 
 
 @pytest.mark.attack

@@ -10,29 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tiny_models import VOCABULARY, gemma2, gpt2, granite, llama
+from tiny_models import SIZES, gemma2, gpt2, granite, llama
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 WINDOW = 5
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-    "initializer_range": 0.3,
-}
 _SLIDING_AND_FULL = ["sliding_attention", "full_attention"]
 
 
 def _family(model_type: str, **settings: Any) -> Callable[[], PreTrainedModel]:
     def build() -> PreTrainedModel:
-        config = CONFIG_MAPPING[model_type](**_SIZES, **settings)
+        config = CONFIG_MAPPING[model_type](**SIZES, **settings)
         return AutoModelForCausalLM.from_config(config)
 
     return build

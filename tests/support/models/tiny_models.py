@@ -25,7 +25,7 @@ from transformers import (
 from steps.data.rows.parquet import write_rows
 
 VOCABULARY = 64  # more than the 50 likeliest tokens that `generate` keeps by default
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -42,7 +42,7 @@ _SIZES: dict[str, Any] = {
 def llama(
     dropout: float = 0.0, tied: bool = True, intermediate: int = 32, positions: int = 2048
 ) -> PreTrainedModel:
-    sizes: dict[str, Any] = {**_SIZES, "intermediate_size": intermediate}
+    sizes: dict[str, Any] = {**SIZES, "intermediate_size": intermediate}
     sizes["max_position_embeddings"] = positions
     config = LlamaConfig(**sizes, attention_dropout=dropout, tie_word_embeddings=tied)
     return LlamaForCausalLM(config)
@@ -71,7 +71,7 @@ def gpt2() -> PreTrainedModel:
 def gemma2() -> PreTrainedModel:
     """Soft-caps attention scores and logits, and slides its window, tightly enough to matter."""
     config = Gemma2Config(
-        **_SIZES,
+        **SIZES,
         head_dim=4,
         query_pre_attn_scalar=4,
         sliding_window=5,
@@ -83,7 +83,7 @@ def gemma2() -> PreTrainedModel:
 
 def granite() -> PreTrainedModel:
     config = GraniteConfig(
-        **_SIZES, logits_scaling=4.0, embedding_multiplier=3.0, residual_multiplier=0.5
+        **SIZES, logits_scaling=4.0, embedding_multiplier=3.0, residual_multiplier=0.5
     )
     return GraniteForCausalLM(config)
 

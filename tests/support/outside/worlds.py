@@ -1,4 +1,5 @@
-"""Environments of the tests, and a checker of what they lead to."""
+"""Environments and checkers of the tests. Every process that runs one imports this module, which is
+why it imports little."""
 
 import os
 from dataclasses import dataclass
@@ -69,3 +70,24 @@ class Said(Checker):
 
     def check(self, answered: Answered) -> Judgement:
         return judged(len(answered.text.split()) <= 1, answered.text)
+
+
+@dataclass(frozen=True)
+class ShortWords(Checker):
+    """Right if there is an even number of words; no verdict on an empty text."""
+
+    name: ClassVar[str] = "short words"
+
+    def check(self, answered: Answered) -> Judgement:
+        words = answered.text.split()
+        return judged(len(words) % 2 == 0) if words else no_verdict("there is no word")
+
+
+@dataclass(frozen=True)
+class OddLength(Checker):
+    """Right if the text has an odd number of words; raises for an empty one."""
+
+    name = "odd_length"
+
+    def check(self, answered: Answered) -> Judgement:
+        return judged(len(answered.text.split()) % 2 == 1 // len(answered.text[:1]))
