@@ -345,6 +345,8 @@ def _to_dataclass(cfg: DictConfig) -> Any:
         )
     try:
         return OmegaConf.to_object(cfg)
+    except OmegaConfBaseException:  # of an interpolation; some are ValueErrors
+        raise
     except ValueError as error:  # raised by a config dataclass
         where = _refused_at(cfg)
         raise TemperError(f"invalid configuration{where and f' in {where}'}: {error}") from error

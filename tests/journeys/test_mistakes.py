@@ -8,6 +8,7 @@ worker meets are made in one run, whose steps all fail.
 import io
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -47,6 +48,18 @@ from steps.train_sft import train_sft
 from steps.training.config import DpoConfig
 
 LONGEST_MESSAGE = 500
+MODEL_FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"\2" + bytes(7) + b"{}",
+}
+BROKEN_MODELS = {
+    "cut-off": ("model.safetensors", b"\xff" + bytes(7) + b"{}"),
+    "pointer": ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n"),
+    "lacks-shards": ("model.safetensors.index.json", b'{"weight_map": {"a": "2.safetensors"}}'),
+    "broken-config": ("config.json", b"{"),
+    "typeless": ("config.json", b'{"hidden_size": 64}'),
+}
 PAIRS = [{"prompt": f"Question {n}?", "chosen": "Yes.", "rejected": "No."} for n in range(20)]
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 COLUMNS = [{"question": f"Question {n}?", "good": "Yes.", "bad": "No."} for n in range(20)]
@@ -73,6 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pairs.xlsx").write_text("no rows")
     (folder / "pairs.ndjson").write_text((folder / "pairs.jsonl").read_text())
     (folder / "notes.md").write_text("# Notes")
+    (folder / "fake.gguf").write_text("no tensors")
     (folder / "docs").mkdir()
     (folder / "emptied").mkdir()
     (folder / "docs" / "index.md").write_text("# Docs")
@@ -83,7 +97,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         (folder / name).mkdir(parents=True)
         for file in files:
-            (folder / name / file).write_text("{}")
+            (folder / name / file).write_bytes(MODEL_FILES[file])
+    for name, (file, content) in BROKEN_MODELS.items():
+        shutil.copytree(folder / "models" / "good", folder / name)
+        (folder / name / file).write_bytes(content)
     return folder
 
 
@@ -110,6 +127,30 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["+dpo.bta=1"], ["dpo.bta"]),
     (["dpo.loss.beta", "0.1"], ["did you mean dpo.loss.beta=0.1?"]),
     (["pairs.jsonl"], ["did you mean data.path=pairs.jsonl?"]),
+    (["dpo.loss.beta=null"], ["dpo.loss.beta cannot be null; leave it out"]),
+    (["~dpo.loss.beta"], ["a setting cannot be deleted; leave it out"]),
+    (["~dpo"], ["~dpo: a setting cannot be deleted"]),
+    (["dpo=1"], ["dpo is no single setting; set one of it, as in dpo."]),
+    (["=1"], ["=1 names no setting"]),
+    (["dpo.loss.beta==1"], ["write dpo.loss.beta=1"]),
+    (["dpo.loss.beta = 1"], ["write dpo.loss.beta=1"]),
+    (["dpo.loss.beta:1"], ["did you mean dpo.loss.beta=1?"]),
+    (["dpo/loss/beta=1"], ["no choice but a setting: dpo.loss.beta=1"]),
+    (["dpo/los=ipo"], ["did you mean dpo/loss=ipo?"]),
+    (["dpo/loss=ipo,dpo"], ["-m dpo/loss=ipo,dpo tries each"]),
+    (["dpo/loss="], ["unknown choice dpo/loss=; known: "]),
+    (["dpo.loss.beta=choice(1,2)"], ["-m dpo.loss.beta=choice(1,2) tries each"]),
+    (["-m", "dpo.loss.beta=interval(0,1)"], ["temper tune searches an interval"]),
+    (["force={a: b}"], ["force takes a list: force=[a]"]),
+    (["dpo.dtype=bf16"], ["choose from float32, bfloat16, float64; did you mean bfloat16?"]),
+    (["dpo.lora=true"], ["with settings: dpo/lora=lora"]),
+    (["dpo.loss.beta=${sft.nope}"], ["dpo.loss.beta refers to sft.nope", "no such setting"]),
+    (["dpo.loss.beta=${oc.env:NOPE}"], ["needs the environment variable NOPE"]),
+    (["dpo.loss.beta=${oc.env:PATH}"], ["dpo.loss.beta=${oc.env:PATH} is no value for it"]),
+    (["dpo.loss.beta=${env:NOPE}"], ["there is no ${env:…}", "${oc.env:NAME}"]),
+    (["dpo.loss.beta=${dpo.loss.beta}"], ["dpo.loss.beta refers to itself"]),
+    (["--dry-run"], ["--plan shows what would run"]),
+    (["--resume"], ["goes on by itself"]),
     (["dpo.loss.beta=-1"], ["dpo.loss: beta must be above 0, got -1"]),
     (["dpo.loss=simpo"], ["dpo/loss=simpo"]),
     (["dpo/loss=dop"], ["unknown choice dpo/loss=dop", "dpo"]),
@@ -147,6 +188,12 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["model=local", "model.path=notes.md"], ["neither a folder nor a .gguf file"]),
     (["model=local", "model.path=unweighted"], ["no weights (model.safetensors)"]),
     (["model=local", "model.path=speechless"], ["no tokenizer (tokenizer.json)"]),
+    (["model.path=cut-off"], ["model.safetensors that is no safetensors file, or is cut off"]),
+    (["model.path=pointer"], ["git-lfs' pointer to model.safetensors (`git lfs pull`"]),
+    (["model.path=lacks-shards"], ["lacks 2.safetensors, which model.safetensors.index.json"]),
+    (["model.path=broken-config"], ["a config.json that is no JSON object"]),
+    (["model.path=typeless"], ["a config.json that names no model_type"]),
+    (["model.path=fake.gguf"], ["fake.gguf is no GGUF file", "download it again"]),
     (
         ["model=local", "model.path=HuggingFaceTB/SmolLM2-135M"],
         ["model=hub model.hub=HuggingFaceTB/SmolLM2-135M"],
@@ -363,6 +410,8 @@ def test_a_bug_is_shown_by_the_lines_of_the_user_alone(
 SHELL: list[tuple[list[str], list[str]]] = [
     (["list"], ["TEMPER_STORE"]),
     (["run", "dpo", "--data", "a.jsonl", "--data", "b.jsonl"], ["--data stands there twice"]),
+    (["run", "dpo", "--dat", "a.jsonl"], ["unknown option --dat; did you mean --data?"]),
+    (["run", "dpo", "--data="], ["--data needs a value"]),
     (["plan", "nope.py"], ["no script nope.py"]),
     (["show", "train_dpo"], ["TEMPER_STORE"]),
     (["logs", "train_dpo"], ["TEMPER_STORE"]),
