@@ -5,6 +5,7 @@ in its log. Mistakes on the command line and in Python are made in this process;
 worker meets are made in one run, whose steps all fail.
 """
 
+import gzip
 import io
 import json
 import runpy
@@ -81,6 +82,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "chats.jsonl", [{"messages": [*CHAT]}] * 9)
     (folder / "empty.jsonl").touch()
     (folder / "broken.jsonl").write_text("these are not rows\n" * 3)
+    (folder / "list.jsonl").write_text(json.dumps(PAIRS))
+    (folder / "utf-16.jsonl").write_text((folder / "pairs.jsonl").read_text(), "utf-16")
+    (folder / "plain.jsonl.gz").write_bytes((folder / "pairs.jsonl").read_bytes())
+    (folder / "packed.jsonl").write_bytes(gzip.compress((folder / "pairs.jsonl").read_bytes()))
     (folder / "pairs.csv").write_text("prompt,chosen,rejected\n" + "q,Yes.,No.\n" * 9)
     (folder / "semicolons.csv").write_text("prompt;chosen;rejected\n" + "q;Yes.;No.\n" * 9)
     (folder / "pairs.xlsx").write_text("no rows")
@@ -344,6 +349,10 @@ DATA: dict[str, list[str]] = {
     "empty.jsonl": ["empty.jsonl has no rows"],
     "broken.jsonl": ["no valid row", "broken JSON: 3"],
     "notes.md": ["one of .jsonl"],
+    "list.jsonl": ["found a list, expected an object", "it is one JSON list: name it .json"],
+    "utf-16.jsonl": ["it is UTF-16: convert it"],
+    "plain.jsonl.gz": ["it is no gzip file: leave .gz out of its name"],
+    "packed.jsonl": ["it is a gzip file: add .gz to its name"],
 }
 WRONG_FIELD = "data.fields names questio, and its rows have the fields bad, good, question"
 
