@@ -54,7 +54,7 @@ from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
 from pipeline.plan.planning import make_plan
 from pipeline.redaction import without_secrets
-from pipeline.running.session import chosen, require_packages, run
+from pipeline.running.session import chosen, note_plan, require_packages, run
 from pipeline.show.sinks import require_sinks
 from pipeline.show.terminal import make_console, show_error, show_plan
 from pipeline.store.catalog import Catalog
@@ -229,6 +229,7 @@ def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
     plan = make_plan(roots, catalog.store, config.force, catalog)
     prices = prices_of(plan, catalog, config.launcher, config.jobs)
     show_plan(make_console(), plan, prices=prices, jobs=config.jobs)
+    note_plan()
     require_sinks(config.sinks)
     require_packages(plan, config.launcher)
 

@@ -90,8 +90,9 @@ def data_at(path: str) -> File | Files:
         path: a local path or pattern, or an fsspec URL.
 
     Raises:
-        TemperError: the path is a local file that is empty or of an unknown format.
+        TemperError: the path is a local file that is empty or of an unknown format, or a page.
     """
+    _refuse_no_data(path)
     if is_glob(path):
         return Files.matching(path)
     if os.path.isfile(path):
@@ -101,6 +102,25 @@ def data_at(path: str) -> File | Files:
     return File(path)
 
 
+def _refuse_no_data(path: str) -> None:
+    """Refuse what is neither a path nor the URL of an object."""
+    if page := _DATA_PAGE.fullmatch(path):
+        raise TemperError(
+            f"{path} is a page of the Hub; use data.path=null data.hub={page[1]}, in Python "
+            f"HubDataset({page[1]!r}, revision, split)"
+        )
+    scheme = path.partition("://")[0].rpartition("::")[2] if "://" in path else "file"
+    if scheme not in fsspec.available_protocols():
+        raise TemperError(
+            f"{path}: there is no {scheme}://; name a file, or an object as in gs:// or s3://"
+        )
+
+
+_DATA_PAGE = re.compile(
+    r"https?://huggingface\.co/datasets/([\w.-]+(?:/[\w.-]+)?)/?(?:(?:tree|viewer).*)?"
+)
+
+
 def split_files(path: str) -> dict[str, Files]:
     """The files of each split if `path` is a folder whose file names show several splits; else
     an empty dict.
@@ -108,6 +128,7 @@ def split_files(path: str) -> dict[str, Files]:
     Raises:
         TemperError: the folder cannot be read.
     """
+    _refuse_no_data(path)
     try:
         with reaching(path):
             filesystem, within = fsspec.url_to_fs(path)

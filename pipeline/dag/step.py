@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Never, Protocol, overload
 
 from pipeline import cells
 from pipeline.code import NO_CODE, Closure, closure, forget
@@ -48,7 +48,7 @@ from pipeline.dag.canonical import (
     same,
 )
 from pipeline.dag.inputs import File, forget_sources
-from pipeline.dag.resources import NOTHING, Resources
+from pipeline.dag.resources import NOTHING, Resources, refuse_unknown
 from pipeline.dag.settings import leaves
 from pipeline.errors import TemperError
 
@@ -370,6 +370,7 @@ class Step:
         processes: int | None = None,
         retries: int | None = None,
         preemptions: int | None = None,
+        **unknown: Never,
     ) -> "Step":
         """This step with a request for resources: ``train_dpo(...).on(gpus=8, nodes=2)``.
 
@@ -377,9 +378,10 @@ class Step:
         or the default in ``conf/launcher``; see :class:`pipeline.dag.resources.Resources`.
 
         Raises:
-            TemperError: a value is out of range or invalid.
+            TemperError: a resource is unknown, or a value is out of range or invalid.
         """
         try:
+            refuse_unknown(unknown)
             asked = Resources(
                 gpus, nodes, accelerator, tpu, cpus, memory, time, processes, retries, preemptions
             ).over(self.resources)

@@ -205,6 +205,12 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     ),
     (["model.path=docs", "model.hub=a/b"], ["set one of model.path, model.hub"]),
     (["store=/proc/store"], ["cannot write to the store /proc/store"]),
+    (["data.path='https://huggingface.co/datasets/a/b'"], ["a page of the Hub", "data.hub=a/b"]),
+    (["data.path='foo://x/y.jsonl'"], ["there is no foo://"]),
+    (["store='foo://x'"], ["store 'foo://x'", "gs://BUCKET/PATH"]),
+    (["launcher.steps.train_dp.gpus=1"], ["launcher.steps.train_dp", "did you mean train_dpo?"]),
+    (["launcher.steps.train_dpo.gpu=1"], ["gpu is none of gpus", "did you mean gpus?"]),
+    (["launcher.steps.train_dpo.memory='3'"], ["give it as in 64GiB"]),
     (["launcher.steps.train_dpo.gpus=64"], ["train_dpo asks for gpus=64", "ask for less"]),
     (["launcher.use=[pbs]"], ["pbs", "local, slurm, ray"]),
     (["scheduler=http://127.0.0.1:9"], ["does not answer", "leave out scheduler="]),
@@ -281,6 +287,7 @@ PYTHON: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["trained needs the package no_such_package", "pip install no_such_package"],
     ),
     "too much asked": (lambda: run([mistaken("gpus").on(gpus=64)]), ["ask for less"]),
+    "nobody's resource": (lambda: as_any(mistaken("x")).on(gpu=1), ["gpu is none of gpus"]),
     "nonsense asked": (lambda: mistaken("gpus").on(memory="lots"), ["memory"]),
 }
 
@@ -467,6 +474,12 @@ def test_a_planned_script_does_too(tmp_path: Path) -> None:
     planned = in_a_script(tmp_path, COMPOSED, sys.executable, "-c", PLAN, "plan")
     assert planned.returncode == 1
     require_message(planned.stderr, "nope.jsonl does not exist")
+
+
+def test_a_script_without_a_plan_is_no_success(tmp_path: Path) -> None:
+    planned = in_a_script(tmp_path, "import pipeline\n", sys.executable, "-c", PLAN, "plan")
+    assert planned.returncode == 1
+    require_message(planned.stderr, "plain.py has ended without a plan")
 
 
 CAUGHT = """
