@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NoReturn, get_type_hints
 
 import hydra
@@ -120,8 +121,8 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         choices: the types of fields, see the module docstring; a group of the same name in
             ``conf/`` adds more options.
     """
+    schema, choices = _schema_of(build), choices or {}
     script = Path(build.__code__.co_filename)
-    schema, choices = next(iter(get_type_hints(build).values())), choices or {}
     plan_only = "--plan" in sys.argv
     verbosity = sum(_VERBOSITY.get(argument, 0) for argument in sys.argv[1:])
     typed = CALLED or [sys.orig_argv[0], sys.argv[0]]
@@ -195,6 +196,24 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
     except KeyboardInterrupt as error:
         print(STOPPED, file=sys.stderr)
         sys.exit(143 if isinstance(error, Stopped) else 130)
+
+
+def _schema_of(build: Callable[[Any], Any]) -> type:
+    """The config that the function of an experiment takes.
+
+    Raises:
+        TemperError: it is no function with such a parameter.
+    """
+    hints = get_type_hints(build) if isinstance(build, FunctionType) else {}
+    schema = next((kind for name, kind in hints.items() if name != "return"), None)
+    if not isinstance(schema, type) or not issubclass(schema, ExperimentConfig):
+        raise TemperError(
+            "main() takes the function of an experiment, uncalled, whose parameter is its config: "
+            "def NAME(cfg: Config) -> dict[str, Step], with class Config(ExperimentConfig)"
+        )
+    if "__dataclass_fields__" not in vars(schema):
+        raise TemperError(f"the config {schema.__name__} is no dataclass: put @dataclass above it")
+    return schema
 
 
 def _composed(arguments: list[str], folder: Path | None, name: str) -> DictConfig | None:

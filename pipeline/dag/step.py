@@ -147,7 +147,11 @@ class StepFunction:
         self.__name__ = function.__name__
         parameters = list(inspect.signature(function).parameters.values())
         if not parameters or parameters[0].name != "out":
-            raise TemperError(f"step {self.name}: the first parameter must be `out: Output`")
+            is_method = [p.name for p in parameters[:1]] in (["self"], ["cls"])
+            raise TemperError(
+                f"step {self.name}: the first parameter must be `out: Output`"
+                f"{'; move the step out of its class' * is_method}"
+            )
         for parameter in parameters:
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise TemperError(
@@ -170,7 +174,7 @@ class StepFunction:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             names = ", ".join(self.signature.parameters)
-            raise TemperError(f"step {self.name}: {error}; it takes {names}") from None
+            raise TemperError(f"step {self.name}: {error}; it takes {names or 'none'}") from None
         bound.apply_defaults()
         annotations = annotations_of(self.function)
         for name, value in bound.arguments.items():
@@ -279,6 +283,10 @@ class Input:
         return self.step.name if self.part is None else f"{self.step.name}[{self.part!r}]"
 
 
+class NotMade(TemperError, AttributeError):
+    """A step was asked for something that only its artifact has."""
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """One call of a step function: a node of the DAG. Nothing has run yet.
@@ -350,6 +358,14 @@ class Step:
 
     __iter__ = None  # otherwise Python would iterate with __getitem__, without end
     __contains__ = None
+
+    def __getattr__(self, name: str) -> Never:
+        if name in ("path", "load", "metrics"):
+            raise NotMade(
+                f"{self.name} is a step, which stands for what it will make; "
+                f"run({{'NAME': STEP}})['NAME'].{name} is that of the artifact"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getitem__(self, part: str) -> Input:
         if not isinstance(part, str) or not part or part != part.strip("/"):

@@ -100,7 +100,7 @@ def run(
     )
 
     roots = _named(roots)
-    _check_request(roots, jobs)
+    _check_request(roots, jobs, launcher)
     store = store if isinstance(store, Store) else Store(store)
     if store.url.startswith("memory:"):
         raise TemperError(
@@ -253,7 +253,11 @@ def chosen(plan: Plan, names: Collection[str]) -> Mapping[str, Step]:
     return chosen
 
 
-def _check_request(roots: Mapping[str, Step], jobs: int) -> None:
+def _check_request(roots: Mapping[str, Step], jobs: int, launcher: Any) -> None:
+    from pipeline.launchers.config import LauncherConfig
+
+    if not isinstance(launcher, LauncherConfig | None):
+        raise TemperError(f"launcher={launcher!r}: give LauncherConfig(use=['local'])")
     if type(jobs) is not int or jobs < 1:
         raise TemperError(f"jobs={jobs!r}: at least one step must be able to run at a time")
     for name, root in roots.items():

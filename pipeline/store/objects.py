@@ -85,6 +85,8 @@ def open_objects(url: str) -> tuple["Objects", str]:
     Raises:
         TemperError: the URL is invalid, or its file system is not installed.
     """
+    if not isinstance(url, str):
+        raise TemperError(f"store={url!r}: give a path or URL as text, as in store='store'")
     if not url:
         raise TemperError("the store has no name; set store=PATH_OR_URL (or TEMPER_STORE)")
     try:

@@ -31,6 +31,7 @@ from typer.testing import CliRunner
 
 from pipeline import File, HubModel, Step, Store, TemperError, adopt, look_again, run
 from pipeline.cli import app
+from pipeline.experiment import ExperimentConfig, main
 from pipeline.foreseen import message_of
 from pipeline.launchers.config import LauncherConfig
 from pipeline.launchers.environment import import_path
@@ -288,8 +289,24 @@ PYTHON: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "too much asked": (lambda: run([mistaken("gpus").on(gpus=64)]), ["ask for less"]),
     "nobody's resource": (lambda: as_any(mistaken("x")).on(gpu=1), ["gpu is none of gpus"]),
+    "what only an artifact has": (lambda: as_any(evaluation()).metrics, ["run({'NAME': STEP})"]),
+    "a store that is no text": (lambda: run([evaluation()], as_any(3)), ["store=3"]),
+    "a launcher's name": (
+        lambda: run([evaluation()], launcher=as_any("slurm")),
+        ["give LauncherConfig(use="],
+    ),
+    "an experiment that is called": (lambda: main(as_any({})), ["takes the function", "uncalled"]),
+    "a config that is no dataclass": (lambda: main(undecorated), ["put @dataclass above it"]),
     "nonsense asked": (lambda: mistaken("gpus").on(memory="lots"), ["memory"]),
 }
+
+
+class Undecorated(ExperimentConfig):
+    beta: float = 0.1
+
+
+def undecorated(cfg: Undecorated) -> dict[str, Step]:
+    return {}
 
 
 def as_any(step: Any) -> Any:
