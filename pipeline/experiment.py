@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NoReturn, get_type_hints
 
 import hydra
@@ -54,7 +55,7 @@ from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
 from pipeline.plan.planning import make_plan
 from pipeline.redaction import without_secrets
-from pipeline.running.session import chosen, require_packages, run
+from pipeline.running.session import chosen, note_plan, require_packages, run
 from pipeline.show.sinks import require_sinks
 from pipeline.show.terminal import make_console, show_error, show_plan
 from pipeline.store.catalog import Catalog
@@ -120,8 +121,8 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         choices: the types of fields, see the module docstring; a group of the same name in
             ``conf/`` adds more options.
     """
+    schema, choices = _schema_of(build), choices or {}
     script = Path(build.__code__.co_filename)
-    schema, choices = next(iter(get_type_hints(build).values())), choices or {}
     plan_only = "--plan" in sys.argv
     verbosity = sum(_VERBOSITY.get(argument, 0) for argument in sys.argv[1:])
     typed = CALLED or [sys.orig_argv[0], sys.argv[0]]
@@ -197,6 +198,24 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         sys.exit(143 if isinstance(error, Stopped) else 130)
 
 
+def _schema_of(build: Callable[[Any], Any]) -> type:
+    """The config that the function of an experiment takes.
+
+    Raises:
+        TemperError: it is no function with such a parameter.
+    """
+    hints = get_type_hints(build) if isinstance(build, FunctionType) else {}
+    schema = next((kind for name, kind in hints.items() if name != "return"), None)
+    if not isinstance(schema, type) or not issubclass(schema, ExperimentConfig):
+        raise TemperError(
+            "main() takes the function of an experiment, uncalled, whose parameter is its config: "
+            "def NAME(cfg: Config) -> dict[str, Step], with class Config(ExperimentConfig)"
+        )
+    if "__dataclass_fields__" not in vars(schema):
+        raise TemperError(f"the config {schema.__name__} is no dataclass: put @dataclass above it")
+    return schema
+
+
 def _composed(arguments: list[str], folder: Path | None, name: str) -> DictConfig | None:
     """The config of a single job; ``None`` if the arguments need ``hydra.main``, or are wrong so
     that it must report the error.
@@ -229,6 +248,7 @@ def _show_plan(roots: Mapping[str, Step], config: ExperimentConfig) -> None:
     plan = make_plan(roots, catalog.store, config.force, catalog)
     prices = prices_of(plan, catalog, config.launcher, config.jobs)
     show_plan(make_console(), plan, prices=prices, jobs=config.jobs)
+    note_plan()
     require_sinks(config.sinks)
     require_packages(plan, config.launcher)
 
@@ -345,6 +365,8 @@ def _to_dataclass(cfg: DictConfig) -> Any:
         )
     try:
         return OmegaConf.to_object(cfg)
+    except OmegaConfBaseException:  # of an interpolation; some are ValueErrors
+        raise
     except ValueError as error:  # raised by a config dataclass
         where = _refused_at(cfg)
         raise TemperError(f"invalid configuration{where and f' in {where}'}: {error}") from error

@@ -15,6 +15,7 @@ Any other exception is a bug, or a problem that nobody foresaw.
 
 import dis
 import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +30,12 @@ SHIPPED = ("pipeline", "steps")
 """The packages of Temper, below :data:`ROOT`."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_SAID_OF_NO_ROOM = ("No space left on device", "StorageFull", "Disk quota exceeded")
+_SAID_OF_NO_ROOM = (
+    "No space left on device",
+    "StorageFull",
+    "Disk quota exceeded",
+    "No usable temporary directory",
+)
 """Texts of such errors in libraries whose exceptions have no error number."""
 _PLAIN = (ValueError, OSError, NotImplementedError, FloatingPointError)
 """Python's exceptions whose names add nothing to their messages."""
@@ -121,7 +127,7 @@ def _is_no_memory(error: BaseException) -> bool:
 
 def _no_room(error: BaseException, places: Iterable[str]) -> str:
     free = []
-    for place in dict.fromkeys([*places, tempfile.gettempdir()]):
+    for place in dict.fromkeys([*places, tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")]):
         try:
             free.append(f"{place} has {shutil.disk_usage(place).free / 2**20:,.0f} MiB free")
         except OSError:

@@ -20,7 +20,8 @@ from pipeline.errors import TemperError
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CORE = "pipeline"
-_OURS = (_CORE, "steps", "experiments")
+OURS = (_CORE, "steps", "experiments")
+"""The names of our packages."""
 
 
 class NameTaken(TemperError, ImportError):
@@ -36,7 +37,7 @@ class TakenNames:
             NameTaken: the module is missing because of the name of its package.
         """
         top, _, inner = name.partition(".")
-        if top not in _OURS or not inner:
+        if top not in OURS or not inner:
             return
         file = os.path.join(*name.split("."))
         ours = _found(file, [_HOME])

@@ -19,6 +19,7 @@ from steps.data.load.config import LoadConfig
 from steps.data.load.mixture import check_weights
 from steps.data.load.near import NearDuplicates
 from steps.data.load.shards import FileShard, files_at, is_glob, reaching, splits_of
+from steps.models.whole import fault_of
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,9 @@ def data_at(path: str) -> File | Files:
         path: a local path or pattern, or an fsspec URL.
 
     Raises:
-        TemperError: the path is a local file that is empty or of an unknown format.
+        TemperError: the path is a local file that is empty or of an unknown format, or a page.
     """
+    _refuse_no_data(path)
     if is_glob(path):
         return Files.matching(path)
     if os.path.isfile(path):
@@ -100,6 +102,25 @@ def data_at(path: str) -> File | Files:
     return File(path)
 
 
+def _refuse_no_data(path: str) -> None:
+    """Refuse what is neither a path nor the URL of an object."""
+    if page := _DATA_PAGE.fullmatch(path):
+        raise TemperError(
+            f"{path} is a page of the Hub; use data.path=null data.hub={page[1]}, in Python "
+            f"HubDataset({page[1]!r}, revision, split)"
+        )
+    scheme = path.partition("://")[0].rpartition("::")[2] if "://" in path else "file"
+    if scheme not in fsspec.available_protocols():
+        raise TemperError(
+            f"{path}: there is no {scheme}://; name a file, or an object as in gs:// or s3://"
+        )
+
+
+_DATA_PAGE = re.compile(
+    r"https?://huggingface\.co/datasets/([\w.-]+(?:/[\w.-]+)?)/?(?:(?:tree|viewer).*)?"
+)
+
+
 def split_files(path: str) -> dict[str, Files]:
     """The files of each split if `path` is a folder whose file names show several splits; else
     an empty dict.
@@ -107,6 +128,7 @@ def split_files(path: str) -> dict[str, Files]:
     Raises:
         TemperError: the folder cannot be read.
     """
+    _refuse_no_data(path)
     try:
         with reaching(path):
             filesystem, within = fsspec.url_to_fs(path)
@@ -404,24 +426,22 @@ def refuse_no_model(source: File | HubModel, **_: object) -> None:
         found = _models_in(path)
         meant = f"; did you mean {' or '.join(found)}?" if found else f"; {want}"
         raise TemperError(f"model {source.url} is no model: it has no config.json{meant}")
-    if path.is_dir() and (lacks := _lacks(path)):
+    if path.is_dir() and (fault := fault_of(path)):
         raise TemperError(
-            f"model {source.url} is not whole: it has {lacks}; copy the missing files into it from "
-            "the model that it was made from, or name another folder with model.path"
+            f"model {source.url} is not whole: it {fault}; copy its files again from the model "
+            "it was made from, or name another folder with model.path"
+        )
+    if path.is_file() and not _is_gguf(path):
+        raise TemperError(
+            f"model {source.url} is no GGUF file, whatever its name; download it again"
         )
 
 
-def _lacks(folder: Path) -> str:
-    """The part of a model that a folder lacks, judged by its file names; empty if none."""
-    names = [name.lower() for name in os.listdir(folder)]
-    if not any(name.endswith(_WEIGHTS) for name in names):
-        return "no weights (model.safetensors)"
-    if not any("token" in n or "vocab" in n or n.endswith(".model") for n in names):
-        return "no tokenizer (tokenizer.json)"
-    return ""
+def _is_gguf(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(4) == b"GGUF"
 
 
-_WEIGHTS = (".safetensors", ".bin", ".index.json", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 _HUB_PAGE = re.compile(r"https?://huggingface\.co/([\w.-]+(?:/[\w.-]+)?)/?(?:tree/.*)?")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _CONFIGS = ("config.json", "adapter_config.json")

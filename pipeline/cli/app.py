@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -313,12 +314,19 @@ def plan(
     A script that calls run() itself stops at its first run.
     """
     if not script.is_file():
-        raise TemperError(f"there is no script {script}")
+        is_folder = ": it is a folder" if script.is_dir() else ""
+        raise TemperError(f"there is no script {script}{is_folder}")
     if script.suffix not in ("", ".py"):
         raise TemperError(f"{script} is no Python script; a recipe is planned by temper run --plan")
     require_ours([str(script.parent), *sys.path])
     command = [sys.executable, str(script), "--plan", *context.args]
-    status = subprocess.call(command, env={**os.environ, PLAN_ONLY: "1"})
+    with TemporaryDirectory() as folder:
+        shown = Path(folder, "shown")
+        status = subprocess.call(command, env={**os.environ, PLAN_ONLY: str(shown)})
+        if not status and not shown.exists() and not any(a.startswith("-") for a in context.args):
+            raise TemperError(
+                f"{script} has ended without a plan: it calls neither run() nor main()"
+            )
     raise typer.Exit(status if status >= 0 else 128 - status)
 
 
@@ -583,8 +591,12 @@ def main() -> None:
     _add_commands_of_packages(sys.argv[1:2])
     try:
         app()
-    except (TemperError, OSError) as error:
+    except TemperError as error:
         show_error(str(error))
+        raise SystemExit(1) from None
+    except OSError as error:
+        said = f"{error.filename}: {error.strerror}; check the path" if error.filename else error
+        show_error(str(said))
         raise SystemExit(1) from None
 
 

@@ -31,6 +31,7 @@ _PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*")
 _QUOTE = re.compile(r"(\\*)('|$)")
 """What needs escaping inside Hydra's quotes: a quote, and backslashes before a quote or the end."""
 _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
+_OPTIONS = ("--data", "--model")
 _BARE = ("local", "hub", "mine")
 """Options of config groups that also need a path or name."""
 
@@ -210,10 +211,14 @@ def _asked(words: Sequence[str]) -> Asked:
     while waiting:
         word = waiting.pop(0)
         option, has_value, value = word.partition("=")
-        if option not in ("--data", "--model"):
+        if option not in _OPTIONS:
             others.append(word)
+            if option.startswith("-") and (
+                near := difflib.get_close_matches(option, _OPTIONS, 1, 0.8)
+            ):
+                raise TemperError(f"unknown option {option}; did you mean {near[0]}?")
             continue
-        if not has_value and not waiting:
+        if not (value if has_value else waiting):
             raise TemperError(f"{option} needs a value")
         if option[2:] in named:
             raise TemperError(f"{option} stands there twice; give one, or a folder with all files")

@@ -195,10 +195,10 @@ class Project:
         )
 
     def is_core(self, reference: Ref | None) -> bool:
-        """Whether it belongs to the caching core, such as ``step``."""
-        return reference is not None and any(
-            target.library and is_core(target.module) for target in self.meaning(reference)
-        )
+        """Whether it surely belongs to the caching core, such as ``step``: with ``from pipeline
+        import *``, any other name of the module may."""
+        targets = self.meaning(reference) if reference is not None else ()
+        return bool(targets) and all(t.library and is_core(t.module) for t in targets)
 
 
 def _may_be_builtin(targets: tuple[Target, ...]) -> bool:

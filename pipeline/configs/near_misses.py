@@ -32,18 +32,35 @@ _TYPES = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or 
 """OmegaConf's names of types, in plain words."""
 _PLAINLY: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
     (
-        re.compile(r"override ([\w.]+)=(\S*); Invalid type assigned"),
-        lambda m: (
-            f"{m[1]} is not a value but a choice, with settings: {m[1].replace('.', '/')}={m[2]}"
-        ),
-    ),
-    (
         re.compile(r"override ([\w./@]+=.*?); Value .* could not be converted to (\w+)"),
         lambda m: f"{m[1]} is no value for it: {_TYPES.get(m[2], m[2])} is needed",
     ),
     (
-        re.compile(r"override ([\w.]+)=(.*?); Invalid .* not a ListConfig"),
-        lambda m: f"{m[1]} takes a list: {m[1]}=[{m[2]}]",
+        re.compile(r"override ([\w.]+=(.*?)); Invalid value .*, expected one of \[(.*)\]"),
+        lambda m: (
+            f"{m[1]} is no value for it; choose from {m[3]}{_closest(m[2], m[3].split(', '))}"
+        ),
+    ),
+    (
+        re.compile(r"override ([\w.]+)=null; field .* is not Optional"),
+        lambda m: f"{m[1]} cannot be null; leave it out for its default",
+    ),
+    (
+        re.compile(r"override ~(\S+); .* does not support deletion|Could not delete '([^'=]+)"),
+        lambda m: (
+            f"~{m[1] or m[2]}: a setting cannot be deleted; leave it out for its default, or set "
+            "it to null where it may be"
+        ),
+    ),
+    (
+        re.compile(
+            r"override ([\w.]+)=(.*?); (?:Invalid .* not a ListConfig|Cannot merge .* with)"
+        ),
+        lambda m: f"{m[1]} takes a list: {m[1]}=[{m[2].strip('{}').partition(':')[0]}]",
+    ),
+    (
+        re.compile(r"Ambiguous value for argument '([\w./]+/\w+=.*?)'"),
+        lambda m: f"{m[1]} names several choices; -m {m[1]} tries each",
     ),
     (
         re.compile(r"Ambiguous value for argument '([\w.]+)=(.*?)'"),
@@ -53,12 +70,55 @@ _PLAINLY: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
         ),
     ),
     (
+        re.compile(r"Sweep parameters '(.*)' requires --multirun"),
+        lambda m: f"{m[1]} stands for several values; -m {m[1]} tries each",
+    ),
+    (
+        re.compile(r"BasicSweeper does not support"),
+        lambda _: (
+            "-m tries values that are listed, as in KEY=1,2 or KEY=range(1,4); temper tune "
+            "searches an interval"
+        ),
+    ),
+    (
+        re.compile(r"Interpolation key '(.*)' not found; full_key: ([^\s;]+)"),
+        lambda m: f"{m[2]} refers to {m[1]}, and there is no such setting",
+    ),
+    (
+        re.compile(r"Environment variable '(.*)' not found\W+full_key: ([^\s;]+)"),
+        lambda m: f"{m[2]} needs the environment variable {m[1]}, which is not set",
+    ),
+    (
+        re.compile(r"Unsupported interpolation type (\w+); full_key: ([^\s;]+)"),
+        lambda m: f"{m[2]}: there is no ${{{m[1]}:…}}; there are ${{KEY}} and ${{oc.env:NAME}}",
+    ),
+    (
+        re.compile(r"Recursive interpolation detected; full_key: ([^\s;]+)"),
+        lambda m: f"{m[1]} refers to itself",
+    ),
+    (
+        re.compile(
+            r"interpolation '(.*)': Value .* could not be converted to (\w+); full_key: ([^\s;]+)"
+        ),
+        lambda m: f"{m[3]}={m[1]} is no value for it: {_TYPES.get(m[2], m[2])} is needed",
+    ),
+    (
         re.compile(r"Missing mandatory value: (\S+)"),
         lambda m: f"{m[1]} is missing; set {m[1]}=VALUE",
     ),
 )
 """Parts of messages of Hydra and OmegaConf, and how each is put plainly."""
 _OURS = ("--plan", "--quiet", "--verbose")
+_OTHER_OPTIONS = {
+    "--dry-run": "--plan shows what would run",
+    "--config": "temper run FILE.yaml takes settings from a file",
+    "--force": "force=[STEP] makes a step again",
+    **dict.fromkeys(
+        ("--resume", "--resume-from-checkpoint", "--continue"),
+        "leave it out: what was interrupted goes on by itself",
+    ),
+}
+"""Options of other tools that stand for no setting, and what to do here."""
 
 
 @dataclass(frozen=True)
@@ -103,19 +163,23 @@ class Known:
             return [f"{name}={typed}" if typed else name for name in found]
         if chosen:
             return [f"{g}={'|'.join(self.groups[g])}" for g in chosen]
-        return self._alike(prefix, meant, key)
+        return self._alike(prefix, meant, key, value)
 
     def _by_last_part(self, prefix: str, last: str) -> list[str]:
         below = f"{prefix}." if prefix else ""
         ends = (key for key in self.keys if f".{key}".endswith(f".{last}"))
         return [key for key in ends if key.startswith(below)]
 
-    def _alike(self, prefix: str, last: str, key: str) -> list[str]:
+    def _alike(self, prefix: str, last: str, key: str, value: str) -> list[str]:
         near = [k for k in self.keys if not prefix or k.startswith(f"{prefix.partition('.')[0]}.")]
         lasts = list(dict.fromkeys(k.rpartition(".")[2] for k in near))
         close = difflib.get_close_matches(last, lasts, n=1, cutoff=0.75)
         found = [k for k in near if k.rpartition(".")[2] in close]
         whole = difflib.get_close_matches(key, self.keys, n=3, cutoff=0.6)
+        paths = {group.replace("/", "."): group for group in self.groups}
+        chosen = [paths[p] for p in difflib.get_close_matches(key, paths, cutoff=0.8)]
+        if options := [f"{g}={value}" for g in chosen if value in self.groups[g]]:
+            return options
         return list(dict.fromkeys([*(k for k in whole if k in found), *found, *whole]))
 
 
@@ -152,6 +216,8 @@ def refuse_options(arguments: Sequence[str], known_of: Callable[[], Known]) -> N
         if argument.startswith("-"):
             name = option.lstrip("-").replace("-", "_")
             value = value or ("" if following.startswith("-") or "=" in following else following)
+            if said := _OTHER_OPTIONS.get(option.replace("_", "-")):
+                raise TemperError(f"unknown option {option}; {said}")
             found = known_of().suggestions(name, value)[:MOST_SUGGESTIONS]
             if near := difflib.get_close_matches(option, (*_OURS, *_HYDRA_OPTIONS), 1, 0.75):
                 found = near
@@ -167,27 +233,35 @@ def _meant_by_word(word: str, following: str, known: Known) -> str:
     """What a word without ``=`` may stand for: a file of data, or a setting before its value."""
     if Path(word).exists() and "data.path" in known.keys:
         return f"; did you mean data.path={word}?"
-    found = known.suggestions(word, "" if "=" in following else following)[:MOST_SUGGESTIONS]
+    word, _, value = word.partition(":")
+    value = value or ("" if "=" in following else following)
+    found = known.suggestions(word, value)[:MOST_SUGGESTIONS]
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> str:
     """Hydra's multi-line message as one line, with the setting that was probably meant."""
     if isinstance(error, OverrideParseException):
-        return (
-            f"{error.override} cannot be read as a setting; a value with commas, brackets, quotes "
-            "or = goes in quotes, as in 'key=\"a, b\"', and a list is key=[a,b]"
-        )
+        return _unreadable(error.override)
     parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
     lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
-    if option := re.search(r"Could not find '(.+)/(.+)'", lines[0]):
+    if option := re.search(r"Could not find '(.+)/(.*)'", lines[0]):
         options = re.findall(r"^\t(\S+)$", str(error), re.MULTILINE)
-        return f"unknown choice {option[1]}={option[2]}; known: {', '.join(options)}"
+        meant = _closest(option[2], options)
+        return f"unknown choice {option[1]}={option[2]}; known: {', '.join(options)}{meant}"
+    if chosen := re.search(r"override ([\w.]+)=(\S*); Invalid type assigned", "; ".join(lines)):
+        group = chosen[1].replace(".", "/")
+        names = known.groups.get(group, ["NAME"])
+        options = chosen[2] if chosen[2] in names else "|".join(names)
+        return f"{chosen[1]} is not a value but a choice, with settings: {group}={options}"
     for pattern, plainly in _PLAINLY:
         if found := pattern.search("; ".join(lines)):
             return plainly(found)
     unknown = re.search(r"Could not override '([^']+)'", lines[0])
-    key = unknown[1].split("@")[0].replace("/", ".") if unknown else ""
+    typed = unknown[1].split("@")[0] if unknown else ""
+    key = typed.replace("/", ".")
+    if key in known.keys and "/" in typed:
+        return f"{typed} is no choice but a setting: {key}={_value_of(key, arguments)}"
     owner = re.search(r"Key '\S+' not in '(\w+)'", str(error.__cause__))
     if key in known.keys and owner:
         return f"unknown config key {key!r}; {owner[1]}, which was chosen, has no such field"
@@ -200,8 +274,28 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
 def _value_of(key: str, arguments: Sequence[str]) -> str:
     """The value of a setting on the command line; the last one counts."""
     typed = (argument.partition("=") for argument in arguments)
-    values = [v for name, _, v in typed if name.lstrip("+~").replace("/", ".") == key]
+    values = [v for n, _, v in typed if n.lstrip("+~").partition("@")[0].replace("/", ".") == key]
     return values[-1] if values else ""
+
+
+def _unreadable(override: str) -> str:
+    """The error for a setting that Hydra cannot parse, with its usual correction."""
+    key, _, value = override.partition("=")
+    if re.fullmatch(r"[\w./@+~]+", bare := key.strip()) and (key, value) != (
+        bare,
+        wanted := value.lstrip("= "),
+    ):
+        return f"{override} cannot be read as a setting; write {bare}={wanted}"
+    return (
+        f"{override} cannot be read as a setting; a value with commas, brackets, quotes "
+        "or = goes in quotes, as in 'key=\"a, b\"', and a list is key=[a,b]"
+    )
+
+
+def _closest(typed: str, options: Sequence[str]) -> str:
+    """The option that was probably meant, as the end of an error."""
+    close = difflib.get_close_matches(typed.lower(), options, 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def composing_error(error: ValueError, known: Known, arguments: Sequence[str]) -> str:
@@ -210,6 +304,11 @@ def composing_error(error: ValueError, known: Known, arguments: Sequence[str]) -
         group, _, option = argument.partition("=")
         if (names := known.groups.get(group)) and option not in names:
             return f"unknown choice {argument}; known: {', '.join(names)}"
+        below = [key for key in known.keys if key.startswith(f"{group}.")]
+        if below and group not in known.groups:
+            return f"{argument}: {group} is no single setting; set one of it, as in {below[0]}="
+        if not group.lstrip("+~"):
+            return f"{argument} names no setting; settings are written key=value"
     return f"the configuration cannot be composed: {error}"
 
 

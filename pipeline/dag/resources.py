@@ -5,7 +5,9 @@ over the defaults for its name in ``conf/launcher``; a field that is ``None`` re
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 from pipeline.errors import TemperError
@@ -14,6 +16,8 @@ MOST_PREEMPTIONS = 100
 """How often a step is resumed by default after it has lost its machine."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_LEAST_MEMORY = 2**20
+"""Bytes; a smaller request is a number without its unit."""
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -130,9 +134,10 @@ def _bytes(text: str | None) -> int | None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?i?)b?", str(text).lower())
     units = {**_UNITS, **_BINARY_UNITS}
-    if found is None or found[2] not in units or not float(found[1]):
+    size = 0 if found is None else int(float(found[1]) * units.get(found[2], 0))
+    if size < _LEAST_MEMORY:
         raise TemperError(f"memory={text!r}: give it as in 64GiB or 64GB")
-    return int(float(found[1]) * units[found[2]])
+    return size
 
 
 def _seconds(text: str | None) -> int | None:
@@ -148,6 +153,19 @@ def _seconds(text: str | None) -> int | None:
     if seconds <= 0:
         raise TemperError(f"time={text!r}: give it as in 90m, 12h, 2d or HH:MM:SS")
     return seconds
+
+
+def refuse_unknown(names: Iterable[Any]) -> None:
+    """Refuse requests for what is no resource.
+
+    Raises:
+        TemperError: a name is no field of :class:`Resources`.
+    """
+    known = [entry.name for entry in fields(Resources)]
+    if unknown := next((str(name) for name in names if name not in known), None):
+        near = get_close_matches(unknown, known, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise TemperError(f"{unknown} is none of {', '.join(known)}{meant}")
 
 
 NOTHING = Resources()

@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Never, Protocol, overload
 
 from pipeline import cells
 from pipeline.code import NO_CODE, Closure, closure, forget
@@ -48,7 +48,7 @@ from pipeline.dag.canonical import (
     same,
 )
 from pipeline.dag.inputs import File, forget_sources
-from pipeline.dag.resources import NOTHING, Resources
+from pipeline.dag.resources import NOTHING, Resources, refuse_unknown
 from pipeline.dag.settings import leaves
 from pipeline.errors import TemperError
 
@@ -147,7 +147,11 @@ class StepFunction:
         self.__name__ = function.__name__
         parameters = list(inspect.signature(function).parameters.values())
         if not parameters or parameters[0].name != "out":
-            raise TemperError(f"step {self.name}: the first parameter must be `out: Output`")
+            is_method = [p.name for p in parameters[:1]] in (["self"], ["cls"])
+            raise TemperError(
+                f"step {self.name}: the first parameter must be `out: Output`"
+                f"{'; move the step out of its class' * is_method}"
+            )
         for parameter in parameters:
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise TemperError(
@@ -170,7 +174,7 @@ class StepFunction:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             names = ", ".join(self.signature.parameters)
-            raise TemperError(f"step {self.name}: {error}; it takes {names}") from None
+            raise TemperError(f"step {self.name}: {error}; it takes {names or 'none'}") from None
         bound.apply_defaults()
         annotations = annotations_of(self.function)
         for name, value in bound.arguments.items():
@@ -279,6 +283,10 @@ class Input:
         return self.step.name if self.part is None else f"{self.step.name}[{self.part!r}]"
 
 
+class NotMade(TemperError, AttributeError):
+    """A step was asked for something that only its artifact has."""
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """One call of a step function: a node of the DAG. Nothing has run yet.
@@ -351,6 +359,14 @@ class Step:
     __iter__ = None  # otherwise Python would iterate with __getitem__, without end
     __contains__ = None
 
+    def __getattr__(self, name: str) -> Never:
+        if name in ("path", "load", "metrics"):
+            raise NotMade(
+                f"{self.name} is a step, which stands for what it will make; "
+                f"run({{'NAME': STEP}})['NAME'].{name} is that of the artifact"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __getitem__(self, part: str) -> Input:
         if not isinstance(part, str) or not part or part != part.strip("/"):
             raise TemperError(f"{self.name}[{part!r}]: a part is a folder's name, as in ['train']")
@@ -370,6 +386,7 @@ class Step:
         processes: int | None = None,
         retries: int | None = None,
         preemptions: int | None = None,
+        **unknown: Never,
     ) -> "Step":
         """This step with a request for resources: ``train_dpo(...).on(gpus=8, nodes=2)``.
 
@@ -377,9 +394,10 @@ class Step:
         or the default in ``conf/launcher``; see :class:`pipeline.dag.resources.Resources`.
 
         Raises:
-            TemperError: a value is out of range or invalid.
+            TemperError: a resource is unknown, or a value is out of range or invalid.
         """
         try:
+            refuse_unknown(unknown)
             asked = Resources(
                 gpus, nodes, accelerator, tpu, cpus, memory, time, processes, retries, preemptions
             ).over(self.resources)

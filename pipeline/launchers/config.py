@@ -1,10 +1,10 @@
 """The config group ``launcher``: the engines, and the resources that steps request by default."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.dag.resources import Resources
+from pipeline.dag.resources import Resources, refuse_unknown
 from pipeline.errors import TemperError
 
 
@@ -100,17 +100,10 @@ class LauncherConfig:
 
 
 def _read(step: str, asked: Any) -> Resources:
-    known = [entry.name for entry in fields(Resources)]
     if isinstance(asked, Resources):
         return asked
-    unknown = (
-        [str(name) for name in asked if name not in known]
-        if isinstance(asked, Mapping)
-        else [asked]
-    )
-    if unknown:
-        raise TemperError(f"launcher.steps.{step}: {unknown[0]} is none of {', '.join(known)}")
     try:
+        refuse_unknown(asked if isinstance(asked, Mapping) else [asked])
         return Resources(**asked)
     except TemperError as error:
         raise TemperError(f"launcher.steps.{step}: {error}") from error

@@ -1,8 +1,9 @@
 """Assigns each step to a launcher, and checks the assignment before anything runs."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pipeline.dag.resources import NOTHING, Resources
@@ -132,7 +133,8 @@ def requests(roots: Iterable[Step], defaults: Mapping[str, Resources]) -> dict[s
         defaults: default requests, by step name.
 
     Raises:
-        TemperError: two calls of a step with equal arguments request different resources.
+        TemperError: two calls of a step with equal arguments request different resources, or a
+            default is for a name that is nearly that of a step.
     """
     asked: dict[str, tuple[str, Resources]] = {}
     pending, seen = [*reversed(list(roots))], set[int]()
@@ -150,10 +152,18 @@ def requests(roots: Iterable[Step], defaults: Mapping[str, Resources]) -> dict[s
                 "calls with equal arguments are one step: ask once"
             )
         asked[step.fingerprint] = step.name, step.resources.over(before)
+    _refuse_misspelt(defaults, {name for name, _ in asked.values()})
     return {
         fingerprint: _over(name, resources, defaults.get(name, NOTHING))
         for fingerprint, (name, resources) in asked.items()
     }
+
+
+def _refuse_misspelt(defaults: Iterable[str], steps: Collection[str]) -> None:
+    """Refuse a default for nearly a step of this experiment; one for a step of others is usual."""
+    for name in defaults:
+        if name not in steps and (near := get_close_matches(name, steps, 1, 0.85)):
+            raise TemperError(f"launcher.steps.{name}: no step is {name}; did you mean {near[0]}?")
 
 
 def _over(step: str, asked: Resources, defaults: Resources) -> Resources:

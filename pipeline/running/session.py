@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:  # imported late: workers import this module too, and need non
     from pipeline.wire.lifeline import Lifeline
 
 PLAN_ONLY = "TEMPER_PLAN_ONLY"
+"""The variable by which ``temper plan`` asks for no more than a plan: a file to make for it."""
 """Set by ``temper plan``: a script that calls :func:`run` ends after it has shown the plan."""
 _RUNNING = threading.Lock()
 """Held during a run: a process has only one set of Luigi tasks and of signal handlers."""
@@ -98,7 +100,7 @@ def run(
     )
 
     roots = _named(roots)
-    _check_request(roots, jobs)
+    _check_request(roots, jobs, launcher)
     store = store if isinstance(store, Store) else Store(store)
     if store.url.startswith("memory:"):
         raise TemperError(
@@ -117,6 +119,7 @@ def run(
         show_plan(session.console, session.current, verbosity > 0, prices, jobs)
     require_packages(session.current, launcher)
     if PLAN_ONLY in os.environ:
+        note_plan()
         raise SystemExit(0)
     if session.current.is_complete:
         session.keep("done")
@@ -177,6 +180,12 @@ def advance(
         for name, step in roots.items()
         if step.fingerprint in found
     }
+
+
+def note_plan() -> None:
+    """Let ``temper plan``, if it has started this process, know that a plan was shown."""
+    if file := os.environ.get(PLAN_ONLY):
+        Path(file).touch()
 
 
 def require_packages(plan: Plan, launcher: "LauncherConfig | None" = None) -> None:
@@ -244,7 +253,11 @@ def chosen(plan: Plan, names: Collection[str]) -> Mapping[str, Step]:
     return chosen
 
 
-def _check_request(roots: Mapping[str, Step], jobs: int) -> None:
+def _check_request(roots: Mapping[str, Step], jobs: int, launcher: Any) -> None:
+    from pipeline.launchers.config import LauncherConfig
+
+    if not isinstance(launcher, LauncherConfig | None):
+        raise TemperError(f"launcher={launcher!r}: give LauncherConfig(use=['local'])")
     if type(jobs) is not int or jobs < 1:
         raise TemperError(f"jobs={jobs!r}: at least one step must be able to run at a time")
     for name, root in roots.items():

@@ -85,13 +85,16 @@ def open_objects(url: str) -> tuple["Objects", str]:
     Raises:
         TemperError: the URL is invalid, or its file system is not installed.
     """
+    if not isinstance(url, str):
+        raise TemperError(f"store={url!r}: give a path or URL as text, as in store='store'")
     if not url:
         raise TemperError("the store has no name; set store=PATH_OR_URL (or TEMPER_STORE)")
     try:
         fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
     except (ValueError, ImportError) as error:
         raise TemperError(
-            f"store {url!r} is not a path or URL that can be opened: {error}"
+            f"store {url!r} is not a path or URL that can be opened: {error}; name a folder, or a "
+            "bucket as in gs://BUCKET/PATH or s3://BUCKET/PATH"
         ) from None
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
     kind = next((KINDS[protocol] for protocol in protocols if protocol in KINDS), Objects)

@@ -12,6 +12,7 @@ from pipeline import File, HubDataset, Metrics, Output, TemperError
 from steps.data.formats.choice import FormatChoice, format_name
 from steps.data.load.ahead import ReadingStopped
 from steps.data.load.config import LoadConfig
+from steps.data.load.first_bytes import probably
 from steps.data.load.loading import Load, Loaded, Part, Reading, load_rows, part_of
 from steps.data.load.shards import FileShard, Reader, Source, hub_source, is_empty, source_of
 from steps.data.rows.ledger import Tally
@@ -109,12 +110,13 @@ _NO_COLUMNS = ("system", "turns", "pairs", "first", "second")
 @execution_detail
 def _fields_of(reading: Reading) -> str:
     """A hint for an error when every row was dropped: the fields of the first row, and the names
-    in ``data.fields`` that it lacks."""
+    in ``data.fields`` that it lacks; or what the file probably is."""
     part = reading.parts[0]
     first = Reader(part.source).next()
     record = first[1][1] if first else None
     if not isinstance(record, Mapping):
-        return ""
+        shard = part.source.shards[0]
+        return probably(shard.url) if isinstance(shard, FileShard) else ""
     has = ", ".join(sorted(map(str, record))[:20]) or "none"
     renamed = [
         str(getattr(part.format, field.name))

@@ -5,7 +5,7 @@ error). ``importing`` converts published models to folders, ``adapters`` adds lo
 ``positions`` checks the length of sequences, ``recomputing`` is activation checkpointing. ``ranks``
 are the processes that run one step together, ``pieces`` the tensors that they share. ``queue`` is
 the thread that runs all work on a model, ``workplace`` holds a step's folders and callbacks.
-``config`` is importable without torch.
+``whole`` checks a model's folder before a plan; it and ``config`` are importable without torch.
 
 Uses torch and transformers; of this project nothing but ``steps.shared.checks`` and
 ``steps.shared.execution_detail``.

@@ -5,7 +5,7 @@ transformers (which is in config.json). They contain no path and no time.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -45,9 +45,23 @@ def load_model(
     """The causal language model of a Hugging Face folder, on this process's GPU if there is one,
     unless `on_host` is set.
 
-    Raises FileNotFoundError for a folder that is missing or has no config.json.
+    Raises FileNotFoundError for a folder that is missing or has no config.json, and ValueError for
+    one that lacks weights.
     """
-    return load_as(None, path, dtype, on_host)[0]
+    model, missing = load_as(None, path, dtype, on_host)
+    require_weights(missing, path)
+    return model
+
+
+def require_weights(missing: Iterable[str], source: Path | str) -> None:
+    """Raise ValueError if the weights of `source` do not have all parameters of the right shape
+    that its config describes: transformers would draw the others at random."""
+    if names := sorted(missing):
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        raise ValueError(
+            f"the weights of {source} do not fit its config.json: they lack {names[0]}{more}, or "
+            "have another shape; take both files from one model"
+        )
 
 
 def language_model_of(config: PreTrainedConfig) -> Any:

@@ -14,7 +14,7 @@ from transformers.utils.hub import cached_file
 
 from steps.data.images.placeholders import PROCESSOR_FILES
 from steps.models.config import Dtype
-from steps.models.folders import language_model_of, save_model
+from steps.models.folders import language_model_of, require_weights, save_model
 from steps.shared.execution_detail import execution_detail
 
 
@@ -27,7 +27,8 @@ def import_pretrained(
     size of the vocabulary.
 
     Raises:
-        ValueError: the source holds no model, or no tokenizer with a chat template.
+        ValueError: the source holds no model or not all of its weights, or no tokenizer with a chat
+            template.
     """
     where: dict[str, Any] = {"revision": revision} if revision else {}
     quantized: dict[str, Any] = {}
@@ -39,9 +40,17 @@ def import_pretrained(
         with _loading("tokenizer", source):
             tokenizer = AutoTokenizer.from_pretrained(source, **where)
         with _loading("model", source):
-            model = _kind(source, where).from_pretrained(
-                source, dtype=getattr(torch, dtype), **where, **quantized
+            model, found = _kind(source, where).from_pretrained(
+                source,
+                dtype=getattr(torch, dtype),
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # which the next line refuses, and says which
+                **where,
+                **quantized,
             )
+    require_weights(
+        [*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])], source
+    )
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     if not tokenizer.chat_template:

@@ -55,11 +55,8 @@ def chat(
 
     With a prompt, from --prompt or standard input, print the answer and end.
     """
-    from steps.serving.replies import Drawing, Speaker  # torch is slow to import
-
     once = _prompt(prompt)
     with ExitStack() as stack, _told_as_errors():
-        drawing = Drawing(max_new_tokens, temperature, top_p, seed)
         models = [stack.enter_context(opened(name, store))]
         if beside is not None:
             models.insert(0, stack.enter_context(opened(beside, store)))
@@ -69,6 +66,9 @@ def chat(
             except TemperError as error:  # not fatal, as the user did not ask for this model
                 line = f"alone, without the model before: {error}"
                 make_console(stderr=True).print(Text(visible(line), "yellow"), soft_wrap=True)
+        from steps.serving.replies import Drawing, Speaker  # torch is slow to import
+
+        drawing = Drawing(max_new_tokens, temperature, top_p, seed)
         talks = [_Talk(model, Speaker(model.folder, dtype), drawing, system) for model in models]
         if once is not None:
             _answer_once(talks, once)

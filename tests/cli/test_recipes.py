@@ -20,7 +20,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = tmp_path / "a model"
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "llama"}')
-    (model / "model.safetensors").touch()
+    (model / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
     (model / "tokenizer.json").write_text("{}")
     return tmp_path
 

@@ -42,6 +42,7 @@ def test_nothing_is_overwritten(desk: Path) -> None:
 
 def test_a_name_that_no_package_can_have_is_refused(desk: Path) -> None:
     assert "is no name for a project" in temper("init", "my project!").error
+    assert "Temper has a package pipeline, too" in temper("init", "pipeline").error
     assert not list(desk.iterdir())
 
 

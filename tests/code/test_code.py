@@ -1094,11 +1094,13 @@ def test_defaults_of_a_step_that_calls_itself_are_code(project: Project, body: s
     assert project.edit("steps.py", "size=3", "size=4") == {"steps:train"}
 
 
-def test_other_decorators_of_the_step_are_code(project: Project) -> None:
+@pytest.mark.parametrize("star", ["", "from pipeline import *"])
+def test_other_decorators_of_the_step_are_code(project: Project, star: str) -> None:
     project.write(
         "steps.py",
-        """
+        f"""
         import pipeline
+        {star}
         from functools import singledispatch
 
         @pipeline.step(version="1")

@@ -173,8 +173,8 @@ from dpo_ultrafeedback import Config, dpo_ultrafeedback
 from pipeline import look_again
 from steps.sources import ModelSource, PreferenceData
 
-for name in ("x.gguf", "x.jsonl"):
-    Path(name).write_text("{}")
+for name, text in {"x.gguf": "GGUF", "x.jsonl": "{}"}.items():
+    Path(name).write_text(text)
 config = Config(
     model=ModelSource(path="x.gguf"), data=PreferenceData(path="x.jsonl"), measure_kl=True
 )

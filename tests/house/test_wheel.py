@@ -99,7 +99,7 @@ def test_the_wheel_holds_code_recipes_configs_and_the_template(wheel: Path) -> N
 
 def test_recipes_are_planned_outside_the_repository(python: Path, tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
-    (tmp_path / "x.gguf").touch()
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
     arguments = ("--data", "pairs.jsonl", "--model", "x.gguf", "--plan")
     shown = called(python, "-m", "pipeline", "run", "dpo", *arguments, folder=tmp_path)
     assert "10 to run" in shown
@@ -113,7 +113,7 @@ def test_keys_do_not_depend_on_where_temper_is_installed(python: Path, tmp_path:
     """Those of steps, losses and checkers of one's own neither, which use the code of Temper's."""
     project = tmp_path / "project"
     called(python, "-m", "pipeline", "init", str(project), folder=tmp_path)
-    (project / "x.gguf").touch()
+    (project / "x.gguf").write_bytes(b"GGUF")
     (project / "keys.py").write_text(_KEYS)
     installed = json.loads(called(python, "keys.py", folder=project))
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

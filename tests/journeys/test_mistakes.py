@@ -5,9 +5,11 @@ in its log. Mistakes on the command line and in Python are made in this process;
 worker meets are made in one run, whose steps all fail.
 """
 
+import gzip
 import io
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ from typer.testing import CliRunner
 
 from pipeline import File, HubModel, Step, Store, TemperError, adopt, look_again, run
 from pipeline.cli import app
+from pipeline.experiment import ExperimentConfig, main
 from pipeline.foreseen import message_of
 from pipeline.launchers.config import LauncherConfig
 from pipeline.launchers.environment import import_path
@@ -48,6 +51,18 @@ from steps.train_sft import train_sft
 from steps.training.config import DpoConfig
 
 LONGEST_MESSAGE = 500
+MODEL_FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"\2" + bytes(7) + b"{}",
+}
+BROKEN_MODELS = {
+    "cut-off": ("model.safetensors", b"\xff" + bytes(7) + b"{}"),
+    "pointer": ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n"),
+    "lacks-shards": ("model.safetensors.index.json", b'{"weight_map": {"a": "2.safetensors"}}'),
+    "broken-config": ("config.json", b"{"),
+    "typeless": ("config.json", b'{"hidden_size": 64}'),
+}
 PAIRS = [{"prompt": f"Question {n}?", "chosen": "Yes.", "rejected": "No."} for n in range(20)]
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 COLUMNS = [{"question": f"Question {n}?", "good": "Yes.", "bad": "No."} for n in range(20)]
@@ -69,11 +84,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "chats.jsonl", [{"messages": [*CHAT]}] * 9)
     (folder / "empty.jsonl").touch()
     (folder / "broken.jsonl").write_text("these are not rows\n" * 3)
+    (folder / "list.jsonl").write_text(json.dumps(PAIRS))
+    (folder / "utf-16.jsonl").write_text((folder / "pairs.jsonl").read_text(), "utf-16")
+    (folder / "plain.jsonl.gz").write_bytes((folder / "pairs.jsonl").read_bytes())
+    (folder / "packed.jsonl").write_bytes(gzip.compress((folder / "pairs.jsonl").read_bytes()))
     (folder / "pairs.csv").write_text("prompt,chosen,rejected\n" + "q,Yes.,No.\n" * 9)
     (folder / "semicolons.csv").write_text("prompt;chosen;rejected\n" + "q;Yes.;No.\n" * 9)
     (folder / "pairs.xlsx").write_text("no rows")
     (folder / "pairs.ndjson").write_text((folder / "pairs.jsonl").read_text())
     (folder / "notes.md").write_text("# Notes")
+    (folder / "fake.gguf").write_text("no tensors")
     (folder / "docs").mkdir()
     (folder / "emptied").mkdir()
     (folder / "docs" / "index.md").write_text("# Docs")
@@ -84,7 +104,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         (folder / name).mkdir(parents=True)
         for file in files:
-            (folder / name / file).write_text("{}")
+            (folder / name / file).write_bytes(MODEL_FILES[file])
+    for name, (file, content) in BROKEN_MODELS.items():
+        shutil.copytree(folder / "models" / "good", folder / name)
+        (folder / name / file).write_bytes(content)
     return folder
 
 
@@ -111,6 +134,30 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["+dpo.bta=1"], ["dpo.bta"]),
     (["dpo.loss.beta", "0.1"], ["did you mean dpo.loss.beta=0.1?"]),
     (["pairs.jsonl"], ["did you mean data.path=pairs.jsonl?"]),
+    (["dpo.loss.beta=null"], ["dpo.loss.beta cannot be null; leave it out"]),
+    (["~dpo.loss.beta"], ["a setting cannot be deleted; leave it out"]),
+    (["~dpo"], ["~dpo: a setting cannot be deleted"]),
+    (["dpo=1"], ["dpo is no single setting; set one of it, as in dpo."]),
+    (["=1"], ["=1 names no setting"]),
+    (["dpo.loss.beta==1"], ["write dpo.loss.beta=1"]),
+    (["dpo.loss.beta = 1"], ["write dpo.loss.beta=1"]),
+    (["dpo.loss.beta:1"], ["did you mean dpo.loss.beta=1?"]),
+    (["dpo/loss/beta=1"], ["no choice but a setting: dpo.loss.beta=1"]),
+    (["dpo/los=ipo"], ["did you mean dpo/loss=ipo?"]),
+    (["dpo/loss=ipo,dpo"], ["-m dpo/loss=ipo,dpo tries each"]),
+    (["dpo/loss="], ["unknown choice dpo/loss=; known: "]),
+    (["dpo.loss.beta=choice(1,2)"], ["-m dpo.loss.beta=choice(1,2) tries each"]),
+    (["-m", "dpo.loss.beta=interval(0,1)"], ["temper tune searches an interval"]),
+    (["force={a: b}"], ["force takes a list: force=[a]"]),
+    (["dpo.dtype=bf16"], ["choose from float32, bfloat16, float64; did you mean bfloat16?"]),
+    (["dpo.lora=true"], ["with settings: dpo/lora=lora"]),
+    (["dpo.loss.beta=${sft.nope}"], ["dpo.loss.beta refers to sft.nope", "no such setting"]),
+    (["dpo.loss.beta=${oc.env:NOPE}"], ["needs the environment variable NOPE"]),
+    (["dpo.loss.beta=${oc.env:PATH}"], ["dpo.loss.beta=${oc.env:PATH} is no value for it"]),
+    (["dpo.loss.beta=${env:NOPE}"], ["there is no ${env:…}", "${oc.env:NAME}"]),
+    (["dpo.loss.beta=${dpo.loss.beta}"], ["dpo.loss.beta refers to itself"]),
+    (["--dry-run"], ["--plan shows what would run"]),
+    (["--resume"], ["goes on by itself"]),
     (["dpo.loss.beta=-1"], ["dpo.loss: beta must be above 0, got -1"]),
     (["dpo.loss=simpo"], ["dpo/loss=simpo"]),
     (["dpo/loss=dop"], ["unknown choice dpo/loss=dop", "dpo"]),
@@ -148,12 +195,24 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["model=local", "model.path=notes.md"], ["neither a folder nor a .gguf file"]),
     (["model=local", "model.path=unweighted"], ["no weights (model.safetensors)"]),
     (["model=local", "model.path=speechless"], ["no tokenizer (tokenizer.json)"]),
+    (["model.path=cut-off"], ["model.safetensors that is no safetensors file, or is cut off"]),
+    (["model.path=pointer"], ["git-lfs' pointer to model.safetensors (`git lfs pull`"]),
+    (["model.path=lacks-shards"], ["lacks 2.safetensors, which model.safetensors.index.json"]),
+    (["model.path=broken-config"], ["a config.json that is no JSON object"]),
+    (["model.path=typeless"], ["a config.json that names no model_type"]),
+    (["model.path=fake.gguf"], ["fake.gguf is no GGUF file", "download it again"]),
     (
         ["model=local", "model.path=HuggingFaceTB/SmolLM2-135M"],
         ["model=hub model.hub=HuggingFaceTB/SmolLM2-135M"],
     ),
     (["model.path=docs", "model.hub=a/b"], ["set one of model.path, model.hub"]),
     (["store=/proc/store"], ["cannot write to the store /proc/store"]),
+    (["data.path='https://huggingface.co/datasets/a/b'"], ["a page of the Hub", "data.hub=a/b"]),
+    (["data.path='foo://x/y.jsonl'"], ["there is no foo://"]),
+    (["store='foo://x'"], ["store 'foo://x'", "gs://BUCKET/PATH"]),
+    (["launcher.steps.train_dp.gpus=1"], ["launcher.steps.train_dp", "did you mean train_dpo?"]),
+    (["launcher.steps.train_dpo.gpu=1"], ["gpu is none of gpus", "did you mean gpus?"]),
+    (["launcher.steps.train_dpo.memory='3'"], ["give it as in 64GiB"]),
     (["launcher.steps.train_dpo.gpus=64"], ["train_dpo asks for gpus=64", "ask for less"]),
     (["launcher.use=[pbs]"], ["pbs", "local, slurm, ray"]),
     (["scheduler=http://127.0.0.1:9"], ["does not answer", "leave out scheduler="]),
@@ -230,8 +289,25 @@ PYTHON: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["trained needs the package no_such_package", "pip install no_such_package"],
     ),
     "too much asked": (lambda: run([mistaken("gpus").on(gpus=64)]), ["ask for less"]),
+    "nobody's resource": (lambda: as_any(mistaken("x")).on(gpu=1), ["gpu is none of gpus"]),
+    "what only an artifact has": (lambda: as_any(evaluation()).metrics, ["run({'NAME': STEP})"]),
+    "a store that is no text": (lambda: run([evaluation()], as_any(3)), ["store=3"]),
+    "a launcher's name": (
+        lambda: run([evaluation()], launcher=as_any("slurm")),
+        ["give LauncherConfig(use="],
+    ),
+    "an experiment that is called": (lambda: main(as_any({})), ["takes the function", "uncalled"]),
+    "a config that is no dataclass": (lambda: main(undecorated), ["put @dataclass above it"]),
     "nonsense asked": (lambda: mistaken("gpus").on(memory="lots"), ["memory"]),
 }
+
+
+class Undecorated(ExperimentConfig):
+    beta: float = 0.1
+
+
+def undecorated(cfg: Undecorated) -> dict[str, Step]:
+    return {}
 
 
 def as_any(step: Any) -> Any:
@@ -298,6 +374,10 @@ DATA: dict[str, list[str]] = {
     "empty.jsonl": ["empty.jsonl has no rows"],
     "broken.jsonl": ["no valid row", "broken JSON: 3"],
     "notes.md": ["one of .jsonl"],
+    "list.jsonl": ["found a list, expected an object", "it is one JSON list: name it .json"],
+    "utf-16.jsonl": ["it is UTF-16: convert it"],
+    "plain.jsonl.gz": ["it is no gzip file: leave .gz out of its name"],
+    "packed.jsonl": ["it is a gzip file: add .gz to its name"],
 }
 WRONG_FIELD = "data.fields names questio, and its rows have the fields bad, good, question"
 
@@ -365,6 +445,8 @@ def test_a_bug_is_shown_by_the_lines_of_the_user_alone(
 SHELL: list[tuple[list[str], list[str]]] = [
     (["list"], ["TEMPER_STORE"]),
     (["run", "dpo", "--data", "a.jsonl", "--data", "b.jsonl"], ["--data stands there twice"]),
+    (["run", "dpo", "--dat", "a.jsonl"], ["unknown option --dat; did you mean --data?"]),
+    (["run", "dpo", "--data="], ["--data needs a value"]),
     (["plan", "nope.py"], ["no script nope.py"]),
     (["show", "train_dpo"], ["TEMPER_STORE"]),
     (["logs", "train_dpo"], ["TEMPER_STORE"]),
@@ -411,6 +493,12 @@ def test_a_planned_script_does_too(tmp_path: Path) -> None:
     planned = in_a_script(tmp_path, COMPOSED, sys.executable, "-c", PLAN, "plan")
     assert planned.returncode == 1
     require_message(planned.stderr, "nope.jsonl does not exist")
+
+
+def test_a_script_without_a_plan_is_no_success(tmp_path: Path) -> None:
+    planned = in_a_script(tmp_path, "import pipeline\n", sys.executable, "-c", PLAN, "plan")
+    assert planned.returncode == 1
+    require_message(planned.stderr, "plain.py has ended without a plan")
 
 
 CAUGHT = """

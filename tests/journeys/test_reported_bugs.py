@@ -20,7 +20,7 @@ import oracle
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import VOCABULARY, gpt2, llama, model_folder, pair_records
+from tiny_models import VOCABULARY, gpt2, llama, model_folder, pair_records, word_tokenizer
 from token_groups import group, ids
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -32,6 +32,7 @@ from steps.kinds import Model, PairTokens
 from steps.losses.dpo import Dpo
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
 from steps.models.folders import load_model
+from steps.models.importing import import_pretrained
 from steps.models.workplace import Workplace
 from steps.reference_logprobs import reference_logprobs
 from steps.scoring.attention import use_packed_attention
@@ -270,6 +271,19 @@ def test_training_without_a_gradient_is_an_error(policy: Path) -> None:
     model = load_model(policy)
     with pytest.raises(RuntimeError, match="no gradient"):
         Updater(model, FAST).step(1e-3)
+
+
+@pytest.mark.parametrize("change", [{"num_hidden_layers": 3}, {"intermediate_size": 48}])
+def test_weights_that_a_config_describes_and_a_folder_lacks_are_not_drawn_at_random(
+    policy: Path, tmp_path: Path, change: dict[str, int]
+) -> None:
+    word_tokenizer().save_pretrained(policy)
+    config = json.loads((policy / "config.json").read_text())
+    (policy / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ValueError, match=r"do not fit its config.json: they lack model\.layers"):
+        import_pretrained(str(policy), tmp_path / "out", Dtype.float32, None)
+    with pytest.raises((ValueError, RuntimeError)):
+        load_model(policy)
 
 
 # --- precision -----------------------------------------------------------------------------------
