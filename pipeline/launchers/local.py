@@ -112,14 +112,14 @@ class LocalLauncher:
 
     @contextlib.contextmanager
     def ready(self, asked: Sequence[tuple[str, Resources]]) -> Iterator[None]:
-        """Start a parent of warm workers for the block, if at least two steps can use it."""
+        """Start a parent of warm workers for the block, if a step can use it."""
         usual = self._environment(NOTHING, devices.Devices())
         functions = [
             function
             for function, resources in asked
             if _is_plain(resources) and self._environment(resources, devices.Devices()) == usual
         ]
-        if not self.config.warm or len(functions) < 2 or not forking.is_possible():
+        if not self.config.warm or not functions or not forking.is_possible():
             yield
             return
         self._warm = WarmParent(functions, usual, self.lifeline.read_end)

@@ -36,9 +36,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import PathFinder
 from itertools import groupby
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from pipeline.code import shelf
 from pipeline.code.imports import certain_imports
 from pipeline.code.modules import in_library, is_core
 from pipeline.observed.observation import Rules, state_of, witnessed
@@ -52,6 +54,10 @@ WORKER = "pipeline.worker.attempt"
 _SIGNALS = sorted(signal.valid_signals())
 _INTERPRETER = 100
 """The cost of starting an interpreter, in the unit of :func:`_size`: number of source files."""
+_IMPORTED_HERE = 0.8
+"""The time of an import with few garbage collections; a fresh interpreter has the usual ones."""
+_COLLECTED_EVERY = 10_000
+"""Garbage is collected after so many new objects, while libraries are imported."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def choose(
     without: Sequence[str] = (),
 ) -> Choice:
     """Choose the imports that save the most time: the common imports of all steps that import a
-    certain package, for the best such package.
+    certain package, for the best such package; or no imports, and workers for all steps.
 
     Args:
         functions: the functions of the steps that will run, once for each step.
@@ -80,12 +86,14 @@ def choose(
         function: [i for i in certain[function] if _package(i) not in without]
         for function in counts
     }
-    best, most = Choice(), 0
-    for package in sorted({_package(item) for items in lists.values() for item in items}):
+    found = {_package(item) for items in lists.values() for item in items}
+    best, most = Choice(functions=frozenset(lists)), (counts.total() - 1) * _INTERPRETER
+    for package in sorted(found):
         served = [f for f, items in lists.items() if package in map(_package, items)]
         shared = [i for i in lists[served[0]] if all(i in lists[other] for other in served)]
-        size = _INTERPRETER + sum(map(_size, {_package(item) for item in shared}))
-        saved = (sum(counts[function] for function in served) - 1) * size
+        count = sum(counts[function] for function in served)
+        size = sum(map(_size, {_package(item) for item in shared}))
+        saved = (count - 1) * _INTERPRETER + (count - _IMPORTED_HERE) * size
         if saved > most:
             shared.sort(key=_size_and_package)  # small packages first, to find unfit ones early
             best, most = Choice(tuple(shared), frozenset(served)), saved
@@ -119,30 +127,49 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
     lifeline = int(os.environ[ENVIRONMENT])
     be_ended_with_driver(lifeline)
     clean = _Traces.now()
-    certain = wanted.get("certain") or {name: certain_imports(name) for name in {*functions}}
-    choice = choose(functions, certain, without)
+    certain = {name: certain_imports(name) for name in {*functions}}
+    wanted_packages = {_package(item) for items in certain.values() for item in items}
+    known = filter(_was_unfit, wanted_packages)
+    choice = choose(functions, certain, [*without, *known])
     packages = {_package(function) for function in functions}
     roots = {root for package in packages for root in project_roots(package)}
-    with _uncollected():
+    with _rarely_collected():
         imported, unfit = import_all(choice.imports, Rules.of("", roots, ()), packages)
     if unfit is not None:
+        _remember_unfit(unfit)
         clean.restore()
-        _start_again({**wanted, "without": [*without, unfit]}, certain)
-    gc.collect()
+        _start_again({**wanted, "without": [*without, unfit]})
     gc.freeze()  # otherwise a collection in a worker would copy all memory pages
     parent = _Parent(socket.socket(fileno=wanted["control"]), choice, imported)
     parent.serve(lifeline)
 
 
-def _start_again(wanted: Mapping[str, Any], certain: Mapping[str, Sequence[str]]) -> NoReturn:
-    """Start this program again. It need not read the code of the steps again, unless ``certain`` is
-    too long for an argument."""
-    for known in ({"certain": certain}, {}):
-        anew = json.dumps({**wanted, **known})
-        program = [sys.executable, "-P", "-m", "pipeline.worker.warm", anew]
-        with contextlib.suppress(OSError):
-            os.execve(sys.executable, program, STARTED_WITH)
-    os._exit(1)
+def _start_again(wanted: Mapping[str, Any]) -> NoReturn:
+    program = [sys.executable, "-P", "-m", "pipeline.worker.warm", json.dumps(wanted)]
+    try:
+        os.execve(sys.executable, program, STARTED_WITH)
+    finally:
+        os._exit(1)
+
+
+def _remember_unfit(package: str) -> None:
+    """Spare the parents of later runs the attempt. A large package is tried each time, since it
+    matters more whether it can be imported, which the environment may decide."""
+    if _size(package) <= 2 * _INTERPRETER:
+        shelf.save(_unfit(package), True)
+
+
+def _was_unfit(package: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return shelf.load(_unfit(package)) is True
+    return False
+
+
+def _unfit(package: str) -> Path:
+    spec = PathFinder.find_spec(package)
+    file = spec.origin if spec is not None else None
+    state = file and state_of(file)
+    return shelf.place("unfit", json.dumps([sys.version, package, file, state]).encode())
 
 
 @dataclass(frozen=True)
@@ -326,11 +353,11 @@ def _numbers_seeded() -> str | None:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection in the block. Collections take a fifth of the time of large imports,
-    and find next to nothing."""
+def _rarely_collected() -> Iterator[None]:
+    """Few garbage collections in the block. Frequent ones take a fifth of the time of large
+    imports, and find next to nothing."""
     usual = gc.get_threshold()
-    gc.set_threshold(0)
+    gc.set_threshold(_COLLECTED_EVERY)
     try:
         yield
     finally:
