@@ -1,7 +1,7 @@
 """Runs workers as processes of this machine: fresh interpreters, or forks of a warm parent.
 
-The driver itself is never forked for a worker. If several steps of a run import the same libraries,
-a parent process that only imports these is forked (:mod:`pipeline.launchers.warm_parent`). A worker
+The driver itself is never forked for a worker. A parent process that only imports the libraries of
+a run's steps is forked (:mod:`pipeline.launchers.warm_parent`). A worker
 gets its own session, so Ctrl-C reaches only the driver, which then stops the worker in order. If
 the driver is killed, the lifeline ends the worker.
 """

@@ -10,8 +10,8 @@ It leaves out a library whose import leaves a thread, an open file or a signal h
 a random generator, loads project code, or reads a file that counts as a dependency; then it starts
 again without that library. (OpenBLAS starts threads on import and ends them at a fork, so the
 parent forks once before it checks.) It forks workers only for steps that are certain to import
-everything that it has imported. All other steps get a fresh interpreter, and so does every step in
-case of doubt.
+everything that it has imported. The workers of all other steps are forked by a second parent, which
+imports nothing. In case of doubt a step gets a fresh interpreter.
 
 The parent ends with its driver. If the parent dies, its workers continue.
 """
@@ -74,7 +74,7 @@ def choose(
     without: Sequence[str] = (),
 ) -> Choice:
     """Choose the imports that save the most time: the common imports of all steps that import a
-    certain package, for the best such package; or no imports, and workers for all steps.
+    certain package, for the best such package. If there is none, the parent imports nothing.
 
     Args:
         functions: the functions of the steps that will run, once for each step.
@@ -87,7 +87,7 @@ def choose(
         for function in counts
     }
     found = {_package(item) for items in lists.values() for item in items}
-    best, most = Choice(functions=frozenset(lists)), (counts.total() - 1) * _INTERPRETER
+    best, most = Choice(functions=frozenset(lists)), 0.0
     for package in sorted(found):
         served = [f for f, items in lists.items() if package in map(_package, items)]
         shared = [i for i in lists[served[0]] if all(i in lists[other] for other in served)]
@@ -131,6 +131,9 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
     wanted_packages = {_package(item) for items in certain.values() for item in items}
     known = filter(_was_unfit, wanted_packages)
     choice = choose(functions, certain, [*without, *known])
+    control = socket.socket(fileno=wanted["control"])
+    others = {*functions} - choice.functions
+    rest = _fork_plain(control, others, lifeline) if others else None
     packages = {_package(function) for function in functions}
     roots = {root for package in packages for root in project_roots(package)}
     with _rarely_collected():
@@ -140,8 +143,23 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
         clean.restore()
         _start_again({**wanted, "without": [*without, unfit]})
     gc.freeze()  # otherwise a collection in a worker would copy all memory pages
-    parent = _Parent(socket.socket(fileno=wanted["control"]), choice, imported)
-    parent.serve(lifeline)
+    _Parent(control, choice, imported, rest).serve(lifeline)
+
+
+def _fork_plain(control: socket.socket, functions: Collection[str], lifeline: int) -> socket.socket:
+    """Fork another parent, which imports nothing and serves these steps. Return the socket for its
+    orders; once that is closed, as by an ``exec``, it ends."""
+    ours, theirs = forking.connected()
+    if os.fork():
+        theirs.close()
+        return ours
+    for end in (ours, control):
+        end.close()
+    with open(os.devnull, "r+b") as nothing:  # what the other parent's imports print is not ours
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nothing.fileno(), stream.fileno())
+    gc.freeze()
+    _Parent(theirs, Choice(functions=frozenset(functions)), Imported(), None).serve(lifeline)
 
 
 def _start_again(wanted: Mapping[str, Any]) -> NoReturn:
@@ -218,6 +236,7 @@ class _Parent:
     control: socket.socket
     choice: Choice
     imported: Imported
+    rest: socket.socket | None
     workers: dict[int, tuple[int, socket.socket]] = field(default_factory=dict)
     """The process of each worker, and the socket that waits for its status, by descriptor."""
 
@@ -242,8 +261,14 @@ class _Parent:
                     worker = self._fork(order, answers, log)
                     poll.register(worker, select.POLLIN)
                 else:
-                    answers.close()
+                    self._pass_on(order, answers, log)
                 os.close(log)
+
+    def _pass_on(self, order: forking.Order, answers: socket.socket, log: int) -> None:
+        """Leave a step of the other parent to it. Nobody starts a step that is in doubt."""
+        with answers, contextlib.suppress(OSError):
+            if self.rest is not None and order.function not in self.choice.functions:
+                forking.send_order(self.rest, order, answers, log)
 
     def _files(self) -> dict[str, Any]:
         """The state of every imported file: a package may be replaced meanwhile."""
@@ -277,6 +302,8 @@ class _Parent:
         """Turn the forked process into a worker."""
         os.setsid()
         self.control.close()
+        if self.rest is not None:
+            self.rest.close()
         for descriptor, (_, other) in self.workers.items():
             os.close(descriptor)
             other.close()
