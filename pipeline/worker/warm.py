@@ -1,7 +1,7 @@
 """The parent of warm workers: ``python -m pipeline.worker.warm``, started by the local launcher.
 
 A short step spends most of its time importing libraries. So a parent process imports the libraries
-that several steps of a run are certain to import, and forks a worker whenever a launcher requests
+that steps of a run are certain to import, and forks a worker whenever a launcher requests
 one. The worker then runs :mod:`pipeline.worker.attempt` like a fresh interpreter; a library appears
 in ``sys.modules`` only when its step imports it (:mod:`pipeline.worker.hidden`).
 
