@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
+from pipeline.code import walked_before
 from pipeline.code.modules import Modules, is_core
 from pipeline.errors import TemperError
 
@@ -28,18 +29,23 @@ def certain_imports(function: str) -> tuple[str, ...]:
         without the standard library. Empty if the code cannot be read.
     """
     module, _, name = function.partition(":")
-    walk = _Walk(module)
+    about, modules = f"certain imports of {name}", Modules(module, {})
     try:
-        walk.import_module(module)
-        walk.call(module, name)
+        found = walked_before.recall(about, modules)
+        if found is None:
+            walk = _Walk(modules)
+            walk.import_module(module)
+            walk.call(module, name)
+            found = list(walk.found)
+            walked_before.remember(about, modules, found)
     except TemperError:
         return ()
-    return tuple(walk.found)
+    return tuple(found)
 
 
 class _Walk:
-    def __init__(self, home: str):
-        self._modules = Modules(home, {})
+    def __init__(self, modules: Modules):
+        self._modules = modules
         self._done: set[tuple[str, str]] = set()
         self._sources: dict[tuple[str, str], tuple[str, str]] = {}
         self.found: dict[str, None] = {}
@@ -66,7 +72,7 @@ class _Walk:
 
     def _tree(self, name: str) -> ast.Module | None:
         """The syntax tree of a project module."""
-        if is_core(name) or self._modules.get(name) is None:
+        if is_core(name) or not self._modules.print_of(name):
             return None
         return next(map(_parsed, self._modules.sources_of([name]).values()), None)
 
@@ -103,7 +109,7 @@ class _Walk:
         top = name.partition(".")[0]
         if is_core(top) or top in sys.stdlib_module_names:
             return False
-        return self._modules.get(top) is None
+        return not self._modules.print_of(top)
 
     def _absolute(self, module: str, node: ast.ImportFrom) -> str:
         if not node.level:

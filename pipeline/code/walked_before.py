@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.code import shelf
 from pipeline.code.modules import Modules
@@ -41,28 +42,41 @@ def find(roots: str, modules: Modules) -> Walked | None:
     Args:
         roots: the starting points of the walk, as text.
     """
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = shelf.load(_path(roots, modules))
-        same = all(modules.print_of(name) == then for name, then in kept["asked"].items())
-        if same and not any(map(modules.print_of, kept["no project code"])):
-            return Walked(**kept["found"])
+    with suppress(TypeError):
+        return Walked(**recall(roots, modules))
     return None
 
 
 def keep(roots: str, modules: Modules, found: Walked) -> None:
     """Cache the result of a walk over these modules."""
+    remember(roots, modules, asdict(found))
+
+
+def recall(about: str, modules: Modules) -> Any:
+    """The value that was remembered, if all modules that were then requested are unchanged; else
+    ``None``."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        kept = shelf.load(_path(about, modules))
+        same = all(modules.print_of(name) == then for name, then in kept["asked"].items())
+        if same and not any(map(modules.print_of, kept["no project code"])):
+            return kept["found"]
+    return None
+
+
+def remember(about: str, modules: Modules, found: Any) -> None:
+    """Cache a JSON value that depends on ``about`` and on the modules that were requested."""
     prints = modules.prints()
     kept = {
-        "found": asdict(found),
+        "found": found,
         "asked": {name: seen for name, seen in prints.items() if seen},
         "no project code": [name for name, seen in prints.items() if not seen],
     }
-    shelf.save(_path(roots, modules), kept)
+    shelf.save(_path(about, modules), kept)
 
 
-def _path(roots: str, modules: Modules) -> Path:
-    about = [_WALKERS, sys.version, modules.home, modules.where, roots]
-    return shelf.place("closures", json.dumps(about).encode())
+def _path(about: str, modules: Modules) -> Path:
+    depends = [_WALKERS, sys.version, modules.home, modules.where, about]
+    return shelf.place("closures", json.dumps(depends).encode())
 
 
 _WALKERS = shelf.version_of(sorted(file.stem for file in Path(__file__).parent.glob("*.py")))

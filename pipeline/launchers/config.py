@@ -15,7 +15,7 @@ class LocalConfig:
     Args:
         gpus: how many of its CUDA devices steps may use; by default all.
         grace_seconds: how long a step has for its checkpoint after it was asked to stop.
-        warm: import libraries that several steps need only once, and fork workers from there.
+        warm: import libraries that steps need only once, and fork workers from there.
             Results are the same; in case of doubt a step gets a fresh interpreter.
     """
 

@@ -1,7 +1,7 @@
 """Runs workers as processes of this machine: fresh interpreters, or forks of a warm parent.
 
-The driver itself is never forked for a worker. If several steps of a run import the same libraries,
-a parent process that only imports these is forked (:mod:`pipeline.launchers.warm_parent`). A worker
+The driver itself is never forked for a worker. A parent process that only imports the libraries of
+a run's steps is forked (:mod:`pipeline.launchers.warm_parent`). A worker
 gets its own session, so Ctrl-C reaches only the driver, which then stops the worker in order. If
 the driver is killed, the lifeline ends the worker.
 """
@@ -112,14 +112,14 @@ class LocalLauncher:
 
     @contextlib.contextmanager
     def ready(self, asked: Sequence[tuple[str, Resources]]) -> Iterator[None]:
-        """Start a parent of warm workers for the block, if at least two steps can use it."""
+        """Start a parent of warm workers for the block, if a step can use it."""
         usual = self._environment(NOTHING, devices.Devices())
         functions = [
             function
             for function, resources in asked
             if _is_plain(resources) and self._environment(resources, devices.Devices()) == usual
         ]
-        if not self.config.warm or len(functions) < 2 or not forking.is_possible():
+        if not self.config.warm or not functions or not forking.is_possible():
             yield
             return
         self._warm = WarmParent(functions, usual, self.lifeline.read_end)

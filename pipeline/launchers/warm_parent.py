@@ -125,9 +125,10 @@ class WarmParent:
         return Forked(answers)
 
     def close(self) -> None:
-        """End the parent. Its workers continue."""
+        """End the parent, and the plain one that it has forked. Their workers continue."""
         self._control.close()
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 

@@ -48,11 +48,11 @@ def exit_with_driver() -> None:
 
 
 def be_ended_with_driver(descriptor: int) -> None:
-    """Have the kernel end this process, by SIGIO, as soon as the driver is gone.
+    """Have the kernel end this process group, by SIGIO, as soon as the driver is gone.
 
     For a process that may have no second thread. It ends even while an import hangs.
     """
-    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
 
 

@@ -54,7 +54,8 @@ class Imported:
             sys.modules.pop(name, None)
         for changed in self.environment.values():
             _change(os.environ, {name: STARTED_WITH.get(name) for name in changed})
-        _Finder(self, start_afresh).stand_first()
+        if self.modules:
+            _Finder(self, start_afresh).stand_first()
 
     def with_needs(self, package: str) -> set[str]:
         """A package and all packages that it imported, directly or through others."""

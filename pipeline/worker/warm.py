@@ -1,7 +1,7 @@
 """The parent of warm workers: ``python -m pipeline.worker.warm``, started by the local launcher.
 
 A short step spends most of its time importing libraries. So a parent process imports the libraries
-that several steps of a run are certain to import, and forks a worker whenever a launcher requests
+that steps of a run are certain to import, and forks a worker whenever a launcher requests
 one. The worker then runs :mod:`pipeline.worker.attempt` like a fresh interpreter; a library appears
 in ``sys.modules`` only when its step imports it (:mod:`pipeline.worker.hidden`).
 
@@ -10,8 +10,8 @@ It leaves out a library whose import leaves a thread, an open file or a signal h
 a random generator, loads project code, or reads a file that counts as a dependency; then it starts
 again without that library. (OpenBLAS starts threads on import and ends them at a fork, so the
 parent forks once before it checks.) It forks workers only for steps that are certain to import
-everything that it has imported. All other steps get a fresh interpreter, and so does every step in
-case of doubt.
+everything that it has imported. The workers of all other steps are forked by a second parent, which
+imports nothing. In case of doubt a step gets a fresh interpreter.
 
 The parent ends with its driver. If the parent dies, its workers continue.
 """
@@ -36,9 +36,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import PathFinder
 from itertools import groupby
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from pipeline.code import shelf
 from pipeline.code.imports import certain_imports
 from pipeline.code.modules import in_library, is_core
 from pipeline.observed.observation import Rules, state_of, witnessed
@@ -52,6 +54,10 @@ WORKER = "pipeline.worker.attempt"
 _SIGNALS = sorted(signal.valid_signals())
 _INTERPRETER = 100
 """The cost of starting an interpreter, in the unit of :func:`_size`: number of source files."""
+_IMPORTED_HERE = 0.8
+"""The time of an import with few garbage collections; a fresh interpreter has the usual ones."""
+_COLLECTED_EVERY = 10_000
+"""Garbage is collected after so many new objects, while libraries are imported."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def choose(
     without: Sequence[str] = (),
 ) -> Choice:
     """Choose the imports that save the most time: the common imports of all steps that import a
-    certain package, for the best such package.
+    certain package, for the best such package. If there is none, the parent imports nothing.
 
     Args:
         functions: the functions of the steps that will run, once for each step.
@@ -80,12 +86,14 @@ def choose(
         function: [i for i in certain[function] if _package(i) not in without]
         for function in counts
     }
-    best, most = Choice(), 0
-    for package in sorted({_package(item) for items in lists.values() for item in items}):
+    found = {_package(item) for items in lists.values() for item in items}
+    best, most = Choice(functions=frozenset(lists)), 0.0
+    for package in sorted(found):
         served = [f for f, items in lists.items() if package in map(_package, items)]
         shared = [i for i in lists[served[0]] if all(i in lists[other] for other in served)]
-        size = _INTERPRETER + sum(map(_size, {_package(item) for item in shared}))
-        saved = (sum(counts[function] for function in served) - 1) * size
+        count = sum(counts[function] for function in served)
+        size = sum(map(_size, {_package(item) for item in shared}))
+        saved = (count - 1) * _INTERPRETER + (count - _IMPORTED_HERE) * size
         if saved > most:
             shared.sort(key=_size_and_package)  # small packages first, to find unfit ones early
             best, most = Choice(tuple(shared), frozenset(served)), saved
@@ -119,30 +127,67 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
     lifeline = int(os.environ[ENVIRONMENT])
     be_ended_with_driver(lifeline)
     clean = _Traces.now()
-    certain = wanted.get("certain") or {name: certain_imports(name) for name in {*functions}}
-    choice = choose(functions, certain, without)
+    certain = {name: certain_imports(name) for name in {*functions}}
+    wanted_packages = {_package(item) for items in certain.values() for item in items}
+    known = filter(_was_unfit, wanted_packages)
+    choice = choose(functions, certain, [*without, *known])
+    control = socket.socket(fileno=wanted["control"])
+    others = {*functions} - choice.functions
+    rest = _fork_plain(control, others, lifeline) if others else None
     packages = {_package(function) for function in functions}
     roots = {root for package in packages for root in project_roots(package)}
-    with _uncollected():
+    with _rarely_collected():
         imported, unfit = import_all(choice.imports, Rules.of("", roots, ()), packages)
     if unfit is not None:
+        _remember_unfit(unfit)
         clean.restore()
-        _start_again({**wanted, "without": [*without, unfit]}, certain)
-    gc.collect()
+        _start_again({**wanted, "without": [*without, unfit]})
     gc.freeze()  # otherwise a collection in a worker would copy all memory pages
-    parent = _Parent(socket.socket(fileno=wanted["control"]), choice, imported)
-    parent.serve(lifeline)
+    _Parent(control, choice, imported, rest).serve(lifeline)
 
 
-def _start_again(wanted: Mapping[str, Any], certain: Mapping[str, Sequence[str]]) -> NoReturn:
-    """Start this program again. It need not read the code of the steps again, unless ``certain`` is
-    too long for an argument."""
-    for known in ({"certain": certain}, {}):
-        anew = json.dumps({**wanted, **known})
-        program = [sys.executable, "-P", "-m", "pipeline.worker.warm", anew]
-        with contextlib.suppress(OSError):
-            os.execve(sys.executable, program, STARTED_WITH)
-    os._exit(1)
+def _fork_plain(control: socket.socket, functions: Collection[str], lifeline: int) -> socket.socket:
+    """Fork another parent, which imports nothing and serves these steps. Return the socket for its
+    orders; once that is closed, as by an ``exec``, it ends."""
+    ours, theirs = forking.connected()
+    if os.fork():
+        theirs.close()
+        return ours
+    for end in (ours, control):
+        end.close()
+    with open(os.devnull, "r+b") as nothing:  # what the other parent's imports print is not ours
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nothing.fileno(), stream.fileno())
+    gc.freeze()
+    _Parent(theirs, Choice(functions=frozenset(functions)), Imported(), None).serve(lifeline)
+
+
+def _start_again(wanted: Mapping[str, Any]) -> NoReturn:
+    program = [sys.executable, "-P", "-m", "pipeline.worker.warm", json.dumps(wanted)]
+    try:
+        os.execve(sys.executable, program, STARTED_WITH)
+    finally:
+        os._exit(1)
+
+
+def _remember_unfit(package: str) -> None:
+    """Spare the parents of later runs the attempt. A large package is tried each time, since it
+    matters more whether it can be imported, which the environment may decide."""
+    if _size(package) <= 2 * _INTERPRETER:
+        shelf.save(_unfit(package), True)
+
+
+def _was_unfit(package: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return shelf.load(_unfit(package)) is True
+    return False
+
+
+def _unfit(package: str) -> Path:
+    spec = PathFinder.find_spec(package)
+    file = spec.origin if spec is not None else None
+    state = file and state_of(file)
+    return shelf.place("unfit", json.dumps([sys.version, package, file, state]).encode())
 
 
 @dataclass(frozen=True)
@@ -191,6 +236,7 @@ class _Parent:
     control: socket.socket
     choice: Choice
     imported: Imported
+    rest: socket.socket | None
     workers: dict[int, tuple[int, socket.socket]] = field(default_factory=dict)
     """The process of each worker, and the socket that waits for its status, by descriptor."""
 
@@ -215,8 +261,14 @@ class _Parent:
                     worker = self._fork(order, answers, log)
                     poll.register(worker, select.POLLIN)
                 else:
-                    answers.close()
+                    self._pass_on(order, answers, log)
                 os.close(log)
+
+    def _pass_on(self, order: forking.Order, answers: socket.socket, log: int) -> None:
+        """Leave a step of the other parent to it. Nobody starts a step that is in doubt."""
+        with answers, contextlib.suppress(OSError):
+            if self.rest is not None and order.function not in self.choice.functions:
+                forking.send_order(self.rest, order, answers, log)
 
     def _files(self) -> dict[str, Any]:
         """The state of every imported file: a package may be replaced meanwhile."""
@@ -250,6 +302,8 @@ class _Parent:
         """Turn the forked process into a worker."""
         os.setsid()
         self.control.close()
+        if self.rest is not None:
+            self.rest.close()
         for descriptor, (_, other) in self.workers.items():
             os.close(descriptor)
             other.close()
@@ -326,11 +380,11 @@ def _numbers_seeded() -> str | None:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection in the block. Collections take a fifth of the time of large imports,
-    and find next to nothing."""
+def _rarely_collected() -> Iterator[None]:
+    """Few garbage collections in the block. Frequent ones take a fifth of the time of large
+    imports, and find next to nothing."""
     usual = gc.get_threshold()
-    gc.set_threshold(0)
+    gc.set_threshold(_COLLECTED_EVERY)
     try:
         yield
     finally:

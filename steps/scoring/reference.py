@@ -365,5 +365,8 @@ def _starts(lengths: Sequence[int]) -> np.ndarray:
 
 
 def _array(column: pa.ChunkedArray) -> np.ndarray:
-    """A column of lists of one length, as an array [rows, length]."""
-    return column.combine_chunks().flatten().to_numpy().reshape(len(column), -1)
+    """A column of lists of one length, as an array [rows, length]. (`to_numpy` would import
+    pandas.)"""
+    lists = column.combine_chunks()
+    starts, values = np.from_dlpack(lists.offsets), np.from_dlpack(lists.values)
+    return values[starts[0] : starts[-1]].reshape(len(column), -1)

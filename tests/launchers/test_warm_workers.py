@@ -300,7 +300,15 @@ def work(out: Output, number: int = 0) -> Metrics:
     assert len(lab.importers) == 1
 
 
-def test_a_step_that_may_do_without_the_library_gets_a_fresh_interpreter(lab: Lab) -> None:
+def test_a_run_of_one_step_is_forked_too(lab: Lab) -> None:
+    lab.write(PLAIN + "def steps():\n    return [work(0)]\n")
+    (made,) = lab.run()
+    assert lab.importers == [made["parent"]]
+
+
+def test_a_step_that_may_do_without_the_library_is_forked_by_a_parent_without_it(
+    lab: Lab,
+) -> None:
     lab.write(
         PLAIN
         + """
@@ -308,7 +316,8 @@ def test_a_step_that_may_do_without_the_library_gets_a_fresh_interpreter(lab: La
 def light(out: Output, number: int = 0) -> Metrics:
     if number > 5:
         import heavy
-    return {"parent": os.getppid()}
+    forked = "pipeline.worker.warm" in sys.orig_argv
+    return {"parent": os.getppid(), "forked": forked, "heavy": "heavy" in sys.modules}
 
 def steps():
     return [work(0), work(1), light(0), light(1)]
@@ -317,6 +326,7 @@ def steps():
     made = lab.run()
     (importer,) = lab.importers
     assert [said["parent"] == importer for said in made] == [True, True, False, False]
+    assert [(said["forked"], said["heavy"]) for said in made[2:]] == [(True, False)] * 2
 
 
 def test_a_step_that_asks_for_other_threads_gets_a_fresh_interpreter(lab: Lab) -> None:
