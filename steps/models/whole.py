@@ -68,16 +68,18 @@ def weights_fault(file: Path) -> str:
         header = _parsed(opened.read(length)) if length <= min(size, _LONGEST_HEADER) else None
     if not isinstance(header, dict):
         return f"has a {file.name} that is no safetensors file, or is cut off"
-    ends = [
-        t["data_offsets"][1] for n, t in header.items() if n != "__metadata__" and _is_tensor(t)
-    ]
+    ends = [_end_of(tensor) for name, tensor in header.items() if name != "__metadata__"]
     if size < (whole := 8 + length + max(ends, default=0)):
         return f"has a {file.name} that is cut off: {size} of {whole} bytes"
     return ""
 
 
-def _is_tensor(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("data_offsets"), list)
+def _end_of(tensor: Any) -> int:
+    match tensor:
+        case {"data_offsets": [int(), int() as end]}:
+            return end
+        case _:
+            return 0
 
 
 def _read(file: Path) -> Any:

@@ -65,8 +65,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         rows = (json.dumps(row).replace("{}", f"Question {n}") for n in range(20))
         (tmp_path / name).write_text("".join(f"{row}\n" for row in rows))
     (tmp_path / "MODEL").mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (tmp_path / "MODEL" / name).write_text("{}")
+    (tmp_path / "MODEL" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "MODEL" / "tokenizer.json").write_text("{}")
+    (tmp_path / "MODEL" / "model.safetensors").write_bytes(bytes([2, 0, 0, 0, 0, 0, 0, 0]) + b"{}")
     (tmp_path / "experiments").symlink_to(REPOSITORY / "experiments")
     (tmp_path / "my.yaml").write_text("recipe: dpo\ndata: pairs.jsonl\nmodel: MODEL\n")
     monkeypatch.chdir(tmp_path)
