@@ -5,27 +5,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from steps.data.formats.turns import (
-    are_texts,
-    found,
+from steps.data.formats.conversations import (
     history,
     in_turn,
-    is_list,
-    listed_calls,
     messages,
-    ordered,
     question,
     read_system,
     response_messages,
+    unpacked,
+    with_system,
+)
+from steps.data.formats.one_message import listed_calls
+from steps.data.formats.record_fields import (
+    are_texts,
+    found,
+    is_list,
     show,
     template_kwargs,
     text,
     tools,
-    unpacked,
-    with_system,
 )
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, Messages
+from steps.data.rows.turn_order import ordered
 
 _USUAL_NAMES = (
     "messages", "conversations", "conversation", "contents", "dialogue", "dialog", "chat", "data",

@@ -8,16 +8,19 @@ from functools import lru_cache
 from typing import Any
 
 from steps.data.formats.chat import ChatFormat, CompletionFormat
+from steps.data.formats.conversations import EXCHANGED_KEYS, INPUTS
 from steps.data.formats.hh_rlhf import HHFormat
 from steps.data.formats.implicit import ImplicitFormat
+from steps.data.formats.one_message import READ_KEYS
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.ranked import PAIRS, RankedFormat
+from steps.data.formats.record_fields import are_texts, is_list
 from steps.data.formats.text import TextFormat
 from steps.data.formats.tree import TreeFormat, TreePairsFormat
-from steps.data.formats.turns import EXCHANGED_KEYS, INPUTS, READ_KEYS, TURNS, is_list
 from steps.data.formats.unpaired import UnpairedFormat
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
+from steps.data.rows.turn_order import TURNS
 from steps.shared.execution_detail import execution_detail
 
 Format = (
@@ -321,8 +324,9 @@ def _hint(names: list[str], seen: list[Mapping[str, Any]]) -> str:
         return "; chosen and rejected are single steps here, full_chosen and full_rejected answers"
     if "initial_reason_steps" in names:
         return "; chosen and rejected are single steps here, after initial_reason_steps"
-    twos = [n for n in names if seen and all(_are_two(record.get(n)) for record in seen)]
-    lists = [n for n in names if any(is_list(record.get(n)) for record in seen)]
+    listed = {n: [record.get(n) for record in seen] for n in names}
+    twos = [n for n in names if seen and all(are_texts(v) and len(v) == 2 for v in listed[n])]
+    lists = [n for n in names if any(map(is_list, listed[n]))]
     if len(twos) == 1 and lists == twos:
         asked = _column("prompt", [name for name in names if name != twos[0]])
         return (
@@ -360,10 +364,6 @@ def _column(field: str, names: list[str]) -> str:
     whole = [n for word in words for n in names if n.lower() == word]
     partly = [n for word in words for n in names if word in re.split("[^a-z]+", n.lower())]
     return next(iter(whole + partly), "NAME")
-
-
-def _are_two(value: Any) -> bool:
-    return is_list(value) and len(value) == 2 and all(isinstance(one, str) for one in value)
 
 
 def _rated(seen: list[Mapping[str, Any]]) -> str:

@@ -35,24 +35,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from steps.data.formats.conversations import question, read_system, response_messages, with_system
 from steps.data.formats.layouts import pair_layout
-from steps.data.formats.turns import (
-    check_question,
+from steps.data.formats.record_fields import (
     found,
-    ordered,
-    question,
-    read_system,
-    response_messages,
     score,
     show,
     template_kwargs,
     texts_in,
     tools,
     weight,
-    with_system,
 )
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Messages, PreferenceRow
+from steps.data.rows.turn_order import check_question, ordered
 
 BY_SCORE = "scores"
 _FIRST = re.compile(r"(?:model|response|answer|side|output)?[ _]?(?:a|first)")

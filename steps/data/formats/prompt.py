@@ -5,20 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from steps.data.formats.turns import (
-    check_prompt,
-    found,
-    is_list,
-    merged,
-    prompt_messages,
-    read_system,
-    template_kwargs,
-    text,
-    tools,
-    unpacked,
-    with_system,
-)
+from steps.data.formats.conversations import prompt_messages, read_system, unpacked, with_system
+from steps.data.formats.record_fields import found, is_list, template_kwargs, text, tools
 from steps.data.rows.rows import PromptRow
+from steps.data.rows.turn_order import check_prompt, merged
 
 _QUESTIONS = ("prompt", "question", "problem", "instruction", "query")
 _ANSWERS = (

@@ -18,20 +18,22 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, ClassVar
 
-from steps.data.formats.layouts import ranked_layout
-from steps.data.formats.preference import paired
-from steps.data.formats.turns import (
-    found,
-    is_list,
+from steps.data.formats.conversations import (
     prompt_messages,
     read_system,
     response_messages,
+    with_system,
+)
+from steps.data.formats.layouts import ranked_layout
+from steps.data.formats.preference import paired
+from steps.data.formats.record_fields import (
+    found,
+    is_list,
     score,
     show,
     template_kwargs,
     text,
     tools,
-    with_system,
 )
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, Messages, PreferenceRow

@@ -6,24 +6,25 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.data.formats.chat import asked_in
-from steps.data.formats.turns import (
-    check_conversation,
-    found,
-    is_list,
-    merged,
+from steps.data.formats.conversations import (
     question,
     read_system,
     response_messages,
+    unpacked,
+    with_system,
+)
+from steps.data.formats.record_fields import (
+    found,
+    is_list,
     score,
     show,
     template_kwargs,
     tools,
-    unpacked,
     weight,
-    with_system,
 )
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import UnpairedRow
+from steps.data.rows.turn_order import check_conversation, merged
 
 
 @dataclass(frozen=True)

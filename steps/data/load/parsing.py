@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from steps.data.formats.choice import Format, ignored_keys
+from steps.data.formats.conversations import with_system
 from steps.data.formats.preference import PreferenceFormat
-from steps.data.formats.turns import with_system
 from steps.data.images.finding import ImageColumn, Pictures, with_images
 from steps.data.load.overlap import content_key, texts_of
 from steps.data.load.shards import FileShard, Shard, label, open_shard

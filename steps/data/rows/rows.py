@@ -3,7 +3,7 @@
 `row` is the label by which a person finds a row again: the record's own id, else `FILE:LINE`,
 counted from one; no two rows of a source share one. `tools` and `template_kwargs` are handed to
 the chat template as they are. What `images` of a message are, `steps.data.images` says. Which
-checks a row has passed is said in `formats.turns`.
+checks a row has passed is said in `turn_order`.
 """
 
 from collections.abc import Mapping

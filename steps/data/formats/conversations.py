@@ -1,0 +1,202 @@
+"""Read a conversation of a record: its prompt, its response, its history, its system prompt.
+
+Each is a text or a list of messages. A list may also hold questions with their answers (`input` and
+`output`), or texts that the user and the assistant write in turn.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steps.data.formats.one_message import content_text, is_message, no_speakers, read_message
+from steps.data.formats.record_fields import are_texts, found, is_list, parsed_json, show, text
+from steps.data.rows.reasons import MalformedRow, Reason
+from steps.data.rows.rows import Message, Messages
+
+_SYSTEMS = ("system", "system_prompt", "system_message", "systemInstruction")
+INPUTS = ("input", "context")
+
+_EXCHANGES = (
+    ("input", "output"),
+    ("human", "assistant"),
+    ("user", "assistant"),
+    ("question", "answer"),
+    ("prompt", "response"),
+)
+"""Names under which one object of a list holds a question and its answer."""
+
+EXCHANGED_KEYS = frozenset({"system", *(key for keys in _EXCHANGES for key in keys)})
+"""The keys of a question with its answer that are read."""
+
+_DIALOGUE = re.compile(
+    r"\n\nHuman:"
+    r"|\s*(?:Human:.*\n\nAssistant:|### ?Human:.*### ?Assistant:|USER:.*\bASSISTANT:)",
+    re.DOTALL,
+)
+_RENDERED = re.compile(
+    r"\s*(?:<s>|<bos>|<\|begin_of_text\|>)?\s*"
+    r"(?:<\|(?:im_start|start_header_id|system|user)\|>|<start_of_turn>|\[INST\])"
+)
+"""How a text begins that a chat template has written already."""
+
+
+def messages(value: Sequence[Any], field: str) -> Messages:
+    """Read a list of messages, or of questions with answers, without a check of their order."""
+    if value and (keys := _exchange(value[0])) is not None:
+        named = ((f"{field}[{index}]", item) for index, item in enumerate(value))
+        return tuple(said for name, item in named for said in _exchanged(item, keys, name))
+    return tuple(read_message(item, f"{field}[{index}]") for index, item in enumerate(value))
+
+
+def _exchange(item: Any) -> tuple[str, str] | None:
+    """The names under which an object holds a question and its answer, if it is no message."""
+    if not isinstance(item, Mapping) or "role" in item or "from" in item:
+        return None
+    found = [keys for keys in _EXCHANGES if all(isinstance(item.get(key), str) for key in keys)]
+    return found[0] if len(found) == 1 else None
+
+
+def _exchanged(item: Any, keys: tuple[str, str], field: str) -> Messages:
+    """The messages of one question and its answer, with a system prompt if the object has one."""
+    if _exchange(item) != keys:
+        raise MalformedRow("content not a string", f"{field} has no {' and '.join(keys)}")
+    roles = {"system": "system", keys[0]: "user", keys[1]: "assistant"}
+    texts = ((role, item.get(key), f"{field}.{key}") for key, role in roles.items())
+    return tuple(
+        Message(role=role, content=text(said, name))
+        for role, said, name in texts
+        if said or role != "system"
+    )
+
+
+def in_turn(texts: Sequence[Any], field: str) -> Messages:
+    """Texts that the user and the assistant write in turn, the user first."""
+    return tuple(
+        Message(role=("user", "assistant")[index % 2], content=text(said, f"{field}[{index}]"))
+        for index, said in enumerate(texts)
+    )
+
+
+def prompt_messages(value: Any, field: str) -> Messages:
+    """A prompt: a string stands for one user message."""
+    value = unpacked(value)
+    if value is None:
+        raise MalformedRow("no prompt", f"{field} is missing")
+    if is_message(value):
+        return messages([value], field)
+    if not is_list(value):
+        if isinstance(value, str) and value.startswith('["') and is_list(parsed_json(value)):
+            raise no_speakers(field)
+        return ({"role": "user", "content": _one_turn(value, field)},)
+    if not value:
+        raise MalformedRow("no prompt", f"{field} is an empty list")
+    return messages(value, field)
+
+
+def question(record: Mapping[str, Any], field: str, more: str | None) -> Messages:
+    """The prompt in `field`, with the text of the field `more` after a line break, or after it if
+    that is a list of messages. `input` stands for that or another usual name."""
+    value, before = found(record, field), ()
+    for name in INPUTS if more == "input" else () if more is None else (more,):
+        added = None if name == field else unpacked(found(record, name))
+        if is_list(added) and added:
+            before = messages(added, name)
+        elif added and text(added, name).strip():
+            if not isinstance(value, str):
+                raise MalformedRow(
+                    "content not a string",
+                    f"{name} is a text beside {field}, which is {show(value)}",
+                )
+            value = f"{value}\n{added}"
+    return (*before, *prompt_messages(value, field))
+
+
+def response_messages(value: Any, field: str, missing: Reason) -> Messages:
+    """A response, or a conversation that ends in one: a string stands for one message, and so does
+    an object."""
+    value = unpacked(value)
+    if value is None:
+        raise MalformedRow(missing, f"{field} is missing")
+    if is_message(value):
+        return messages([value], field)
+    if not is_list(value):
+        return ({"role": "assistant", "content": _one_turn(value, field)},)
+    if not value:
+        raise MalformedRow("empty conversation", f"{field} is an empty list")
+    if are_texts(value):
+        return _one_of(value, field)
+    return messages(value, field)
+
+
+def _one_of(texts: Sequence[str], field: str) -> Messages:
+    """The only text of a list, as a message of the assistant."""
+    if len(texts) > 1:
+        raise MalformedRow(
+            "content not a string",
+            f"{field} holds {len(texts)} texts; if they are answers, name one: {field}.0",
+        )
+    return ({"role": "assistant", "content": _one_turn(texts[0], f"{field}[0]")},)
+
+
+def _one_turn(value: Any, field: str) -> str:
+    found = text(value, field)
+    if _DIALOGUE.match(found):
+        raise MalformedRow(
+            "dialogue in one string",
+            f"{field} holds turns of a dialogue, such as 'Human:' and 'Assistant:'; give messages, "
+            "or the format hh_rlhf, whose chosen and rejected are whole dialogues",
+        )
+    if _RENDERED.match(found):
+        raise MalformedRow(
+            "dialogue in one string",
+            f"{field} holds what a chat template wrote ({found.strip()[:20]!r}); give messages "
+            "without its markers, for the template of the model will be put around them",
+        )
+    return found
+
+
+def is_dialogue(prompt: Any) -> bool:
+    """Whether a prompt is a text of turns, as in HH-RLHF, in which the assistant speaks next."""
+    if not isinstance(prompt, str) or not _DIALOGUE.match(prompt):
+        return False
+    return prompt.rstrip().endswith("\n\nAssistant:")
+
+
+def history(value: Any, field: str) -> Messages:
+    """What was said before a prompt: messages, or pairs of a question and its answer."""
+    value = parsed_json(value)
+    if value is None or (is_list(value) and not value):
+        return ()
+    if not is_list(value):
+        raise MalformedRow("content not a string", f"{field} is {show(value)}, expected a list")
+    pairs = [pair for pair in value if are_texts(pair) and len(pair) == 2]
+    if len(pairs) < len(value):
+        return messages(value, field)
+    return in_turn([said for pair in pairs for said in pair], field)
+
+
+def unpacked(value: Any) -> Any:
+    """The messages of a JSON text; other values, and texts that are no messages, unchanged."""
+    if not isinstance(value, str) or value[:1] not in ("[", "{"):
+        return value
+    decoded = parsed_json(value)
+    listed = decoded if is_list(decoded) else [decoded]
+    return decoded if listed and all(map(is_message, listed)) else value
+
+
+def read_system(record: Mapping[str, Any], field: str | None) -> str | None:
+    """The system prompt that a record keeps in a field of its own, if the format names one.
+    `system` stands for that or another usual name."""
+    names = _SYSTEMS if field == "system" else () if field is None else (field,)
+    for name in names:
+        value = found(record, name)
+        if value is not None and value != "":
+            return content_text(value.get("parts") if isinstance(value, Mapping) else value, name)
+    return None
+
+
+def with_system(conversation: Messages, system: str | None) -> Messages:
+    """`conversation` under the system prompt `system`, if it has none of its own."""
+    if system is None or conversation[0]["role"] == "system":
+        return conversation
+    return ({"role": "system", "content": system}, *conversation)

@@ -1,0 +1,159 @@
+"""Read the fields of a record: texts, numbers, tools, arguments of the template."""
+
+import json
+import math
+import re
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from steps.data.readers import Cell
+from steps.data.rows.reasons import MalformedRow, Reason
+from steps.data.rows.rows import Tools
+
+_DECIMAL = re.compile(r"[+-]?\d{1,15}(\.\d{1,15})?")
+
+MOST_NESTED = 100
+"""How deep tools, tool calls and template arguments may be nested. Later code (templates, JSON,
+comparisons) is recursive, and Python's own recursion limit depends on the caller."""
+
+
+def found(record: Mapping[str, Any], field: str) -> Any:
+    """The value of a field. `a.b` is the field `b` of the object in `a`, which may be JSON text,
+    and `a.0` the first element of a list, unless the record has a field with the name `a.b`."""
+    if field in record or "." not in field:
+        return record.get(field)
+    outer, _, inner = field.partition(".")
+    within = parsed_json(record.get(outer))
+    if is_list(within):
+        within = {str(index): item for index, item in enumerate(within)}
+    return found(within, inner) if isinstance(within, Mapping) else None
+
+
+def parsed_json(value: Any) -> Any:
+    """The value of a JSON text; other values and other texts are returned unchanged."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def text(value: Any, field: str, reason: Reason = "content not a string") -> str:
+    """A string that can be written as UTF-8."""
+    if not isinstance(value, str):
+        raise MalformedRow(reason, f"{field} is {show(value)}, expected a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise MalformedRow("not valid Unicode", f"{field}: {error}") from None
+    return value
+
+
+def score(record: Mapping[str, Any], field: str) -> float | None:
+    """A number that may be absent."""
+    return _number(found(record, field), field, "score not a number")
+
+
+def weight(record: Mapping[str, Any], field: str | None) -> float | None:
+    """A row's weight, a number of at least 0; `None` if the format has no such field."""
+    if field is None:
+        return None
+    value = _number(found(record, field), field, "weight not a number")
+    if value is None or value < 0:
+        said = "missing" if value is None else f"{value}, which is below 0"
+        raise MalformedRow("weight not a number", f"{field} is {said}")
+    return value
+
+
+def _number(value: Any, field: str, reason: Reason) -> float | None:
+    if value is None or (isinstance(value, Cell) and not value.strip()):
+        return None
+    if isinstance(value, Cell) and _DECIMAL.fullmatch(value):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise MalformedRow(reason, f"{field} is {show(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise MalformedRow(reason, f"{field} is out of range") from None
+    if math.isnan(number):  # how tables written from data frames spell a missing number
+        return None
+    if math.isinf(number):
+        raise MalformedRow(reason, f"{field} is infinite")
+    return number
+
+
+def tools(record: Mapping[str, Any], field: str) -> Tools | None:
+    """Tool descriptions: a list of objects, or that as JSON text; absent or empty: `None`."""
+    value = parsed_json(found(record, field))
+    if value is None or (is_list(value) and not value):
+        return None
+    if is_list(value):
+        value = [parsed_json(tool) for tool in value]
+    if not is_list(value) or not all(isinstance(tool, Mapping) for tool in value):
+        raise MalformedRow("tools not a list of objects", f"{field} is {show(value)}")
+    return tuple(plain(value, field))
+
+
+def template_kwargs(record: Mapping[str, Any], field: str) -> Mapping[str, Any] | None:
+    """Arguments for the chat template: an object, or that as JSON text; absent or empty: `None`."""
+    value = parsed_json(record.get(field))
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise MalformedRow("template arguments not an object", f"{field} is {show(value)}")
+    # In a table every row has every key; a key that a row does not set is null.
+    return plain({key: item for key, item in value.items() if item is not None}, field) or None
+
+
+def plain(value: Any, field: str) -> Any:
+    """`value` as JSON that can be written: no dates, no NaN, no lone surrogates, no deep nest."""
+    if _is_deeper(value, MOST_NESTED):
+        raise MalformedRow("unreadable value", f"{field} is nested over {MOST_NESTED} deep")
+    try:
+        written = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        written.encode()
+    except UnicodeEncodeError as error:
+        raise MalformedRow("not valid Unicode", f"{field}: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise MalformedRow("unreadable value", f"{field}: {error}") from None
+    return json.loads(written)
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    level = [value]
+    for _ in range(most):
+        level = [inner for item in level for inner in _held_by(item)]
+    return bool(level)
+
+
+def _held_by(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if is_list(value) else ()
+
+
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    if type(value) in (list, str, dict):  # asking an abstract class takes longer
+        return type(value) is list
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def are_texts(value: Any) -> TypeGuard[Sequence[str]]:
+    """Whether a value is a list of texts."""
+    return is_list(value) and bool(value) and all(isinstance(item, str) for item in value)
+
+
+def texts_in(value: Any) -> Sequence[str] | None:
+    """The texts of a list, or of its JSON text; else None."""
+    listed = parsed_json(value) if isinstance(value, str) and value[:1] == "[" else value
+    return listed if are_texts(listed) else None
+
+
+def show(value: Any) -> str:
+    """A short description that survives being written to a file, whatever the value holds."""
+    return f"{type(value).__name__} {reprlib.repr(value)}" if value is not None else "missing"

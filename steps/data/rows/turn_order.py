@@ -1,0 +1,99 @@
+"""Check that a sequence of messages is a conversation.
+
+A conversation is an optional system message, then turns: the assistant answers a user message. It
+may call tools, whose results come before its next message.
+"""
+
+from collections.abc import Sequence
+
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import Message, Messages
+
+TURNS = ("alternating", "merged", "any")
+"""How turns out of order are handled: drop the row; merge consecutive turns of one role; or accept
+any order that ends with the assistant."""
+
+_FOLLOWERS = {
+    "system": {"user"},
+    "user": {"assistant"},
+    "assistant": {"user", "tool"},
+    "tool": {"assistant", "tool"},
+}
+"""The roles that may follow each role."""
+
+
+def ordered(conversation: Messages, field: str, turns: str) -> Messages:
+    """A conversation that ends in a response, with turns out of order treated as `turns` says.
+
+    Raises:
+        MalformedRow: turns are out of order, or there is no response.
+    """
+    conversation = merged(conversation) if turns == "merged" else conversation
+    check_conversation(conversation, field, turns)
+    return conversation
+
+
+def merged(conversation: Messages) -> Messages:
+    """A conversation in which consecutive turns of one role, but for tools, are one."""
+    turns: list[Message] = []
+    for message in conversation:
+        last = turns[-1] if turns else None
+        alike = last is not None and last["role"] == message["role"] != "tool"
+        if last is None or not alike or set(last) | set(message) != {"role", "content"}:
+            turns.append(message)
+            continue
+        texts = (text for text in (last["content"], message["content"]) if text)
+        turns[-1] = Message(role=message["role"], content="\n\n".join(texts))
+    return tuple(turns)
+
+
+def check_conversation(conversation: Messages, field: str, turns: str = TURNS[0]) -> None:
+    """Refuse messages out of order, and a conversation that does not end in a response."""
+    roles = [message["role"] for message in conversation]
+    if roles in (["assistant"], ["system", "assistant"]):
+        raise MalformedRow("no prompt", f"{field} holds no user message, and there is no prompt")
+    _check_order(roles, field, turns)
+    if roles[-1] != "assistant":
+        raise _wrong_order(roles, field, "the last message must be the assistant's")
+    if is_blank(conversation[-1]):
+        raise MalformedRow("empty response", f"{field}: the last message is blank")
+    check_question(conversation[:-1], field)
+
+
+def check_prompt(prompt: Messages, field: str, turns: str = TURNS[0]) -> None:
+    """Refuse messages out of order, and a prompt that the assistant could not answer."""
+    roles = [message["role"] for message in prompt]
+    if "user" not in roles:
+        raise MalformedRow("no prompt", f"{field} holds no user message")
+    _check_order(roles, field, turns)
+    if "assistant" not in _FOLLOWERS[roles[-1]]:
+        raise _wrong_order(roles, field, "the last message must be the user's or a tool's")
+    check_question(prompt, field)
+
+
+def check_question(prompt: Messages, field: str) -> None:
+    """Refuse a prompt whose last user message is blank."""
+    asked = [message for message in prompt if message["role"] == "user"]
+    if not asked or is_blank(asked[-1]):
+        raise MalformedRow("no prompt", f"{field}: the last user message is blank")
+
+
+def _check_order(roles: Sequence[str], field: str, turns: str) -> None:
+    if turns == "any":
+        return
+    first = "user" if roles[0] != "system" else "system"
+    pairs = zip((None, *roles), roles, strict=False)
+    for before, role in pairs:
+        if role not in ({first} if before is None else _FOLLOWERS[before]):
+            how = "data.turns=merged joins them" if role == before else "data.turns=any takes them"
+            raise _wrong_order(roles, field, f"{role} comes after {before or 'nothing'}; {how}")
+
+
+def _wrong_order(roles: Sequence[str], field: str, found: str) -> MalformedRow:
+    listed = ", ".join(roles if len(roles) <= 12 else [*roles[:6], "…", *roles[-5:]])
+    return MalformedRow("wrong role order", f"{field} has {listed}: {found}")
+
+
+def is_blank(message: Message) -> bool:
+    """Whether a message says nothing and calls no tool."""
+    return not message["content"].strip() and not message.get("tool_calls")
