@@ -234,16 +234,15 @@ def test_too_many_dropped_rows_fail_the_step(tmp_path: Path, messy: str) -> None
         loaded(tmp_path, messy, max_dropped=1)
 
 
-def test_a_file_that_is_not_read_to_its_end_is_told_of_besides_the_rows(tmp_path: Path) -> None:
+def test_a_file_that_is_not_read_to_its_end_is_an_error_that_names_it(tmp_path: Path) -> None:
     elements = [json.dumps(pair(n)) for n in range(100)]
     elements[40] = '{"prompt": "Q", "chosen": oops}'
     (tmp_path / "list.json").write_text(f"[{', '.join(elements)}]")
 
-    _, metrics = loaded(tmp_path, str(tmp_path / "list.json"))
-
-    assert metrics["dropped_by_reason"] == {"file cut off": {"count": 1, "rows": ["list.json:41"]}}
-    assert "how many rows are lost is not known: list.json:41" in metrics["notices"][1]
-    assert "nothing can be read after element 40: broken JSON" in metrics["notices"][1]
+    with pytest.raises(
+        TemperError, match=r"list\.json:41: .* after element 40: broken JSON"
+    ):
+        loaded(tmp_path, str(tmp_path / "list.json"), max_dropped=99)
 
 
 def test_tallies_add_up_in_parts_and_survive_json() -> None:

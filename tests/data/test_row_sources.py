@@ -331,6 +331,21 @@ def test_a_damaged_row_group_costs_its_own_rows(tmp_path: Path) -> None:
     assert [number for number, row in rows if row == "damaged row group"] == list(range(301, 601))
 
 
+@pytest.mark.parametrize("cut", [1, 8])
+def test_a_stream_without_its_end_mark_is_cut_off(tmp_path: Path, cut: int) -> None:
+    path = write_table(tmp_path / "stream.arrow")
+    whole = path.read_bytes()
+    for content in (whole[:-cut], whole * 2):
+        path.write_bytes(content)
+        assert read(path) == [*enumerate(RECORDS, start=1), (len(RECORDS) + 1, "file cut off")]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.arrow", "a.parquet"])
+def test_no_bytes_are_no_archive_and_no_table(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert read(tmp_path / name) == [(1, "file cut off")]
+
+
 def test_a_stream_that_breaks_off_gives_what_comes_before(tmp_path: Path) -> None:
     path = write_table(tmp_path / "stream.arrow")
     path.write_bytes(path.read_bytes()[:-5000])

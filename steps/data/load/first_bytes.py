@@ -20,7 +20,7 @@ def probably(url: str) -> str:
     filesystem, path = fsspec.url_to_fs(url)
     with filesystem.open(path, "rb") as opened:
         head = opened.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
-    for suffix, (first, name) in _ARCHIVES.items():
+    for suffix, (first, name) in _ARCHIVES.items() if head else ():
         if path.endswith(suffix) != head.startswith(first):
             change = f"leave {suffix} out of" if path.endswith(suffix) else f"add {suffix} to"
             is_one = "no" if path.endswith(suffix) else "a"

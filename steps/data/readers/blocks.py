@@ -13,11 +13,12 @@ class CutOff(ValueError):
 
 
 class Watched(io.RawIOBase):
-    """A file that records whether reading failed, to distinguish invalid bytes from a bad disk."""
+    """A file that records whether reading failed, to distinguish invalid bytes from a bad disk, and
+    whether its last read was past its end."""
 
     def __init__(self, opened: IO[bytes]) -> None:
         self.opened = opened
-        self.failed = False
+        self.failed = self.at_end = False
 
     def readable(self) -> bool:
         return True
@@ -26,7 +27,9 @@ class Watched(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        return self._watch(self.opened.read, size)
+        found = self._watch(self.opened.read, size)
+        self.at_end = size != 0 and not found
+        return found
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         return self._watch(self.opened.seek, offset, whence)
@@ -84,6 +87,8 @@ def _decompressed(opened: IO[bytes], codec: str, size: int) -> Iterator[bytes]:
         stream = pa.CompressedInputStream(watched, codec)  # pyright: ignore[reportArgumentType]
         while block := stream.read(size):
             yield block
+        if not watched.tell():
+            raise CutOff("the file is empty, which no archive is")
 
 
 def _up_to_the_break(opened: IO[bytes], codec: str, delivered: int) -> bytes:

@@ -98,6 +98,10 @@ def _arrow_batches(watched: Watched) -> Iterator["pa.RecordBatch"]:
         watched.seek(0)
         if magic != b"ARROW1":
             yield from pa.ipc.open_stream(watched)
+            if watched.at_end:
+                raise CutOff("the stream has no end mark")
+            if watched.read(1):
+                raise CutOff("more follows the stream's end mark")
             return
         file = pa.ipc.open_file(watched)
         for index in range(file.num_record_batches):

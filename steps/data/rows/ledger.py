@@ -101,12 +101,10 @@ class Tally:
         if told:
             reasons = "; ".join(_phrase(reason, dropped) for reason, dropped in told.items())
             metrics["notices"] = [f"{count} of {self.rows} rows dropped: {reasons}"]
-        if REST_LOST in told:
-            metrics["notices"].append(_rest_lost(told[REST_LOST]))
         return metrics
 
     def check(self, max_dropped: float, what: str) -> None:
-        """Refuse data with too many unusable rows.
+        """Refuse data with too many unusable rows, or with a file that is not read to its end.
 
         Args:
             max_dropped: below 1 a fraction of the rows, from 1 on a number of rows. Valid rows that
@@ -114,8 +112,10 @@ class Tally:
             what: the name of the data, for the error.
 
         Raises:
-            TooManyDropped: more rows than `max_dropped` are unusable.
+            TooManyDropped: more rows than `max_dropped` are unusable, or an unknown number.
         """
+        if REST_LOST in self.dropped:
+            raise TooManyDropped(_rest_lost(what, self.dropped[REST_LOST]))
         allowed = max_dropped * self.rows if max_dropped < 1 else max_dropped
         if self.unusable_rows > allowed:
             raise TooManyDropped(
@@ -158,11 +158,11 @@ def check_max_dropped(max_dropped: float) -> None:
         )
 
 
-def _rest_lost(dropped: DroppedRows) -> str:
+def _rest_lost(what: str, dropped: DroppedRows) -> str:
     files = "a file" if dropped.count == 1 else f"{dropped.count} files"
     return (
-        f"{files} could not be read to the end, and how many rows are lost is not known: "
-        f"{', '.join(dropped.rows[:3])}: {dropped.detail}; mend the data, or go on without them"
+        f"{files} of {what} could not be read to the end, and how many rows are lost is not known: "
+        f"{', '.join(dropped.rows[:3])}: {dropped.detail}; get the whole file again, or mend it"
     )
 
 
