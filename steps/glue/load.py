@@ -14,6 +14,7 @@ from steps.data.load.ahead import ReadingStopped
 from steps.data.load.config import LoadConfig
 from steps.data.load.first_bytes import probably
 from steps.data.load.loading import Load, Loaded, Part, Reading, load_rows, part_of
+from steps.data.load.one_object import advice
 from steps.data.load.shards import FileShard, Reader, Source, hub_source, is_empty, source_of
 from steps.data.rows.ledger import Tally
 from steps.data.rows.rows import EXTRA_KEYS
@@ -112,11 +113,14 @@ def _fields_of(reading: Reading) -> str:
     """A hint for an error when every row was dropped: the fields of the first row, and the names
     in ``data.fields`` that it lacks; or what the file probably is."""
     part = reading.parts[0]
-    first = Reader(part.source).next()
+    rows = Reader(part.source)
+    first = rows.next()
     record = first[1][1] if first else None
     if not isinstance(record, Mapping):
         shard = part.source.shards[0]
         return probably(shard.url) if isinstance(shard, FileShard) else ""
+    if (said := advice([record])) and rows.next() is None:
+        return f"; {said}"
     has = ", ".join(sorted(map(str, record))[:20]) or "none"
     renamed = [
         str(getattr(part.format, field.name))

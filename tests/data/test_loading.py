@@ -239,9 +239,7 @@ def test_a_file_that_is_not_read_to_its_end_is_an_error_that_names_it(tmp_path: 
     elements[40] = '{"prompt": "Q", "chosen": oops}'
     (tmp_path / "list.json").write_text(f"[{', '.join(elements)}]")
 
-    with pytest.raises(
-        TemperError, match=r"list\.json:41: .* after element 40: broken JSON"
-    ):
+    with pytest.raises(TemperError, match=r"list\.json:41: .* after element 40: broken JSON"):
         loaded(tmp_path, str(tmp_path / "list.json"), max_dropped=99)
 
 

@@ -224,6 +224,8 @@ def _undecided(
     what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
     suggested = _suggested(wanted, names)
     pairs = "preference" in wanted
+    if not found and seen and all(map(_judges_steps, seen)):
+        return f"{where}: {_STEPS_JUDGED}"
     hint = _hint(names, seen) if pairs else _tree_hint(names)
     if hint:
         return (
@@ -240,6 +242,25 @@ def _undecided(
         f"{', '.join(names) or 'none'}); name it, and the fields whose names differ from its own: "
         f"{suggested} (formats: {', '.join(wanted)})"
     )
+
+
+_STEPS_JUDGED = (
+    "each of its rows has labels for the steps of one answer, for a process reward model, which "
+    "Temper does not train; join the steps to one text, give it one label (true if all are right), "
+    "and read them with load_unpaired (temper run kto)"
+)
+
+
+def _judges_steps(record: Mapping[str, Any]) -> bool:
+    """Whether a record has labels for the steps of an answer (PRM800K, Math-Shepherd, …)."""
+    label = record.get("label", record.get("labels"))
+    steps = record.get("steps", record.get("completions"))
+    if isinstance(label, Mapping):
+        return "steps" in label
+    if not is_list(steps):  # a mark ends each step in Math-Shepherd
+        return isinstance(label, str) and "ки" in str(record.get("input"))
+    rated = (isinstance(step, Mapping) and {"label", "rating"} & step.keys() for step in steps)
+    return is_list(label) or ("steps" in record and (label is not None or all(rated)))
 
 
 _READERS: Mapping[type, str] = {

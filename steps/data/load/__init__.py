@@ -4,7 +4,8 @@ Begin with ``loading``, which does all of it. ``shards`` opens a source at any r
 turns a record into rows and ``ahead`` does that in other processes. ``mixture`` draws from several
 sources, and ``splits`` decides which rows are held out. ``overlap`` finds rows with the same text,
 ``near`` rows with nearly the same text, and ``language`` guesses the language of a text.
-``first_bytes`` guesses what an unreadable file is. ``config`` has the settings.
+``first_bytes`` guesses what an unreadable file is, ``one_object`` where its rows lie. ``config``
+has the settings.
 
 Uses ``formats``, ``readers``, ``images``, ``rows`` and ``work``.
 """

@@ -9,6 +9,7 @@ _SAID = (
     (b"PK\x03\x04", "it is a zip archive (or .xlsx): unpack or convert it"),
     (b"PAR1", "it is a Parquet file: name it .parquet"),
     (b"version https://git-lfs", "it is only git-lfs' pointer: `git lfs pull` gets the file"),
+    (b'{"data":', "it is one object: write the list of its rows alone to a .json file"),
     (b"<", "it is a web page, or XML: download the file itself"),
 )
 _ARCHIVES = {".gz": (b"\x1f\x8b", "gzip"), ".zst": (b"\x28\xb5\x2f\xfd", "zstd")}

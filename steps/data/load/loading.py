@@ -22,6 +22,7 @@ from steps.data.images.pictures import Picture
 from steps.data.load.ahead import ReadAhead
 from steps.data.load.mixture import Mixture, Opener
 from steps.data.load.near import NearDuplicates, NearRows
+from steps.data.load.one_object import advice
 from steps.data.load.parsing import Parsed, ParsedRow, Parser
 from steps.data.load.shards import Source, open_shard
 from steps.data.rows.ledger import OVER_LIMIT, Entry, Tally
@@ -164,7 +165,13 @@ def part_of(
         raise ValueError("data.images names a column of preference pairs; other rows have none")
     records = () if choice.name != "auto" else _first_records(source)
     images = None if choice.images is None else ImageColumn(choice.images)
-    return Part(source, choose_format(choice, records, kind, source.name), weight, name, images)
+    try:
+        chosen = choose_format(choice, records, kind, source.name)
+    except ValueError as error:
+        if said := advice(records):
+            raise ValueError(f"{source.name}: {said}") from error
+        raise
+    return Part(source, chosen, weight, name, images)
 
 
 class _Work:
@@ -373,7 +380,7 @@ def _beginning(load: Load) -> dict[str, Any]:
     }
 
 
-def _first_records(source: Source) -> list[Mapping[str, Any]]:
+def _first_records(source: Source) -> Sequence[Mapping[str, Any]]:
     rows = (record for shard in source.shards for _, record in open_shard(shard))
     seen = islice(rows, _MOST_ROWS_LOOKED_AT)
     records = (record for record in seen if not isinstance(record, MalformedRow))

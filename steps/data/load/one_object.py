@@ -1,0 +1,41 @@
+"""What to do with a file that is one object, in which its rows lie deeper."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_ASKED = {"prompt", "instruction", "question", "query", "tools"}
+"""Fields by which an object is a row itself."""
+
+_RECORDS = "it is one object of columns: write one object a row, as pandas' orient='records' does"
+
+
+def advice(records: Sequence[Mapping[str, Any]]) -> str:
+    """How to get at the rows, where the only record of a file holds them; else empty."""
+    if len(records) != 1:
+        return ""
+    (record,) = records
+    lists = [name for name, value in record.items() if _are_rows(value)]
+    if lists and not _ASKED & record.keys():
+        return (
+            f"it is one object, whose field {lists[0]} holds the rows: write that list alone, as "
+            f"in `jq '.\"{lists[0]}\"' FILE.json > rows.json`"
+        )
+    columns = [value for value in record.values() if _is_column(value)]
+    same = len({len(column) for column in columns}) == 1 and len(columns) == len(record) > 1
+    return _RECORDS if same else ""
+
+
+def _is_column(value: Any) -> bool:
+    """Whether a value is a list, but not of objects, or an object whose keys count from 0."""
+    if isinstance(value, list):
+        return not any(isinstance(item, Mapping) for item in value)
+    return isinstance(value, Mapping) and "0" in value
+
+
+def _are_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_row, value))
+
+
+def _is_row(item: Any) -> bool:
+    """Whether an item of a list is an object that is no message."""
+    return isinstance(item, Mapping) and not {"role", "from"} & item.keys()
