@@ -14,7 +14,7 @@ from steps.data.load.ahead import ReadingStopped
 from steps.data.load.config import LoadConfig
 from steps.data.load.first_bytes import probably
 from steps.data.load.loading import Load, Loaded, Part, Reading, load_rows, part_of
-from steps.data.load.one_object import advice
+from steps.data.load.one_object import COLUMNS, advice, are_columns
 from steps.data.load.shards import FileShard, Reader, Source, hub_source, is_empty, source_of
 from steps.data.rows.ledger import Tally
 from steps.data.rows.rows import EXTRA_KEYS
@@ -99,6 +99,9 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
                 f"{tally.worst_reasons()}{_fields_of(reading)}"
             )
         tally.check(max_dropped, reading.name)
+        # Lists of as many texts could be one pair of several turns; alone in a file they are not.
+        if tally.rows == 1 and any(map(are_columns, _only_record(reading.parts[0]))):
+            raise TemperError(f"{reading.name}: {COLUMNS}")
     for split in ("train", "test"):
         if not loaded.kept[split] and (split == "train" or load.test or load.test_fraction):
             raise TemperError(_empty(split, load))
@@ -113,13 +116,12 @@ def _fields_of(reading: Reading) -> str:
     """A hint for an error when every row was dropped: the fields of the first row, and the names
     in ``data.fields`` that it lacks; or what the file probably is."""
     part = reading.parts[0]
-    rows = Reader(part.source)
-    first = rows.next()
+    first = Reader(part.source).next()
     record = first[1][1] if first else None
     if not isinstance(record, Mapping):
         shard = part.source.shards[0]
         return probably(shard.url) if isinstance(shard, FileShard) else ""
-    if (said := advice([record])) and rows.next() is None:
+    if said := advice(_only_record(part)):
         return f"; {said}"
     has = ", ".join(sorted(map(str, record))[:20]) or "none"
     renamed = [
@@ -133,6 +135,13 @@ def _fields_of(reading: Reading) -> str:
         f"; {said} have the fields {has}: say which is which with data.format=NAME "
         "'data.fields={FIELD: COLUMN}'"
     )
+
+
+def _only_record(part: Part) -> list[Mapping[str, Any]]:
+    """The record of a source that has one alone; else nothing."""
+    rows = Reader(part.source)
+    first, second = rows.next(), rows.next()
+    return [first[1][1]] if first and second is None and isinstance(first[1][1], Mapping) else []
 
 
 def _empty(split: str, load: Load) -> str:

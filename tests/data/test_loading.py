@@ -243,6 +243,30 @@ def test_a_file_that_is_not_read_to_its_end_is_an_error_that_names_it(tmp_path: 
         loaded(tmp_path, str(tmp_path / "list.json"), max_dropped=99)
 
 
+_PAIRS = [{"prompt": f"Q{n}", "chosen": "yes", "rejected": "no"} for n in range(5)]
+_IN_COLUMNS = {name: [row[name] for row in _PAIRS] for name in _PAIRS[0]}
+_OF_PANDAS = {name: dict(zip("01234", values, strict=True)) for name, values in _IN_COLUMNS.items()}
+_STEPS = {"prompt": "2 + 2?", "completions": ["2 + 2", "= 5"], "labels": [True, False]}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"version": 1, "data": _PAIRS}, "whose field data holds the rows"),
+        (_IN_COLUMNS, "one object of columns"),
+        (_OF_PANDAS, "one object of columns"),
+        ([_STEPS] * 3, "a process reward model, which Temper does not train"),
+    ],
+)
+def test_rows_that_lie_deeper_are_an_error_that_says_where(
+    tmp_path: Path, content: Any, said: str
+) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(content))
+
+    with pytest.raises(TemperError, match=said):
+        loaded(tmp_path, str(tmp_path / "rows.json"), test_fraction=0)
+
+
 def test_tallies_add_up_in_parts_and_survive_json() -> None:
     first, second = tally(2, no_chosen=15), tally(1, no_chosen=15, no_text=1)
     whole = Tally.from_json(json.loads(json.dumps(first.to_json())))

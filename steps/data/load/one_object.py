@@ -6,7 +6,7 @@ from typing import Any
 _ASKED = {"prompt", "instruction", "question", "query", "tools"}
 """Fields by which an object is a row itself."""
 
-_RECORDS = "it is one object of columns: write one object a row, as pandas' orient='records' does"
+COLUMNS = "it is one object of columns: write one object a row, as pandas' orient='records' does"
 
 
 def advice(records: Sequence[Mapping[str, Any]]) -> str:
@@ -20,9 +20,13 @@ def advice(records: Sequence[Mapping[str, Any]]) -> str:
             f"it is one object, whose field {lists[0]} holds the rows: write that list alone, as "
             f"in `jq '.\"{lists[0]}\"' FILE.json > rows.json`"
         )
+    return COLUMNS if are_columns(record) else ""
+
+
+def are_columns(record: Mapping[str, Any]) -> bool:
+    """Whether an object has a list for each column of a table, with as many values each."""
     columns = [value for value in record.values() if _is_column(value)]
-    same = len({len(column) for column in columns}) == 1 and len(columns) == len(record) > 1
-    return _RECORDS if same else ""
+    return len({len(column) for column in columns}) == 1 and len(columns) == len(record) > 1
 
 
 def _is_column(value: Any) -> bool:
