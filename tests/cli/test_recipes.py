@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Said, script, temper
-from places import REPOSITORY
+from places import REPOSITORY, model_for_plans
 
 from pipeline.cli.recipes import recipes
 
@@ -17,11 +17,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TEMPER_STORE", raising=False)
     Path("my rows.jsonl").write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
-    model = tmp_path / "a model"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "llama"}')
-    (model / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
-    (model / "tokenizer.json").write_text("{}")
+    model_for_plans(tmp_path / "a model")
     return tmp_path
 
 

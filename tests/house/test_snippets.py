@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from command_line import script, temper
-from places import REPOSITORY
+from places import REPOSITORY, model_for_plans
 
 from pipeline import experiment
 from pipeline.dag.inputs import forget_sources
@@ -64,10 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, row in FILES.items():
         rows = (json.dumps(row).replace("{}", f"Question {n}") for n in range(20))
         (tmp_path / name).write_text("".join(f"{row}\n" for row in rows))
-    (tmp_path / "MODEL").mkdir()
-    (tmp_path / "MODEL" / "config.json").write_text('{"model_type": "llama"}')
-    (tmp_path / "MODEL" / "tokenizer.json").write_text("{}")
-    (tmp_path / "MODEL" / "model.safetensors").write_bytes(bytes([2, 0, 0, 0, 0, 0, 0, 0]) + b"{}")
+    model_for_plans(tmp_path / "MODEL")
     (tmp_path / "experiments").symlink_to(REPOSITORY / "experiments")
     (tmp_path / "my.yaml").write_text("recipe: dpo\ndata: pairs.jsonl\nmodel: MODEL\n")
     monkeypatch.chdir(tmp_path)

@@ -27,6 +27,7 @@ from mistaken_steps import (
     trained,
     use,
 )
+from places import MODEL_FILES
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -51,11 +52,6 @@ from steps.train_sft import train_sft
 from steps.training.config import DpoConfig
 
 LONGEST_MESSAGE = 500
-MODEL_FILES = {
-    "config.json": b'{"model_type": "llama"}',
-    "tokenizer.json": b"{}",
-    "model.safetensors": b"\2" + bytes(7) + b"{}",
-}
 BROKEN_MODELS = {
     "cut-off": ("model.safetensors", b"\xff" + bytes(7) + b"{}"),
     "pointer": ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n"),

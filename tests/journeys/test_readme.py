@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import model_for_plans
 from pyarrow import parquet
 
 PLAN_ONLY = "TEMPER_PLAN_ONLY"
@@ -22,9 +23,7 @@ def folder(tmp_path: Path, repository: Path) -> Path:
     (tmp_path / "readme.py").write_text("\n".join(snippets))
     rows = [{"prompt": f"{n}?", "chosen": "Yes. " * n, "rejected": "No."} for n in range(40)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "MODEL").mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (tmp_path / "MODEL" / name).write_text("{}")
+    model_for_plans(tmp_path / "MODEL")
     return tmp_path
 
 

@@ -1,4 +1,4 @@
-"""Where things lie that tests read."""
+"""Where things lie that tests read, and a model's folder that is enough for a plan."""
 
 import os
 from pathlib import Path
@@ -13,3 +13,17 @@ GOLDEN = TESTS / "golden"
 REPOSITORY = TESTS.parent
 SHARED_ROWS = REPOSITORY.parent / "shared" / "data" / "ultrafeedback_500.jsonl"
 """Rows of UltraFeedback, which not every machine has."""
+MODEL_FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"\2" + bytes(7) + b"{}",
+}
+"""A model that is whole by its names and headers, though it has no tensor."""
+
+
+def model_for_plans(folder: Path) -> Path:
+    """A new folder with `MODEL_FILES`."""
+    folder.mkdir()
+    for name, content in MODEL_FILES.items():
+        (folder / name).write_bytes(content)
+    return folder
