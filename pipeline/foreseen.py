@@ -65,7 +65,7 @@ def message_of(
         return f"the package {package} is not installed here: {how_to_install(package)}"
     raised_by = _raising_frame(error)
     if raised_by is not None and (is_ours or is_shipped)(raised_by):
-        return sentence(error)
+        return _missing_method(error, raised_by) or sentence(error)
     return None
 
 
@@ -102,6 +102,14 @@ def _raising_frame(error: BaseException) -> FrameType | None:
         place = place.tb_next
     instruction = place.tb_frame.f_code.co_code[place.tb_lasti]
     return place.tb_frame if dis.opname[instruction] == "RAISE_VARARGS" else None
+
+
+def _missing_method(error: BaseException, raised_by: FrameType) -> str:
+    """The message if a class leaves out a method of its base class; empty for other errors."""
+    if not isinstance(error, NotImplementedError) or str(error) or "self" not in raised_by.f_locals:
+        return ""
+    name, method = type(raised_by.f_locals["self"]).__name__, raised_by.f_code.co_name
+    return f"the class {name} has no method {method}; write one, as the docs of its base class say"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -23,6 +23,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from yaml.constructor import ConstructorError
 
 from pipeline.configs.shipped import CONF, EXPERIMENTS, read_options, read_recipes
 from pipeline.errors import TemperError
@@ -34,6 +35,19 @@ _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 _OPTIONS = ("--data", "--model")
 _BARE = ("local", "hub", "mine")
 """Options of config groups that also need a path or name."""
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    """Refuses a name that stands twice in one group; YAML would silently drop the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in names:
+                problem = f"{key.value} stands there twice"
+                raise ConstructorError(None, None, problem, key.start_mark)
+            names.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 @dataclass(frozen=True)
@@ -232,11 +246,19 @@ def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
     """The recipe and the settings of a file; options on the command line override the file."""
     file = Path(asked.recipe)
     try:
-        content = yaml.safe_load(file.read_text("utf-8"))
+        content = yaml.load(file.read_text("utf-8"), _EachKeyOnce)
     except FileNotFoundError:
         raise TemperError(f"there is no file {file}; temper recipes copy dpo {file}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TemperError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise TemperError(
+            f"{file} cannot be read: line {line}: {error.problem}; write `name: value`, with the "
+            "settings of a group indented by spaces, and each name once"
+        ) from None
+    except (UnicodeDecodeError, yaml.YAMLError):
+        raise TemperError(f"{file} cannot be read; save it as text, in UTF-8") from None
+    except OSError as error:
+        raise TemperError(f"{file} cannot be read: {error.strerror}") from None
     if not isinstance(content, Mapping) or not isinstance(content.get("recipe"), str):
         raise TemperError(f"{file}: say which recipe it is, as in `recipe: dpo`")
     if content["recipe"].endswith((".yaml", ".yml")):

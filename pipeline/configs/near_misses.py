@@ -195,6 +195,8 @@ def _other_names() -> Mapping[str, str]:
 def unknown_setting(key: str, value: str, known: Known) -> str:
     """The error for a setting that does not exist."""
     found = known.suggestions(key, value)[:MOST_SUGGESTIONS]
+    if not found and (below := [name for name in known.keys if name.startswith(f"{key}.")]):
+        return f"{key} is no single setting; set one of it, as in {below[0]}="
     meant = f"did you mean {' or '.join(found)}?" if found else "--help lists every setting"
     return f"unknown config key {key!r}; {meant}"
 

@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from types import FrameType
+from pathlib import PurePath
+from types import CodeType, FrameType
 from typing import Any
 
 from pipeline.code.modules import in_library
@@ -94,8 +95,8 @@ class ProgressWriter:
 
 
 def place_of(frame: FrameType | None) -> str:
-    """The activity of a thread in words: ``importing torch``, ``in load_model``; empty if no
-    project code is on its stack."""
+    """The activity of a thread in words: ``importing torch``, ``in load_model() of load.py``; empty
+    if no project code is on its stack."""
     library = ""
     while frame is not None:
         code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
@@ -104,9 +105,16 @@ def place_of(frame: FrameType | None) -> str:
         if in_library(code.co_filename):
             library = _package(code.co_filename) or library
         elif not code.co_filename.startswith("<") and module.partition(".")[0] != _CORE:
-            return f"in {code.co_name}" if code.co_name != "<module>" else f"importing {module}"
+            return f"importing {module}" if code.co_name == "<module>" else _function(code)
         frame = frame.f_back
     return ""
+
+
+def _function(code: CodeType) -> str:
+    """A function and its file. A lambda or a comprehension goes by the function around it."""
+    names = [name for name in code.co_qualname.split(".") if not name.startswith("<")]
+    file = PurePath(code.co_filename).name
+    return f"in {names[-1]}() of {file}" if names else f"in {file}"
 
 
 def _package(file: str) -> str:

@@ -142,6 +142,9 @@ def test_a_mistake_is_one_sentence(words: list[str], error: str) -> None:
     [
         ("dpo: {}", "r.yaml: say which recipe it is"),
         ("recipe: [", "r.yaml cannot be read"),
+        ("recipe: dpo\n\tdpo: 1", "line 2: found character '\\t'"),
+        ("recipe: dpo\ndpo: {epochs: 1}\ndpo: {batch_size: 2}", "line 3: dpo stands there twice"),
+        ("recipe: dpo\ndpo: [epochs]", "dpo is no single setting; set one of it, as in dpo."),
         ("recipe: dpo\nbeta: 0.1", "unknown config key 'beta'; did you mean dpo.loss.beta=0.1?"),
     ],
 )

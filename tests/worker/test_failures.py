@@ -2,7 +2,7 @@
 
 import errno
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from pipeline.worker.calling import checked_metrics
 from pipeline.worker.failure import failure_of
 from steps.data.formats.choice import named_format
 from steps.data.load.shards import splits_of
+from steps.losses.base import ReferenceFreeLoss
 
 
 def raised_by(call: Callable[[], Any]) -> Exception:
@@ -60,6 +61,14 @@ def test_a_step_s_raise_statement_is_a_message_and_an_expression_s_error_is_a_bu
         failure = failure_of(raised_by(call), __name__)
         assert failure.message.startswith(message)
         assert any("test_failures.py, line" in line for line in failure.excerpt)
+
+
+def test_a_method_that_a_class_leaves_out_is_named() -> None:
+    class Mine(ReferenceFreeLoss):
+        def per_pairs(self, logps: object) -> None: ...
+
+    told = str(message_of(raised_by(lambda: Mine().per_pair(cast(Any, None)))))
+    assert told.startswith("the class Mine has no method per_pair; write one")
 
 
 def test_a_full_disk_is_known_whoever_has_met_it() -> None:
