@@ -273,7 +273,7 @@ class PreferenceLoss(Loss):
             weights: [n]; a factor of each pair's loss. Metrics are not weighted. The denominator
                 does not contain the weights: twice the weight gives twice the gradient.
         """
-        pairs, nll_weight = self.per_pair(logps), self.total_nll_weight
+        pairs, nll_weight = _of_each_pair(self, logps), self.total_nll_weight
         losses = pairs.losses / totals.examples
         metrics = {name: v / totals.examples for name, v in _pair_metrics(logps, pairs).items()}
         if nll_weight:
@@ -407,6 +407,23 @@ def _ratios(policy: "Tensor", reference: "Tensor | None") -> "Tensor":
     if reference is None:
         raise ValueError(_NO_REFERENCE)
     return policy - reference
+
+
+def _of_each_pair(loss: PreferenceLoss, logps: PairLogps) -> PairLosses:
+    """The result of `per_pair`. Raises TypeError or ValueError, which names the loss, if it is not
+    one value a pair: a mean or a sum would be trained on as if it were each pair's loss."""
+    found, name = loss.per_pair(logps), type(loss).__name__
+    if not isinstance(found, PairLosses):
+        raise TypeError(f"{name}.per_pair must return PairLosses, got {type(found).__name__}")
+    for field_ in ("losses", "chosen_rewards", "rejected_rewards"):
+        shape = getattr(getattr(found, field_), "shape", None)
+        if shape != logps.chosen.shape:
+            was = "no tensor" if shape is None else f"shape {list(shape)}"
+            raise ValueError(
+                f"{name}.per_pair returned {field_} with {was} for {len(logps.chosen)} pairs; "
+                "return one value for each pair, without a mean or a sum"
+            )
+    return found
 
 
 def _pair_metrics(logps: PairLogps, pairs: PairLosses) -> dict[str, "Tensor"]:

@@ -16,6 +16,7 @@ from steps.losses.apo_zero import ApoZero
 from steps.losses.base import (
     Loss,
     PairLogps,
+    PairLosses,
     PreferenceLoss,
     ReferenceFreeLoss,
     ReferenceLoss,
@@ -758,3 +759,23 @@ def test_the_families_are_told_apart_by_type() -> None:
     assert not with_reference.keys() & free.keys()
     assert {**with_reference, **free} == losses_of(PreferenceLoss)
     assert "sft" not in losses_of(PreferenceLoss)
+
+
+def test_a_loss_that_gives_no_value_a_pair_is_refused() -> None:
+    """A mean broadcasts to every pair, and would train."""
+
+    class Mean(Dpo):
+        def per_pair(self, logps: PairLogps) -> PairLosses:
+            pairs = super().per_pair(logps)
+            return replace(pairs, losses=pairs.losses.mean())
+
+    class Bare(Dpo):
+        def per_pair(self, logps: PairLogps) -> Any:
+            return super().per_pair(logps).losses
+
+    logps = at_its_reference(some_pairs())
+    totals = Totals(len(logps.chosen), 100)
+    with pytest.raises(ValueError, match=r"Mean.per_pair returned losses with shape \[\]"):
+        Mean().shares(logps, totals)
+    with pytest.raises(TypeError, match=r"Bare.per_pair must return PairLosses, got Tensor"):
+        Bare().shares(logps, totals)
