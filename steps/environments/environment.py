@@ -60,6 +60,7 @@ class Graded(Judgement):
     grade: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(math.isfinite(self.grade), "grade must be finite", self.grade)
 
     @property
