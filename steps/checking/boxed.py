@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from steps.checking.numerals import plain_numerals
 from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
 
 _START = r"\boxed{"
@@ -14,6 +15,8 @@ _BRACE = re.compile(r"\\boxed\{|\\[{}]|[{}]")
 @dataclass(frozen=True)
 class Boxed(Checker):
     r"""Right if `\boxed{...}` holds the row's answer, compared as text: `042` is not `42`.
+
+    White space around an answer does not matter, nor the script of digits and minus signs.
 
     Args:
         anywhere: whether the box may be anywhere in the text, where the last box counts; otherwise
@@ -28,23 +31,33 @@ class Boxed(Checker):
         if answered.answer is None:
             return no_verdict("the row has no answer")
         found = boxed_answer(answered.text, self.anywhere)
-        return judged(found == answered.answer, "" if found is not None else "no box")
+        if found is None:
+            return judged(False, "no box")
+        return judged(plain_numerals(found) == plain_numerals(answered.answer.strip()))
 
 
 def boxed_answer(text: str, anywhere: bool = False) -> str | None:
     r"""The content of the braces if the whole text is one `\boxed{...}`, else None.
 
     White space around the box and just inside its braces is allowed, other text is not. The content
-    may have braces in pairs, as in `\boxed{\frac{1}{2}}`.
+    may have braces in pairs, as in `\boxed{\frac{1}{2}}`. Of boxes with nothing
+    between them, the innermost counts.
 
     Args:
-        anywhere: take the last box of any text.
+        anywhere: take the last box of any text that is in no other box.
     """
+    content = _in_last_box(text, anywhere)
+    while content is not None and (inner := _in_last_box(content, False)) is not None:
+        content = inner
+    return content
+
+
+def _in_last_box(text: str, anywhere: bool) -> str | None:
     text = text.strip()
-    boxes = [(a, b) for a, b in sorted(_boxes(text)) if anywhere or (a, b) == (0, len(text))]
+    boxes = [(a, b) for a, b in _boxes(text) if anywhere or (a, b) == (0, len(text))]
     if not boxes:
         return None
-    start, stop = boxes[-1]
+    start, stop = max(boxes, key=lambda box: box[1])  # it ends behind all that it holds
     return text[start + len(_START) : stop - 1].strip()
 
 

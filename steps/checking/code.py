@@ -16,14 +16,15 @@ from typing import ClassVar
 from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
 from steps.shared.checks import require, require_count
 
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"```[ \t]*([^\n`]*)\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Code(Checker):
     """Right if the program in a text passes the tests in the row's answer.
 
-    The program is the last code block of the text, or the whole text if there is none. The tests
+    The program is the last code block of the text that is marked as Python's; without one, the last
+    that is not marked as anything; without any, the whole text. The tests
     are Python statements such as ``assert add(2, 3) == 5``, which run after the program.
 
     The program runs in a separate interpreter: without environment variables, in an empty folder,
@@ -51,9 +52,8 @@ class Code(Checker):
     def check(self, answered: Answered) -> Judgement:
         if answered.answer is None:
             return no_verdict("the row has no tests")
-        blocks = _BLOCK.findall(answered.text)
         told = {
-            "program": blocks[-1] if blocks else answered.text,
+            "program": _program(answered.text),
             "tests": answered.answer,
             "passed": secrets.token_hex(),
             "seconds": self.seconds,
@@ -62,6 +62,15 @@ class Code(Checker):
         }
         with tempfile.TemporaryDirectory() as folder:
             return _run(told, Path(folder), self.seconds)
+
+
+def _program(text: str) -> str:
+    blocks: dict[bool, str] = {}
+    for mark, block in _BLOCK.findall(text):
+        language = mark.strip().lower()
+        if language in ("", "py", "python", "python3"):
+            blocks[bool(language)] = block
+    return blocks.get(True, blocks.get(False, text))
 
 
 def _run(told: dict[str, object], folder: Path, seconds: float) -> Judgement:

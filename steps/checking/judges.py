@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 
@@ -246,6 +247,8 @@ class _Process:
 
 def _serve(connection: Connection, checker: Checker, time_limit: float) -> None:
     os.setsid()
+    _die_first()
+    own = os.getpid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     connection.send(None)
     while True:
@@ -255,7 +258,10 @@ def _serve(connection: Connection, checker: Checker, time_limit: float) -> None:
             return
         for answered in completions:
             _limit_processor_time(time_limit)
-            connection.send(_judged(checker, answered))
+            judgement = _judged(checker, answered)
+            if os.getpid() != own:  # a copy that the checker forked and did not end
+                os._exit(1)
+            connection.send(judgement)
 
 
 def _end_with_parent() -> None:
@@ -263,6 +269,12 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os.killpg(0, signal.SIGKILL)
+
+
+def _die_first() -> None:
+    """Where memory runs out, Linux is to kill this process, and not the one that trains."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit_processor_time(time_limit: float) -> None:
@@ -282,4 +294,7 @@ def _judged(checker: Checker, answered: Answered) -> Judgement:
         return no_verdict(f"{type(error).__name__}: {error}"[:_LONGEST_REASON])
     if not isinstance(judgement, Judgement):
         return no_verdict(f"the checker returned {judgement!r}, no judgement"[:_LONGEST_REASON])
+    reward = judgement.reward
+    if reward is not None and not (isinstance(reward, Real) and math.isfinite(reward)):
+        return no_verdict(f"the checker gave the reward {reward!r}, which is no number")
     return judgement

@@ -4,17 +4,24 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from steps.checking.numerals import plain_numerals
 from steps.checking.verdicts import Answered, Checker, Judgement, judged, no_verdict
 from steps.shared.checks import require
+
+_WHOLE_NUMBER = (
+    r"(?<![\w.,/:*^−–-])(?<!\d\+)(?<!\d\s[-+*/^×÷·−]\s)(?!(?<=\d\s)\d{3}\b)"
+    r"(?P<answer>[-−]?\d+)\.?\s*$"
+)
 
 
 @dataclass(frozen=True)
 class Pattern(Checker):
     """Right if `expression` is found in the text. If it has a group named `answer`, as in
-    ``(?i)the answer is (?P<answer>\\d+)``, the group's last match must equal the row's answer.
+    ``(?i)the answer is (?P<answer>\\d+)``, the group's last match must equal the row's answer, as
+    text; white space around them does not matter, nor the script of digits and minus signs.
 
-    The default takes a whole number at the end of the text. Of `1,234`, `0.5`, `1/2` and `10-5` it
-    takes no part, and none of `−5`, whose sign is not a hyphen.
+    The default takes a whole number at the end of the text, where a full stop may follow. Of
+    `1,234`, `1 234`, `0.5`, `1/2`, `1:2`, `10-5`, `10+5` and `10^5` it takes no part.
 
     On some texts an expression may not finish within the time limit; then there is no verdict.
 
@@ -24,7 +31,7 @@ class Pattern(Checker):
 
     name: ClassVar[str] = "pattern"
 
-    expression: str = r"(?<![\w.,/−–-])(?P<answer>-?\d+)\s*$"
+    expression: str = _WHOLE_NUMBER
 
     def __post_init__(self) -> None:
         try:
@@ -40,4 +47,5 @@ class Pattern(Checker):
             return judged(bool(matches), "" if matches else "not found")
         if answered.answer is None:
             return no_verdict("the row has no answer")
-        return judged(matches[-1]["answer"] == answered.answer)
+        found = plain_numerals((matches[-1]["answer"] or "").strip())
+        return judged(found == plain_numerals(answered.answer.strip()))

@@ -7,6 +7,7 @@ found the completion wrong. Training leaves such completions out and counts them
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from numbers import Number
 from typing import Any, ClassVar
 
 
@@ -27,6 +28,7 @@ class Judgement:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "verdict", Verdict(self.verdict))  # "right" is right too
+        object.__setattr__(self, "reason", "" if self.reason is None else str(self.reason))
 
     @property
     def reward(self) -> float | None:
@@ -39,13 +41,18 @@ class Answered:
     """The input of a checker.
 
     text: the completion, without special tokens.
-    answer: the right answer in the prompt's row; None if the row has none.
+    answer: the right answer in the prompt's row; None if the row has none. A blank one is none,
+        as every empty text would be right.
     prompt: the conversation before the completion; messages with `role` and `content`.
     """
 
     text: str
     answer: str | None = None
     prompt: Sequence[Mapping[str, Any]] = ()
+
+    def __post_init__(self) -> None:
+        if self.answer is not None and not self.answer.strip():
+            object.__setattr__(self, "answer", None)
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,12 @@ class Checker:
 
 
 def judged(is_right: bool, reason: str = "") -> Judgement:
-    """A judgement of right or wrong."""
+    """A judgement of right or wrong.
+
+    Raises ValueError for a text, or a number that is neither 0 nor 1: they would all be right.
+    """
+    if isinstance(is_right, str | Number) and is_right not in (0, 1):
+        raise ValueError(f"a checker judges {is_right!r}, which is neither right nor wrong")
     return Judgement(Verdict.right if is_right else Verdict.wrong, reason)
 
 

@@ -10,6 +10,7 @@ an episode again up to any turn, for example after a kill.
 """
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -38,7 +39,8 @@ class Observation(Judgement):
         that it writes between two turns of the assistant.
     ids: instead of messages, the tokens before the next turn.
 
-    Raises ValueError unless exactly one of the two is given.
+    Raises ValueError unless exactly one of the two is given; TypeError for ids that are no whole
+    numbers, and for messages that are no mappings.
     """
 
     verdict: Verdict = Verdict.none
@@ -48,6 +50,8 @@ class Observation(Judgement):
     def __post_init__(self) -> None:
         if bool(self.messages) == bool(self.ids):
             raise ValueError("an observation has either messages or ids; give one of the two")
+        object.__setattr__(self, "ids", tuple(map(operator.index, self.ids)))
+        object.__setattr__(self, "messages", tuple(map(dict, self.messages)))
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Graded(Judgement):
     grade: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(math.isfinite(self.grade), "grade must be finite", self.grade)
 
     @property

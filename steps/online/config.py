@@ -63,6 +63,11 @@ class RlConfig(UpdateConfig):
             )
         if bound is not None:
             require(0 < bound < math.inf, "max_mismatch must be above 0 or null", bound)
+            if not self.method.weighs_by_policy:
+                raise ValueError(
+                    f"max_mismatch is {bound:g}, but {self.method.name} computes no "
+                    "log-probabilities to compare with the sampler's; leave it out"
+                )
         if self.optimizer.schedule is not Schedule.constant:
             falls = f"the schedule {self.optimizer.schedule} falls over horizon iterations, and "
             require(self.horizon is not None, f"{falls}horizon must be a number", self.horizon)

@@ -32,6 +32,10 @@ class Kept:
             return None
         return rollouts if {rollout.weights for rollout in rollouts} == {weights} else None
 
+    def drop(self, iteration: int) -> None:
+        """Remove an iteration's rollouts, if they exist."""
+        shutil.rmtree(self._of(iteration), ignore_errors=True)
+
     def all(self) -> Iterator[Rollout]:
         """The rollouts of all iterations, in their order."""
         return chain.from_iterable(map(read_rollouts, sorted(self.folder.glob("iteration-*[0-9]"))))
@@ -65,3 +69,6 @@ class Recorded:
     def draw(self, iteration: int) -> Sequence[Rollout]:
         """The rollouts for the 0-based `iteration` of the reading run."""
         return self.iterations[iteration - self._first]
+
+    def forget(self, iteration: int) -> None:
+        """As `Source.forget`: a recording stays what it is."""

@@ -37,6 +37,10 @@ class Source(Protocol):
         """The rollouts of the 0-based `iteration`, with rewards, ordered by row and number."""
         ...
 
+    def forget(self, iteration: int) -> None:
+        """Keep nothing of an iteration that was refused: an engine that is mended draws it anew."""
+        ...
+
 
 Keep = Callable[[int, Sequence[Rollout]], None]
 """Called with an iteration's rollouts, including the trainer's own logps if the method uses them.
@@ -93,8 +97,10 @@ def iterate(
             experience = experience_of(rollouts, learner.config.max_new_tokens)
             experience = _score(learner, experience, place.ranks)
             keep(iteration, with_policy_logps(rollouts, experience))
+            agreement = _agreement(learner.config, source, experience, iteration)
             learnt, known = learn(learner.trainer, learner.config, experience, iteration)
             if known is not experience:
+                agreement = _agreement(learner.config, source, known, iteration)
                 keep(iteration, with_policy_logps(rollouts, known))
             before = log[-1]["num_tokens"] if log else segment.tokens
             tokens = sum(group.num_tokens for group in experience.groups)
@@ -102,7 +108,7 @@ def iterate(
                 {
                     "step": iteration + 1,
                     **describe(rollouts, experience),
-                    **_agreement(learner.config, known, iteration),
+                    **agreement,
                     **learnt,
                     "num_tokens": before + tokens,
                 }
@@ -133,11 +139,14 @@ def _score(learner: Learner, drawn: Experience, ranks: Ranks) -> Experience:
     return drawn.scored_by(policy, reference)
 
 
-def _agreement(config: RlConfig, experience: Experience, iteration: int) -> StepMetrics:
+def _agreement(
+    config: RlConfig, source: Source, experience: Experience, iteration: int
+) -> StepMetrics:
     if experience.policy is None:
         return {}
     found = mismatch(experience.policy, experience.sampler)
     if config.max_mismatch is not None and not found["mismatch/k3"] <= config.max_mismatch:
+        source.forget(iteration)
         raise ValueError(
             f"iteration {iteration + 1}: log-probabilities of trainer and sampler differ by "
             f"{found['mismatch/k3']:.3g} nats a token, and max_mismatch is "

@@ -104,7 +104,7 @@ def _reward(rollout: Rollout) -> float:
 
 
 def _teaches(rollout: Rollout) -> bool:
-    return bool(rollout.rewards) and any(rollout.scored)
+    return rollout.is_rewarded and any(rollout.scored)
 
 
 def _scored(rollout: Rollout) -> Iterator[float]:

@@ -107,6 +107,7 @@ def run_online(
         (state / _REACHED).write_text(json.dumps(reached) + "\n")
         policy.save(weights, place.output / "model")
         write_metrics(place.output / "metrics.jsonl", log)
+    notices = [*notices, *_untaught(log)]
     return _summary(log) | ({"notices": notices} if notices else {})
 
 
@@ -267,6 +268,13 @@ def _reached(state: Path | None) -> tuple[int, int]:
         return 0, 0
     reached = json.loads((state / _REACHED).read_text())
     return int(reached["iterations"]), int(reached["num_tokens"])
+
+
+def _untaught(log: Sequence[StepMetrics]) -> list[str]:
+    """A notice if the policy has learnt nothing."""
+    if any(line["updates"] for line in log):
+        return []
+    return ["no iteration had anything to learn, so the weights have not changed; see the rewards"]
 
 
 def _summary(log: Sequence[StepMetrics]) -> dict[str, Any]:

@@ -87,6 +87,12 @@ class Rollout:
                 )
 
     @property
+    def is_rewarded(self) -> bool:
+        """Whether its rewards can be compared with those of others: if the last checker gave no
+        verdict, rewards of earlier ones are a part of the sum only."""
+        return bool(self.rewards) and self.verdict is not Verdict.none
+
+    @property
     def is_cut(self) -> bool:
         """Whether the completion has no stop token from the policy: it was cut, or it failed."""
         return self.finish is not Finish.stop

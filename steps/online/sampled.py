@@ -7,6 +7,7 @@ sampled again.
 """
 
 import hashlib
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,12 +87,20 @@ class Sampled:
             return of_first(ranks, found)
         if self.engine.weights != weights:
             self.engine.update_weights(tensors, weights)
-        scratch = self.place.scratch / "drawing" / f"{iteration:06d}"
+        scratch = self._scratch(iteration)
         place = replace(self.place, scratch=scratch, on_progress=ignore_progress)
         requests = self.asked.requests(self.config, iteration)
         drawn = record(self.engine, requests, place, self.world)
         drawn = [replace(rollout, iteration=iteration) for rollout in drawn]
         return of_first(ranks, self.judge(drawn) if ranks.is_first else None)
+
+    def forget(self, iteration: int) -> None:
+        """As `Source.forget`."""
+        self.kept.drop(iteration)
+        shutil.rmtree(self._scratch(iteration), ignore_errors=True)
+
+    def _scratch(self, iteration: int) -> Path:
+        return self.place.scratch / "drawing" / f"{iteration:06d}"
 
 
 def current_weights(

@@ -111,10 +111,10 @@ def _comparable(recording: Path) -> tuple[list[list[Rollout]], dict[str, int]]:
     """The comparable completions of each prompt, and counts of all completions."""
     rows = by_row(read_rollouts(recording))
     drawn = [rollout for of_row in rows.values() for rollout in of_row]
-    without = sum(not rollout.rewards for rollout in drawn)
+    without = sum(not rollout.is_rewarded for rollout in drawn)
     if without == len(drawn):
         raise ValueError(f"{recording} has rollouts without rewards; judge them first")
-    left = [[r for r in of_row if r.rewards and not r.is_cut] for of_row in rows.values()]
+    left = [[r for r in of_row if r.is_rewarded and not r.is_cut] for of_row in rows.values()]
     counts = {"prompts": len(rows), "completions": len(drawn), "without_reward": without}
     return left, counts | {"cut": sum(r.is_cut for r in drawn)}
 

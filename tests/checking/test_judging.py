@@ -21,6 +21,7 @@ from steps.checking.judges import JudgeError, Judges
 from steps.checking.math_expression import MathExpression
 from steps.checking.pattern import Pattern
 from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, judged
+from steps.environments.environment import Graded
 
 RIGHT, WRONG, NONE = Verdict.right, Verdict.wrong, Verdict.none
 
@@ -45,10 +46,19 @@ def test_every_checker_of_the_folder_has_a_name() -> None:
         (Boxed(anywhere=True), r"not \boxed{2} but \boxed{\frac{1}{2}}.", "2", WRONG),
         (Boxed(anywhere=True), r"\boxed{42} and \boxed{4", "42", RIGHT),
         (Boxed(), r"\boxed{42}", None, NONE),
+        (Boxed(), r"\boxed{}", " ", NONE),
+        (Boxed(), r"\boxed{\boxed{42}}", "42\n", RIGHT),
+        (Boxed(anywhere=True), r"so \boxed{1 + \boxed{42}}", "42", WRONG),
+        (Boxed(), r"\boxed{−４２}", "-42", RIGHT),
         (Pattern(), "It is 4, or 42", "42", RIGHT),
         (Pattern(), "It is 42, or 4", "42", WRONG),
         (Pattern(), "It is 1,234", "234", WRONG),
         (Pattern(), "It is −5", "5", WRONG),
+        (Pattern(), "It is −5.", " -5", RIGHT),
+        (Pattern(), "It is 0.5.", "5", WRONG),
+        (Pattern(), "It is 10 + 5", "5", WRONG),
+        (Pattern(), "It is 10^5", "5", WRONG),
+        (Pattern(), "It is 1 234", "234", WRONG),
         (Pattern(), "x=-5", "-5", RIGHT),
         (Pattern("(?i)yes"), "Yes, it is", None, RIGHT),
         (Pattern("(?i)yes"), "no", None, WRONG),
@@ -74,6 +84,7 @@ TESTS = "assert add(2, 3) == 5"
     [
         (ADD, RIGHT, ""),
         (ADD.replace("+", "-"), WRONG, "AssertionError"),
+        ("```sh\npip list\n```\n" + ADD + "\nIt says:\n```\n5\n```", RIGHT, ""),
         ("def add(a, b): return 5", RIGHT, ""),
         ("import atexit; atexit.register(print, 'bye')\n" + "def add(a, b): return 5", RIGHT, ""),
         ("import threading; threading.Thread(target=threading.Event().wait).start()\n"
@@ -129,6 +140,17 @@ def test_a_program_reaches_no_network() -> None:
         (r"It is $\frac{1}{2}$.", "0.5", RIGHT),
         (r"\boxed{x^2 + 2x + 1}", "$(x+1)^2$", RIGHT),
         (r"It is $\frac{1}{3}$.", "0.5", WRONG),
+        (r"\boxed{\frac12}", "0.5", RIGHT),
+        (r"\boxed{1}, no: \boxed{2}", "2", RIGHT),
+        ("It is −５", "-5", RIGHT),
+        (r"\boxed{1\,234}", "1234", RIGHT),
+        (r"\boxed{1\,234}", "235", WRONG),
+        (r"\boxed{50\%}", "50%", RIGHT),
+        ("1.5e-3", "0.0015", RIGHT),
+        ("2e-10", "1e-10", WRONG),
+        ("1 1/2", "1.5", RIGHT),
+        ("1 1/2", "11/2", WRONG),
+        ("12:31", "12:30", NONE),
         ("I do not know", "0.5", WRONG),
         ("1", None, NONE),
     ],
@@ -162,24 +184,43 @@ class Scripted(Checker):
                 raise KeyError("no such thing")
             case "nothing":
                 return None  # pyright: ignore[reportReturnType]
+            case "fork":
+                os.fork()
+            case "text":
+                return judged("no")  # pyright: ignore[reportArgumentType]
+            case "endless":
+                return Graded(RIGHT, grade=float("nan"))
+            case "unnormalised":
+                return Unnormalised(RIGHT)
         return judged(answered.text == "right")
+
+
+@dataclass(frozen=True)
+class Unnormalised(Judgement):
+    """A judgement with a reward that is no number."""
+
+    reward: ClassVar[float] = float("nan")  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def test_verdicts_come_in_the_order_of_completions_and_failures_are_no_verdict(
     tmp_path: Path,
 ) -> None:
-    texts = ["right", "die", "wrong", "hang", "right", "raise", "nothing", *["right", "wrong"] * 20]
+    texts = ["right", "die", "wrong", "hang", "right", "raise", "nothing", "fork", "text"]
+    texts += ["endless", "unnormalised", *["right", "wrong"] * 20]
     with Judges(Scripted(str(tmp_path / "hung")), 2, time_limit=30) as judges:
         found = judges.judge([Answered(text) for text in texts])
         assert judges.judge([]) == []
         assert judges.judge([Answered("right")]) == [Judgement(RIGHT)]
-    expected = {"right": RIGHT, "wrong": WRONG}
+    expected = {"right": RIGHT, "wrong": WRONG, "fork": WRONG}
     assert [one.verdict for one in found] == [expected.get(text, NONE) for text in texts]
     reasons = {text: one.reason for text, one in zip(texts, found, strict=True)}
     assert reasons["die"] == "the checker's process ended (exit status 7)"
     assert reasons["hang"] == "no verdict within 30 s"
     assert reasons["raise"] == "KeyError: 'no such thing'"
     assert reasons["nothing"] == "the checker returned None, no judgement"
+    assert reasons["text"] == "ValueError: a checker judges 'no', which is neither right nor wrong"
+    assert reasons["endless"].startswith("ValueError: grade must be finite")
+    assert reasons["unnormalised"] == "the checker gave the reward nan, which is no number"
     assert not is_running(int((tmp_path / "hung").read_text()))
 
 

@@ -6,7 +6,7 @@ from worlds import Counter
 from steps.checking.judges import Judges
 from steps.checking.verdicts import Answered, Judgement, Verdict, judged
 from steps.environments.calculator import Calculator
-from steps.environments.environment import Environment, Observation, Turn, says, turns_of
+from steps.environments.environment import Environment, Graded, Observation, Turn, says, turns_of
 from steps.environments.environments import ENVIRONMENTS
 from steps.environments.playing import Episode, Over, Played, Playing
 
@@ -81,6 +81,12 @@ def test_turns_are_the_stretches_that_were_drawn() -> None:
 def test_an_observation_says_something_in_one_way() -> None:
     with pytest.raises(ValueError, match="either messages or ids"):
         Observation()
+    with pytest.raises(TypeError):
+        Observation(ids=("5",))  # pyright: ignore[reportArgumentType]
+
+
+def test_what_has_no_verdict_has_no_grade() -> None:
+    assert Graded("none", grade=0.3).reward is None  # pyright: ignore[reportArgumentType]
 
 
 # --- in processes ---------------------------------------------------------------------------------

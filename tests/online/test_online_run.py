@@ -10,6 +10,7 @@ import pytest
 from online_bed import ASKED, even_share, rl, run
 from tiny_models import folder_bytes, model_folder
 
+from steps.generation.slots import SlotEngine
 from steps.losses.dpo import Dpo
 from steps.models.workplace import Left, Workplace
 from steps.online.iteration_rollouts import Kept
@@ -102,6 +103,36 @@ def test_one_update_saves_the_scoring_pass_and_changes_no_bit(
     once, twice = (list(Kept(tmp_path / n / "scratch/rollouts").all()) for n in ("once", "twice"))
     assert once == twice
     assert all(rollout.policy_logps for rollout in once)
+
+
+def test_a_refused_update_leaves_nothing_from_which_a_mended_engine_would_go_on(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_weights = SlotEngine.update_weights
+
+    def keeps_its_first(engine: SlotEngine, source: Any, digest: str) -> None:
+        if not engine.weights:
+            replace_weights(engine, source, digest)
+        engine._weights = digest
+
+    config = rl(max_mismatch=1e-6, checkpoint_every_steps=1)
+    monkeypatch.setattr(SlotEngine, "update_weights", keeps_its_first)
+    with pytest.raises(ValueError, match="iteration 2: log-probabilities of trainer and sampler"):
+        run(policy, tmp_path, config, 3)
+    monkeypatch.undo()
+    run(policy, tmp_path, config, 3)
+    run(policy, tmp_path / "undisturbed", config, 3)
+    assert weights(tmp_path) == weights(tmp_path / "undisturbed")
+
+
+def test_a_run_in_which_all_rewards_are_equal_tells_that_it_has_learnt_nothing(
+    policy: Path, tmp_path: Path
+) -> None:
+    def equal(rollouts: Sequence[Rollout]) -> list[Rollout]:
+        return [replace(rollout, rewards={"equal": 1.0}) for rollout in rollouts]
+
+    told = run(policy, tmp_path, rl(), 1, judge=equal)
+    assert "no iteration had anything to learn" in told["notices"][0]
 
 
 def test_later_updates_of_an_iteration_move_away_from_its_start(
@@ -295,6 +326,7 @@ def test_an_iteration_with_nothing_to_learn_changes_no_weight(policy: Path, tmp_
         ({"completions": 1}, "completions must be a whole number of at least 2"),
         ({"optimizer": OptimizerConfig()}, "horizon must be a number"),
         ({"max_mismatch": 0.0}, "max_mismatch must be above 0 or null"),
+        ({"max_mismatch": 1.0, "method": Raft()}, "raft computes no log-probabilities to compare"),
         ({"minibatches": 0}, "minibatches must be a whole number of at least 1"),
     ],
 )

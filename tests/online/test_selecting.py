@@ -8,6 +8,7 @@ import pytest
 from step_output import Folder
 from tiny_models import VOCABULARY, model_folder, word_tokenizer
 
+from steps.checking.verdicts import Verdict
 from steps.data.rows.parquet import read_rows, write_rows
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
@@ -47,6 +48,7 @@ def recording(tmp_path: Path) -> Path:
         drawn("c", 0, (7, 2), 0.0),
         drawn("c", 1, (8, 2), 0.0),
         drawn("d", 0, (7, 2), None),
+        drawn("d", 1, (8, 2), 1.0, verdict=Verdict.none),  # of a second checker: a part of a sum
     ]
     folder = tmp_path / "recording"
     folder.mkdir()
@@ -91,7 +93,7 @@ def test_what_was_cut_or_has_no_reward_is_left_out_and_counted(recording: Path) 
     for write, how in ((write_demonstrations, Best()), (write_pairs, Pairs())):
         metrics = write(recording, how, recording.parent / "out")  # pyright: ignore
         told = {name: metrics[name] for name in ("prompts", "completions", "cut", "without_reward")}
-        assert told == {"prompts": 4, "completions": 11, "cut": 1, "without_reward": 1}
+        assert told == {"prompts": 4, "completions": 12, "cut": 1, "without_reward": 2}
         assert metrics["prompts_used"] == 2
 
 
