@@ -2,8 +2,9 @@
 
 Begin with ``verdicts``, which says what a checker is. ``boxed``, ``exact``, ``pattern``, ``code``,
 ``math_expression`` and ``llm_judge`` are checkers, one file each; ``checkers`` knows them by name.
-``judges`` runs a checker in processes that can be killed, each verdict with a clock of its own, as
-``config`` says; ``kept_verdicts`` are those that were paid for.
+``numerals`` reads digits of any script for them. ``judges`` runs a checker in processes that can be
+killed, each verdict with a clock of its own, as ``config`` says; ``kept_verdicts`` are those that
+were paid for.
 
 Importable without torch, and uses nothing of this project but ``steps.shared``.
 """
