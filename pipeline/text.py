@@ -1,7 +1,7 @@
 """Formats text for display: safe characters, limited length, durations, sizes, near misses."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 LONGEST_LINE = 500
 LONGEST_TEXT = 6000
@@ -73,6 +73,15 @@ def size(amount: float) -> str:
     while units and amount >= 999.5:
         amount, unit = amount / 1000, units.pop()
     return f"{amount:.1f} {unit}" if amount < 9.95 and unit != "B" else f"{amount:.0f} {unit}"
+
+
+def did_you_mean(name: str, known: Collection[str], cutoff: float = 0.6) -> str:
+    """The known name that was probably meant, as the end of an error; empty if none is similar.
+
+    cutoff: how similar it must be, from 0 to 1.
+    """
+    close = difflib.get_close_matches(name, known, 1, cutoff)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def hint(name: str, known: Sequence[str]) -> str:

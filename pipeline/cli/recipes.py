@@ -27,6 +27,7 @@ from yaml.constructor import ConstructorError
 
 from pipeline.configs.shipped import CONF, EXPERIMENTS, read_options, read_recipes
 from pipeline.errors import TemperError
+from pipeline.text import did_you_mean
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*")
 _QUOTE = re.compile(r"(\\*)('|$)")
@@ -227,10 +228,8 @@ def _asked(words: Sequence[str]) -> Asked:
         option, has_value, value = word.partition("=")
         if option not in _OPTIONS:
             others.append(word)
-            if option.startswith("-") and (
-                near := difflib.get_close_matches(option, _OPTIONS, 1, 0.8)
-            ):
-                raise TemperError(f"unknown option {option}; did you mean {near[0]}?")
+            if option.startswith("-") and (similar := did_you_mean(option, _OPTIONS, 0.8)):
+                raise TemperError(f"unknown option {option}{similar}")
             continue
         if not (value if has_value else waiting):
             raise TemperError(f"{option} needs a value")

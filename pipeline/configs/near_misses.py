@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.configs.groups import Choices
 from pipeline.configs.shipped import EXPERIMENTS, read_options, shipped_groups
 from pipeline.errors import TemperError
+from pipeline.text import did_you_mean
 
 MOST_SUGGESTIONS = 4
 _HYDRA_OPTIONS = (
@@ -38,7 +39,8 @@ _PLAINLY: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
     (
         re.compile(r"override ([\w.]+=(.*?)); Invalid value .*, expected one of \[(.*)\]"),
         lambda m: (
-            f"{m[1]} is no value for it; choose from {m[3]}{_closest(m[2], m[3].split(', '))}"
+            f"{m[1]} is no value for it; choose from {m[3]}"
+            f"{did_you_mean(m[2].lower(), m[3].split(', '))}"
         ),
     ),
     (
@@ -249,8 +251,8 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
     lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]
     if option := re.search(r"Could not find '(.+)/(.*)'", lines[0]):
         options = re.findall(r"^\t(\S+)$", str(error), re.MULTILINE)
-        meant = _closest(option[2], options)
-        return f"unknown choice {option[1]}={option[2]}; known: {', '.join(options)}{meant}"
+        similar = did_you_mean(option[2].lower(), options)
+        return f"unknown choice {option[1]}={option[2]}; known: {', '.join(options)}{similar}"
     if chosen := re.search(r"override ([\w.]+)=(\S*); Invalid type assigned", "; ".join(lines)):
         group = chosen[1].replace(".", "/")
         names = known.groups.get(group, ["NAME"])
@@ -292,12 +294,6 @@ def _unreadable(override: str) -> str:
         f"{override} cannot be read as a setting; a value with commas, brackets, quotes "
         "or = goes in quotes, as in 'key=\"a, b\"', and a list is key=[a,b]"
     )
-
-
-def _closest(typed: str, options: Sequence[str]) -> str:
-    """The option that was probably meant, as the end of an error."""
-    close = difflib.get_close_matches(typed.lower(), options, 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def composing_error(error: ValueError, known: Known, arguments: Sequence[str]) -> str:

@@ -7,10 +7,10 @@ over the defaults for its name in ``conf/launcher``; a field that is ``None`` re
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import Any
 
 from pipeline.errors import TemperError
+from pipeline.text import did_you_mean
 
 MOST_PREEMPTIONS = 100
 """How often a step is resumed by default after it has lost its machine."""
@@ -163,9 +163,7 @@ def refuse_unknown(names: Iterable[Any]) -> None:
     """
     known = [entry.name for entry in fields(Resources)]
     if unknown := next((str(name) for name in names if name not in known), None):
-        near = get_close_matches(unknown, known, 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        raise TemperError(f"{unknown} is none of {', '.join(known)}{meant}")
+        raise TemperError(f"{unknown} is none of {', '.join(known)}{did_you_mean(unknown, known)}")
 
 
 NOTHING = Resources()

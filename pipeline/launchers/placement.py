@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pipeline.dag.resources import NOTHING, Resources
 from pipeline.dag.step import Step
 from pipeline.errors import TemperError
+from pipeline.text import did_you_mean
 
 if TYPE_CHECKING:
     from pipeline.wire.launcher import Launcher
@@ -162,8 +162,8 @@ def requests(roots: Iterable[Step], defaults: Mapping[str, Resources]) -> dict[s
 def _refuse_misspelt(defaults: Iterable[str], steps: Collection[str]) -> None:
     """Refuse a default for nearly a step of this experiment; one for a step of others is usual."""
     for name in defaults:
-        if name not in steps and (near := get_close_matches(name, steps, 1, 0.85)):
-            raise TemperError(f"launcher.steps.{name}: no step is {name}; did you mean {near[0]}?")
+        if name not in steps and (similar := did_you_mean(name, steps, 0.85)):
+            raise TemperError(f"launcher.steps.{name}: no step is {name}{similar}")
 
 
 def _over(step: str, asked: Resources, defaults: Resources) -> Resources:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from socket import socket
 
+from pipeline.observed.observation import working_folder
 from pipeline.wire import forking
 from pipeline.wire.forking import is_readable
 from pipeline.wire.launcher import Task
@@ -91,7 +92,7 @@ class WarmParent:
     """
 
     def __init__(self, functions: Sequence[str], environment: Mapping[str, str], lifeline: int):
-        self._environment, self._folder = dict(environment), _folder()
+        self._environment, self._folder = dict(environment), working_folder()
         self._control, theirs = forking.connected()
         wanted = {"functions": list(functions), "without": [], "control": theirs.fileno()}
         with theirs, tempfile.TemporaryFile() as output:
@@ -112,7 +113,7 @@ class WarmParent:
             environment: the worker's environment, without the variables that ``task`` adds.
             log: the descriptor for its output.
         """
-        if environment != self._environment or _folder() != self._folder:
+        if environment != self._environment or working_folder() != self._folder:
             return None
         answers, theirs = forking.connected()
         order = forking.Order(task.function, task.spec_url, task.environment)
@@ -130,10 +131,3 @@ class WarmParent:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-
-
-def _folder() -> str | None:
-    """The working folder; ``None`` if it has been deleted."""
-    with contextlib.suppress(OSError):
-        return os.getcwd()
-    return None
