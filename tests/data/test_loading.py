@@ -556,6 +556,33 @@ def test_several_processes_write_the_bytes_of_one_also_after_a_kill(
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.usefixtures("small_chunks")
+def test_adjacent_ratings_of_one_prompt_become_pairs_also_after_a_kill(tmp_path: Path) -> None:
+    def rated(number: int, score: int) -> dict[str, Any]:
+        rest = dict.fromkeys(("correctness", "coherence", "complexity", "verbosity"), 1)
+        asked = {"prompt": f"Question {number}?", "response": f"Worth {score}."}
+        return asked | rest | {"helpfulness": score}
+
+    records = [rated(n, score) for n in range(25) for score in (1, 4, 2)[: 2 + n % 2]]
+    records += [{"prompt": "Unusable"}, rated(50, 3), rated(51, 2), rated(51, 2), rated(50, 1)]
+    path = write(tmp_path / "rows.jsonl", records)
+    calm, _ = loaded(tmp_path / "calm", path, test_fraction=0.0)
+
+    rows = calm.rows("train")
+    assert [row.prompt[0]["content"] for row in rows] == [f"Question {n}?" for n in range(25)]
+    assert {(row.chosen[0]["content"], row.score_chosen) for row in rows} == {("Worth 4.", 4.0)}
+    assert {row.score_rejected for row in rows} == {1.0}
+    reasons = [entry.reason for entry in calm.ledger() if entry.reason]
+    assert reasons == ["one completion", "one completion", "tie", "one completion"]
+
+    killed = Folder(tmp_path / "killed", tmp_path / "scratch", killed_at=15)
+    with pytest.raises(KeyboardInterrupt):
+        load_preferences.function(killed, data_at(path))
+    again = Folder(tmp_path / "again", tmp_path / "scratch")
+    load_preferences.function(again, data_at(path), None, LoadConfig(workers=2))
+    assert again.files() == calm.files()
+
+
 def test_a_reading_process_that_dies_is_told(tmp_path: Path) -> None:
     source = source_of(write(tmp_path / "rows.jsonl", [pair(n) for n in range(20_000)]))
     ahead = ReadAhead(source, Parser(PreferenceFormat(), None, 0.1, False, False), 1)

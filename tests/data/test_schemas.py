@@ -508,7 +508,7 @@ REFUSED: Mapping[str, tuple[type, dict[str, Any], dict[str, Any], str]] = {
     ),
     "HelpSteer 2": (
         UnpairedRow,
-        {"prompt": "q", "response": "a", "helpfulness": 3, "verbosity": 1},
+        {"prompt": "q", "response": "a", "helpfulness": 3, "coherence": 1},
         {"completion": "response", "label": "helpfulness", "good": "3"},
         "unpaired",
     ),

@@ -15,6 +15,7 @@ from steps.data.formats.one_message import READ_KEYS
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.ranked import PAIRS, RankedFormat
+from steps.data.formats.rated import RatedFormat
 from steps.data.formats.record_fields import are_texts, is_list
 from steps.data.formats.text import TextFormat
 from steps.data.formats.tree import TreeFormat, TreePairsFormat
@@ -26,6 +27,7 @@ from steps.shared.execution_detail import execution_detail
 Format = (
     PreferenceFormat
     | RankedFormat
+    | RatedFormat
     | ImplicitFormat
     | TreePairsFormat
     | HHFormat
@@ -40,6 +42,7 @@ Format = (
 FORMATS: Mapping[str, type[Format]] = {
     "preference": PreferenceFormat,
     "ranked": RankedFormat,
+    "rated": RatedFormat,
     "implicit_prompt": ImplicitFormat,
     "hh_rlhf": HHFormat,
     "tree_pairs": TreePairsFormat,
@@ -398,10 +401,15 @@ def _rated(seen: list[Mapping[str, Any]]) -> str:
         return ""
     flag = all(isinstance(record.get(rating), bool) for record in seen)
     prompt = "" if asked == "prompt" else f"prompt: {asked}, "
-    good = "" if flag else ", good: NUMBER"
-    explained = "" if flag else ", where NUMBER is the lowest rating of a good response"
-    fields = f"{prompt}completion: {answer}, label: {rating}{good}"
-    return f"data.format=unpaired 'data.fields={{{fields}}}'{explained}"
+    if flag:
+        fields = f"{prompt}completion: {answer}, label: {rating}"
+        return f"data.format=unpaired 'data.fields={{{fields}}}'"
+    fields = f"{prompt}completion: {answer}, label: {rating}, good: NUMBER"
+    return (
+        f"data.format=unpaired 'data.fields={{{fields}}}', where NUMBER is the lowest rating of a "
+        "good response; if rows of one prompt are adjacent, they make pairs: data.format=rated "
+        f"'data.fields={{{prompt}completion: {answer}, score: {rating}}}'"
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from steps.data.formats.choice import Format, ignored_keys
 from steps.data.formats.conversations import with_system
 from steps.data.formats.preference import PreferenceFormat
+from steps.data.formats.rated import RatedFormat, of_one_prompt
 from steps.data.images.finding import ImageColumn, Pictures, with_images
 from steps.data.load.overlap import content_key, texts_of
 from steps.data.load.shards import FileShard, Shard, label, open_shard
@@ -79,7 +80,10 @@ class Parser:
         if bare.system is not None:  # it is given after the split, which it must not change
             bare = replace(bare, system=None)  # pyright: ignore[reportCallIssue]
         folder = _folder_of(shard)
-        return ((item[0], self._parsed(item, bare, folder)) for item in open_shard(shard, start))
+        records = open_shard(shard, start)
+        if isinstance(bare, RatedFormat):
+            records = of_one_prompt(records, bare.prompt)
+        return ((item[0], self._parsed(item, bare, folder)) for item in records)
 
     def _parsed(self, item: Item, bare: Format, folder: Path | None) -> Parsed:
         _, record = item

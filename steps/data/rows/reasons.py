@@ -36,6 +36,7 @@ Reason = Literal[
     "dialogue in one string",  # such markers, in a format whose strings are single messages
     "verdict not understood",  # of a column that says which side is better
     "different prompts",
+    "one completion",  # where pairs need several, in rows beside each other
     "identical responses",
     # --- images of a row
     "no image",  # missing, or its file is

@@ -1,0 +1,98 @@
+"""One response with a rating a record: adjacent records of one prompt become pairs.
+
+So HelpSteer 2 is written. :func:`of_one_prompt` joins the records before they are parsed, and
+:mod:`steps.data.formats.ranked` makes the pairs.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from steps.data.formats.ranked import PAIRS, RankedFormat
+from steps.data.formats.record_fields import found
+from steps.data.readers import Item
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import PreferenceRow
+
+_RECORDS = "rows of the prompt"
+_MOST_RECORDS = 1000
+
+
+@dataclass(frozen=True)
+class RatedFormat:
+    """Names of fields: each record has a `prompt`, a `completion` and its `score` (higher is
+    better). Records of one prompt stand one after another; the first has their tools and system
+    prompt."""
+
+    prompt: str = "prompt"
+    completion: str = "response"
+    score: str = "score"
+    tools: str = "tools"
+    template_kwargs: str = "chat_template_kwargs"
+    system_field: str | None = "system"
+    system: str | None = None
+    turns: str = "alternating"
+    pairs: str = PAIRS[0]
+
+    makes: ClassVar[type] = PreferenceRow
+
+    @classmethod
+    def detected(cls, record: Mapping[str, Any]) -> "RatedFormat | None":
+        """The format with HelpSteer 2's fields, if `record` has them all."""
+        names = ("prompt", "response", "helpfulness", "correctness", "coherence")
+        is_one = all(record.get(name) is not None for name in names)
+        return cls(score="helpfulness") if is_one else None
+
+    def parse(self, record: Mapping[str, Any], row: str) -> list[PreferenceRow]:
+        """The pairs of the records that `record` joins, labelled `row#1` and so on.
+
+        Raises:
+            MalformedRow: as for ranked completions, or the records beside it have other prompts.
+        """
+        joined = record.get(_RECORDS, [record])
+        if len(joined) < 2:
+            raise MalformedRow(
+                "one completion",
+                f"the rows beside it have another {self.prompt}; sort the rows by {self.prompt}",
+            )
+        ranked = RankedFormat(
+            prompt=self.prompt,
+            completions=_RECORDS,
+            text=self.completion,
+            score=self.score,
+            tools=self.tools,
+            template_kwargs=self.template_kwargs,
+            system_field=self.system_field,
+            system=self.system,
+            turns=self.turns,
+            pairs=self.pairs,
+        )
+        return ranked.parse(record, row)
+
+
+def of_one_prompt(items: Iterable[Item], prompt: str) -> Iterator[Item]:
+    """Join adjacent records whose field `prompt` is equal, at most 1,000 of them. A joined record
+    has the number of its last one, from which reading goes on."""
+    last = 0
+    joined: list[Mapping[str, Any]] = []
+    for number, record in items:
+        if joined and not _joins(joined, record, prompt):
+            yield last, {**joined[0], _RECORDS: joined}
+            joined = []
+        if isinstance(record, MalformedRow):
+            yield number, record
+        else:
+            last = number
+            joined.append(record)
+    if joined:
+        yield last, {**joined[0], _RECORDS: joined}
+
+
+def _joins(
+    joined: list[Mapping[str, Any]], record: Mapping[str, Any] | MalformedRow, prompt: str
+) -> bool:
+    if isinstance(record, MalformedRow):
+        return False
+    asked = found(record, prompt)
+    same = asked is not None and asked == found(joined[0], prompt)
+    return same and len(joined) < _MOST_RECORDS
