@@ -577,7 +577,7 @@ def test_adjacent_ratings_of_one_prompt_become_pairs_also_after_a_kill(tmp_path:
 
     killed = Folder(tmp_path / "killed", tmp_path / "scratch", killed_at=15)
     with pytest.raises(KeyboardInterrupt):
-        load_preferences.function(killed, data_at(path))
+        load_preferences.function(killed, data_at(path), None, LoadConfig())
     again = Folder(tmp_path / "again", tmp_path / "scratch")
     load_preferences.function(again, data_at(path), None, LoadConfig(workers=2))
     assert again.files() == calm.files()
