@@ -189,7 +189,7 @@ class PreferenceData:
         mixture: several sources by name, each with its weight; ``until`` sets when reading ends.
         test_fraction: the share of prompts that is held out if the data has no test split.
         max_train, max_test: the most pairs of a split; the first ones are kept.
-        format: one of :data:`steps.data.formats.choice.FORMATS`, or ``auto``.
+        format: one of :data:`steps.data.formats.by_name.FORMATS`, or ``auto``.
         fields: the names of fields that differ from the format's: ``{prompt: question}``.
         system: a system prompt for every conversation that has none.
         turns: whether turns out of order are refused (``alternating``), ``merged``, or accepted

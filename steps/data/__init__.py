@@ -1,6 +1,7 @@
 """Preference data: rows in, verified token sequences out.
 
-- ``load``: sources become shards of rows. ``readers`` parse files, ``formats`` interpret records.
+- ``load``: sources become shards of rows. ``readers`` parse files, ``formats`` interpret
+  records, with what ``records`` reads of them.
 - ``rows``: the kinds of rows, their Parquet files, and the ledger with the outcome of each row.
 - ``tokens``: rows become tokens with masks, through a chat template. Begin with
   ``tokens.tokenizing``.

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import SHARED_ROWS
 
+from steps.data.formats.by_name import FORMATS, Format
 from steps.data.formats.chat import ChatFormat, CompletionFormat
 from steps.data.formats.choice import (
-    FORMATS,
-    Format,
     FormatChoice,
     choose_format,
     format_name,

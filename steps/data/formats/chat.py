@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from steps.data.formats.conversations import (
+from steps.data.records.conversations import (
     history,
     in_turn,
     messages,
@@ -15,8 +15,8 @@ from steps.data.formats.conversations import (
     unpacked,
     with_system,
 )
-from steps.data.formats.one_message import listed_calls
-from steps.data.formats.record_fields import (
+from steps.data.records.one_message import listed_calls
+from steps.data.records.record_fields import (
     are_texts,
     found,
     is_list,

@@ -1,58 +1,18 @@
-"""The formats by name, and the detection of the format of records if it is unambiguous."""
+"""The format that a config names, or that records fit if only one does."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from steps.data.formats.chat import ChatFormat, CompletionFormat
-from steps.data.formats.conversations import EXCHANGED_KEYS, INPUTS
-from steps.data.formats.hh_rlhf import HHFormat
-from steps.data.formats.implicit import ImplicitFormat
-from steps.data.formats.one_message import READ_KEYS
-from steps.data.formats.preference import PreferenceFormat
-from steps.data.formats.prompt import PromptFormat
-from steps.data.formats.ranked import PAIRS, RankedFormat
-from steps.data.formats.rated import RatedFormat
-from steps.data.formats.record_fields import are_texts, is_list
-from steps.data.formats.text import TextFormat
-from steps.data.formats.tree import TreeFormat, TreePairsFormat
-from steps.data.formats.unpaired import UnpairedFormat
-from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
+from steps.data.formats.by_name import FORMATS, Format
+from steps.data.formats.ranked import PAIRS
+from steps.data.formats.undecided import undecided
+from steps.data.records.conversations import EXCHANGED_KEYS, INPUTS
+from steps.data.records.one_message import READ_KEYS
+from steps.data.records.record_fields import is_list
 from steps.data.rows.turn_order import TURNS
-from steps.shared.execution_detail import execution_detail
-
-Format = (
-    PreferenceFormat
-    | RankedFormat
-    | RatedFormat
-    | ImplicitFormat
-    | TreePairsFormat
-    | HHFormat
-    | ChatFormat
-    | CompletionFormat
-    | TreeFormat
-    | PromptFormat
-    | UnpairedFormat
-    | TextFormat
-)
-
-FORMATS: Mapping[str, type[Format]] = {
-    "preference": PreferenceFormat,
-    "ranked": RankedFormat,
-    "rated": RatedFormat,
-    "implicit_prompt": ImplicitFormat,
-    "hh_rlhf": HHFormat,
-    "tree_pairs": TreePairsFormat,
-    "chat": ChatFormat,
-    "completion": CompletionFormat,
-    "tree": TreeFormat,
-    "prompt": PromptFormat,
-    "unpaired": UnpairedFormat,
-    "text": TextFormat,
-}
 
 AUTO = "auto"
 
@@ -154,7 +114,7 @@ def choose_format(
         if (detected := kind.detected(record)) is not None
     }
     if len(found) != 1:
-        raise ValueError(_undecided(where, [name for name, _ in found], seen, list(wanted)))
+        raise ValueError(undecided(where, [name for name, _ in found], seen, list(wanted)))
     ((name, detected),) = found
     names = {f.name: getattr(detected, f.name) for f in fields(detected) if f.name not in _SETTINGS}
     return named_format(name, names, choice)
@@ -217,212 +177,6 @@ def format_name(chosen: Format) -> str:
         if field.name not in _SETTINGS and getattr(chosen, field.name) != field.default
     ]
     return f"{name} ({', '.join(changed)})" if changed else name
-
-
-@execution_detail
-def _undecided(
-    where: str, found: list[str], seen: list[Mapping[str, Any]], wanted: list[str]
-) -> str:
-    names = sorted({str(key) for record in seen for key in record})[:30]
-    what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
-    suggested = _suggested(wanted, names)
-    pairs = "preference" in wanted
-    if not found and seen and all(map(_judges_steps, seen)):
-        return f"{where}: {_STEPS_JUDGED}"
-    hint = _hint(names, seen) if pairs else _tree_hint(names)
-    if hint:
-        return (
-            f"{where}: cannot tell the format of its rows (their fields: {', '.join(names)}){hint}"
-        )
-    if (pairs or "unpaired" in wanted) and not found and (rated := _rated(seen)):
-        what = "each of its rows holds one response with a verdict"
-        how = "read them with load_unpaired (temper run kto) and " if pairs else "name them: "
-        return f"{where}: {what}; {how}{rated}"
-    if not found and _UNCLEAR in suggested and (others := _made_by(seen)):
-        return f"{where}: no format fits its rows as they are read here, but they are {others}"
-    return (
-        f"{where}: cannot tell the format of its rows ({what}; their fields: "
-        f"{', '.join(names) or 'none'}); name it, and the fields whose names differ from its own: "
-        f"{suggested} (formats: {', '.join(wanted)})"
-    )
-
-
-_STEPS_JUDGED = (
-    "each of its rows has labels for the steps of one answer, for a process reward model, which "
-    "Temper does not train; join the steps to one text, give it one label (true if all are right), "
-    "and read them with load_unpaired (temper run kto)"
-)
-
-
-def _judges_steps(record: Mapping[str, Any]) -> bool:
-    """Whether a record has labels for the steps of an answer (PRM800K, Math-Shepherd, …)."""
-    label = record.get("label", record.get("labels"))
-    steps = record.get("steps", record.get("completions"))
-    if isinstance(label, Mapping):
-        return "steps" in label
-    if not is_list(steps):  # a mark ends each step in Math-Shepherd
-        return isinstance(label, str) and "ки" in str(record.get("input"))
-    rated = (isinstance(step, Mapping) and {"label", "rating"} & step.keys() for step in steps)
-    return is_list(label) or ("steps" in record and (label is not None or all(rated)))
-
-
-_READERS: Mapping[type, str] = {
-    PreferenceRow: "preference pairs: read them with load_preferences (temper run dpo)",
-    UnpairedRow: "single responses with labels: read them with load_unpaired (temper run kto)",
-    ConversationRow: "conversations: read them with load_conversations (temper run sft)",
-    PromptRow: "prompts: read them with load_prompts (temper run grpo)",
-}
-"""The kinds of rows, those with the most columns first, with the step that makes each."""
-
-
-def _made_by(seen: list[Mapping[str, Any]]) -> str:
-    """What the records are if one kind of row fits all of them; empty if none does."""
-    for makes, reader in _READERS.items():
-        kinds = [kind for kind in FORMATS.values() if kind.makes is makes]
-        if makes is PromptRow and not all("prompt" in record for record in seen):
-            continue
-        if all(any(kind.detected(record) is not None for kind in kinds) for record in seen):
-            return reader
-    return ""
-
-
-_MEANT: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "question", "query", "instruction", "problem", "input", "request", "user"),
-    "chosen": ("chosen", "good", "better", "preferred", "accepted", "winner", "positive", "best"),
-    "rejected": ("rejected", "bad", "worse", "dispreferred", "loser", "negative", "worst"),
-    "completions": ("completions", "responses", "answers", "candidates", "generations"),
-    "messages": ("messages", "conversation", "conversations", "dialogue", "turns", "chat"),
-    "completion": (
-        "completion", "response", "answer", "output", "reply", "generation", "attempt", "targets",
-    ),
-    "answer": ("answer", "solution", "gold", "target", "expected", "result"),
-    "label": (
-        "label", "good", "liked", "is_good", "thumbs_up", "desirable", "safe", "rating", "score",
-        "helpfulness", "quality",
-    ),
-    "text": ("text", "content", "document", "body", "passage"),
-}  # fmt: skip
-"""Fields of formats, with names that data sets often use for them."""
-
-
-def _spelled(name: str, names: list[str]) -> str:
-    """The settings to type for columns with these names; NAME stands for an unclear column."""
-    renamed: dict[str, str] = {}
-    left = [name for name in names if re.fullmatch(r"[\w.-]+", name)]
-    for asked in fields(FORMATS[name]):
-        if (field := str(asked.default)) not in _MEANT:
-            continue
-        column = _column(field, left)
-        left = [n for n in left if n != column]
-        if column != field:
-            renamed[asked.name] = column
-    thoughts = [n for n in left if re.search("think|trajector|reasoning", n.lower())]
-    if name == "completion" and len(thoughts) == 1:
-        renamed["reasoning"] = thoughts[0]
-    listed = ", ".join(f"{name}: {column}" for name, column in renamed.items())
-    return f"data.format={name}" + (f" 'data.fields={{{listed}}}'" if renamed else "")
-
-
-def _suggested(wanted: list[str], names: list[str]) -> str:
-    """The settings of the first format whose columns are all clear, or else of the first."""
-    spelled = [_spelled(name, names) for name in wanted if name in _SUGGESTED]
-    return next((one for one in spelled if _UNCLEAR not in one), spelled[0])
-
-
-_UNCLEAR = ": NAME"
-_SUGGESTED = ("preference", "ranked", "chat", "completion", "prompt", "unpaired", "text")
-
-
-def _hint(names: list[str], seen: list[Mapping[str, Any]]) -> str:
-    """A hint about columns of pairs that are not detected automatically."""
-    if len(names) == 1 and (between := re.search("[;|\t]", names[0])):
-        return (
-            f"; its columns are parted by {between[0]!r}: write it with commas, or as .tsv by tabs"
-        )
-    if len(sides := [(a, b) for a in names for b in names if _are_sides(a, b)]) == 1:
-        return (
-            "; where another column says which of the two is better: data.format=preference "
-            f"'data.fields={{{_judged(names, *sides[0])}}}'"
-        )
-    if "full_chosen" in names:
-        return "; chosen and rejected are single steps here, full_chosen and full_rejected answers"
-    if "initial_reason_steps" in names:
-        return "; chosen and rejected are single steps here, after initial_reason_steps"
-    listed = {n: [record.get(n) for record in seen] for n in names}
-    twos = [n for n in names if seen and all(are_texts(v) and len(v) == 2 for v in listed[n])]
-    lists = [n for n in names if any(map(is_list, listed[n]))]
-    if len(twos) == 1 and lists == twos:
-        asked = _column("prompt", [name for name in names if name != twos[0]])
-        return (
-            f"; if the first of the two texts in {twos[0]} is the better: data.format=preference "
-            f"'data.fields={{prompt: {asked}, chosen: {twos[0]}.0, rejected: {twos[0]}.1}}'"
-        )
-    return _tree_hint(names)
-
-
-def _tree_hint(names: list[str]) -> str:
-    if {"message_id", "parent_id"} <= set(names):
-        return (
-            "; each row is one message of a tree, which is in several rows; read a file with one "
-            "tree a row (in OASST: *.trees.jsonl.gz)"
-        )
-    return ""
-
-
-_VERDICT = re.compile("better|winner|prefer|choice|label|verdict|safer|best")
-
-
-def _judged(names: list[str], first: str, second: str) -> str:
-    """The fields of two responses of which another column says which is better."""
-    left = [name for name in names if name not in (first, second)]
-    verdicts = [name for name in left if _VERDICT.search(name.lower())]
-    better = verdicts[0] if len(verdicts) == 1 else "COLUMN"
-    asked = _column("prompt", left)
-    prompt = "" if asked == "prompt" else f"prompt: {asked}, "
-    return f"{prompt}chosen: {first}, rejected: {second}, better: {better}"
-
-
-def _column(field: str, names: list[str]) -> str:
-    """The column that a field is probably called; NAME if that is unclear."""
-    words = _MEANT[field]
-    whole = [n for word in words for n in names if n.lower() == word]
-    partly = [n for word in words for n in names if word in re.split("[^a-z]+", n.lower())]
-    return next(iter(whole + partly), "NAME")
-
-
-def _rated(seen: list[Mapping[str, Any]]) -> str:
-    """The settings for single responses with a rating, if the records are that."""
-    names = sorted({str(key) for record in seen for key in record})
-    numbers = [n for n in names if all(_is_number(record.get(n)) for record in seen)]
-    texts = [n for n in names if n not in numbers]
-    rating, answer = _column("label", numbers), _column("completion", texts)
-    asked = _column("prompt", [name for name in texts if name != answer])
-    if "NAME" in (rating, answer, asked) or not seen:
-        return ""
-    flag = all(isinstance(record.get(rating), bool) for record in seen)
-    prompt = "" if asked == "prompt" else f"prompt: {asked}, "
-    if flag:
-        fields = f"{prompt}completion: {answer}, label: {rating}"
-        return f"data.format=unpaired 'data.fields={{{fields}}}'"
-    fields = f"{prompt}completion: {answer}, label: {rating}, good: NUMBER"
-    return (
-        f"data.format=unpaired 'data.fields={{{fields}}}', where NUMBER is the lowest rating of a "
-        "good response; if rows of one prompt are adjacent, they make pairs: data.format=rated "
-        f"'data.fields={{{prompt}completion: {answer}, score: {rating}}}'"
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
-
-
-def _are_sides(one: str, other: str) -> bool:
-    """Whether two columns differ only in that one is the first and the other the second."""
-    for first, second in (("a", "b"), ("A", "B"), ("1", "2"), ("0", "1"), ("left", "right")):
-        stem = one.removesuffix(first)
-        if stem != one and other == stem + second and not stem.startswith(("model", "score")):
-            return True
-    return False
 
 
 def _plural(kind: type) -> str:

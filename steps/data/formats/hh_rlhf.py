@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from steps.data.formats.conversations import is_dialogue
 from steps.data.formats.preference import paired
-from steps.data.formats.record_fields import template_kwargs, text, tools
+from steps.data.records.conversations import is_dialogue
+from steps.data.records.record_fields import template_kwargs, text, tools
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, Messages, PreferenceRow
 

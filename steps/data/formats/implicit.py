@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any, ClassVar
 
 from steps.data.formats.preference import paired
-from steps.data.formats.record_fields import found, text
+from steps.data.records.record_fields import found, text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, PreferenceRow
 

@@ -8,8 +8,8 @@ of one data set. Columns with a single step of an answer are never used as answe
 from collections.abc import Mapping
 from typing import Any
 
-from steps.data.formats.conversations import is_dialogue, unpacked
-from steps.data.formats.one_message import is_bare
+from steps.data.records.conversations import is_dialogue, unpacked
+from steps.data.records.one_message import is_bare
 
 Layout = dict[str, str]
 

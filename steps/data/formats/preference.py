@@ -35,9 +35,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from steps.data.formats.conversations import question, read_system, response_messages, with_system
 from steps.data.formats.layouts import pair_layout
-from steps.data.formats.record_fields import (
+from steps.data.records.conversations import question, read_system, response_messages, with_system
+from steps.data.records.record_fields import (
     found,
     score,
     show,

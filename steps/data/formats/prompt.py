@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from steps.data.formats.conversations import prompt_messages, read_system, unpacked, with_system
-from steps.data.formats.record_fields import found, is_list, template_kwargs, text, tools
+from steps.data.records.conversations import prompt_messages, read_system, unpacked, with_system
+from steps.data.records.record_fields import found, is_list, template_kwargs, text, tools
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.turn_order import check_prompt, merged
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, ClassVar
 
-from steps.data.formats.conversations import (
+from steps.data.formats.layouts import ranked_layout
+from steps.data.formats.preference import paired
+from steps.data.records.conversations import (
     prompt_messages,
     read_system,
     response_messages,
     with_system,
 )
-from steps.data.formats.layouts import ranked_layout
-from steps.data.formats.preference import paired
-from steps.data.formats.record_fields import (
+from steps.data.records.record_fields import (
     found,
     is_list,
     score,

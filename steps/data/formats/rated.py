@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.data.formats.ranked import PAIRS, RankedFormat
-from steps.data.formats.record_fields import found
 from steps.data.readers import Item
+from steps.data.records.record_fields import found
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow
 

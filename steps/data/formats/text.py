@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from steps.data.formats.record_fields import text
+from steps.data.records.record_fields import text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import TextRow
 

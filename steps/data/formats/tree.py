@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from steps.data.formats.conversations import messages, with_system
 from steps.data.formats.preference import paired
 from steps.data.formats.ranked import PAIRS, pairs_of
-from steps.data.formats.record_fields import MOST_NESTED, found, is_list, score
+from steps.data.records.conversations import messages, with_system
+from steps.data.records.record_fields import MOST_NESTED, found, is_list, score
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow
 from steps.data.rows.turn_order import ordered

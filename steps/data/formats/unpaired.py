@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.data.formats.chat import asked_in
-from steps.data.formats.conversations import (
+from steps.data.records.conversations import (
     question,
     read_system,
     response_messages,
     unpacked,
     with_system,
 )
-from steps.data.formats.record_fields import (
+from steps.data.records.record_fields import (
     found,
     is_list,
     score,

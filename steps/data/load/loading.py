@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from steps.data.formats.choice import Format, FormatChoice, choose_format
+from steps.data.formats.by_name import Format
+from steps.data.formats.choice import FormatChoice, choose_format
 from steps.data.images.finding import ImageColumn, Pictures
 from steps.data.images.image_table import IMAGES, write_images
 from steps.data.images.pictures import Picture

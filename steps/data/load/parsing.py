@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from steps.data.formats.choice import Format, ignored_keys
-from steps.data.formats.conversations import with_system
+from steps.data.formats.by_name import Format
+from steps.data.formats.choice import ignored_keys
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.rated import RatedFormat, of_one_prompt
 from steps.data.images.finding import ImageColumn, Pictures, with_images
@@ -17,6 +17,7 @@ from steps.data.load.overlap import content_key, texts_of
 from steps.data.load.shards import FileShard, Shard, label, open_shard
 from steps.data.load.splits import in_test_split, prompt_key, prompt_of
 from steps.data.readers import Item
+from steps.data.records.conversations import with_system
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, Row, TextRow
 

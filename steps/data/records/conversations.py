@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steps.data.formats.one_message import content_text, is_message, no_speakers, read_message
-from steps.data.formats.record_fields import are_texts, found, is_list, parsed_json, show, text
+from steps.data.records.one_message import content_text, is_message, no_speakers, read_message
+from steps.data.records.record_fields import are_texts, found, is_list, parsed_json, show, text
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Message, Messages
 

@@ -7,7 +7,7 @@ A message is an object with `role` and `content`, or with ShareGPT's `from` and 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steps.data.formats.record_fields import is_list, parsed_json, plain, show, text
+from steps.data.records.record_fields import is_list, parsed_json, plain, show, text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import EXTRA_KEYS, ROLES, Message
 
