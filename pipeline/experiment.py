@@ -217,10 +217,11 @@ def _schema_of(build: Callable[[Any], Any]) -> type:
 
 
 def _composed(arguments: list[str], folder: Path | None, name: str) -> DictConfig | None:
-    """The config of a single job; ``None`` if the arguments need ``hydra.main``, or are wrong so
-    that it must report the error.
+    """The config of a single job; ``None`` if the arguments need ``hydra.main``: for a sweep, or to
+    report that they look like one.
 
-    ``hydra.main`` composes everything twice, the first time to detect a sweep.
+    ``hydra.main`` composes everything twice, the first time to detect a sweep. What is wrong with
+    the arguments otherwise is raised here as Hydra raises it.
     """
     overrides = [argument for argument in arguments if argument not in _HYDRA_QUIET]
     if not all(_is_override(o) and "hydra" not in o.partition("=")[0] for o in overrides):
@@ -230,8 +231,10 @@ def _composed(arguments: list[str], folder: Path | None, name: str) -> DictConfi
             cfg = compose(name, overrides, return_hydra_config=True)
         if cfg.hydra.mode == RunMode.MULTIRUN or cfg.hydra.callbacks or cfg.hydra.job.env_set:
             return None
-    except Exception:  # of many kinds; hydra.main raises it again, and `main` reports it
-        return None
+    except Exception:  # of many kinds
+        if any("," in override or "(" in override for override in overrides):
+            return None
+        raise
     with read_write(cfg), open_dict(cfg):
         cfg.hydra.runtime.output_dir = os.getcwd()
         HydraConfig.instance().set_config(cfg)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_workers import fork_workers
 from mistaken_steps import (
     Backend,
     Training,
@@ -30,6 +29,7 @@ from mistaken_steps import (
 from places import MODEL_FILES
 from rich.console import Console
 from typer.testing import CliRunner
+from workers_here import instead_of_processes
 
 from pipeline import File, HubModel, Step, Store, TemperError, adopt, look_again, run
 from pipeline.cli import app
@@ -383,7 +383,7 @@ def failures(folder: Path) -> Iterator[dict[str, str]]:
     """What is shown of each step of a run in which every step fails, by the name of its result."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        fork_workers(patch)
+        instead_of_processes(patch)
         look_again()
         wrong = FormatChoice("preference", {"prompt": "questio", "chosen": "good"})
         roots = {name: mistaken(name) for name in (*BUGS, *MESSAGES)}
@@ -394,7 +394,7 @@ def failures(folder: Path) -> Iterator[dict[str, str]]:
         roots["missing"] = use(one_part(File("notes.md"))["test"])
         console = Console(file=io.StringIO(), width=2000)
         with pytest.raises(RunFailed) as failed:
-            run(roots, "failed-store", jobs=2, console=console, verbosity=-1)
+            run(roots, "failed-store", console=console, verbosity=-1)
         assert failed.value.__cause__ is None
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         told = [part.strip() for part in shown.split("✗ ")[1:]]

@@ -1,5 +1,4 @@
-"""What a plan and a cached rerun cost, counted and not timed: bytecode instructions, imports,
-processes."""
+"""What a plan and a cached rerun cost, counted and not timed: lines, imports, processes."""
 
 import io
 import json
@@ -69,14 +68,13 @@ Shape = Callable[[int], dict[str, Step]]
 SHAPES = (grid, chain, fan_in, settings_of_their_own)
 
 
-def instructions(action: Callable[[], Any]) -> int:
-    """How many bytecode instructions an action executes."""
+def lines(action: Callable[[], Any]) -> int:
+    """How many lines an action executes; each turn of a loop counts, also of one within a line."""
     count = 0
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
+    def trace(_frame: FrameType, event: str, _: Any) -> Any:
         nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
+        count += event == "line"
         return trace
 
     before = sys.gettrace()
@@ -118,7 +116,7 @@ def make_all(roots: dict[str, Step], store: Store) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_building_a_dag_costs_the_same_for_each_step(shape: Shape) -> None:
-    require_linear(lambda steps: instructions(lambda: shape(steps)))
+    require_linear(lambda steps: lines(lambda: shape(steps)))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -129,7 +127,7 @@ def test_a_cached_rerun_costs_the_same_for_each_step(shape: Shape, tmp_path: Pat
             roots = {"end": finish([*roots.values()])}
         make_all(roots, store)
         console = Console(file=io.StringIO(), width=160)
-        return instructions(lambda: run(roots, store, console=console, verbosity=-1))
+        return lines(lambda: run(roots, store, console=console, verbosity=-1))
 
     require_linear(cost)
 
@@ -138,7 +136,7 @@ def test_a_cached_rerun_costs_the_same_for_each_step(shape: Shape, tmp_path: Pat
 def test_naming_what_tells_steps_apart_costs_the_same_for_each(shape: Shape) -> None:
     def cost(steps: int) -> int:
         nodes = variants.of_steps(topological(shape(steps).values()))
-        return instructions(lambda: variants.names(nodes))
+        return lines(lambda: variants.names(nodes))
 
     require_linear(cost)
 
@@ -151,7 +149,7 @@ def test_looking_up_a_result_afresh_costs_the_same_for_each_step_above(
         roots, store = shape(steps), Store(str(tmp_path / f"{steps}"))
         make_all(roots, store)
         resolver = Resolver(Catalog(store))
-        return instructions(lambda: resolver.artifacts(roots.values()))
+        return lines(lambda: resolver.artifacts(roots.values()))
 
     require_linear(cost)
 
@@ -159,7 +157,7 @@ def test_looking_up_a_result_afresh_costs_the_same_for_each_step_above(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_planning_what_is_to_run_costs_the_same_for_each_step(shape: Shape, tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    require_linear(lambda steps: instructions(lambda: make_plan(shape(steps), store).labels))
+    require_linear(lambda steps: lines(lambda: make_plan(shape(steps), store).labels))
 
 
 def test_a_chain_is_named_by_where_it_began_and_steps_alike_by_number() -> None:
