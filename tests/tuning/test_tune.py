@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("workers_here")
 
 GRID = {"fit.rate": [0.1, 0.3], "fit.beta": [1.0, 2.0]}
 WIDE = {"fit.rate": [0.1, 0.2, 0.3, 0.4], "fit.beta": [1.0, 2.0, 3.0]}
+BEST = {"fit.rate": 0.3, "fit.beta": 2.0}
 HALVED: dict[str, Any] = {"stop_on": "fit.eval_loss", "rungs": [2, 4]}
 
 
@@ -46,26 +47,24 @@ def outcome(tuned: Tuned) -> list[Any]:
     return [(t.number, t.settings, t.state, t.held_out, t.value) for t in tuned.trials]
 
 
-@pytest.mark.slow
 def test_the_best_of_a_grid_is_found_and_what_trials_share_is_made_once(
     store: Store, journal: str, console: Console
 ) -> None:
-    found = tuned(store, journal, console, space=WIDE)
-    assert found.best.settings == {"fit.rate": 0.3, "fit.beta": 2.0}
+    found = tuned(store, journal, console)
+    assert found.best.settings == BEST
     assert found.best.value == pytest.approx(-1 / 8)
-    assert [trial.state for trial in found.trials] == ["done"] * 12
+    assert [trial.state for trial in found.trials] == ["done"] * 4
     assert Path(journal).read_text().count("corpus") == 1
     assert set(steps_done(journal).values()) == {8}
 
 
 @pytest.mark.slow
 def test_trials_that_are_not_among_the_best_are_stopped_and_the_best_is_found_all_the_same(
-    store: Store, journal: str, console: Console, tmp_path: Path
+    store: Store, journal: str, console: Console
 ) -> None:
     found = tuned(store, journal, console, space=WIDE, **HALVED)
-    exhaustive = tuned(Store(str(tmp_path / "other")), f"{journal}-other", console, space=WIDE)
-    assert found.best.settings == exhaustive.best.settings
-    assert found.best.value == exhaustive.best.value
+    assert found.best.settings == BEST
+    assert found.best.value == pytest.approx(-1 / 8)
     states = Counter(trial.state for trial in found.trials)
     assert states == {"stopped": 9, "done": 3}
     # a step leaves after the update in which it learns that it is to pause
@@ -194,11 +193,14 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("moment", "workers"),
     [
-        ("0.1 2 1", "here"), ("0.3 1 2", "here"), ("0.3 2 3", "processes"), ("0.1 2 4", "here"),
+        pytest.param("0.1 2 1", "here", marks=pytest.mark.attack),
+        ("0.3 1 2", "here"),
+        ("0.3 2 3", "processes"),
+        pytest.param("0.1 2 4", "here", marks=pytest.mark.attack),
         ("0.3 2 7", "here"),
     ],
     ids=["before a rung", "at a rung", "as it leaves", "at the second rung", "near its end"],
-)  # fmt: skip
+)
 def test_a_killed_study_goes_on_and_no_update_is_made_twice(
     tmp_path: Path, store: Store, journal: str, console: Console, moment: str, workers: str
 ) -> None:
