@@ -386,6 +386,9 @@ def test_a_holder_on_another_machine_counts_as_alive(lab: Lab) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "store_url", ["gcs", pytest.param("s3", marks=pytest.mark.attack)], indirect=True
+)
 def test_collecting_works_on_every_kind_of_store(
     store_url: str, tmp_path: Path, console: Console
 ) -> None:

@@ -164,7 +164,7 @@ def test_after_ctrl_c_steps_that_run_together_have_time_to_save_what_they_have(
 # --- several ranks -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.attack  # as training over two ranks does
 def test_ranks_work_together_and_make_one_artifact(
     store: Store, journal: str, console: Console
 ) -> None:
@@ -179,7 +179,10 @@ def test_ranks_work_together_and_make_one_artifact(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fail", "message"),
-    [("raise 1", "rank 1: this rank has no data"), ("kill 1", "rank 1 was killed")],
+    [
+        ("raise 1", "rank 1: this rank has no data"),
+        pytest.param("kill 1", "rank 1 was killed", marks=pytest.mark.attack),  # as in training
+    ],
 )
 def test_when_a_rank_ends_badly_the_step_fails_and_no_rank_is_left(
     store: Store, journal: str, console: Console, fail: str, message: str

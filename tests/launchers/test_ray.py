@@ -94,6 +94,7 @@ def test_a_step_that_asks_for_a_tpu_slice_goes_to_its_first_host(
         run([where(journal, 1).on(gpus=1)], store, console=console, launcher=launcher)
 
 
+@pytest.mark.attack  # the ranks below, on hosts that Ray has to find
 def test_all_hosts_of_a_tpu_slice_begin_together_and_go_on_with_another_when_one_is_taken_away(
     store: Store,
     launcher: LauncherConfig,

@@ -488,7 +488,7 @@ def test_a_driver_that_wakes_after_it_was_replaced_commits_nothing(
     assert lab.ran.count("slow_count") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.attack
 @pytest.mark.parametrize("store_url", ["local"], indirect=True)  # in a bucket: the test below
 def test_two_drivers_started_together_run_each_step_once(place: Lab) -> None:
     drivers = [Process.start("run", place.url, place.journal) for _ in range(2)]
@@ -499,7 +499,9 @@ def test_two_drivers_started_together_run_each_step_once(place: Lab) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store_url", ["local", "gcs"], indirect=True)
+@pytest.mark.parametrize(
+    "store_url", ["local", pytest.param("gcs", marks=pytest.mark.attack)], indirect=True
+)
 def test_after_a_kill_the_other_driver_finishes_and_nothing_left_over_blocks_a_third(
     place: Lab, console: Console
 ) -> None:

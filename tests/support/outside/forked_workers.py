@@ -31,6 +31,8 @@ from pipeline.wire.launcher import Task
 from pipeline.wire.lifeline import ENVIRONMENT
 
 WORKER = "pipeline.worker.attempt"
+FRESH = local._Fresh
+"""What starts a worker in an interpreter of its own."""
 
 
 @cache
