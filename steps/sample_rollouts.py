@@ -33,14 +33,16 @@ def sample_rollouts(
         engine: who draws: this process, or engines elsewhere.
         environment: replies to the policy's turns: completions are episodes then, and those that it
             judges for itself have a verdict.
-        judging: how long a reply may take, and in how many processes.
+        judging: how long a reply may take, in how many processes, and how many episodes may fail.
     """
     from steps.environments.playing import replying
+    from steps.online.judging import require_verdicts
     from steps.online.recording import draw_rollouts, write_recording
 
     with at_work(out) as place, replying(environment, judging) as replies:
         drawn = draw_rollouts(prompts.path, model.path, config, dtype, place, engine, replies)
         if not place.ranks.is_first:
             return {}
+        require_verdicts(drawn.rollouts, judging.most_without)
         write_recording(out.path, drawn, model.path)
         return drawn.metrics()

@@ -27,7 +27,7 @@ from types import TracebackType
 
 from steps.checking.kept_verdicts import KeptVerdicts, content_of
 from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
-from steps.shared.checks import require
+from steps.shared.checks import require, require_method
 
 _SPAWN = multiprocessing.get_context("spawn")
 _FAILED_STARTS = 3
@@ -48,6 +48,8 @@ class Judges:
         scratch: where verdicts of a costly checker are kept.
         most_without: a costly checker is asked no further once a larger share of completions is
             sure to have no verdict.
+
+    Raises ValueError for a checker without a method `check`, which would judge nothing.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Judges:
         scratch: Path | None = None,
         most_without: float = 1.0,
     ) -> None:
+        require_method(checker, Checker, "check")
         require(processes >= 0, "processes must be at least 0", processes)
         require(0 < time_limit < math.inf, "time_limit must be above 0", time_limit)
         self._checker = checker

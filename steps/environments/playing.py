@@ -16,6 +16,7 @@ from steps.checking.config import JudgeConfig
 from steps.checking.judges import Judges
 from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
 from steps.environments.environment import Environment, Observation, Turn
+from steps.shared.checks import require_method
 
 Played = tuple[tuple[Turn, Observation], ...]
 """Earlier turns, each with its reply."""
@@ -24,10 +25,14 @@ _STATES_REMEMBERED = 1024
 
 @contextmanager
 def replying(environment: Environment | None, config: JudgeConfig) -> Iterator[Judges | None]:
-    """Processes that reply to turns; None without an environment."""
+    """Processes that reply to turns; None without an environment.
+
+    Raises ValueError for an environment without a method `step`, of which every episode would fail.
+    """
     if environment is None:
         yield None
         return
+    require_method(environment, Environment, "step")
     playing = Playing(environment.name, environment)
     with Judges(playing, config.processes, config.time_limit) as judges:
         yield judges

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from steps.online.methods.method import Method
 from steps.online.methods.policy_gradient import PolicyGradient
 from steps.shared.checks import require, require_count
-from steps.shared.execution_detail import detail_field
+from steps.shared.execution_detail import added_field, detail_field
 from steps.training.config import OptimizerConfig, Schedule, UpdateConfig
 
 
@@ -27,6 +27,9 @@ class RlConfig(UpdateConfig):
             iterations too.
         max_mismatch: end the run with an error if sampling and trained policy differ by more than
             this (mean k3 per token, in nats); null: never.
+        lag: how many iterations sampling is behind training, so that both work at once; iteration
+            i is drawn by the weights of the start of iteration i - lag. Segments of a run have one
+            lag.
         slots: the most completions that are generated in parallel.
     """
 
@@ -42,6 +45,7 @@ class RlConfig(UpdateConfig):
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(learning_rate=1e-6, schedule=Schedule.constant)
     )
+    lag: int = added_field(0, before=0)
     slots: int = detail_field(64)
 
     def __post_init__(self) -> None:
@@ -49,6 +53,12 @@ class RlConfig(UpdateConfig):
         require_count(self, "prompts", "max_new_tokens", "inner_epochs", "minibatches", "slots")
         require_count(self, "completions", least=self.method.least_completions)
         require_count(self, "horizon", or_null=True)
+        require_count(self, "lag", least=0)
+        if self.lag and self.lora is not None:
+            raise ValueError(
+                f"lag is {self.lag}, but adapters are merged for the sampler in step with the "
+                "trainer; leave out lag or lora"
+            )
         heat, bound = self.temperature, self.max_mismatch
         require(0 < heat < math.inf, "temperature must be above 0", heat)
         if self.method.weighs_by_policy and heat != 1:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from steps.models.ranks import Ranks
 from steps.models.workplace import Left, Workplace
+from steps.online.behind import Earlier
 from steps.online.config import RlConfig
 from steps.online.learning_from import describe, experience_of, with_policy_logps
 from steps.online.methods.experience import Experience, mismatch
@@ -72,36 +73,46 @@ def iterate(
     checkpoints: Checkpoints,
     place: Workplace,
     keep: Keep,
+    earlier: Earlier,
 ) -> list[StepMetrics]:
     """Run the segment's iterations from the latest checkpoint on; return the log of all of them.
 
-    The caller must have loaded the segment's start into the trainer.
+    The caller must have loaded the segment's start into the trainer and into `earlier`, which gets
+    the weights of each iteration where sampling is behind.
 
     Raises FloatingPointError, which names the iteration, if a loss or gradient is not finite; Left,
     after writing a checkpoint, when the run must stop; ValueError if the mismatch between trainer
     and sampler exceeds `max_mismatch`.
     """
     log = checkpoints.restore(learner.trainer)
+    if checkpoints.extra:
+        earlier.restore(checkpoints.extra)
     saved_at, saved = time.monotonic(), len(log)
     total = segment.last - segment.first
+
+    def save() -> None:
+        tensors = earlier.tensors(segment.first + len(log))
+        checkpoints.save(len(log), learner.trainer, log, extra=tensors)
+
     with checkpoints:
         while len(log) < total:
             iteration = segment.first + len(log)
+            if earlier.lag:
+                earlier.add(iteration, learner.trainer.get_weights(everywhere=True).result())
             try:
                 rollouts = source.draw(iteration)
             except Left:
                 if len(log) > saved:
-                    checkpoints.save(len(log), learner.trainer, log)
+                    save()
                     checkpoints.wait()
                 raise
             experience = experience_of(rollouts, learner.config.max_new_tokens)
             experience = _score(learner, experience, place.ranks)
-            keep(iteration, with_policy_logps(rollouts, experience))
             agreement = _agreement(learner.config, source, experience, iteration)
             learnt, known = learn(learner.trainer, learner.config, experience, iteration)
             if known is not experience:
                 agreement = _agreement(learner.config, source, known, iteration)
-                keep(iteration, with_policy_logps(rollouts, known))
+            keep(iteration, with_policy_logps(rollouts, known))
             before = log[-1]["num_tokens"] if log else segment.tokens
             tokens = sum(group.num_tokens for group in experience.groups)
             log.append(
@@ -117,7 +128,7 @@ def iterate(
             since = done - saved, time.monotonic() - saved_at
             leaving, due = place.ranks.any(place.stopping(), is_due(learner.config, *since))
             if done < total and (leaving or due):
-                checkpoints.save(done, learner.trainer, log)
+                save()
                 saved_at, saved = time.monotonic(), done
             place.on_progress(done, total, log[-1])
             if done < total and leaving:

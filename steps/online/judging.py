@@ -108,7 +108,7 @@ def require_verdicts(rollouts: Sequence[Rollout], most_without: float) -> None:
         count, why = Counter(r.reason for r in without).most_common(1)[0][::-1]
         raise ValueError(
             f"{len(without)} of {len(rollouts)} completions have no verdict, {count} of them "
-            f"because: {why}; mend the rows or the checker, or raise most_without"
+            f"because: {why}; mend the rows, the checker or the environment, or raise most_without"
         )
 
 

@@ -3,6 +3,7 @@ segment, to a new model folder and state.
 
     OUTPUT/model/                    the trained model
           /state/state.safetensors   its weights in the dtype of updates, the optimiser's moments
+                /earlier.safetensors the weights of the last iterations, if sampling is behind
                 /state.json          the numbers of iterations and tokens so far
           /rollouts/                 the rollouts, if the segment sampled them; see `rollouts`
           /metrics.jsonl             one line for each iteration
@@ -10,6 +11,7 @@ segment, to a new model folder and state.
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from steps.generation.sampling import decoded, end_tokens
 from steps.models.folders import load_model, vocabulary_size
 from steps.models.ranks import Ranks
 from steps.models.workplace import Workplace
+from steps.online.behind import Earlier, Lagged
 from steps.online.config import RlConfig
 from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept, Recorded
@@ -65,7 +68,7 @@ def run_online(
     start: Folders,
     config: RlConfig,
     examples: Sequence[TokenGroup],
-    source: Callable[[Trainer, Kept], Source],
+    source: Callable[[Trainer, Kept, Earlier], Source],
     iterations: int,
     place: Workplace,
 ) -> dict[str, Any]:
@@ -75,7 +78,8 @@ def run_online(
 
     Args:
         examples: examples like those that will be scored, for the check of packing.
-        source: makes the source of rollouts from the trainer and the segment's stored rollouts.
+        source: makes the source of rollouts from the trainer, the segment's stored rollouts, and
+            the weights of earlier iterations.
     """
     require(iterations >= 1, "iterations must be at least 1", iterations)
     ranks = place.ranks
@@ -87,13 +91,15 @@ def run_online(
     kept = Kept(place.scratch / _ROLLOUTS)
     checkpoints = Checkpoints(place.scratch / "checkpoints", config.keep_last, ranks)
     reference = _reference(start, config, examples, scored_by.attention, ranks)
+    earlier = Earlier(config.lag, segment.last)
     try:
         if start.state is not None:
+            earlier.load(start.state, first)
             policy.trainer.load_checkpoint([start.state / _STATE]).result()
         learner = Learner(policy.trainer, config, reference)
-        drawn = source(policy.trainer, kept)
+        drawn = source(policy.trainer, kept, earlier)
         keep = kept.put if ranks.is_first else lambda iteration, rollouts: None
-        log = iterate(learner, drawn, segment, checkpoints, place, keep)
+        log = iterate(learner, drawn, segment, checkpoints, place, keep, earlier)
         state = place.output / "state"
         state.mkdir(parents=True, exist_ok=True)
         policy.trainer.save_state(state / _STATE).result()
@@ -103,6 +109,7 @@ def run_online(
         if reference is not None:
             reference.close()
     if ranks.is_first:
+        earlier.save(state)
         reached = {"iterations": segment.last, "num_tokens": log[-1]["num_tokens"], **base}
         (state / _REACHED).write_text(json.dumps(reached) + "\n")
         policy.save(weights, place.output / "model")
@@ -143,6 +150,7 @@ def run_sampling(
     first = asked.requests(config, 0)
     choice = engine.connect(model, first, "", config.slots, config.tokens_per_forward)
     _require_one_way(choice, place.ranks)
+    _require_at_hand(choice, place.ranks, config.lag)
     examples = longest_examples(asked, config, vocabulary_size(model))
 
     by_row = {row.row: row for row in rows}
@@ -157,12 +165,15 @@ def run_sampling(
         require_verdicts(every, most_without)
         return every
 
-    def source(trainer: Trainer, kept: Kept) -> Source:
-        weights = current_weights(trainer, start.policy, config)
-        drawing = checked_by(choice.engine, trainer)
-        return Sampled(weights, drawing, asked, config, judge, kept, place, world)
+    with ThreadPoolExecutor(1, "sampler") as thread:
 
-    summary = run_online(start, config, examples, source, iterations, place)
+        def source(trainer: Trainer, kept: Kept, earlier: Earlier) -> Source:
+            weights = current_weights(trainer, start.policy, config)
+            drawing = checked_by(choice.engine, trainer)
+            sampled = Sampled(weights, drawing, asked, config, judge, kept, place, world)
+            return Lagged(sampled, earlier, thread) if config.lag else sampled
+
+        summary = run_online(start, config, examples, source, iterations, place)
     if place.ranks.is_first:
         drawn = list(Kept(place.scratch / _ROLLOUTS).all())
         recorded = Drawn(rows, drawn, tokenizer, tally, choice, config.temperature)
@@ -179,6 +190,15 @@ def _require_one_way(choice: EngineChoice, ranks: Ranks) -> None:
         raise ValueError(
             f"{ranks.count} processes train, and engines elsewhere take weights from one only; "
             "leave out engine, and the processes share the sampling, or train with processes=1"
+        )
+
+
+def _require_at_hand(choice: EngineChoice, ranks: Ranks, lag: int) -> None:
+    """Raise ValueError if what draws must keep step with the trainer, and is to be behind it."""
+    if lag and (ranks.count > 1 or isinstance(choice.engine, SyncedEngines)):
+        raise ValueError(
+            f"lag is {lag}: several processes, and engines elsewhere, draw in step with the "
+            "trainer; leave out lag, or sample in the one process that trains"
         )
 
 

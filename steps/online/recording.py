@@ -9,6 +9,7 @@ any number of ranks, and the recording is the same bit for bit.
 import json
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -105,14 +106,12 @@ def draw_rollouts(
         environment: processes that reply to turns, where completions are episodes.
 
     Raises:
-        ValueError: no prompt is left, or an engine elsewhere is not what it should be.
+        ValueError: as `tokenized`, or an engine elsewhere is not what it should be.
         EngineError: an engine elsewhere fails; what is finished is kept.
         Left: the run was told to leave; what is finished is kept.
     """
     tokenizer = load_tokenizer(model)
     rows, prompt_ids, tally = tokenized(prompts, tokenizer)
-    if not rows:
-        raise ValueError(f"the chat template refuses every prompt: {tally.worst_reasons()}")
     loaded = load_model(model, dtype)
     asked = [(row.row, ids) for row, ids in zip(rows, prompt_ids, strict=True)]
     requests = make_requests(asked, config, end_tokens(loaded, tokenizer))
@@ -243,7 +242,7 @@ class _Parts:
 
 def _kept(scratch: Path, asked: Mapping[_Answer, Request], weights: str) -> dict[_Answer, Rollout]:
     """The completions that earlier attempts have finished, if they answer `asked`. An unreadable
-    file is ignored, and its completions are sampled again."""
+    file is ignored, and its completions are sampled again, as are episodes that failed."""
     found = {}
     for file in sorted((scratch / "parts").glob("finished-*.parquet")):
         try:
@@ -252,7 +251,9 @@ def _kept(scratch: Path, asked: Mapping[_Answer, Request], weights: str) -> dict
             continue
         for rollout in rollouts:
             request = asked.get((rollout.row, rollout.k))
-            if request and (rollout.prompt_ids, rollout.weights) == (request.prompt_ids, weights):
+            if request is None or rollout.finish is Finish.error:
+                continue
+            if (rollout.prompt_ids, rollout.weights) == (request.prompt_ids, weights):
                 found[rollout.row, rollout.k] = rollout
     return found
 
@@ -286,8 +287,18 @@ def _told(r: Rollout) -> list[Any]:
 def tokenized(
     prompts: Path, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[PromptRow], list[list[int]], Tally]:
-    """The prompts of a folder that the chat template accepts, their tokens, and a tally of all."""
+    """The prompts of a folder that the chat template accepts, their tokens, and a tally of all.
+
+    Raises ValueError if two rows have one id, as they would get the same draws, or if no row is
+    left.
+    """
     rows = [from_record(PromptRow, record) for record in read_rows(prompts)]
+    row, count = Counter(row.row for row in rows).most_common(1)[0] if rows else ("", 0)
+    if count > 1:
+        raise ValueError(
+            f"{count} prompts in {prompts} have the row id {row!r}, and would get the same draws; "
+            "give each row an id of its own"
+        )
     chats = [Chat(row.prompt, row.tools, row.template_kwargs) for row in rows]
     kept: list[tuple[PromptRow, list[int]]] = []
     tally = Tally()
@@ -297,4 +308,7 @@ def tokenized(
         else:
             kept.append((row, ids))
             tally.add(Entry("", "", row.row, "kept"))
+    if not kept:
+        why = f": {tally.worst_reasons()}" if rows else ""
+        raise ValueError(f"{prompts} has no prompt that the chat template accepts{why}")
     return [row for row, _ in kept], [ids for _, ids in kept], tally

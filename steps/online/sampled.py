@@ -78,10 +78,13 @@ class Sampled:
     world: World | None = None
 
     def draw(self, iteration: int) -> Sequence[Rollout]:
-        """The iteration's judged rollouts with the current weights, from scratch if they are there.
+        """The iteration's judged rollouts with the current weights; see `drawn_by`."""
+        return self.drawn_by(self.weights(), iteration)
+
+    def drawn_by(self, tensors: Mapping[str, Tensor], iteration: int) -> Sequence[Rollout]:
+        """The iteration's judged rollouts with these weights, from scratch if they are there.
         Raises Left when the run must stop."""
-        tensors, ranks = self.weights(), self.place.ranks
-        weights = weights_digest(tensors)
+        weights, ranks = weights_digest(tensors), self.place.ranks
         found = self.kept.get(iteration, weights) if ranks.is_first else None
         if ranks.any(found is not None)[0]:
             return of_first(ranks, found)

@@ -21,6 +21,16 @@ def require_count(config: Any, *names: str, least: int = 1, or_null: bool = Fals
             require(is_whole and value >= least, rule + (", or null" if or_null else ""), value)
 
 
+def require_method(instance: object, base: type, method: str) -> None:
+    """Raise ValueError if the class of `instance` leaves out a method that `base` only declares."""
+    own = type(instance)
+    if getattr(own, method, None) in (None, getattr(base, method)):
+        raise ValueError(
+            f"the class {own.__name__} has no method {method}; write one, as the docs of its base "
+            "class say"
+        )
+
+
 def set_choice(config: Any, name: str, choices: type[StrEnum]) -> None:
     """Convert the field of a frozen config to a member of `choices`; it may be a member's value.
 

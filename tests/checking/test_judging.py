@@ -246,6 +246,14 @@ def test_verdicts_can_be_asked_for_in_any_thread() -> None:
     assert [one.verdict for one in found] == [RIGHT, WRONG]
 
 
+def test_a_checker_without_its_function_is_refused_at_once() -> None:
+    class Unfinished(Checker):
+        name: ClassVar[str] = "unfinished"
+
+    with pytest.raises(ValueError, match="class Unfinished has no method check; write one"):
+        Judges(Unfinished())
+
+
 def test_a_checker_that_no_process_can_be_given_is_an_error(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

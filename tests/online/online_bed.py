@@ -1,6 +1,7 @@
 """A tiny policy that is rewarded for even tokens: online runs of seconds, for the tests."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from steps.environments.playing import replying
 from steps.generation.slots import SlotEngine
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
+from steps.online.behind import Earlier, Lagged
 from steps.online.config import RlConfig
 from steps.online.episodes import World
 from steps.online.iteration_rollouts import Kept
@@ -64,31 +66,37 @@ def run(
     asked: Asked = ASKED,
     place: Workplace | None = None,
     world: World | None = None,
+    thread: type[Executor] = ThreadPoolExecutor,
 ) -> dict[str, Any]:
     """An online run into ``work/out``, with its scratch beside it."""
     place = place or Workplace(work / "out", work / "scratch")
     engine = SlotEngine(load_model(policy, config.dtype), "", config.slots)
     examples = longest_examples(asked, config, VOCABULARY)
 
-    def source(trainer: Trainer, kept: Kept) -> Source:
-        weights = current_weights(trainer, policy, config)
-        return Sampled(weights, engine, asked, config, judge, kept, place, world)
+    with thread() as drawing:
 
-    folders = Folders(policy, start, reference)
-    return run_online(folders, config, examples, source, iterations, place)
+        def source(trainer: Trainer, kept: Kept, earlier: Earlier) -> Source:
+            weights = current_weights(trainer, policy, config)
+            sampled = Sampled(weights, engine, asked, config, judge, kept, place, world)
+            return Lagged(sampled, earlier, drawing) if config.lag else sampled
+
+        folders = Folders(policy, start, reference)
+        return run_online(folders, config, examples, source, iterations, place)
 
 
 EVERY = 2
 """Iterations from one checkpoint to the next."""
 
 
-def run_until(policy: Path, work: Path, iterations: int, training: int, sampling: int) -> None:
+def run_until(
+    policy: Path, work: Path, iterations: int, training: int, sampling: int, lag: int = 0
+) -> None:
     """A run that kills itself: when so many iterations are done and their checkpoint is on disk, or
     when so many completions are drawn by this process; 0: never."""
     torch.set_num_threads(1)
     place = _killed_after(work, iterations, training)
     SlotEngine.sample = _killed_at(SlotEngine.sample, sampling)  # type: ignore[method-assign]
-    config = rl(checkpoint_every_steps=EVERY, minibatches=2)
+    config = rl(checkpoint_every_steps=EVERY, minibatches=2, lag=lag)
     run(policy, work, config, iterations, place=place)
 
 

@@ -22,6 +22,7 @@ from steps.generation.remote.calling import EngineError
 from steps.generation.remote.connecting import TOKEN
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
+from steps.online.behind import Earlier
 from steps.online.iteration_rollouts import Kept
 from steps.online.iterations import Source
 from steps.online.online_run import Folders, checked_by, run_online
@@ -91,7 +92,7 @@ def run(policy: Path, work: Path, drawn_by: EngineConfig, iterations: int = 2) -
     model = load_model(policy, config.dtype)
     choice = drawn_by.connect(model, ASKED.requests(config, 0), "", config.slots, 64)
 
-    def source(trainer: Trainer, kept: Kept) -> Source:
+    def source(trainer: Trainer, kept: Kept, _: Earlier) -> Source:
         drawing = checked_by(choice.engine, trainer)
         return Sampled(
             current_weights(trainer, policy, config),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ import yaml
 from chat_families import families
 from step_output import Folder
 from tiny_models import VOCABULARY, folder_bytes, model_folder, word_tokenizer
-from worlds import Echo, Said
+from worlds import Echo, Raises, Said
 
 from pipeline.show.views import Texts
 from steps.checking.config import JudgeConfig
@@ -24,8 +24,9 @@ from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
 from steps.data.tokens.encoding import encoder
 from steps.data.tokens.rendering import Chat, chat_format, render
-from steps.environments.environment import Observation, says, turns_of
+from steps.environments.environment import Environment, Observation, says, turns_of
 from steps.environments.playing import replying
+from steps.generation.config import SamplingConfig
 from steps.generation.engine import Finish, Request
 from steps.generation.slots import SlotEngine
 from steps.judge import judge
@@ -40,6 +41,7 @@ from steps.online.online_run import Folders, run_replay
 from steps.online.recording import record
 from steps.online.rollouts import Rollout, read_rollouts, write_rollouts
 from steps.online.selecting import Best, write_demonstrations
+from steps.sample_rollouts import sample_rollouts
 from steps.train_on_rollouts import train_on_rollouts
 from steps.train_online import train_online
 from steps.training.config import OptimizerConfig, Schedule
@@ -146,6 +148,21 @@ def test_an_environment_that_dies_gives_no_verdict_which_is_counted(
     assert {r.finish for r in failed} == {Finish.error}
     assert all(not r.rewards and "process ended" in str(r.reason) for r in failed)
     assert log_of(made)[0]["completions/unscorable"] == len(failed)
+
+
+def test_an_environment_whose_episodes_all_fail_makes_no_recording(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    class Unfinished(Environment):
+        name: ClassVar[str] = "unfinished"
+
+    config = SamplingConfig(LONGEST, temperature=1.0, num_completions=2)
+    out: Any = Folder(tmp_path / "out")
+    prompts, policy = map(artifact, folders)
+    with pytest.raises(ValueError, match="class Unfinished has no method step; write one"):
+        sample_rollouts.function(out, prompts, policy, config, environment=Unfinished())
+    with pytest.raises(ValueError, match="KeyError: 'no such thing'; mend"):
+        sample_rollouts.function(out, prompts, policy, config, environment=Raises())
 
 
 def test_episodes_that_are_drawn_in_many_attempts_are_the_same(

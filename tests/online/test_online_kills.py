@@ -3,7 +3,9 @@
 import multiprocessing
 import random
 import signal
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from online_bed import play_until, run_until
@@ -83,14 +85,15 @@ def test_twenty_kills_at_random_moments_leave_the_same_bits(
 
 
 @pytest.mark.slow
-def test_kills_while_episodes_are_played_leave_the_same_bits(
-    processes, policy: Path, tmp_path: Path
+@pytest.mark.parametrize("until", [play_until, partial(run_until, lag=1)])
+def test_kills_leave_the_same_bits_of_episodes_and_of_a_run_with_a_lag(
+    processes, policy: Path, tmp_path: Path, until: Any
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert attempt(processes, policy, whole, until=play_until) == 0
+    assert attempt(processes, policy, whole, until=until) == 0
     for kill in ({"sampling": 7}, {"sampling": 40}, {"training": 2}, {"sampling": 20}):
-        assert attempt(processes, policy, killed, until=play_until, **kill) == -signal.SIGKILL
-    assert attempt(processes, policy, killed, until=play_until) == 0
+        assert attempt(processes, policy, killed, until=until, **kill) == -signal.SIGKILL
+    assert attempt(processes, policy, killed, until=until) == 0
     assert folder_bytes(killed / "out") == folder_bytes(whole / "out")
     assert rollouts(killed) == rollouts(whole)
-    assert not all(all(rollout.scored) for rollout in rollouts(whole))
+    assert until is not play_until or not all(all(rollout.scored) for rollout in rollouts(whole))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,78 @@ def test_a_run_is_its_rollouts(policy: Path, four: Path, tmp_path: Path) -> None
     run_replay(Folders(policy), config, rollouts, Workplace(tmp_path / "out", tmp_path / "s"))
     assert weights(tmp_path) == weights(four)
     assert log_of(tmp_path) == log_of(four)
+
+
+# --- sampling behind training ---------------------------------------------------------------------
+
+BEHIND = rl(method=NOISY, lag=1, checkpoint_every_steps=2)
+
+
+class InTurn(Executor):
+    """Does at once what it is asked for, in the thread that asks."""
+
+    def submit(self, do: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(do(*arguments, **named))
+        return done
+
+
+@pytest.fixture(scope="module")
+def behind(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four iterations whose sampling overlaps with training."""
+    work = tmp_path_factory.mktemp("behind")
+    run(policy, work, BEHIND, 4)
+    return work
+
+
+def test_each_iteration_is_drawn_by_the_weights_of_the_one_before(behind: Path) -> None:
+    rollouts = list(Kept(behind / "scratch" / "rollouts").all())
+    of = [{r.weights for r in rollouts if r.iteration == i} for i in range(4)]
+    assert of[0] == of[1]
+    assert len(of[1] | of[2] | of[3]) == 3
+    first, second, *_ = log_of(behind)
+    assert first["mismatch/k3"] < 1e-9 < second["mismatch/k3"]
+    assert second["ratio/at_start"] == 0
+
+
+def test_sampling_that_overlaps_with_training_changes_no_bit(
+    policy: Path, behind: Path, tmp_path: Path
+) -> None:
+    run(policy, tmp_path, BEHIND, 4, thread=InTurn)
+    assert weights(tmp_path) == weights(behind)
+    assert log_of(tmp_path) == log_of(behind)
+
+
+def test_segments_and_replays_of_a_run_with_a_lag_are_one_run(
+    policy: Path, behind: Path, tmp_path: Path
+) -> None:
+    run(policy, tmp_path / "one", BEHIND, 2)
+    state = tmp_path / "one" / "out" / "state"
+    run(policy, tmp_path / "two", BEHIND, 2, start=state)
+    assert weights(tmp_path / "two") == weights(behind)
+    rollouts = record(behind, tmp_path / "rollouts")
+    run_replay(Folders(policy), BEHIND, rollouts, Workplace(tmp_path / "out", tmp_path / "s"))
+    assert weights(tmp_path) == weights(behind)
+    with pytest.raises(ValueError, match="all segments of a run have one lag"):
+        run(policy, tmp_path / "other", replace(BEHIND, lag=2), 2, start=state)
+
+
+def test_a_run_with_a_lag_that_leaves_goes_on_where_it_was(
+    policy: Path, behind: Path, tmp_path: Path
+) -> None:
+    done: list[int] = []
+    place = Workplace(
+        tmp_path / "out",
+        tmp_path / "scratch",
+        on_progress=lambda iterations, total, metrics: done.append(iterations),
+        stopping=lambda: len(done) >= 1,
+    )
+    with pytest.raises(Left):
+        run(policy, tmp_path, BEHIND, 4, place=place)
+    for kept in (tmp_path / "scratch" / "rollouts").iterdir():
+        kept.rename(tmp_path / f"lost-{kept.name}")
+    run(policy, tmp_path, BEHIND, 4)
+    assert weights(tmp_path) == weights(behind)
 
 
 def test_a_recording_has_the_trainers_own_logps(four: Path, tmp_path: Path) -> None:

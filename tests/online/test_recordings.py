@@ -93,6 +93,18 @@ def test_a_recording_holds_the_tokens_that_were_drawn_and_how_each_completion_en
     assert json.loads((recording / "engine.json").read_text())["batch_invariant"] is True
 
 
+@pytest.mark.parametrize(
+    ("rows", "told"), [(2, "2 prompts .* have the row id 'q1'"), (0, "no prompt that the chat")]
+)
+def test_prompts_that_cannot_be_told_apart_and_no_prompts_are_refused(
+    tmp_path: Path, policy: Path, rows: int, told: str
+) -> None:
+    same = [PromptRow("q1", ({"role": "user", "content": f"w{n}"},)) for n in range(rows)]
+    write_rows(tmp_path / "same/prompts-00000.parquet", PROMPTS, map(to_record, same))
+    with pytest.raises(ValueError, match=told):
+        sampled(tmp_path / "work", tmp_path / "same", policy)
+
+
 def test_texts_are_a_view_that_the_recording_s_own_tokenizer_gives(recording: Path) -> None:
     rollouts = list(read_rollouts(recording))
     tokenizer = word_tokenizer()

@@ -39,6 +39,16 @@ class Counter(Environment):
 
 
 @dataclass(frozen=True)
+class Raises(Environment):
+    """Fails at every turn."""
+
+    name: ClassVar[str] = "raises"
+
+    def step(self, state: None, turn: Turn) -> None:
+        raise KeyError("no such thing")
+
+
+@dataclass(frozen=True)
 class Echo(Environment):
     """Repeats a turn's first tokens, and after a few turns is content if most tokens were even. It
     ends its process at a turn that begins with the token `fails`."""
