@@ -7,8 +7,9 @@ several turns are ``episodes`` of an environment, whose replies ``observed`` tur
 
 ``iterations`` is the loop of online training: a source gives an iteration's rollouts (``sampled``,
 or ``iteration_rollouts`` for a recording), ``learning_from`` converts them to experience, and
-``updates`` takes optimiser steps with one of the ``methods``. ``online_run`` runs a segment from
-folders to folders, and ``config`` has the settings. Begin with ``rollouts`` and ``iterations``.
+``updates`` takes optimiser steps with one of the ``methods``. ``behind`` lets the sampler work
+while the trainer does. ``online_run`` runs a segment from folders to folders, and ``config`` has
+the settings. Begin with ``rollouts`` and ``iterations``.
 
 Uses ``steps.training``, ``steps.generation``, ``steps.checking``, ``steps.environments``,
 ``steps.scoring``, ``steps.models``, ``steps.losses`` and ``steps.data``.

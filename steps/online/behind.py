@@ -89,7 +89,7 @@ class Lagged:
     """A `Source` that draws the next iterations while the trainer works on this one.
 
     earlier: has the weights of this iteration and of those before it.
-    thread: draws, one iteration after the other.
+    thread: a single one, as an engine has the weights of one iteration at a time.
     """
 
     sampled: Sampled

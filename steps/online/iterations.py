@@ -85,14 +85,15 @@ def iterate(
     and sampler exceeds `max_mismatch`.
     """
     log = checkpoints.restore(learner.trainer)
-    if checkpoints.extra:
-        earlier.restore(checkpoints.extra)
+    if checkpoints.reference:
+        earlier.restore(checkpoints.reference)
     saved_at, saved = time.monotonic(), len(log)
     total = segment.last - segment.first
 
     def save() -> None:
+        # No reference follows the policy here; earlier weights take its place in a checkpoint.
         tensors = earlier.tensors(segment.first + len(log))
-        checkpoints.save(len(log), learner.trainer, log, extra=tensors)
+        checkpoints.save(len(log), learner.trainer, log, reference=tensors)
 
     with checkpoints:
         while len(log) < total:

@@ -2,7 +2,7 @@
 
     DIRECTORY/step-000012/state.safetensors    the trainer's state: weights, optimiser, version
                           metrics.jsonl        the steps logged so far
-                          extra.safetensors    what else a run needs to go on, if anything
+                          reference.safetensors  where the reference follows the policy: its logps
                           checkpoint.json      the step, and size and CRC-32 of each file above
               best-000008/weights.safetensors  the best weights so far, by `keep_best`
                           checkpoint.json
@@ -44,7 +44,7 @@ from steps.shared.execution_detail import kept
 from steps.training.metrics import StepMetrics, read_metrics, write_metrics
 from steps.training.trainer import Trainer
 
-_STATE, _WEIGHTS, _EXTRA = "state", "weights", "extra"
+_STATE, _WEIGHTS, _REFERENCE = "state", "weights", "reference"
 _METRICS, _MANIFEST = "metrics.jsonl", "checkpoint.json"
 _STEP, _BEST = "step", "best"
 _UNFINISHED = "unfinished"
@@ -60,13 +60,14 @@ class Checkpoints:
     Used as a context: leaving it waits until what was saved is on disk. All ranks make the same
     calls.
 
-    extra: tensors that `save` was given with the checkpoint that was restored.
+    reference: logps by a reference that follows the policy, by step, of the checkpoint that was
+        restored.
     """
 
     def __init__(self, directory: Path, keep_last: int = 1, ranks: Ranks = ALONE) -> None:
         self.directory = directory
         self.keep_last = keep_last
-        self.extra: Mapping[str, Tensor] = {}
+        self.reference: Mapping[str, Tensor] = {}
         self._ranks = ranks
         self._beside = ranks.beside()
         self._on_this_disk = _on_one_disk(directory, ranks)
@@ -90,13 +91,13 @@ class Checkpoints:
         trainer: Trainer,
         log: list[StepMetrics],
         best: int | None = None,
-        extra: Mapping[str, Tensor] | None = None,
+        reference: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Save the state after `step` steps in the background, then remove older checkpoints.
 
         Waits for the folder before this one, so that one copy of the state is held at most, and
         raises what went wrong with it. `best` is the step whose weights the run would end with,
-        `extra` what the property of that name brings back.
+        `reference` what the property of that name brings back.
         """
         self.wait()
         file = self._file(_STATE)
@@ -109,9 +110,9 @@ class Checkpoints:
                 return [file]
             write_metrics(file.with_name(_METRICS), so_far)
             written = [file, file.with_name(_METRICS)]
-            if extra:
-                written.append(file.with_name(f"{_EXTRA}.safetensors"))
-                save_file(dict(extra), written[-1])
+            if reference:
+                written.append(file.with_name(f"{_REFERENCE}.safetensors"))
+                save_file(dict(reference), written[-1])
             return written
 
         def write() -> None:
@@ -168,8 +169,8 @@ class Checkpoints:
             raise ValueError(
                 f"checkpoint {folder} belongs to another model ({error}); delete it to start afresh"
             ) from error
-        for file in _files(folder, _EXTRA):
-            self.extra = load_file(file)
+        for file in _files(folder, _REFERENCE):
+            self.reference = load_file(file)
         return read_metrics(folder / _METRICS)
 
     def wait(self) -> None:

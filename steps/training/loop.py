@@ -70,7 +70,7 @@ def train(
     """
     log = checkpoints.restore(trainer)
     with checkpoints:
-        stepper = _Stepper(trainer, objective, config, at_start, checkpoints.extra)
+        stepper = _Stepper(trainer, objective, config, at_start, checkpoints.reference)
         _steps(stepper, log, checkpoints, on_progress, held_out, stopping, ranks)
         best = best_step(log, config)
         if best is not None and best != len(log):

@@ -66,14 +66,14 @@ def run(
     asked: Asked = ASKED,
     place: Workplace | None = None,
     world: World | None = None,
-    thread: type[Executor] = ThreadPoolExecutor,
+    thread: Executor | None = None,
 ) -> dict[str, Any]:
     """An online run into ``work/out``, with its scratch beside it."""
     place = place or Workplace(work / "out", work / "scratch")
     engine = SlotEngine(load_model(policy, config.dtype), "", config.slots)
     examples = longest_examples(asked, config, VOCABULARY)
 
-    with thread() as drawing:
+    with thread or ThreadPoolExecutor(1) as drawing:
 
         def source(trainer: Trainer, kept: Kept, earlier: Earlier) -> Source:
             weights = current_weights(trainer, policy, config)

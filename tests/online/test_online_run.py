@@ -239,7 +239,7 @@ def test_each_iteration_is_drawn_by_the_weights_of_the_one_before(behind: Path) 
 def test_sampling_that_overlaps_with_training_changes_no_bit(
     policy: Path, behind: Path, tmp_path: Path
 ) -> None:
-    run(policy, tmp_path, BEHIND, 4, thread=InTurn)
+    run(policy, tmp_path, BEHIND, 4, thread=InTurn())
     assert weights(tmp_path) == weights(behind)
     assert log_of(tmp_path) == log_of(behind)
 
