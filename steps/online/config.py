@@ -21,7 +21,7 @@ class RlConfig(UpdateConfig):
         max_new_tokens: the most tokens of a completion; a longer one is cut.
         temperature: the sampling temperature.
         inner_epochs: how many passes over its completions an iteration makes.
-        minibatches: how many optimiser steps one pass takes.
+        minibatches: how many optimiser steps one pass takes; each takes a part of the prompts.
         horizon: the number of iterations over which a schedule other than constant falls. It is
             independent of a segment's length, so that two segments equal one run. Warm-up counts
             iterations too.
@@ -54,6 +54,8 @@ class RlConfig(UpdateConfig):
         require_count(self, "completions", least=self.method.least_completions)
         require_count(self, "horizon", or_null=True)
         require_count(self, "lag", least=0)
+        rule = f"minibatches must be at most prompts, {self.prompts}, of which each takes a part"
+        require(self.minibatches <= self.prompts, rule, self.minibatches)
         if self.lag and self.lora is not None:
             raise ValueError(
                 f"lag is {self.lag}, but adapters are merged for the sampler in step with the "
