@@ -1,15 +1,16 @@
 """Choose the engine for a model: slots, if their log-probabilities equal the model's own.
 
-A check runs at the start, on the longest and the shortest prompt of the run. It samples a few tokens
-in slots and compares their log-probabilities with those of the model's own forward over prompt and
-completion.
+A check runs at the start, on the longest and the shortest prompt of the run. It samples a few
+tokens in slots and compares their log-probabilities with those of the model's own forward over
+prompt and completion.
 
-`choose_engine` serves runs that sample again and again. It also samples the same completions alone,
-to see whether a completion depends, in any bit, on others in its batch. `sample_checked` samples
-once, where such a check would take longer than the work. So it tries very few tokens first, and then
-compares the end of the longest of what it has sampled.
+`choose_engine` serves runs that sample again and again. It also samples the same completions
+alone, to see whether a completion depends, in any bit, on others in its batch. `sample_checked`
+samples once, where such a check would take longer than the work. So it tries very few tokens
+first, and then compares the end of the longest of what it has sampled.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -198,22 +199,27 @@ def _difference(model: PreTrainedModel, pairs: Sequence[tuple[Request, Finished]
     actual, expected = [], []
     for request, finished in pairs:
         heat = min(request.temperature or 1.0, 1.0)
-        logps = torch.tensor(finished.logps, dtype=torch.float64)
-        actual.append(heat * logps[-_TOKENS_TRIED:])
-        expected.append(heat * own_logps(model, request, finished)[-_TOKENS_TRIED:])
+        logps = torch.tensor(finished.logps[-_TOKENS_TRIED:], dtype=torch.float64)
+        actual.append(heat * logps)
+        expected.append(heat * own_logps(model, request, finished, _TOKENS_TRIED))
     difference = logp_difference(torch.cat(actual), torch.cat(expected), model.dtype)
     return difference and f"in slots, {type(model).__name__} differs: {difference}"
 
 
 @torch.no_grad()
-def own_logps(model: PreTrainedModel, request: Request, finished: Finished) -> Tensor:
+def own_logps(
+    model: PreTrainedModel, request: Request, finished: Finished, last: int | None = None
+) -> Tensor:
     """The logps of what was drawn by the model's own forward, at the request's temperature; float64
-    on the host."""
+    on the host. With `last`, only those of at most so many last tokens."""
+    count = len(finished.ids[-last:]) if last else len(finished.ids)
     ids = torch.tensor([[*request.prompt_ids, *finished.ids]], device=model.device)
+    takes = inspect.signature(model.forward).parameters  # all logits of a long sequence are large
+    fewer = {"logits_to_keep": count + 1} if "logits_to_keep" in takes else {}
     with evaluating(model), attending(model, own_attention(model)):
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1]
+        logits = model(input_ids=ids, use_cache=False, **fewer).logits[0, -count - 1 : -1]
     logps = (logits.double() / (request.temperature or 1.0)).log_softmax(dim=-1)
-    return logps.gather(1, ids[0, len(request.prompt_ids) :, None])[:, 0].cpu()
+    return logps.gather(1, ids[0, -count:, None])[:, 0].cpu()
 
 
 @execution_detail
