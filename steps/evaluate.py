@@ -35,11 +35,14 @@ def evaluate(
     from steps.evaluation import answers as held_out
     from steps.evaluation.calibration import reliability
     from steps.evaluation.preferences import preference_metrics, reward_margins
+    from steps.models.folders import load_model
     from steps.scoring.reference import run_reference
 
     records = list(rows_with_images(tokens.path))
     with at_work(out) as place:
-        scored = run_reference(model.path, records, config.scoring(), place)
+        shared = config.backend is None and place.ranks.count == 1
+        loaded = load_model(model.path, config.dtype) if shared else None
+        scored = run_reference(model.path, records, config.scoring(), place, loaded)
         unanswered = held_out.unanswered(model.path)
         answers = held_out.answer_prompts(
             records,
@@ -49,6 +52,7 @@ def evaluate(
             config.dtype,
             out.progress,
             place.ranks,
+            loaded,
         )
     if not place.ranks.is_first:
         return {}

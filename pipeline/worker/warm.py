@@ -10,8 +10,9 @@ It leaves out a library whose import leaves a thread, an open file or a signal h
 a random generator, loads project code, or reads a file that counts as a dependency; then it starts
 again without that library. (OpenBLAS starts threads on import and ends them at a fork, so the
 parent forks once before it checks.) It forks workers only for steps that are certain to import
-everything that it has imported. The workers of all other steps are forked by a second parent, which
-imports nothing. In case of doubt a step gets a fresh interpreter.
+everything that it has imported. The workers of all other steps are forked by another parent, which
+imports nothing, so they start while the first one imports. In case of doubt a step gets a fresh
+interpreter.
 
 The parent ends with its driver. If the parent dies, its workers continue.
 """
@@ -132,8 +133,10 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
     known = filter(_was_unfit, wanted_packages)
     choice = choose(functions, certain, [*without, *known])
     control = socket.socket(fileno=wanted["control"])
-    others = {*functions} - choice.functions
-    rest = _fork_plain(control, others, lifeline) if others else None
+    if others := {*functions} - choice.functions:
+        control = _fork_importer(control, others, lifeline)
+        functions = [name for name in functions if name in choice.functions]
+        wanted = {**wanted, "functions": functions, "control": control.fileno()}
     packages = {_package(function) for function in functions}
     roots = {root for package in packages for root in project_roots(package)}
     with _rarely_collected():
@@ -143,23 +146,24 @@ def main(wanted: Mapping[str, Any]) -> NoReturn:
         clean.restore()
         _start_again({**wanted, "without": [*without, unfit]})
     gc.freeze()  # otherwise a collection in a worker would copy all memory pages
-    _Parent(control, choice, imported, rest).serve(lifeline)
+    _Parent(control, choice, imported, None).serve(lifeline)
 
 
-def _fork_plain(control: socket.socket, functions: Collection[str], lifeline: int) -> socket.socket:
-    """Fork another parent, which imports nothing and serves these steps. Return the socket for its
-    orders; once that is closed, as by an ``exec``, it ends."""
+def _fork_importer(control: socket.socket, others: Collection[str], lifeline: int) -> socket.socket:
+    """Fork the parent that imports libraries, and return there the socket for its orders. This
+    process imports nothing, serves the steps `others` from the start, and passes orders on."""
     ours, theirs = forking.connected()
-    if os.fork():
-        theirs.close()
-        return ours
-    for end in (ours, control):
-        end.close()
-    with open(os.devnull, "r+b") as nothing:  # what the other parent's imports print is not ours
+    if os.fork() == 0:
+        ours.close()
+        control.close()
+        theirs.set_inheritable(True)  # it may start again
+        return theirs
+    theirs.close()
+    with open(os.devnull, "r+b") as nothing:  # what the imports print is not ours
         for stream in (sys.stdout, sys.stderr):
             os.dup2(nothing.fileno(), stream.fileno())
     gc.freeze()
-    _Parent(theirs, Choice(functions=frozenset(functions)), Imported(), None).serve(lifeline)
+    _Parent(control, Choice(functions=frozenset(others)), Imported(), ours).serve(lifeline)
 
 
 def _start_again(wanted: Mapping[str, Any]) -> NoReturn:
@@ -265,7 +269,7 @@ class _Parent:
                 os.close(log)
 
     def _pass_on(self, order: forking.Order, answers: socket.socket, log: int) -> None:
-        """Leave a step of the other parent to it. Nobody starts a step that is in doubt."""
+        """Leave a step of the importing parent to it. Nobody starts a step that is in doubt."""
         with answers, contextlib.suppress(OSError):
             if self.rest is not None and order.function not in self.choice.functions:
                 forking.send_order(self.rest, order, answers, log)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steps.data.images.placeholders import reads_images
 from steps.data.rows.reasons import MalformedRow
@@ -20,6 +20,7 @@ from steps.generation.config import SamplingConfig
 from steps.generation.sampling import decoded, sample
 from steps.models.config import Dtype
 from steps.models.folders import load_model
+from steps.models.positions import forget_lengths
 from steps.models.ranks import ALONE, Ranks
 from steps.models.workplace import OnProgress
 from steps.shared.execution_detail import execution_detail
@@ -40,10 +41,14 @@ def answer_prompts(
     dtype: Dtype,
     on_progress: OnProgress,
     ranks: Ranks = ALONE,
+    loaded: PreTrainedModel | None = None,
 ) -> list[Answer]:
     """The model's answers to the first ``count`` distinct prompts of ``records`` (pair tokens).
 
     Ranks share the prompts, and each gets all answers.
+
+    Args:
+        loaded: the model of the folder ``model`` in ``dtype``, if it is in memory.
 
     Raises:
         ValueError: the model's chat template refuses a prompt.
@@ -55,9 +60,10 @@ def answer_prompts(
         return []
     tokenizer = load_tokenizer(model)
     prompt_ids = _prompt_ids(tokenizer, asked)
-    loaded = load_model(model, dtype)
+    policy = load_model(model, dtype) if loaded is None else loaded
+    forget_lengths(policy)
     given = [(row.row, ids) for row, ids in zip(asked, prompt_ids, strict=True)]
-    drawn = sample(loaded, tokenizer, given, sampling, on_progress, ranks)
+    drawn = sample(policy, tokenizer, given, sampling, on_progress, ranks)
     return [
         {"row": row.row, "prompt": row.prompt[-1]["content"], "answer": text}
         for row, (first, *_) in zip(asked, drawn, strict=True)

@@ -1,12 +1,17 @@
 """Choose the engine for a model: slots, if their log-probabilities equal the model's own.
 
-The check runs at the start, on the longest and the shortest prompt of the run. It samples a few
+A check runs at the start, on the longest and the shortest prompt of the run. It samples a few
 tokens in slots and compares their log-probabilities with those of the model's own forward over
-prompt and completion. It then samples the same completion alone, to see whether a completion
-depends, in any bit, on others in its batch.
+prompt and completion.
+
+`choose_engine` serves runs that sample again and again. It also samples the same completions
+alone, to see whether a completion depends, in any bit, on others in its batch. `sample_checked`
+samples once, where such a check would take longer than the work. So it tries very few tokens
+first, and then compares the end of the longest of what it has sampled.
 """
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -21,10 +26,13 @@ from steps.generation.engine import Engine, Finished, Request
 from steps.generation.slots import SlotEngine
 from steps.models.folders import evaluating, own_attention
 from steps.models.positions import require_positions
+from steps.models.ranks import ALONE, Ranks
 from steps.scoring.parity import logp_difference, rescaled_rotation
 from steps.shared.execution_detail import execution_detail
 
 _TOKENS_TRIED = 16
+_TOKENS_BEFORE = 2
+"""Tokens tried at the start if what is sampled is compared too: one from a prompt, one decoded."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +54,7 @@ class EngineChoice:
     @property
     def notice(self) -> str | None:
         """A notice for the user, or None if slots can be used."""
-        if self.why_not is None:
-            return None
-        return f"each completion is written alone, which is much slower: {self.why_not}"
+        return None if self.why_not is None else slow_notice(self.why_not)
 
     def described(self) -> dict[str, Any]:
         """What drew the completions, as JSON values."""
@@ -67,18 +73,93 @@ def choose_engine(
     Raises:
         ValueError: a row, which the message names, is longer than the model's positions.
     """
-    by_length = sorted(requests, key=lambda request: request.longest_sequence)
-    require_positions(model, by_length[-1].row, by_length[-1].longest_sequence)
-    tried = [_short(request, k) for k, request in enumerate((by_length[-1], by_length[0]))]
     engine = SlotEngine(model, weights, slots, tokens_per_forward)
-    fault = rescaled_rotation(model, by_length[-1].longest_sequence)
-    fault, drawn = (fault, []) if fault else _try(engine, tried)
+    fault, tried, drawn = _try_some(engine, requests, _TOKENS_TRIED)
     facts = _facts(model)
     if fault:
         return EngineChoice(AloneEngine(model, weights), "alone", True, fault, facts)
     alone = [finished for request in tried for finished in engine.sample([request], weights)]
     invariant = sorted(map(_told, drawn)) == sorted(map(_told, alone))
     return EngineChoice(engine, "slots", invariant, facts=facts)
+
+
+def sample_checked(
+    engine: SlotEngine,
+    requests: Sequence[Request],
+    own: Sequence[Request],
+    told: Callable[[int], None],
+    ranks: Ranks = ALONE,
+) -> tuple[list[Finished], str | None]:
+    """The completions of the requests `own` in slots; alone on all ranks if slots are not right on
+    one. Also returns why not in slots, if so.
+
+    Args:
+        requests: those of all ranks.
+        told: called with the number of completions so far.
+
+    Raises:
+        ValueError: a row, which the message names, is longer than the model's positions.
+    """
+    # In half precision a difference at the end of a long completion could be rounding.
+    at_end = engine.model.dtype in (torch.float32, torch.float64)
+    fault, *_ = _try_some(engine, requests, _TOKENS_BEFORE if at_end else _TOKENS_TRIED)
+    done: list[Finished] = []
+    if (fault := _any(fault, ranks)) is None:
+        done = _sampled(engine, own, told)
+        fault = _any(_fault_at_end(engine.model, own, done) if at_end else None, ranks)
+    if fault is not None:
+        done = _sampled(AloneEngine(engine.model, engine.weights), own, told)
+    return done, fault
+
+
+@execution_detail
+def slow_notice(why_not: str) -> str:
+    """A notice for the user that no slots are used."""
+    return f"each completion is written alone, which is much slower: {why_not}"
+
+
+def _any(fault: str | None, ranks: Ranks) -> str | None:
+    return next((found for found in ranks.gather(fault) if found), None)
+
+
+def _sampled(
+    engine: Engine, requests: Sequence[Request], told: Callable[[int], None]
+) -> list[Finished]:
+    done: list[Finished] = []
+    for finished in engine.sample(requests, engine.weights):
+        done.append(finished)
+        told(len(done))
+    return done
+
+
+def _fault_at_end(
+    model: PreTrainedModel, requests: Sequence[Request], done: Sequence[Finished]
+) -> str | None:
+    """The fault of slots at the end of the longest sequence and of the longest completion."""
+    if not done:
+        return None
+    asked = {(request.row, request.k): request for request in requests}
+    by_length = [(asked[finished.row, finished.k], finished) for finished in done]
+    by_length.sort(key=lambda pair: len(pair[0].prompt_ids) + len(pair[1].ids))
+    most = max(by_length, key=lambda pair: len(pair[1].ids))
+    pairs = [by_length[-1]] if most is by_length[-1] else [by_length[-1], most]
+    return _difference(model, pairs)
+
+
+def _try_some(
+    engine: SlotEngine, requests: Sequence[Request], tokens: int
+) -> tuple[str | None, list[Request], list[Finished]]:
+    """The fault of slots, the requests that were tried, and their completions.
+
+    Raises ValueError for a row that is longer than the model's positions.
+    """
+    by_length = sorted(requests, key=lambda request: request.longest_sequence)
+    longest = by_length[-1]
+    require_positions(engine.model, longest.row, longest.longest_sequence)
+    tried = [_short(request, k, tokens) for k, request in enumerate((longest, by_length[0]))]
+    fault = rescaled_rotation(engine.model, longest.longest_sequence)
+    fault, drawn = (fault, []) if fault else _try(engine, tried)
+    return fault, tried, drawn
 
 
 def _facts(model: PreTrainedModel) -> dict[str, Any]:
@@ -90,8 +171,8 @@ def _facts(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def _short(request: Request, k: int) -> Request:
-    tokens = min(request.max_new_tokens, _TOKENS_TRIED)
+def _short(request: Request, k: int, tokens: int) -> Request:
+    tokens = min(request.max_new_tokens, tokens)
     return replace(request, k=k, max_new_tokens=tokens, temperature=1.0, stop_ids=())
 
 
@@ -109,20 +190,36 @@ def _try(engine: SlotEngine, requests: Sequence[Request]) -> tuple[str | None, l
     except Exception as error:
         # A model may raise any error here; it can still be run in another way.
         return _takes_no_slots(model, error), []
-    actual = torch.tensor([logp for finished in drawn for logp in finished.logps])
-    expected = torch.cat([own_logps(model, *both) for both in zip(requests, drawn, strict=True)])
-    difference = logp_difference(actual.double(), expected.double(), model.dtype)
-    return difference and f"in slots, {type(model).__name__} differs: {difference}", drawn
+    return _difference(model, list(zip(requests, drawn, strict=True))), drawn
+
+
+def _difference(model: PreTrainedModel, pairs: Sequence[tuple[Request, Finished]]) -> str | None:
+    """What the last tokens of completions differ in from the model's own forward, if rounding does
+    not explain it. A low temperature multiplies rounding, so the comparison divides by it."""
+    actual, expected = [], []
+    for request, finished in pairs:
+        heat = min(request.temperature or 1.0, 1.0)
+        logps = torch.tensor(finished.logps[-_TOKENS_TRIED:], dtype=torch.float64)
+        actual.append(heat * logps)
+        expected.append(heat * own_logps(model, request, finished, _TOKENS_TRIED))
+    difference = logp_difference(torch.cat(actual), torch.cat(expected), model.dtype)
+    return difference and f"in slots, {type(model).__name__} differs: {difference}"
 
 
 @torch.no_grad()
-def own_logps(model: PreTrainedModel, request: Request, finished: Finished) -> Tensor:
-    """The logps of what was drawn by the model's own forward, on the host."""
+def own_logps(
+    model: PreTrainedModel, request: Request, finished: Finished, last: int | None = None
+) -> Tensor:
+    """The logps of what was drawn by the model's own forward, at the request's temperature; float64
+    on the host. With `last`, only those of at most so many last tokens."""
+    count = len(finished.ids[-last:]) if last else len(finished.ids)
     ids = torch.tensor([[*request.prompt_ids, *finished.ids]], device=model.device)
+    takes = inspect.signature(model.forward).parameters  # all logits of a long sequence are large
+    fewer = {"logits_to_keep": count + 1} if "logits_to_keep" in takes else {}
     with evaluating(model), attending(model, own_attention(model)):
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1]
-    logps = logits.double().log_softmax(dim=-1)
-    return logps.gather(1, ids[0, len(request.prompt_ids) :, None])[:, 0].cpu()
+        logits = model(input_ids=ids, use_cache=False, **fewer).logits[0, -count - 1 : -1]
+    logps = (logits.double() / (request.temperature or 1.0)).log_softmax(dim=-1)
+    return logps.gather(1, ids[0, -count:, None])[:, 0].cpu()
 
 
 @execution_detail

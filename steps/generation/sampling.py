@@ -10,9 +10,10 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from steps.generation.choosing import choose_engine
+from steps.generation.choosing import sample_checked, slow_notice
 from steps.generation.config import SamplingConfig
 from steps.generation.engine import Finish, Finished, Request
+from steps.generation.slots import SlotEngine
 from steps.models.ranks import ALONE, Ranks
 from steps.models.workplace import OnProgress, ignore_progress
 
@@ -39,18 +40,18 @@ def sample(
     requests = make_requests(asked, config, end_tokens(model, tokenizer))
     if not requests:
         return []
-    choice = choose_engine(model, requests, "", config.slots, config.tokens_per_forward)
-    if len(set(ranks.gather(choice.name))) > 1:
-        raise ValueError("the model takes slots on some ranks only; sample with one process")
-    if choice.notice and ranks.is_first:
-        warnings.warn(choice.notice, stacklevel=2)
-    own: list[Any] = []
-    for finished in choice.engine.sample(share(requests, ranks), ""):
-        own.append((finished.row, finished.k, finished.ids, finished.logps, finished.finish))
-        on_progress(min(len(own) * ranks.count, len(requests)), len(requests), {})
+    engine = SlotEngine(model, "", config.slots, config.tokens_per_forward)
+
+    def told(done: int) -> None:
+        on_progress(min(done * ranks.count, len(requests)), len(requests), {})
+
+    own, why_alone = sample_checked(engine, requests, share(requests, ranks), told, ranks)
+    if why_alone is not None and ranks.is_first:
+        warnings.warn(slow_notice(why_alone), stacklevel=2)
+    as_plain = [(f.row, f.k, f.ids, f.logps, f.finish) for f in own]
     drawn = {
         (row, k): Finished(row, k, tuple(ids), tuple(logps), Finish(finish), "")
-        for of_rank in ranks.gather(own)
+        for of_rank in ranks.gather(as_plain)
         for row, k, ids, logps, finish in of_rank
     }
     return [[drawn[row, k] for k in range(config.num_completions)] for row, _ in asked]

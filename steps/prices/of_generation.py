@@ -18,12 +18,20 @@ _TOKENIZED = 0.5
 """Seconds to tokenise the prompts."""
 _TRIED = 100.0
 """Passes over all weights in the checks that choose an engine."""
+_TRIED_ONCE = 12.0
+"""The same in a step that samples only once."""
 _LOADED_AGAIN = 0.4
 """The share of freed weights whose memory a process keeps."""
 
 
 def _writing(
-    speed: Speed, model: Sizes, prompts: float, prompt: float, sampling: Any, itemsize: int
+    speed: Speed,
+    model: Sizes,
+    prompts: float,
+    prompt: float,
+    sampling: Any,
+    itemsize: int,
+    tried: float = _TRIED,
 ) -> float:
     """Seconds to generate for `prompts` prompts of `prompt` tokens each."""
     sequences = prompts * sampling.num_completions
@@ -34,8 +42,8 @@ def _writing(
     each = speed.computing(
         a_token * slots, _CALLS * model["layers"], itemsize * model["parameters"]
     )
-    tried = speed.computing(0.0, 0.0, _TRIED * itemsize * model["parameters"])
-    return _TOKENIZED + read + tried + rounds * each
+    checks = speed.computing(0.0, 0.0, tried * itemsize * model["parameters"])
+    return _TOKENIZED + read + checks + rounds * each
 
 
 def _memory(call: Call, model: Sizes, sampling: Any, prompt: float, itemsize: int) -> float:
@@ -76,11 +84,14 @@ def _evaluated(call: Call) -> Foreseen:
         return scored
     prompt, prompts = tokens.get("prompt", 50.0), min(config.sample_prompts, tokens["rows"])
     devices = max(1, call.hardware.devices)
-    writing = _writing(speed, model, prompts / devices, prompt, config.sampling, itemsize)
-    # generation loads a second copy of the model
-    seconds = scored.seconds + writing + speed.files(model["parameters"] * itemsize)
+    writing = _writing(
+        speed, model, prompts / devices, prompt, config.sampling, itemsize, _TRIED_ONCE
+    )
+    seconds = scored.seconds + writing
     memory = max(scored.memory or 0.0, _memory(call, model, config.sampling, prompt, itemsize))
-    memory += _LOADED_AGAIN * itemsize * model["parameters"] / devices
+    if devices > 1:  # generation loads a copy of the model
+        seconds += speed.files(model["parameters"] * itemsize)
+        memory += _LOADED_AGAIN * itemsize * model["parameters"] / devices
     size = 3500 + 60 * tokens["rows"] + prompts * (300 + 5 * config.sampling.max_new_tokens)
     return Foreseen({"bytes": size}, seconds, memory)
 
@@ -93,5 +104,5 @@ def _judged(call: Call) -> Foreseen:
 
 
 SAMPLED = Estimator(_sampled, _of_completions, version=2)
-EVALUATED = Estimator(_evaluated, version=2)
+EVALUATED = Estimator(_evaluated, version=3)
 JUDGED = Estimator(_judged)

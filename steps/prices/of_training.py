@@ -4,7 +4,8 @@ A training step runs a forward and backward over every pack of its batch (6 oper
 parameter and token; 12 for each layer, channel and attended pair of tokens) and updates every
 parameter. A device holds weights, gradients, the two moments of AdamW and, for a bfloat16 model,
 float32 master weights; the activations of one pack; and the logits of a slice of the pack. Several
-devices share the weights, gradients and moments, and divide the packs among them.
+devices share the weights, gradients and moments, and divide the packs among them; with
+`gather_once` each also holds all weights and gradients during a step.
 """
 
 import math
@@ -142,9 +143,7 @@ def _memory(call: Call, model: Sizes, config: Any, trained: float, rows: Rows | 
         held = (
             parameters * (itemsize if not masters else 0) + trained * (masters + 4 + 8)
         ) / devices
-        held += 2 * itemsize * (body(model) / model["layers"]) + 2 * itemsize * (
-            model["vocabulary"] * model["hidden"]
-        )
+        held += _unsharded(call, model, config, trained)
     else:
         held = parameters * itemsize + trained * (masters + max(4, itemsize) + 2 * max(4, itemsize))
     tokens = float(config.tokens_per_forward)
@@ -154,6 +153,21 @@ def _memory(call: Call, model: Sizes, config: Any, trained: float, rows: Rows | 
     logits = min(_LOGITS[is_device], scored * model["vocabulary"] * 4)
     working = _activations(model, tokens, config, itemsize) + 2 * logits
     return held + working + (0.0 if is_device else PROCESS + WORKING)
+
+
+def _unsharded(call: Call, model: Sizes, config: Any, trained: float) -> float:
+    """Bytes that one of several devices holds whole in the backward: all weights and gradients if
+    it gathers them once a step, else those of two layers and of the embeddings and the head."""
+    itemsize = BYTES[Dtype(config.dtype)]
+    everything = itemsize * model["parameters"] + max(4, itemsize) * trained
+    memory = call.hardware.memory
+    gathers = config.gather_once
+    if gathers is None:  # as the trainer decides
+        gathers = memory is not None and 4 * everything <= memory
+    if gathers:
+        return everything
+    ends = model["vocabulary"] * model["hidden"]
+    return 2 * itemsize * (body(model) / model["layers"] + ends)
 
 
 def _has_masters(config: Any) -> bool:
@@ -198,7 +212,7 @@ def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
 
 
 def _learns(init: str, demonstrations: bool = False) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, demonstrations), of_folder, version=2)
+    return Estimator(lambda call: _trained(call, init, demonstrations), of_folder, version=3)
 
 
 IMITATION = _learns("init", demonstrations=True)

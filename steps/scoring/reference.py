@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from steps.models.config import Dtype
 from steps.models.folders import load_model, vocabulary_size
@@ -52,10 +53,15 @@ def run_reference(
     records: Iterable[Mapping[str, Any]],
     config: ReferenceConfig,
     place: Workplace,
+    loaded: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
     """Score every distinct group of `records` (pairs, or labelled responses) with a model folder.
 
     Finished shards stay in `scratch` and are not computed again. Progress counts groups.
+
+    Args:
+        loaded: the model of the folder in `config.dtype`, if it is in memory, for a single rank
+            without another backend. Its attention is changed.
 
     Returns the metrics `groups`, `tokens`, the means `logps/chosen` and `logps/rejected` (or
     `logps/response`), and `notices` if there are any. Only the first rank writes files and returns
@@ -66,7 +72,7 @@ def run_reference(
         Left: `place.stopping` is true on any rank; raised between two shards.
     """
     ranks, output = place.ranks, place.output
-    opened = open_model(model, config, ranks)
+    opened = open_model(model, config, ranks, loaded)
     groups = _distinct(_groups_of(records, opened.vocabulary))
     scorer = opened.scorer
     scored_by, notices = opened.make_ready(groups)
@@ -117,18 +123,23 @@ class OpenModel(Protocol):
         ...
 
 
-def open_model(folder: Path, config: ReferenceConfig, ranks: Ranks) -> OpenModel:
-    """Load the model of a folder with the backend of `config`."""
+def open_model(
+    folder: Path, config: ReferenceConfig, ranks: Ranks, loaded: PreTrainedModel | None = None
+) -> OpenModel:
+    """Load the model of a folder with the backend of `config`; see `run_reference`."""
     if config.backend is not None:
         return config.backend.open_model(folder, config, ranks)
-    return _TorchModel(folder, config, ranks)
+    model = loaded
+    if model is None:
+        model = load_model(folder, config.dtype, on_host=ranks.count > 1)
+    return _TorchModel(model, config, ranks)
 
 
 class _TorchModel:
     """A transformers model, on this process's device or sharded over ranks."""
 
-    def __init__(self, folder: Path, config: ReferenceConfig, ranks: Ranks) -> None:
-        self._model = load_model(folder, config.dtype, on_host=ranks.count > 1)
+    def __init__(self, model: PreTrainedModel, config: ReferenceConfig, ranks: Ranks) -> None:
+        self._model = model
         self._config, self._ranks = config, ranks
         self.vocabulary = vocabulary_size(self._model)
         self.scorer = build_scorer(self._model, config.tokens_per_forward, ranks)
@@ -182,9 +193,9 @@ class Reference:
         self.of(groups)
         files = sorted(self.folder.glob("logps-*.parquet"))
         column = pa.concat_tables(_verified(file, ["token_logps"]) for file in files)["token_logps"]
-        wanted = column.take(pa.array([self._positions[group.group_id] for group in groups]))
-        tokens = wanted.combine_chunks().flatten().flatten().to_numpy().astype(np.float64)
-        return TokenLogps(torch.from_numpy(tokens), lengths_of(groups))
+        wanted = column.take(_numbers(np.array([self._positions[g.group_id] for g in groups])))
+        tokens = np.from_dlpack(wanted.combine_chunks().flatten().flatten())
+        return TokenLogps(torch.from_numpy(tokens.astype(np.float64)), lengths_of(groups))
 
 
 def show_packing(references: Sequence[Reference], model: Path, packed: ScoredBy) -> bool:

@@ -17,6 +17,7 @@ from steps.data.rows.tables import PROMPTS as PROMPT_ROWS
 from steps.data.rows.tables import to_record
 from steps.data.tokens.rendering import Chat
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
+from steps.generation.cache import KeyValueCache
 from steps.generation.config import SamplingConfig
 from steps.generation.engine import Finish, Finished
 from steps.generation.sampling import decoded, sample
@@ -166,6 +167,27 @@ def test_progress_counts_completions(
     given = asked(prompts)
     sample(model, tokenizer, given, config, lambda done, total, _: reports.append((done, total)))
     assert reports == [(done, 8) for done in range(1, 9)]
+
+
+def test_slots_that_go_wrong_late_in_a_completion_are_not_used(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = SamplingConfig(max_new_tokens=12, temperature=0.5)
+    right = said(tokenizer, sample(model, tokenizer, asked(prompts), config))
+    resize = KeyValueCache.resize
+
+    def forgetful(cache: KeyValueCache, tokens: int) -> None:
+        resize(cache, tokens)
+        if tokens > max(map(len, prompts)) + 4:
+            cache.blocks[0].zero_()
+
+    monkeypatch.setattr(KeyValueCache, "resize", forgetful)
+    with pytest.warns(UserWarning, match="written alone, which is much slower: in slots, Llama"):
+        found = sample(model, tokenizer, asked(prompts), config)
+    assert said(tokenizer, found) == right
 
 
 def test_several_greedy_completions_are_refused() -> None:

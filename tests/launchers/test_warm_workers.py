@@ -329,6 +329,34 @@ def steps():
     assert [(said["forked"], said["heavy"]) for said in made[2:]] == [(True, False)] * 2
 
 
+def test_a_step_without_the_library_does_not_wait_until_it_is_imported(lab: Lab) -> None:
+    waits = "import time\nwhile not os.path.exists(os.environ['IMPORTS'] + '-light'):\n"
+    (lab.library / "__init__.py").write_text(LIBRARY + waits + "    time.sleep(0.01)\n")
+    lab.write(
+        """
+from pipeline import Artifact
+
+@step
+def light(out: Output) -> Metrics:
+    Path(os.environ["IMPORTS"] + "-light").touch()
+    return {"parent": os.getppid()}
+
+@step
+def work(out: Output, first: Artifact, number: int = 0) -> Metrics:
+    import heavy
+    return told()
+
+def steps():
+    first = light()
+    return [first, work(first, 0), work(first, 1)]
+"""
+    )
+    light, *others = lab.run()
+    (importer,) = lab.importers
+    assert [said["parent"] for said in others] == [importer] * 2
+    assert light["parent"] != importer
+
+
 def test_a_step_that_asks_for_other_threads_gets_a_fresh_interpreter(lab: Lab) -> None:
     lab.write(
         PLAIN.replace("told(", "told(threads=os.environ['OMP_NUM_THREADS'], ")

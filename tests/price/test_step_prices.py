@@ -5,6 +5,7 @@ import pkgutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,10 +108,21 @@ def test_what_eight_gpus_need_is_said_before_anyone_rents_them() -> None:
     assert eight.memory == unknown.memory
     assert unknown.seconds is None  # nobody knows how fast it is
     assert eight.sizes["bytes"] == pytest.approx(16.1e9, rel=0.01)
+    whole = replace(config, gather_once=True)  # all weights and gradients, in the backward
+    assert memory(whole, 80 * 2**30) > memory(config, 80 * 2**30) + 40e9
+    assert memory(config, 500 * 2**30) == memory(whole, 500 * 2**30)  # as the trainer then decides
     # 6 operations a parameter and token, at the share of the peak that training reaches
     floor = 6 * 8e9 * 756 * 60000 / (8 * 989e12)
     assert eight.seconds is not None
     assert floor < eight.seconds < 5 * floor
+
+
+def memory(config: DpoConfig, of_one: int) -> float:
+    """What one of eight GPUs with so much memory needs."""
+    hardware = Hardware("NVIDIA H100 80GB HBM3", 8, memory=of_one)
+    found = of_training.PREFERENCE.foresee(dpo(config, hardware)).memory
+    assert found is not None
+    return found
 
 
 def test_adapters_need_less(tmp_path: Path) -> None:
