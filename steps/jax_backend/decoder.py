@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_policies
+from jax.ad_checkpoint import checkpoint_name, checkpoint_policies
 
 from steps.jax_backend.architecture import Architecture
 from steps.jax_backend.attending.query_blocks import attend
@@ -40,9 +40,14 @@ _LOGITS_BYTES = 128 * 2**20
 ADAPTER = ("lora_A.default.weight", "lora_B.default.weight")
 """An adapter's factors [r, I] and [O, r], as `peft` names them after the name of their matrix."""
 
+_ATTENDED = "attended"
+
 RECOMPUTED = {
     "none": None,
-    "selective": checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "selective": checkpoint_policies.save_from_both_policies(
+        checkpoint_policies.dots_with_no_batch_dims_saveable,
+        checkpoint_policies.save_only_these_names(_ATTENDED),
+    ),
     "full": checkpoint_policies.nothing_saveable,
 }
 """What a layer keeps for its backward, by the names of `ActivationCheckpointing`."""
@@ -140,6 +145,7 @@ def _attention(
         k = _norm(a, k, w["self_attn.k_norm.weight"])
     cos, sin = (table[facts.rotation][:, :, None].astype(x.dtype) for table in (pack.cos, pack.sin))
     out = attend(a, _rotated(q, cos, sin), _rotated(k, cos, sin), v, pack, facts)
+    out = checkpoint_name(out, _ATTENDED)
     return _linear(a, w, "self_attn.o_proj", out.reshape(*x.shape[:-1], -1), facts)
 
 

@@ -1,7 +1,8 @@
 """Attention by XLA, some queries at a time, so that a pack needs no mask of T × T in memory.
 
 Where no token sees further back than `reach`, a block of so many queries meets its own keys and
-those of the block before; else a few queries at a time meet all keys.
+those of the block before. In other packs, short ones, a block meets all keys up to its own last
+one; in long ones all keys, and the backward computes the scores again, which would fill the memory.
 """
 
 import math
@@ -21,6 +22,7 @@ from steps.jax_backend.pack_arrays import (
 )
 
 _QUERY_BLOCK = 512
+_SHORT, _MOST_BLOCKS, _LEAST_BLOCK = 1024, 4, 192
 
 
 def attend(
@@ -44,8 +46,13 @@ def attend(
         blocks = tuple(in_blocks(x, pack.reach) for x in (q, *sees))
         near = tuple(_with_block_before(in_blocks(x, pack.reach)) for x in keys)
         out = joined(jax.vmap(of_block)(blocks, near))
-    elif tokens <= _QUERY_BLOCK:
-        out = of_block((q, *sees))
+    elif tokens <= _SHORT:
+        ends = _block_ends(tokens)
+        parts = [
+            of_block(tuple(x[:, start:end] for x in (q, *sees)), tuple(x[:, :end] for x in keys))
+            for start, end in zip((0, *ends), ends, strict=False)
+        ]
+        out = jnp.concatenate(parts, axis=1)
     else:
         blocks = tuple(in_blocks(x, math.gcd(tokens, _QUERY_BLOCK)) for x in (q, *sees))
         out = joined(lax.map(jax.checkpoint(of_block, prevent_cse=False), blocks))
@@ -58,13 +65,25 @@ def _attend(
     """Of q [B, t, key heads, group, d] to the keys that mask [B, t, T] lets it see; what is dropped
     of it is drawn by `keys`."""
     accurate = jnp.promote_types(q.dtype, jnp.float32)
-    scores = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=accurate)
+    batch, tokens, _, group, _ = q.shape
+    # One axis of all queries of a key head: otherwise XLA transposes the scores on processors.
+    q = jnp.moveaxis(q, 1, 3).reshape(batch, a.key_heads, -1, a.head_size)
+    scores = jnp.einsum("bkqd,bskd->bkqs", q, k, preferred_element_type=accurate)
     scores = scores * jnp.asarray(a.attention_scale, accurate)
     if a.attention_cap is not None:
         scores = jnp.tanh(scores / a.attention_cap) * a.attention_cap
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(accurate).min)
+    seen = jnp.tile(mask[:, None], (1, 1, group, 1))
+    scores = jnp.where(seen, scores, jnp.finfo(accurate).min)
     shares = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    return jnp.einsum("bkgts,bskd->btkgd", dropped(shares, a.attention_dropout, keys), v)
+    out = jnp.einsum("bkqs,bskd->bkqd", dropped(shares, a.attention_dropout, keys), v)
+    return jnp.moveaxis(out.reshape(batch, a.key_heads, group, tokens, -1), 3, 1)
+
+
+def _block_ends(tokens: int) -> tuple[int, ...]:
+    """Where each of a few blocks of queries ends: about equally many, a multiple of 32."""
+    count = max(1, min(_MOST_BLOCKS, tokens // _LEAST_BLOCK))
+    size = -(-tokens // (count * 32)) * 32
+    return (*range(size, tokens, size), tokens)
 
 
 def _mask(
