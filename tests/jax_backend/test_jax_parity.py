@@ -181,10 +181,13 @@ def test_a_batch_may_be_cut_in_any_way(tmp_path: Path, budget: int, longest: int
     scorer.close()
 
 
-def test_a_large_vocabulary_is_scored_in_parts(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_large_vocabulary_and_a_long_pack_are_computed_in_parts(tmp_path: Path, monkeypatch: Any) -> None:
     from steps.jax_backend import decoder
+    from steps.jax_backend.attending import query_blocks
 
     monkeypatch.setattr(decoder, "_LOGITS_BYTES", 32 * 64 * 4)
+    monkeypatch.setattr(query_blocks, "_SHORT", 128)
+    monkeypatch.setattr(query_blocks, "_QUERY_BLOCK", 64)
     folder = model_folder(tmp_path, FAMILIES["gemma2"])
     trainer = JaxTrainer(scorer_of(folder, 256), OptimizerConfig())
     groups = pairs()

@@ -65,18 +65,28 @@ def _attend(
     """Of q [B, t, key heads, group, d] to the keys that mask [B, t, T] lets it see; what is dropped
     of it is drawn by `keys`."""
     accurate = jnp.promote_types(q.dtype, jnp.float32)
-    batch, tokens, _, group, _ = q.shape
+    batch, tokens, heads, group, size = q.shape
     # One axis of all queries of a key head: otherwise XLA transposes the scores on processors.
-    q = jnp.moveaxis(q, 1, 3).reshape(batch, a.key_heads, -1, a.head_size)
+    q = jnp.moveaxis(q, 1, 3).reshape(batch, heads, group * tokens, size)
     scores = jnp.einsum("bkqd,bskd->bkqs", q, k, preferred_element_type=accurate)
+    scores = scores.reshape(batch, heads, group, tokens, -1)
     scores = scores * jnp.asarray(a.attention_scale, accurate)
     if a.attention_cap is not None:
         scores = jnp.tanh(scores / a.attention_cap) * a.attention_cap
-    seen = jnp.tile(mask[:, None], (1, 1, group, 1))
-    scores = jnp.where(seen, scores, jnp.finfo(accurate).min)
-    shares = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    out = jnp.einsum("bkqs,bskd->bkqd", dropped(shares, a.attention_dropout, keys), v)
-    return jnp.moveaxis(out.reshape(batch, a.key_heads, group, tokens, -1), 3, 1)
+    scores = scores + jnp.where(mask, 0, jnp.finfo(accurate).min / 2)[:, None, None]
+    # Divided after the product, as in FlashAttention (Dao et al. 2022): of the scores' size, the
+    # backward then needs one array.
+    parts = jnp.exp(scores - lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+    whole = parts.sum(axis=-1, keepdims=True)
+    parts = dropped(parts.astype(v.dtype), a.attention_dropout, keys)
+    out = jnp.einsum(
+        "bkqs,bskd->bkqd",
+        parts.reshape(batch, heads, group * tokens, -1),
+        v,
+        preferred_element_type=accurate,
+    )
+    out = (out.reshape(batch, heads, group, tokens, size) / whole).astype(v.dtype)
+    return jnp.moveaxis(out, 3, 1)
 
 
 def _block_ends(tokens: int) -> tuple[int, ...]:
