@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from steps.reward_models.bradley_terry import BradleyTerry
 from steps.scoring.config import ReferenceConfig
+from steps.shared.checks import require
 from steps.training.config import TrainConfig
 
 
@@ -19,6 +20,10 @@ class RewardConfig(TrainConfig):
     loss: BradleyTerry = field(default_factory=BradleyTerry)
     pad_token: str | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_torch(self)
+
 
 @dataclass(frozen=True)
 class RewardScoring(ReferenceConfig):
@@ -26,3 +31,11 @@ class RewardScoring(ReferenceConfig):
 
     A shard is the unit of scores that survives an interruption.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_torch(self)
+
+
+def _require_torch(config: RewardConfig | RewardScoring) -> None:
+    require(config.backend is None, "reward models need backend=null (torch)", config.backend)

@@ -14,19 +14,27 @@ from token_groups import pairs, reference_logps
 
 from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.functional_backend.functional_trainer import FunctionalTrainer, gradient_of
+from steps.jax_backend.config import JaxScoring
 from steps.losses.dpo import Dpo
+from steps.losses.kto import Kto
 from steps.losses.simpo import Simpo
 from steps.models.config import Dtype, LoraConfig
 from steps.models.folders import load_model
 from steps.models.ranks import Ranks
 from steps.models.workplace import Left, Workplace
+from steps.reward_models.config import RewardConfig, RewardScoring
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import TokenGroup, read_pairs
 from steps.scoring.logps import TokenLogps, forward_backward
 from steps.scoring.packing import make_pack
 from steps.scoring.scorer import Scorer
 from steps.training.config import OptimizerConfig, ReferenceFreeConfig, TrainConfig
-from steps.training.objectives import Objective, preference_objective, sft_objective
+from steps.training.objectives import (
+    Objective,
+    preference_objective,
+    sft_objective,
+    unpaired_objective,
+)
 from steps.training.recipes import run_reference_free, run_sft
 
 FUNCTIONAL = FunctionalTraining()
@@ -37,7 +45,9 @@ def objectives() -> list[Objective]:
     singles = [TokenGroup(g.row, g.group_id, g.prompt_ids, g.responses[:1]) for g in groups]
     reference = reference_logps(len(groups))
     dpo = preference_objective(groups, Dpo(beta=0.5, nll_weight=0.3), reference)
-    return [dpo, preference_objective(groups, Simpo()), sft_objective(singles)]
+    rated = [replace(single, label=number % 3 > 0) for number, single in enumerate(singles)]
+    kto = unpaired_objective(rated, Kto(), reference[:, 0], rated, reference[:, 0])
+    return [dpo, preference_objective(groups, Simpo()), sft_objective(singles), kto]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -45,9 +55,13 @@ def test_losses_and_gradients_are_those_of_the_module(tmp_path: Path, family: st
     model = load_model(model_folder(tmp_path, FAMILIES[family]), Dtype.float64).eval()
     use_packed_attention(model)
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    for objective in objectives()[:: 1 if family == "gemma2" else 3]:
-        everything = range(len(objective.groups))
-        batch_loss, pack = objective.batch_loss(everything, None), make_pack(objective.groups)
+    for objective in objectives()[:: 1 if family == "gemma2" else 4]:
+        count, pack = len(objective.groups), make_pack(objective.groups)
+        baseline = None
+        if objective.baseline_groups is not None:
+            ones = torch.ones(count, 1, dtype=torch.int64)
+            baseline = TokenLogps(torch.zeros(count, dtype=torch.float64), ones)
+        batch_loss = objective.batch_loss(range(count), baseline)
 
         def loss(logps: TokenLogps, some: slice, batch_loss: Any = batch_loss) -> Any:
             return batch_loss(logps, torch.arange(99)[some])
@@ -167,3 +181,9 @@ def test_the_noise_scale_is_that_of_the_gradients_of_single_examples(tmp_path: P
 def test_several_devices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="backend=functional trains on one device"):
         FUNCTIONAL.open_policy(tmp_path, TrainConfig(), Ranks(0, 2), False)
+
+
+def test_a_reward_model_refuses_a_backend_that_it_would_not_run_on() -> None:
+    for config, backend in ((RewardConfig, FUNCTIONAL), (RewardScoring, JaxScoring())):
+        with pytest.raises(ValueError, match=r"reward models need backend=null \(torch\), got"):
+            config(backend=backend)
