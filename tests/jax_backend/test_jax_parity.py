@@ -181,7 +181,9 @@ def test_a_batch_may_be_cut_in_any_way(tmp_path: Path, budget: int, longest: int
     scorer.close()
 
 
-def test_a_large_vocabulary_and_a_long_pack_are_computed_in_parts(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_large_vocabulary_and_a_long_pack_are_computed_in_parts(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     from steps.jax_backend import decoder
     from steps.jax_backend.attending import query_blocks
 
