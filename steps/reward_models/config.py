@@ -22,7 +22,7 @@ class RewardConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_torch(self)
+        _require_torch(self.backend)
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class RewardScoring(ReferenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_torch(self)
+        _require_torch(self.backend)
 
 
-def _require_torch(config: RewardConfig | RewardScoring) -> None:
-    require(config.backend is None, "reward models need backend=null (torch)", config.backend)
+def _require_torch(backend: object) -> None:
+    require(backend is None, "reward models need backend=null (torch)", backend)
