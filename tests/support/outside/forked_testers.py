@@ -58,6 +58,7 @@ def serve() -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()  # a collection in a fork would copy all of this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the forks
     server = socket.socket(fileno=int(sys.argv.pop()))
     poll = select.poll()
     for waited in (sys.stdin, server):
@@ -100,6 +101,7 @@ def serve() -> None:
 def _work(caller: socket.socket, files: list[int]) -> None:
     """Does what the interpreter would do that the caller stands for."""
     caller.close()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -107,6 +109,7 @@ def _work(caller: socket.socket, files: list[int]) -> None:
 
 
 def _call(path: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as parent:
         parent.connect(path)
         socket.send_fds(parent, [b"!"], list(range(_HANDED)))
