@@ -15,6 +15,7 @@ import fsspec
 import fsspec.config
 import pytest
 import typer.testing
+from forked_testers import command
 from forked_workers import fork_workers
 from hypothesis import settings
 from numbers_lab import Lab
@@ -24,10 +25,16 @@ from workers_here import instead_of_processes
 
 from benchmarks.gcs import gcs_server
 from pipeline import Store
+from pipeline.wire import forking
 
 # Tests run side by side: more threads than cores would mostly wait for each other. torch reads this
 # when it is imported, here and in processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# JAX computes on processors, of which there seem to be eight, compiled quickly rather than well.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 os.environ.pop("TEMPER_STORE", None)  # the user's own store is none of the tests' business
 
@@ -54,6 +61,16 @@ def pytest_configure() -> None:
     all processes inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Processes that share the tests are forked, once for all libraries that they import."""
+    here = [spec for spec in specs if spec.popen and not spec.python]
+    if here and forking.is_possible():
+        python = command()
+        for spec in here:
+            spec.python = python
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -57,20 +57,21 @@ def run_snippet(card: str, folder: Path) -> str:
     return printed.getvalue().strip()
 
 
-@pytest.fixture
-def trained(tmp_path: Path) -> Path:
-    """A model that was trained with adapters, as training leaves it."""
-    folder = tmp_path / "trained"
-    write_model(tmp_path / "base", tie_word_embeddings=False)
-    tokenizer = write_tokenizer(tmp_path / "base")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was trained with adapters, as training leaves it; its base is beside it."""
+    folder = tmp_path_factory.mktemp("exported") / "trained"
+    base = folder.with_name("base")
+    write_model(base, tie_word_embeddings=False)
+    tokenizer = write_tokenizer(base)
     tokenizer.chat_template = CHATML
-    tokenizer.save_pretrained(tmp_path / "base")
-    adapted = add_adapter(load_model(tmp_path / "base"), LoraConfig(r=4), seed=0)
+    tokenizer.save_pretrained(base)
+    adapted = add_adapter(load_model(base), LoraConfig(r=4), seed=0)
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_(std=0.1)
     save_adapter(adapted, folder / "adapter")
-    save_model(merge_adapter(adapted), folder, tokenizer_from=tmp_path / "base")
+    save_model(merge_adapter(adapted), folder, tokenizer_from=base)
     return folder
 
 
@@ -92,7 +93,7 @@ def test_adapters_come_along_and_give_beside_the_base_what_the_merged_weights_gi
     export_merged(trained, tmp_path / "kept", Dtype.float32, keep_adapters=True)
     export_merged(trained, tmp_path / "merged", Dtype.float32, keep_adapters=False)
     assert not (tmp_path / "merged" / "adapter").exists()
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(trained.with_name("base"))
     adapted = peft.PeftModel.from_pretrained(base, str(tmp_path / "kept" / "adapter"))
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "kept")
     torch.testing.assert_close(logits(adapted), logits(merged), atol=1e-4, rtol=1e-4)
@@ -101,7 +102,7 @@ def test_adapters_come_along_and_give_beside_the_base_what_the_merged_weights_gi
 def test_adapters_alone_name_their_base_and_their_snippet_runs(
     trained: Path, tmp_path: Path
 ) -> None:
-    base = str(tmp_path / "base")
+    base = str(trained.with_name("base"))
     export_adapters(trained, tmp_path / "alone", base)
     names = {path.name for path in (tmp_path / "alone").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names

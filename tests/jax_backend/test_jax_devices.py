@@ -1,4 +1,4 @@
-"""One run over 1, 2, 4 and 8 devices: processors, simulated."""
+"""One run over 1, 2 and 8 devices: processors, simulated."""
 
 from pathlib import Path
 
@@ -39,10 +39,10 @@ def run(policy: Path, count: int) -> tuple[list[float], list[float]]:
 
 def test_a_run_is_the_same_on_any_number_of_devices(tmp_path: Path) -> None:
     assert len(jax.devices()) == 8
-    # 30 rows of a perceptron are shared by two devices, and whole on each of more
+    # 30 rows of a perceptron are shared by two devices, and whole on each of eight
     policy = model_folder(tmp_path, lambda: llama(tied=False, intermediate=30))
     log, scored = run(policy, 1)
-    for count in (2, 4, 8):
+    for count in (2, 8):
         same_log, same_scored = run(policy, count)
         assert same_log == pytest.approx(log, rel=1e-6, abs=1e-6)
         assert same_scored == pytest.approx(scored, rel=1e-6)

@@ -48,11 +48,22 @@ SWEPT = {
 }
 
 
+_ALIKE = {
+    "phimoe", "mimo_v2_flash", "ctrl", "qwen3_5_text", "jamba", "bamba", "granitemoehybrid",
+    "falcon", "gpt_neo", "gptj", "nemotron", "stablelm", "recurrent_gemma",
+}  # fmt: skip
+"""Relatives of the others, for long searches."""
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("architecture", "layout"),
-    [(name, layout) for layout, names in SWEPT.items() for name in names.split()],
+    [
+        pytest.param(name, layout, marks=pytest.mark.attack if name in _ALIKE else ())
+        for layout, names in SWEPT.items()
+        for name in names.split()
+    ],
 )
 def test_an_architecture_is_read_as_fast_as_it_can_be_and_right(
     architecture: str, layout: Layout

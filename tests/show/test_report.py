@@ -76,8 +76,10 @@ def pages(store: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return {name: folder / f"{name}.html" for name in asked}
 
 
-@pytest.mark.parametrize("name", ["sweep", "hostile", "both"])
-@pytest.mark.parametrize(("width", "theme"), [(1200, "light"), (400, "dark")])
+@pytest.mark.parametrize(
+    ("name", "width", "theme"),
+    [("sweep", 400, "dark"), ("hostile", 400, "light"), ("both", 1200, "light")],
+)
 def test_a_report_loads_nothing_says_no_error_and_fits_its_window(
     browser: Any, pages: dict[str, Path], name: str, width: int, theme: str
 ) -> None:
@@ -91,8 +93,10 @@ def test_a_report_loads_nothing_says_no_error_and_fits_its_window(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sweep", "hostile"])
-@pytest.mark.parametrize(("width", "theme"), [(1200, "light"), (1200, "dark"), (400, "light")])
+@pytest.mark.parametrize(
+    ("name", "width", "theme"),
+    [("sweep", 1200, "light"), ("sweep", 1200, "dark"), ("hostile", 400, "light")],
+)
 def test_axe_finds_no_serious_fault(
     browser: Any, pages: dict[str, Path], name: str, width: int, theme: str
 ) -> None:

@@ -24,6 +24,7 @@ from places import SUPPORT
 from rich.console import Console
 from typer.testing import CliRunner, Result
 from waiting import HANGS_SECONDS, wait_until
+from workers_here import instead_of_processes
 
 from pipeline import File, Store, TemperError, run
 from pipeline.cli import app
@@ -52,6 +53,23 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return Store(f"{request.getfixturevalue('gcs_bucket')}/{os.urandom(4).hex()}")
 
 
+@pytest.fixture(scope="module")
+def first_written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
+    """A store with one result, which tests copy."""
+    folder = tmp_path_factory.mktemp("written") / "store"
+    with pytest.MonkeyPatch.context() as patch:
+        instead_of_processes(patch)
+        (made,) = make(Store(str(folder)), write())
+    return folder, made
+
+
+@pytest.fixture
+def written(first_written: tuple[Path, Manifest], tmp_path: Path) -> tuple[Store, Manifest]:
+    """A store of the test's own, and the manifest of what ``write`` has made in it."""
+    shutil.copytree(first_written[0], tmp_path / "store")
+    return Store(str(tmp_path / "store")), first_written[1]
+
+
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
     """A folder of somebody else's, with all that lies in it as it was."""
@@ -69,7 +87,8 @@ def _everything(folder: Path) -> dict[str, str]:
 
 
 def make(store: Store, *steps: Any) -> list[Manifest]:
-    made = run({str(i): s for i, s in enumerate(steps)}, store, console=Console(file=io.StringIO()))
+    roots = {str(i): step for i, step in enumerate(steps)}
+    made = run(roots, store, console=Console(file=io.StringIO()), verbosity=-1)
     return [result.manifest for result in made.values()]
 
 
@@ -144,19 +163,24 @@ NO_MANIFESTS: dict[str, dict[str, Any]] = {
 }
 
 
+LEADS_ELSEWHERE = ("attempt leads up", "file leads up", "input is elsewhere", "step is another")
+
+
 @pytest.mark.parametrize("case", NO_MANIFESTS)
 def test_a_manifest_that_names_what_no_store_holds_is_damaged(
-    case: str, tmp_path: Path, outside: Path
+    case: str, written: tuple[Store, Manifest], outside: Path
 ) -> None:
-    store = Store(str(tmp_path / "store"))
-    (made,) = make(store, write())
+    """All commands read manifests in one way, so only those that lead elsewhere meet them all."""
+    store, made = written
     forge(store, made, **NO_MANIFESTS[case])
-    answers = [told(temper(store, *command)) for command in COMMANDS]
+    commands = COMMANDS if case in LEADS_ELSEWHERE else [["list"], ["show", "write"], ["verify"]]
+    answers = [told(temper(store, *command)) for command in commands]
     assert any("is damaged" in answer and "delete it" in answer for answer in answers)
     with pytest.raises(TemperError, match=r"is damaged .*; delete it, and the step will be run"):
         make(store, write())
-    store.objects.remove(store.manifest_path("write", made.key))
-    make(store, write())
+    if case in LEADS_ELSEWHERE:
+        store.objects.remove(store.manifest_path("write", made.key))
+        make(store, write())
 
 
 def test_a_manifest_in_a_bucket_leads_nowhere_either(gcs_bucket: str, outside: Path) -> None:
@@ -179,17 +203,19 @@ def told_of_a_run(store: Store) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"", b"[]", b'"text"', b"\xff\xfe", b"{}", b'{"step": 1}', b"[" * 100_000,
-        b'{"seconds": 1e999}', b"\x1b]0;title\x07",
-    ],
-    ids=lambda data: repr(data[:12]),
-)  # fmt: skip
-def test_json_that_is_none_or_too_much_is_one_error_or_ignored(data: bytes, tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"))
-    (made,) = make(store, write())
+NO_RECORDS = [
+    b"", b"[]", b'"text"', b"\xff\xfe", b"{}", b'{"step": 1}', b"[" * 100_000,
+    b'{"seconds": 1e999}', b"\x1b]0;title\x07",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.attack)])
+@pytest.mark.parametrize("data", NO_RECORDS, ids=lambda data: repr(data[:12]))
+def test_json_that_is_none_or_too_much_is_one_error_or_ignored(
+    data: bytes, every: int, written: tuple[Store, Manifest]
+) -> None:
+    """Each place has some of these, and each of these is in some places."""
+    store, made = written
     (name,) = names_of_runs(store)
     attempt = store.attempt_path(made)
     places = {
@@ -205,7 +231,9 @@ def test_json_that_is_none_or_too_much_is_one_error_or_ignored(data: bytes, tmp_
         "accepted": f"{store.root}/accepted/write/a-b.json",
         "layout": f"{store.root}/temper.json",
     }
-    for place, path in places.items():
+    for number, (place, path) in enumerate(places.items(), start=NO_RECORDS.index(data)):
+        if number % every:
+            continue
         before = store.objects.read(path)
         store.objects.replace(path, data)
         for command in [["list"], ["status"], ["runs"], ["explain", "write"], ["gc"]]:
@@ -316,9 +344,10 @@ def test_links_in_a_local_store_are_not_followed(tmp_path: Path, outside: Path) 
 
 
 @pytest.mark.parametrize("top", ["attempts", "manifests", "scratch", "runs", "leases", "jobs"])
-def test_garbage_is_collected_below_no_link(top: str, tmp_path: Path, outside: Path) -> None:
-    store = Store(str(tmp_path / "store"))
-    make(store, write())
+def test_garbage_is_collected_below_no_link(
+    top: str, written: tuple[Store, Manifest], outside: Path
+) -> None:
+    store, _ = written
     (Path(store.root) / top).mkdir(exist_ok=True)
     (Path(store.root) / top / "evil").symlink_to(outside)
     (Path(store.root) / top / "write").mkdir(exist_ok=True)
@@ -384,10 +413,9 @@ def _link_instead(content: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("case", ADDED)
 def test_an_artifact_with_anything_added_is_damaged(
-    case: str, tmp_path: Path, outside: Path
+    case: str, written: tuple[Store, Manifest], tmp_path: Path, outside: Path
 ) -> None:
-    store = Store(str(tmp_path / "store"))
-    (made,) = make(store, write())
+    store, made = written
     assert temper(store, "verify").exit_code == 0, "an empty folder of the step's is none of it"
     before = shutil.copytree(store.root, tmp_path / "other")
     ADDED[case](Path(store.content_path(made)), outside)
@@ -424,9 +452,10 @@ def test_what_was_added_to_an_artifact_in_a_bucket_is_found(gcs_bucket: str) -> 
         {"beat": 5}, {"run": None}, {"host": ["x"]}, {"more": 1},
     ],
 )  # fmt: skip
-def test_a_lease_whose_holder_cannot_be_is_damaged(changes: dict[str, Any], tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"))
-    (made,) = make(store, write())
+def test_a_lease_whose_holder_cannot_be_is_damaged(
+    changes: dict[str, Any], written: tuple[Store, Manifest]
+) -> None:
+    store, made = written
     holder = Leases(store.objects, store.root, "x")._new_holder()
     data = json.loads(replace(holder, beat=99).to_json()) | changes  # later than the run's own
     path = f"{store.root}/leases/write/{made.key}/00000099.json"
@@ -435,9 +464,8 @@ def test_a_lease_whose_holder_cannot_be_is_damaged(changes: dict[str, Any], tmp_
 
 
 @pytest.mark.parametrize("data", [b"-5", b"1_0", b" 7 ", b"\xd9\xa3", b"9" * 19])
-def test_a_released_lease_is_a_small_number(data: bytes, tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"))
-    (made,) = make(store, write())
+def test_a_released_lease_is_a_small_number(data: bytes, written: tuple[Store, Manifest]) -> None:
+    store, made = written
     store.objects.remove(store.manifest_path("write", made.key))
     path = f"{store.root}/leases/write/{made.key}/00000050.json"
     store.objects.replace(path, data)

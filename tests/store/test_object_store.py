@@ -40,10 +40,11 @@ def test_an_experiment_runs_once_and_is_cached_after(
 
 @pytest.mark.usefixtures("workers_here")
 def test_an_evicted_input_is_made_again_where_it_is_needed(
-    url: str, tmp_path: Path, console: Console
+    gcs_bucket: str, tmp_path: Path, console: Console
 ) -> None:
     (tmp_path / "numbers.txt").write_text("1 2 3 4")
-    journal, store = str(tmp_path / "journal.txt"), Store(url)
+    url, journal = f"{gcs_bucket}/{secrets.token_hex(4)}", str(tmp_path / "journal.txt")
+    store = Store(url)
     values = numbers(File(str(tmp_path / "numbers.txt")), journal)
 
     def run_product(factor: int) -> None:

@@ -25,7 +25,10 @@ from steps.data.tokens.tokenizing import (
     tokenize_conversations,
 )
 
-FAMILIES = tuple(families())
+FAMILIES = (
+    "chatml", "smollm2", "chatml_generation", "llama3", "qwen2_5", "qwen3", "gemma", "mistral",
+)  # fmt: skip
+"""Their tokenizers are made when a test needs them."""
 WRITE_TOOLS = {"llama3", "qwen2_5", "qwen3", "mistral"}
 TRAIN_ON = {TrainOn.last_turn: False, TrainOn.all_turns: True}
 
@@ -70,6 +73,10 @@ CASES = {
     "a header in the question": Case((user("x<|im_start|>assistant\nyes"), assistant("no"))),
     "very long": Case((user("word " * 3000), assistant("écho 東京 " * 3000))),
 }
+
+
+def test_every_family_is_tested() -> None:
+    assert tuple(families()) == FAMILIES
 
 
 def numbers(family: Family, train_on: TrainOn) -> Tokenization:
@@ -145,7 +152,7 @@ def conversations(draw: st.DrawFn) -> Case:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=settings().max_examples // 4)
 @given(case=conversations(), train_on=st.sampled_from(sorted(TRAIN_ON)))
 def test_random_conversations_are_masked_as_the_reference_does(
     family: str, case: Case, train_on: TrainOn
@@ -163,7 +170,7 @@ def as_pair(row: str, case: Case, rejected: str) -> PreferenceRow:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(deadline=None, max_examples=settings().max_examples // 5)
+@settings(deadline=None, max_examples=settings().max_examples // 8)
 @given(
     batch=st.lists(st.tuples(conversations(), TEXTS), min_size=1, max_size=4),
     train_on=st.sampled_from(sorted(TRAIN_ON)),
@@ -198,7 +205,7 @@ def test_a_pair_is_two_conversations_with_one_prompt(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=settings().max_examples // 8)
 @given(case=conversations(), train_on=st.sampled_from(sorted(TRAIN_ON)))
 def test_a_completion_is_a_conversation_parted_where_it_begins(
     family: str, case: Case, train_on: TrainOn

@@ -172,15 +172,6 @@ def test_what_is_noticed_of_rows_is_counted_and_told(tokenizer: Path, tmp_path: 
     assert [notice.split()[0] for notice in metrics["notices"]] == ["1", "1"]
 
 
-def test_the_number_of_workers_leaves_no_trace(
-    pairs: Path, tokenizer: Path, tmp_path: Path, calm: tuple[Path, dict[str, Any]]
-) -> None:
-    metrics = tokenize(pairs, tokenizer, tmp_path, TokenizeConfig(workers=2))
-
-    assert content(tmp_path) == content(calm[0])
-    assert metrics == calm[1]
-
-
 RUN = """
 import json, sys, threading
 sys.path.insert(0, sys.argv[1])
@@ -214,9 +205,10 @@ def test_killed_and_started_again_it_goes_on_and_ends_with_the_same_bytes(
     assert finished, "it was killed before any shard was finished"
     assert len(finished) <= SHARDS + 1
 
-    tokenize(pairs, tokenizer, killed)
+    metrics = tokenize(pairs, tokenizer, killed)
 
-    assert content(killed) == content(calm[0])
+    assert content(killed) == content(calm[0]), "the number of processes leaves no trace"
+    assert metrics == calm[1]
     assert finished.items() <= {p: p.stat().st_mtime_ns for p in ledger.rglob("*.json")}.items()
 
 

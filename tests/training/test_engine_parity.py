@@ -14,7 +14,7 @@ from pathlib import Path
 import oracle
 import pytest
 import torch
-from families import FAMILIES
+from families import FAMILIES, UNLIKE
 from oracle import assert_same_gradients
 from tiny_models import model_folder
 from token_groups import group, ids, pairs, reference_logps, responses, unscored
@@ -37,6 +37,7 @@ from steps.scoring.logps import (
 from steps.scoring.packing import make_pack
 
 BETA = 0.7
+UNLIKE_FAMILIES = pytest.mark.parametrize("folder", UNLIKE, indirect=True, scope="module")
 
 
 @pytest.fixture(params=FAMILIES, scope="module")
@@ -110,6 +111,7 @@ def test_only_scored_tokens_count(folder: Path, slow: PreTrainedModel) -> None:
     torch.testing.assert_close(actual, torch.stack(expected), rtol=0, atol=1e-10)
 
 
+@UNLIKE_FAMILIES
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_prompt_may_have_any_number_of_responses(
@@ -172,6 +174,7 @@ def test_losses_and_gradients_equal_the_oracle_s_in_one_pack_and_in_many(
     assert_same_gradients(model, expected)
 
 
+@UNLIKE_FAMILIES
 def test_activation_checkpointing_changes_no_gradient(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +193,7 @@ def test_activation_checkpointing_changes_no_gradient(
 # --- bits ----------------------------------------------------------------------------------------
 
 
+@UNLIKE_FAMILIES
 def test_a_group_has_the_same_bits_whatever_it_is_packed_with(folder: Path) -> None:
     groups = pairs()
     model = packed(folder, Dtype.float32)
@@ -203,6 +207,7 @@ def test_a_group_has_the_same_bits_whatever_it_is_packed_with(folder: Path) -> N
     assert torch.equal(reversed_logps.flip(0), expected)
 
 
+@UNLIKE_FAMILIES
 def test_a_group_has_the_same_bits_with_and_without_gradients_so_its_own_reference_gives_ln_2(
     folder: Path,
 ) -> None:
@@ -215,6 +220,7 @@ def test_a_group_has_the_same_bits_with_and_without_gradients_so_its_own_referen
     assert scored.losses.tolist() == [math.log(2)] * len(groups)
 
 
+@UNLIKE_FAMILIES
 def test_identical_responses_have_the_same_bits(folder: Path) -> None:
     model = packed(folder, Dtype.float32)
     draw = random.Random(8)
@@ -228,6 +234,7 @@ def test_identical_responses_have_the_same_bits(folder: Path) -> None:
 # --- degenerate cases ----------------------------------------------------------------------------
 
 
+@UNLIKE_FAMILIES
 @pytest.mark.usefixtures("float64")
 def test_a_response_to_nothing_is_scored_from_its_second_token(
     folder: Path, slow: PreTrainedModel

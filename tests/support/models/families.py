@@ -9,6 +9,7 @@ without any positions, partial rotation, parallel residuals; heads tied, untied 
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from tiny_models import SIZES, gemma2, gpt2, granite, llama
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -73,3 +74,10 @@ def _with_vectors(build: Callable[[], PreTrainedModel]) -> Callable[[], PreTrain
 
 
 FAMILIES = {name: _with_vectors(build) for name, build in _BUILDERS.items()}
+
+_UNLIKE = ("llama", "gemma2", "gpt2", "smollm3", "phi")
+UNLIKE = [
+    pytest.param(name, marks=() if name in _UNLIKE else pytest.mark.attack) for name in FAMILIES
+]
+"""For what follows from how a model attends: five that attend unlike each other; the others are
+for long searches."""
