@@ -21,7 +21,6 @@ own: a step must not fail because it is observed.
 """
 
 import contextlib
-import dis
 import fcntl
 import json
 import marshal
@@ -70,7 +69,6 @@ _MADE_BY_TOOLS = ("/__pycache__/", ".egg-info/", ".dist-info/")
 _TEMPORARY = ("/tmp", "/var/tmp")
 _CACHE_VARIABLES = ("HF_HOME", "TORCH_HOME", "MPLCONFIGDIR")
 _WRITES = os.O_WRONLY | os.O_TRUNC
-_IMPORT_STATEMENT = dis.opmap["IMPORT_NAME"]
 _KINDS_OF_OPEN = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
 
 
@@ -556,13 +554,12 @@ class _Hook:
 
     def _import(self, arguments: tuple[Any, ...]) -> None:
         name, file, *_ = arguments
-        frame = next(_frames(), None)
         if file:  # an extension module
             self._load_library((file,))
-        elif frame is None or frame.f_code.co_code[frame.f_lasti] == _IMPORT_STATEMENT:
-            return  # the static analysis follows it
-        elif self.is_of_project(frame.f_code.co_filename):
-            self.note_search(name, taps.folders_of(name))
+        elif (frame := next(_frames(), None)) is not None:
+            code = frame.f_code  # the static analysis follows its statements
+            if "__import__" in code.co_names and self.is_of_project(code.co_filename):
+                self.note_search(name, taps.folders_of(name))
 
     def _load_library(self, arguments: tuple[Any, ...]) -> None:
         path = self._path(arguments[0]) if arguments[0] else None

@@ -85,7 +85,8 @@ def _tap_searches(hook: Hook) -> None:
 
     def _find_spec(name: str, path: Any, *target: Any) -> Any:
         found, caller = plain(name, path, *target), _caller()
-        hook.tell(lambda: _note_search(hook, caller, name))
+        if found is None or (found.has_location and hook.is_of_project(str(found.origin))):
+            hook.tell(lambda: _note_search(hook, caller, name))
         return found
 
     util._find_spec = _find_spec
