@@ -99,7 +99,7 @@ _LIBRARY_READERS: Mapping[str, frozenset[str]] = {
             *("yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.UnsafeLoader", "yaml.Loader"),
             *("yaml.full_load", "yaml.full_load_all", "yaml.FullLoader", "yaml.CLoader"),
             *("importlib.machinery", "importlib.util.spec_from_file_location"),
-            "importlib.util.module_from_spec",
+            *("importlib.util.module_from_spec", "gc.get_objects", "gc.get_referrers"),
         ),
         frozenset({LOOKUPS}),
     ),

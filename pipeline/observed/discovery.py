@@ -99,22 +99,21 @@ def home_of(function: Any) -> Home:
 def discover(observation: Observation, home: Home, closure: Closure) -> Discovered:
     """The observed dependencies that are in no key."""
     modules = _modules(observation)
-    reads, folders, relative = _events(observation)
+    reads, folders, names = _events(observation)
     code, sources = _code(modules, home, closure, observation)
     for path in sources:
         reads[path] = modules[path].digest
     rules = observation.rules
 
-    def name(path: str) -> str:
-        if path in relative:
-            return _RELATIVE + os.path.relpath(path, rules.start)
-        return home.name(path, rules.roots)
+    def named(path: str) -> list[str]:
+        return names.of(path, home.name(path, rules.roots), rules.start)
 
-    files = {name(path): _read_digest(path, reads[path]) for path in sorted(reads)}
+    digests = {path: _read_digest(path, reads[path]) for path in sorted(reads)}
+    files = {name: digest for path, digest in digests.items() for name in named(path)}
     return Discovered(
         code=dict(sorted(code.items())),
         files=files if observation.is_complete else {**files, _UNKNOWN: UNSTEADY},
-        folders={name(path): digest for path, digest in sorted(folders.items())},
+        folders={name: folders[path] for path in sorted(folders) for name in named(path)},
     )
 
 
@@ -211,20 +210,49 @@ def _file_of(module: str) -> str | None:
     return os.path.abspath(spec.origin) if spec and spec.origin else None
 
 
-def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str], set[str]]:
+@dataclass(frozen=True)
+class _Names:
+    """How the step named files.
+
+    Attributes:
+        relative: the paths that it gave relative to its working folder.
+        bases: the paths that it made absolute from there; ``start`` if it asked for the folder.
+    """
+
+    relative: set[str]
+    bases: set[str]
+
+    def of(self, path: str, name: str, start: str) -> list[str]:
+        """The names under which a file is recorded.
+
+        Args:
+            name: its name if the working folder does not matter.
+        """
+        from_start = _RELATIVE + os.path.relpath(path, start or "/")
+        parents = {path, *map(str, Path(path).parents)} & self.bases
+        if path in self.relative or parents - {start}:
+            return [from_start]
+        return [name, from_start] if parents else [name]
+
+
+def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str], _Names]:
     """For each file that the step read before it wrote it: its state or its digest. For each folder
-    that the step listed and did not make: its digest. The paths that the step gave relative to its
-    working folder."""
+    that the step listed and did not make: its digest. How it named them."""
     reads: dict[str, Any] = {}
     folders: dict[str, str] = {}
     links: dict[str, str] = {}
-    relative: set[str] = set()
+    names = _Names(set(), set())
+    kept: dict[str, str] = {}
     own: set[str] = set()
     made: list[str] = []
     for kind, path, *details in _records(observation.events):
-        if path in own or path.startswith(tuple(made)):
+        if kind in ("relative", "base"):
+            (names.relative if kind == "relative" else names.bases).add(path)
+        elif kind == "read" and path in kept:
+            reads[path] = kept.pop(path)
+        elif path in own or path.startswith(tuple(made)):
             continue
-        if kind == "read":
+        elif kind == "read":
             reads.setdefault(path, details[0])
         elif kind == "before":
             state, digest = details
@@ -234,8 +262,8 @@ def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str], s
             folders.setdefault(path, details[0])
         elif kind == "link":
             links.setdefault(path, details[0])
-        elif kind == "relative":
-            relative.add(path)
+        elif kind == "kept":
+            kept[path] = details[1]
         elif kind == "make":
             made.append(f"{path}/")
             own.add(path)
@@ -244,7 +272,7 @@ def _events(observation: Observation) -> tuple[dict[str, Any], dict[str, str], s
             own.add(path)
             reads.pop(path, None)
     through = {os.path.realpath(path): reads[path] for path in links if path in reads}
-    return {**through, **reads, **links}, folders, relative
+    return {**through, **reads, **links}, folders, names
 
 
 def _records(path: str) -> Iterator[list[Any]]:

@@ -34,9 +34,13 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES
+from itertools import islice
 from pathlib import Path
-from threading import get_ident
+from threading import current_thread, get_ident, main_thread
+from types import FrameType
 from typing import IO, Any
+from urllib.parse import unquote, urlsplit
 
 import blake3
 
@@ -365,7 +369,11 @@ class _Hook:
         if not self._counts(path) or _is_for_a_traceback(path):
             return
         state = state_of(path)
-        if kind & _WRITES or (kind & os.O_CREAT and state is None):
+        if state and flags & os.O_EXCL:
+            self._note_read(path, state)  # it is there, so this fails
+        elif kind & _WRITES or (kind & os.O_CREAT and state is None):
+            if state and not kind & os.O_TRUNC:
+                self._note_kept(path, state)
             self._write(path)
         elif kind & os.O_RDWR:
             self._read_before_change(path)
@@ -419,12 +427,12 @@ class _Hook:
     def _is_asked_by_project(self) -> bool:
         """Whether code of the project is at work, and not the import of a library: libraries look
         for many files when they are imported."""
-        for file in _callers():
+        for file in _callers(sys.maxsize):
             if file.startswith("<frozen importlib"):
                 return False
             if self.is_of_project(file):
                 return True
-        return False
+        return current_thread() is not main_thread()  # the project told a library to look
 
     def note_lookup(self, module: str, unit: str = "*") -> None:
         """Record that code looked up a module, or a name in it, that was known only at run time."""
@@ -435,14 +443,29 @@ class _Hook:
         if file is None or self._counts(os.path.abspath(file)):
             self._observation.add_event("module", module, unit)
 
-    def note_missing(self, module: str, folders: Iterable[str]) -> None:
-        """Record that code of the project looked for a module in these folders in vain."""
+    def note_search(self, module: str, folders: Iterable[str]) -> None:
+        """Record where code of the project looked in vain for a module that it found elsewhere or
+        not at all."""
         name = module.rpartition(".")[2]
-        for folder in folders:
-            for file in (f"{name}.py", f"{name}/__init__.py"):
-                path = os.path.join(os.path.abspath(folder), file)
-                if self._is_project(path):
-                    self._note_read(path, None)
+        places = [os.path.join(os.path.abspath(folder), name) for folder in folders]
+        for place in places:
+            for path in (f"{place}/__init__.py", f"{place}.py"):
+                if os.path.exists(path):
+                    return
+                self._note_absent(path)
+        for place in places:  # it is no module in Python, nor a package without `__init__.py`
+            for ending in ("", *EXTENSION_SUFFIXES):
+                self._note_absent(f"{place}{ending}")
+
+    def _note_absent(self, path: str) -> None:
+        if self._is_project(path) and not os.path.lexists(path):
+            self._note_read(path, None)
+
+    def note_base(self, name: str) -> None:
+        """Record that code of the project made the absolute path of a name, below which it may
+        look for files; ``.`` for the working folder."""
+        if self._observation is not None and not self._has_moved:
+            self._observation.add_event("base", os.path.abspath(name))
 
     def is_of_project(self, path: str) -> bool:
         """Whether a source file is code of the project."""
@@ -462,6 +485,12 @@ class _Hook:
     def _note_before(self, path: str) -> None:
         if self._observation is not None and (state := state_of(path)):
             self._observation.add_event("before", path, state, _file_digest(path))
+
+    def _note_kept(self, path: str, state: list[int]) -> None:
+        """Record the content to which the step appends: it counts if the step reads it later."""
+        if path not in self._read and ("written", path) not in self._seen:
+            assert self._observation is not None
+            self._observation.add_event("kept", path, state, _file_digest(path))
 
     def _write(self, path: str) -> None:
         if ("written", path) in self._seen or self._observation is None:
@@ -514,17 +543,23 @@ class _Hook:
 
     def _connect(self, arguments: tuple[Any, ...]) -> None:
         name = os.fsdecode(arguments[0])
-        path = self._path(name.removeprefix("file:").partition("?")[0])
+        path = self._path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
         if path is None or name in ("", ":memory:") or not self._counts(path):
             return
         if state_of(path) is None:
             self._write(path)
         else:
-            self._read_before_change(path)
+            for file in (path, f"{path}-wal", f"{path}-journal"):
+                self._read_before_change(file)
 
     def _import(self, arguments: tuple[Any, ...]) -> None:
-        if arguments[1]:  # the file of an extension module
-            self._load_library((arguments[1],))
+        name, file, *_ = arguments
+        if file:  # an extension module
+            self._load_library((file,))
+        elif (frame := next(_frames(), None)) is not None:
+            code = frame.f_code  # the static analysis follows its statements
+            if "__import__" in code.co_names and self.is_of_project(code.co_filename):
+                self.note_search(name, taps.folders_of(name))
 
     def _load_library(self, arguments: tuple[Any, ...]) -> None:
         path = self._path(arguments[0]) if arguments[0] else None
@@ -532,13 +567,15 @@ class _Hook:
             self._note_read(path, state)
 
     def _shell(self, arguments: tuple[Any, ...]) -> None:
-        self._started(os.fsdecode(arguments[0]).split(), None)
+        self._started(_pieces(os.fsdecode(arguments[0])), None)
 
     def _start(self, arguments: tuple[Any, ...]) -> None:
         program, words = arguments[0], arguments[1]
         folder = arguments[2] if len(arguments) == 4 else None  # the working folder, from Popen
         words = [words] if isinstance(words, str | bytes | os.PathLike) else list(words)
-        self._started([os.fsdecode(word) for word in (program, *words) if word], folder)
+        words = [os.fsdecode(word) for word in (program, *words) if word]
+        search = (arguments[-1] or os.environ).get("PATH")
+        self._started([shutil.which(words[0], path=search) or words[0], *words], folder)
 
     def _started(self, words: list[str], folder: Any) -> None:
         """Record the project files that a command names, and whether it starts a Python that
@@ -600,7 +637,7 @@ class _Witness:
     seen: list[str] = field(default_factory=list)
 
     def add_event(self, kind: str, path: str, *details: Any) -> None:
-        if kind not in ("module", "relative"):
+        if kind not in ("module", "relative", "base"):
             self.seen.append(path)
 
 
@@ -665,9 +702,12 @@ def folder_digest(folder: str) -> str:
 def _pieces(word: str) -> list[str]:
     """A word of a command, and the words inside it if it is itself a command or an option."""
     found = [word]
-    if any(character.isspace() for character in word):
+    if any(character.isspace() or character in "();<>|&" for character in word):
+        inside = shlex.shlex(word, posix=True, punctuation_chars=True)
+        inside.commenters = ""
         with contextlib.suppress(ValueError):
-            found += shlex.split(word)
+            found += inside
+    found += [piece[2:] for piece in found if piece.startswith("-")]
     return found + [piece.partition("=")[2] for piece in found if "=" in piece]
 
 
@@ -683,14 +723,17 @@ def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
                     yield path
 
 
-def _callers() -> Iterator[str]:
+def _callers(most: int = 24) -> Iterator[str]:
     """The files of the calling frames outside this module, the nearest first."""
-    frame = sys._getframe(1)
-    for _ in range(24):
-        if frame is None:
-            return
+    return (frame.f_code.co_filename for frame in islice(_frames(), most))
+
+
+def _frames() -> Iterator[FrameType]:
+    """The calling frames outside this module, the nearest first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
         if frame.f_code.co_filename != __file__:
-            yield frame.f_code.co_filename
+            yield frame
         frame = frame.f_back
 
 

@@ -1,10 +1,10 @@
 """Notes what code asks of the interpreter without any audit event.
 
-Four things: which modules it looks up by a name that is known only at run time, which source lines
+Five things: which modules it looks up by a name that is known only at run time, which source lines
 it reads, since :mod:`pipeline.observed.snapshot` puts them into ``linecache``, whether files exist,
-and where symbolic links point. To see them, this module replaces functions of the standard library
-by functions that do the same and tell the hook. A replaced function must not fail because it is
-observed.
+where symbolic links point, and what the working folder is. To see them, this module replaces
+functions of the standard library by functions that do the same and tell the hook. A replaced
+function must not fail because it is observed.
 """
 
 import importlib
@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import linecache
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -28,9 +29,10 @@ class Hook(Protocol):
     def tell(self, note: Callable[..., None], *arguments: Any) -> None: ...
     def note_source(self, path: str) -> None: ...
     def note_lookup(self, module: str, unit: str = "*") -> None: ...
-    def note_missing(self, module: str, folders: Iterable[str]) -> None: ...
+    def note_search(self, module: str, folders: Iterable[str]) -> None: ...
     def note_look(self, path: Any, follows: bool = True) -> None: ...
     def note_link(self, path: Any) -> None: ...
+    def note_base(self, name: str) -> None: ...
     def is_of_project(self, path: str) -> bool: ...
 
 
@@ -41,6 +43,7 @@ def install(hook: Hook) -> None:
     _tap_lines(hook)
     _tap_source(hook)
     _tap_files(hook)
+    _tap_working_folder(hook)
 
 
 def _caller(depth: int = 3) -> str:
@@ -63,11 +66,13 @@ def _tap_imports(hook: Hook) -> None:
             found = plain(name, package, level)
         except ModuleNotFoundError as error:
             missing = str(error.name)
-            hook.tell(lambda: _note_missing(hook, caller, missing))
+            hook.tell(lambda: _note_search(hook, caller, missing))
             raise
         if not any(place in caller for place in _NO_LOOKUPS):
             full = bootstrap._resolve_name(name, package, level) if level else name
             hook.tell(lambda: hook.note_lookup(full))
+            if not hook.is_of_project(getattr(found, "__file__", None) or "<built in>"):
+                hook.tell(lambda: _note_search(hook, caller, full))
         return found
 
     bootstrap._gcd_import = _gcd_import
@@ -80,18 +85,23 @@ def _tap_searches(hook: Hook) -> None:
 
     def _find_spec(name: str, path: Any, *target: Any) -> Any:
         found, caller = plain(name, path, *target), _caller()
-        if found is None:
-            hook.tell(lambda: _note_missing(hook, caller, name))
+        if found is None or (found.has_location and hook.is_of_project(str(found.origin))):
+            hook.tell(lambda: _note_search(hook, caller, name))
         return found
 
     util._find_spec = _find_spec
 
 
-def _note_missing(hook: Hook, caller: str, module: str) -> None:
+def _note_search(hook: Hook, caller: str, module: str) -> None:
     """Libraries look for many modules of other libraries; only code of the project counts."""
     if caller and hook.is_of_project(caller):
-        package = module.rpartition(".")[0]
-        hook.note_missing(module, sys.modules[package].__path__ if package else sys.path)
+        hook.note_search(module, folders_of(module))
+
+
+def folders_of(module: str) -> Iterable[str]:
+    """The folders in which Python looks for a module."""
+    package = module.rpartition(".")[0]
+    return sys.modules[package].__path__ if package else sys.path
 
 
 def _tap_lines(hook: Hook) -> None:
@@ -174,3 +184,30 @@ def _tap_files(hook: Hook) -> None:
             if replaced in functions:
                 functions.add(function)
         setattr(os, function.__name__, function)
+
+
+def _tap_working_folder(hook: Hook) -> None:
+    """``abspath``, ``realpath``, ``Path.cwd`` and ``Path.absolute`` call ``getcwd``."""
+    plain = os.getcwd
+
+    def getcwd() -> str:
+        frame = sys._getframe(1)
+        hook.tell(lambda: _note_base(hook, frame))
+        return plain()
+
+    os.getcwd = getcwd
+
+
+def _note_base(hook: Hook, frame: Any) -> None:
+    """Note the path that code of the project makes absolute; ``.`` for the working folder."""
+    base = "."
+    while frame is not None and frame.f_code.co_filename in _PATHS:
+        base = frame.f_locals.get(_MADE_ABSOLUTE.get(frame.f_code.co_name, ""), base)
+        frame = frame.f_back
+    if frame is not None and hook.is_of_project(frame.f_code.co_filename):
+        hook.note_base(os.fsdecode(base))
+
+
+_PATHS = frozenset({os.path.abspath.__code__.co_filename, pathlib.Path.cwd.__code__.co_filename})
+_MADE_ABSOLUTE = {"abspath": "path", "absolute": "self"}
+"""Functions of the standard library, each with its variable for the path."""

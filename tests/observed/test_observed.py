@@ -167,15 +167,19 @@ def test_links_and_folders_that_a_step_looks_at_are_dependencies(project: Projec
     assert project.reason() == "extra, which it read, is gone"
 
 
+@pytest.mark.parametrize(
+    "name", ['"text.txt"', 'os.path.abspath("text.txt")', 'Path.cwd() / "text.txt"']
+)
 def test_a_relative_path_counts_from_the_working_folder(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "text.txt").write_text(folder)
     monkeypatch.chdir(tmp_path / "a")
-    project.step('result = open("text.txt").read()')
+    project.step(f"import os\nresult = open({name}).read()")
     assert project.run() == "a"
+    assert project.is_cached()
     monkeypatch.chdir(tmp_path / "b")
     assert project.reason() == "./text.txt, which it read, changed"
     (tmp_path / "b" / "text.txt").write_text("a")
