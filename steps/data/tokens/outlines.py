@@ -11,9 +11,10 @@ by the template, and a difference is an error: it never changes a row in silence
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
+from typing import Any
 
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
@@ -44,13 +45,14 @@ class _Outline:
     """A rendering in which words stand for contents.
 
     Attributes:
+        flags: the other fields of the rendering.
         parts: the text, cut at these words; the word after each part is left out.
         slots: for each of these words, the index of its message.
         edges: for each end of a span, the number of slots before it and its place without them.
         filled: the number of rows.
     """
 
-    rendered: Rendered
+    flags: Mapping[str, Any]
     parts: list[str]
     slots: list[int]
     edges: list[tuple[int, int]]
@@ -58,14 +60,11 @@ class _Outline:
 
     def fill(self, cores: Sequence[str]) -> Rendered:
         texts = [cores[index] for index in self.slots]
-        pieces = [*self.parts, *self.parts]
-        pieces[::2], pieces[1::2] = self.parts, [*texts, ""]
-        reached = [0]
-        for text in texts:
-            reached.append(reached[-1] + len(text))
+        pieces = chain.from_iterable(zip(self.parts, [*texts, ""], strict=True))
+        reached = [0, *accumulate(map(len, texts))]
         edges = [reached[before] + place for before, place in self.edges]
         spans = tuple(zip(edges[::2], edges[1::2], strict=True))
-        return replace(self.rendered, text="".join(pieces), spans=spans)
+        return Rendered(**{**self.flags, "text": "".join(pieces), "spans": spans})
 
 
 class Outlines:
@@ -174,7 +173,7 @@ class Outlines:
             return None
         if not rendered.closes or None in edges:
             return None
-        return _Outline(rendered, parts, slots, [edge for edge in edges if edge is not None])
+        return _Outline(vars(rendered), parts, slots, [edge for edge in edges if edge is not None])
 
     @cached_property
     def _cuts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -218,7 +218,8 @@ def _finish_pair(
     several = tokenization.config.train_on == TrainOn.answer and any(
         len(side.spans) > 1 for side in text
     )
-    found = replace(found, unknown=unknown, several_turns=several)
+    if unknown or several:
+        found = replace(found, unknown=unknown, several_turns=several)
     images = tuple(image["sha256"] for image in images_of(row.prompt))
     if images and tokenization.images is not None:
         _check_placeholders(tokenization.images.token_id, ids.prompt, prompt, chosen, rejected)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, cached_property
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -398,7 +398,7 @@ class Answered:
     def spans(self) -> tuple[Span, ...]:
         return self.rendered.spans
 
-    @property
+    @cached_property
     def before(self) -> str:
         """The text before the first trained character of the response."""
         return self.text[: self.spans[self.own][0]]
@@ -424,7 +424,8 @@ def render_answered(
     """Render `prompt` with one response, whose messages `answer` are the answer; `headers` comes
     from `headers_of`."""
     before = len(prompt.messages)
-    chat = replace(prompt, messages=(*prompt.messages, *response))
+    messages = (*prompt.messages, *response)
+    chat = Chat(messages, prompt.tools, prompt.template_kwargs)
     turns = assistant_turns(chat.messages)
     match tokenization.config.train_on:
         case TrainOn.last_turn:
@@ -492,16 +493,15 @@ def check_words(tokenization: Tokenization, text: Rendered, start: int, tokens: 
     Raises:
         MalformedRow: the tokenizer encodes nothing of a response's text but its end.
     """
-    trained = [
-        index for index, is_trained in zip(tokens.ids, tokens.mask, strict=True) if is_trained
-    ]
+    trained = list(compress(tokens.ids, tokens.mask))
     if trained and tokenization.says_nothing(trained):
         words = "".join(text.text[first:last] for first, last in text.spans if first >= start)
         for end in tokenization.finder.ends:
             words = words.replace(end, "")
         if words.strip():
             raise MalformedRow("no trained token", "the tokenizer leaves no token of a response")
-    return sum(token == tokenization.encoder.unknown for token in trained)
+    unknown = tokenization.encoder.unknown
+    return 0 if unknown is None else trained.count(unknown)
 
 
 def _finished(
