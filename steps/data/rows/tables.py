@@ -145,14 +145,14 @@ def messages_to_column(messages: Iterable[Message]) -> list[dict[str, str | None
 
 def messages_from_column(value: Iterable[Mapping[str, Any]]) -> Messages:
     """The conversation that `messages_to_column` wrote."""
-    return tuple(
-        Message(
-            role=turn["role"],
-            content=turn["content"],
-            **(json.loads(turn["extra"]) if turn["extra"] else {}),
-        )
-        for turn in value
-    )
+    return tuple(map(_message, value))
+
+
+def _message(turn: Mapping[str, Any]) -> Message:
+    found: Message = {"role": turn["role"], "content": turn["content"]}
+    if turn["extra"]:
+        found.update(json.loads(turn["extra"]))
+    return found
 
 
 def _to_json(value: Any) -> str:

@@ -2,9 +2,10 @@
 
 Begin with ``tokenizing``, which tokenises conversations and completions. ``pairs`` tokenises
 preference pairs, ``texts`` plain texts. ``rendering`` applies the chat template, ``spans`` finds
-the assistant's turns in the text and ``tracing`` proves them, ``encoding`` makes ids, ``lengths``
-cuts long rows. ``token_shards`` and ``token_folders`` process files and folders, ``token_tables``
-has the columns; ``histograms`` and ``packing_report`` summarise lengths.
+the assistant's turns in the text and ``tracing`` proves them; ``outlines`` spares most rows both.
+``encoding`` makes ids, ``lengths`` cuts long rows. ``token_shards`` and ``token_folders`` process
+files and folders, ``token_tables`` has the columns; ``histograms`` and ``packing_report`` summarise
+lengths.
 
-Uses ``images``, ``rows`` and ``work``.
+Uses ``images``, ``rows``, ``templates`` and ``work``.
 """

@@ -4,14 +4,21 @@ A tokenizer first splits a text at special tokens and encodes the parts independ
 of a pair need be encoded only once: a *tail* that starts with the last special token of the prompt
 has the same tokens alone as at the end of a longer text. The code then checks that the tail's
 tokens begin with the tokens of the prompt's end.
+
+Many tokenizers also split a text before every space that follows another character than white
+space, whatever stands around it. Between such places, called *words* here, parts are encoded
+independently, so that the ids of a word can be remembered. `_splits_into_words` says for which
+tokenizers this is so.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from steps.data.tokens.rendering import Span
 
@@ -22,7 +29,10 @@ if TYPE_CHECKING:
 
 WORDS_REMEMBERED = 2**17
 """The number of words in a tokenizer's cache of merges, a few MB. The default of 10,000 fills up
-quickly. The larger cache saves a tenth of the time and changes no tokens."""
+quickly. The larger cache saves a tenth of the time and changes no tokens. As many words with their
+ids are remembered here, as long as they are short."""
+
+_CHARACTERS_REMEMBERED = 2**21
 
 
 @dataclass(frozen=True)
@@ -46,8 +56,16 @@ class Encoder:
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text."""
+        return self.whole_ids(texts) if self._words is None else self._words.ids(texts)
+
+    def whole_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text, encoded in one piece."""
         encodings = self.core.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    @cached_property
+    def _words(self) -> "_Words | None":
+        return _Words(self) if _splits_into_words(self.core) else None
 
     def pieces(self, texts: Sequence[str]) -> list["Pieces"]:
         """The token ids of each text, with the characters that each token covers."""
@@ -120,6 +138,83 @@ def encoder(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
         unknown if isinstance(unknown, int) else None,
         re.compile(rf"(?:{greedy})\s*\Z"),
     )
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+_WORD = re.compile(r"\s*\S+(?:[^\S ]\s*\S+)*(?:[^\S ]\s*\Z)?|\s+")
+"""A text up to the next space that follows another character than white space."""
+
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False}
+_SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA = _ENDING + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
+_QWEN = _LLAMA.replace("{1,3}", "")
+_GPT_OSS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    rf"{_ENDING}?|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+"
+    rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_ENDING}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*"
+    + _SPACES
+)
+_PATTERNS = {_LLAMA, _QWEN, _GPT_OSS}
+"""Patterns of which every alternative has a space at its start or among white space alone, and none
+looks back: so a match ends before each space that follows another character, and begins there."""
+
+
+class _Words:
+    """The ids of texts, word by word."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self._known: dict[str, list[int]] = {}
+        self._characters = 0
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        found = [_WORD.findall(text) for text in texts]
+        if self._characters > _CHARACTERS_REMEMBERED or len(self._known) > WORDS_REMEMBERED:
+            self._known.clear()
+            self._characters = 0
+        known = self._known
+        new = [w for w in dict.fromkeys(chain.from_iterable(found)) if w not in known]
+        known.update(zip(new, self.encoder.whole_ids(new), strict=True))
+        self._characters += sum(map(len, new))
+        return [list(chain.from_iterable(map(known.__getitem__, words))) for words in found]
+
+
+def _splits_into_words(core: "Tokenizer") -> bool:
+    """Whether a tokenizer encodes words independently.
+
+    No added token may have white space in it, or depend on what stands beside it. The normalizer
+    may only compose characters, which a space is never part of. The model sees one match of the
+    pattern at a time, if it is a BPE model without dropout.
+    """
+    from tokenizers.models import BPE
+
+    model, added = core.model, core.get_added_tokens_decoder().values()
+    if not isinstance(model, BPE) or model.dropout:
+        return False
+    if any(t.lstrip or t.rstrip or t.single_word or re.search(r"\s", t.content) for t in added):
+        return False
+    normal, splits = _described(core.normalizer), _described(core.pre_tokenizer)
+    if not all(part == {"type": "NFC"} for part in normal) or not splits:
+        return False
+    *before, last = splits
+    if not _BYTES.items() <= last.items():
+        return False
+    if last["use_regex"]:
+        return all(part["type"] == "Digits" for part in before)
+    return len(before) == 1 and any(
+        before[0] == _SPLIT | {"pattern": {"Regex": p}} for p in _PATTERNS
+    )
+
+
+def _described(part: Any) -> list[dict[str, Any]]:
+    """The settings of a normalizer or pre-tokenizer, one for each of its parts."""
+    if part is None:
+        return []
+    described = json.loads(part.__getstate__())
+    return described.get("pretokenizers", described.get("normalizers", [described]))
 
 
 def _any_of(texts: Iterable[str]) -> str:

@@ -115,7 +115,7 @@ class _PairIds:
 def _encode_pairs(encoder: Encoder, pairs: Sequence[_Sides]) -> list[_PairIds]:
     """Encode all pairs in few calls of the tokenizer: common prompts, tails, and the pairs that
     must be encoded completely. One pair of every batch is also encoded completely, as a check that
-    the tokenizer splits at special tokens as assumed."""
+    the tokenizer splits at special tokens, and words, as assumed."""
     plans = [_tail_start(encoder, chosen, rejected) for chosen, rejected in pairs]
     planned = [(pair, at) for pair, at in zip(pairs, plans, strict=True) if at is not None]
     prompts = iter(encoder.ids([chosen.before for (chosen, _), _ in planned]))
@@ -172,7 +172,7 @@ def _as_whole(
     for sides, ids in zip(pairs, encoded, strict=True):
         if ids is not None:
             joined = [ids.prompt.ids + ids.chosen.ids, ids.prompt.ids + ids.rejected.ids]
-            return joined == encoder.ids([side.text for side in sides])
+            return joined == encoder.whole_ids([side.text for side in sides])
     return True
 
 
@@ -218,7 +218,8 @@ def _finish_pair(
     several = tokenization.config.train_on == TrainOn.answer and any(
         len(side.spans) > 1 for side in text
     )
-    found = replace(found, unknown=unknown, several_turns=several)
+    if unknown or several:
+        found = replace(found, unknown=unknown, several_turns=several)
     images = tuple(image["sha256"] for image in images_of(row.prompt))
     if images and tokenization.images is not None:
         _check_placeholders(tokenization.images.token_id, ids.prompt, prompt, chosen, rejected)

@@ -35,6 +35,8 @@ class Chat:
 
     def until(self, count: int) -> "Chat":
         """The same chat with its first `count` messages only."""
+        if count == len(self.messages):
+            return self
         return replace(self, messages=self.messages[:count])
 
 

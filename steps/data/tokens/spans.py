@@ -121,7 +121,9 @@ class SpanFinder:
         marked = self._marked(trace, text, blocks, turns)
         found = marked or [self._span(trace, turn) for turn in turns]
         text, spans = self._closed(text, found)
-        _refuse_doubled(self.format, text)
+        if is_doubled(self.format, text):
+            bos = self.format.special_tokens["bos_token"]
+            raise MalformedRow("doubled special token", f"the text starts with {bos} twice")
         last = turns[-1]
         given = {last: self._header(chat, last)} if headers is None else headers
         self._refuse_lost_messages(trace, given)
@@ -519,11 +521,10 @@ def _strings(value: Any) -> Iterator[str]:
                 left += within
 
 
-def _refuse_doubled(chat_format: ChatFormat, text: str) -> None:
-    """Refuse a text that starts with two BOS."""
+def is_doubled(chat_format: ChatFormat, text: str) -> bool:
+    """Whether a text starts with two BOS."""
     bos = str(chat_format.special_tokens.get("bos_token") or "")
-    if bos and text.startswith(bos) and text[len(bos) :].lstrip().startswith(bos):
-        raise MalformedRow("doubled special token", f"the text starts with {bos} twice")
+    return bool(bos) and text.startswith(bos) and text[len(bos) :].lstrip().startswith(bos)
 
 
 def _not_found(turn: int) -> MalformedRow:

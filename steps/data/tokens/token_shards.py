@@ -84,9 +84,13 @@ class Report:
     lengths: dict[str, Counter[int]] = field(default_factory=dict)
 
     def add(self, findings: Findings, lengths: Iterable[Mapping[str, int]]) -> None:
-        self.noticed.update({name: int(count) for name, count in vars(findings).items()})
+        for name, count in vars(findings).items():
+            if count:
+                self.noticed[name] += int(count)
         for name, length in chain.from_iterable(line.items() for line in lengths):
-            self.lengths.setdefault(name, Counter())[length] += 1
+            if name not in self.lengths:
+                self.lengths[name] = Counter()
+            self.lengths[name][length] += 1
 
     def merge(self, later: "Report") -> None:
         self.tally.merge(later.tally)
@@ -182,10 +186,11 @@ def _sequence(row: str, tokens: Tokens) -> Line:
 
 def _parts(parts: Mapping[str, Tokens]) -> Line:
     columns: dict[str, Any] = {}
+    lengths = {name: len(tokens) for name, tokens in parts.items()}
     for name, tokens in parts.items():
-        columns |= {f"{name}_ids": tokens.ids, f"{name}_mask": tokens.mask}
-        columns |= {f"{name}_length": len(tokens)}
-    return columns, {name: len(tokens) for name, tokens in parts.items()}
+        columns[f"{name}_ids"], columns[f"{name}_mask"] = tokens.ids, tokens.mask
+        columns[f"{name}_length"] = lengths[name]
+    return columns, lengths
 
 
 _FOR_TEMPLATE = ("tools", "template_kwargs")

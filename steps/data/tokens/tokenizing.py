@@ -10,11 +10,11 @@ This module tokenises whole conversations and single completions of a prompt.
 
 import hashlib
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
-from itertools import chain
+from functools import cache, cached_property
+from itertools import chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -25,6 +25,7 @@ from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, Messages, UnpairedRow
 from steps.data.tokens.encoding import Encoder, Pieces, encoder
 from steps.data.tokens.lengths import LengthLimits, RowTooLong, fit
+from steps.data.tokens.outlines import Headers, Outlines
 from steps.data.tokens.rendering import Chat, ChatFormat, Span, chat_format, render
 from steps.data.tokens.spans import Rendered, SpanFinder, assistant_turns
 from steps.shared.execution_detail import kept
@@ -197,6 +198,10 @@ class Tokenization:
     images: Placeholders | None = None
 
     @cached_property
+    def outlines(self) -> Outlines:
+        return Outlines(self.finder)
+
+    @cached_property
     def ends(self) -> frozenset[int]:
         """The tokens that end a turn or the whole text."""
         found = (self.encoder.core.token_to_id(end) for end in self.finder.ends)
@@ -247,7 +252,8 @@ def tokenize_conversations(
         chat = Chat(row.messages, row.tools, row.template_kwargs)
         turns = assistant_turns(chat.messages)
         everything = tokenization.config.train_on == TrainOn.all_turns
-        return _rendered(tokenization, chat, turns if everything else turns[-1:])
+        turns = turns if everything else turns[-1:]
+        return _rendered(tokenization, chat, turns, turns[-1:])
 
     def finish(row: ConversationRow, text: Rendered, pieces: Pieces) -> TokenizedConversation:
         start = text.spans[0][0]
@@ -392,7 +398,7 @@ class Answered:
     def spans(self) -> tuple[Span, ...]:
         return self.rendered.spans
 
-    @property
+    @cached_property
     def before(self) -> str:
         """The text before the first trained character of the response."""
         return self.text[: self.spans[self.own][0]]
@@ -402,29 +408,32 @@ class Answered:
         return self.own == len(self.spans) - 1
 
 
-def headers_of(tokenization: Tokenization, prompt: Chat) -> dict[int, str]:
-    """The rendering of `prompt` with generation prompt, by its number of messages."""
-    return {len(prompt.messages): render(tokenization.format, prompt, header=True)}
+def headers_of(tokenization: Tokenization, prompt: Chat) -> Headers:
+    """The rendering of `prompt` with generation prompt, by its number of messages; made once, when
+    it is needed."""
+    return cache(lambda: {len(prompt.messages): render(tokenization.format, prompt, header=True)})
 
 
 def render_answered(
     tokenization: Tokenization,
     prompt: Chat,
     response: Messages,
-    headers: Mapping[int, str],
+    headers: Headers,
     answer: Collection[int],
 ) -> Answered:
     """Render `prompt` with one response, whose messages `answer` are the answer; `headers` comes
     from `headers_of`."""
     before = len(prompt.messages)
-    chat = replace(prompt, messages=(*prompt.messages, *response))
+    messages = (*prompt.messages, *response)
+    chat = Chat(messages, prompt.tools, prompt.template_kwargs)
     turns = assistant_turns(chat.messages)
     match tokenization.config.train_on:
         case TrainOn.last_turn:
             turns = turns[-1:]
         case TrainOn.answer:
             turns = [turn for turn in turns if turn - before in answer] or turns[-1:]
-    rendered = _rendered(tokenization, chat.until(turns[-1] + 1), turns, headers)
+    until = chat.until(turns[-1] + 1)
+    rendered = _rendered(tokenization, until, turns, [before], headers)
     return Answered(rendered, sum(turn < before for turn in turns))
 
 
@@ -432,9 +441,10 @@ def _rendered(
     tokenization: Tokenization,
     chat: Chat,
     turns: Sequence[int],
-    headers: Mapping[int, str] | None = None,
+    asked: Sequence[int],
+    headers: Headers = lambda: None,
 ) -> Rendered:
-    rendered = tokenization.finder.render(chat, turns, headers)
+    rendered = tokenization.outlines.render(chat, turns, asked, headers)
     is_whole = rendered.shows_messages and rendered.shows_calls
     if tokenization.config.lost == Lost.dropped and not is_whole:
         what = "a call" if rendered.shows_messages else "a message"
@@ -483,16 +493,15 @@ def check_words(tokenization: Tokenization, text: Rendered, start: int, tokens: 
     Raises:
         MalformedRow: the tokenizer encodes nothing of a response's text but its end.
     """
-    trained = [
-        index for index, is_trained in zip(tokens.ids, tokens.mask, strict=True) if is_trained
-    ]
+    trained = list(compress(tokens.ids, tokens.mask))
     if trained and tokenization.says_nothing(trained):
         words = "".join(text.text[first:last] for first, last in text.spans if first >= start)
         for end in tokenization.finder.ends:
             words = words.replace(end, "")
         if words.strip():
             raise MalformedRow("no trained token", "the tokenizer leaves no token of a response")
-    return sum(token == tokenization.encoder.unknown for token in trained)
+    unknown = tokenization.encoder.unknown
+    return 0 if unknown is None else trained.count(unknown)
 
 
 def _finished(
