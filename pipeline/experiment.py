@@ -35,6 +35,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NoReturn, get_type_hints
@@ -151,6 +152,11 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
                 return
             config = _to_dataclass(cfg)
             roots = build(config)
+            if not isinstance(roots, Mapping):
+                raise TemperError(
+                    f"{build.__name__}(cfg) returned {roots}; return the steps that are wanted as "
+                    "a dict, as in {'model': STEP}"
+                )
             if plan_only:
                 _show_plan(roots, config)
             else:
@@ -210,6 +216,12 @@ def _schema_of(build: Callable[[Any], Any]) -> type:
         raise TemperError(
             "main() takes the function of an experiment, uncalled, whose parameter is its config: "
             "def NAME(cfg: Config) -> dict[str, Step], with class Config(ExperimentConfig)"
+        )
+    needed = [p for p in signature(build).parameters.values() if p.default is p.empty]
+    if len(needed) > 1:
+        raise TemperError(
+            f"{build.__name__} takes {', '.join(p.name for p in needed)}: an experiment's function "
+            "takes its config alone; put the others into the config, as its settings"
         )
     if "__dataclass_fields__" not in vars(schema):
         raise TemperError(f"the config {schema.__name__} is no dataclass: put @dataclass above it")

@@ -7,6 +7,7 @@ An exception is a message if its text was written for the user:
   libraries below ``steps/``, which do not know the core, report problems with a ``ValueError``,
   while a ``ValueError`` of ``int("x")`` in the same function is a bug. The traceback distinguishes
   them: it ends at the instruction that raised;
+- an error of Python for a wrong use of Temper's own definitions (:mod:`pipeline.misused`);
 - an error because the disk or memory is full, or because a package of one of our extras is missing,
   wherever it is raised.
 
@@ -24,10 +25,9 @@ from types import FrameType
 
 from pipeline.errors import TemperError
 from pipeline.extras import how_to_install, is_extra
+from pipeline.misused import SHIPPED, explained
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = ("pipeline", "steps")
-"""The packages of Temper, below :data:`ROOT`."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _SAID_OF_NO_ROOM = (
@@ -66,7 +66,7 @@ def message_of(
     raised_by = _raising_frame(error)
     if raised_by is not None and (is_ours or is_shipped)(raised_by):
         return _missing_method(error, raised_by) or sentence(error)
-    return None
+    return explained(error, [frame for frame, _ in frames_of(error)]) or None
 
 
 def sentence(error: BaseException) -> str:

@@ -422,7 +422,13 @@ def refuse_no_model(source: File | HubModel, **_: object) -> None:
         )
     if path.is_file() and path.suffix != ".gguf":
         raise TemperError(f"model {source.url} is neither a folder nor a .gguf file; {want}")
-    if path.is_dir() and not any((path / name).is_file() for name in _CONFIGS):
+    if path.is_dir() and not (path / "config.json").is_file():
+        if (path / "adapter_config.json").is_file():
+            raise TemperError(
+                f"model {source.url} holds an adapter without its base; merge them with peft "
+                "(PeftModel.from_pretrained(BASE, FOLDER).merge_and_unload()), save that with the "
+                "base's tokenizer, and name the folder with model.path"
+            )
         found = _models_in(path)
         meant = f"; did you mean {' or '.join(found)}?" if found else f"; {want}"
         raise TemperError(f"model {source.url} is no model: it has no config.json{meant}")
@@ -444,7 +450,6 @@ def _is_gguf(file: Path) -> bool:
 
 _HUB_PAGE = re.compile(r"https?://huggingface\.co/([\w.-]+(?:/[\w.-]+)?)/?(?:tree/.*)?")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_CONFIGS = ("config.json", "adapter_config.json")
 _MOST_LOOKED_AT = 200
 
 
@@ -456,7 +461,7 @@ def _models_in(folder: Path) -> list[str]:
         return [
             str(path)
             for path in paths
-            if path.suffix == ".gguf" or any((path / name).is_file() for name in _CONFIGS)
+            if path.suffix == ".gguf" or (path / "config.json").is_file()
         ][:3]
     except OSError:
         return []

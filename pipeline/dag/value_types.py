@@ -66,6 +66,11 @@ def dataclass_type(cls: type) -> DataclassType:
             f"{cls.__name__} is a dataclass and a {base.__name__} too, and what it holds as a "
             f"{base.__name__} is in no field; make that a field of a plain dataclass"
         )
+    if unset := _undecorated(cls):
+        raise TemperError(
+            f"{cls.__name__}.{unset[0]} is no setting: put @dataclass above the class, as it "
+            "stands above its base class"
+        )
     fields = dataclasses.fields(cls)
     own = "identity" not in known and callable(getattr(cls, "identity", None))
     lazy = {
@@ -90,6 +95,14 @@ def dataclass_type(cls: type) -> DataclassType:
         passing=frozenset(lazy),
         slots=frozenset(slots - names),
     )
+
+
+def _undecorated(cls: type) -> list[str]:
+    """Names that a class annotates like fields, if only its base class is made a dataclass."""
+    if "__dataclass_fields__" in vars(cls):
+        return []
+    annotated = vars(cls).get("__annotations__", {})
+    return [name for name, kind in annotated.items() if "ClassVar" not in str(kind)]
 
 
 @functools.cache

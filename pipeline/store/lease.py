@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pipeline import processes
 from pipeline.errors import TemperError
 from pipeline.store.objects import Objects
 from pipeline.store.stored import is_count, parse_json
@@ -82,12 +83,8 @@ class Holder:
         unknown."""
         if not self.machine or self.machine != _machine():
             return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
+        if not processes.exists(self.pid):
             return True
-        except PermissionError:
-            pass  # a process of another user
         start = _process_start(self.pid)
         return start is not None and start != self.process_start
 

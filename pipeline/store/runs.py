@@ -5,7 +5,6 @@ Records of the first layout contain no keys and no command; see :attr:`Run.names
 
 import calendar
 import contextlib
-import os
 import platform
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline import processes
 from pipeline.errors import TemperError
 from pipeline.store.activity import holding_runs, leases
 from pipeline.store.layout import Store
@@ -124,7 +124,7 @@ class Run:
         Args:
             holders: names of the runs that hold a lease.
         """
-        here = self.host == platform.node() and _exists(self.pid)
+        here = self.host == platform.node() and processes.exists(self.pid)
         return self.outcome == "running" and (here or self.name in holders)
 
     def is_in_progress(self, holders: Container[str] = ()) -> bool:
@@ -264,13 +264,3 @@ def _unless_damaged(store: Store, name: str) -> Run | None:
     with contextlib.suppress(TemperError):
         return _read(store, name)
     return None
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True  # a process of another user
-    return pid > 0

@@ -1,7 +1,6 @@
 """One rank of a step on several devices: ``python -m pipeline.worker.rank CALL``, under
 ``torchrun``."""
 
-import contextlib
 import json
 import os
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline import processes
 from pipeline.dag.artifact import Artifact
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import Metrics
@@ -85,10 +85,8 @@ def _end_with(worker: int) -> None:
     torchrun = os.getppid()
 
     def watch() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            while os.getppid() == torchrun:
-                os.kill(worker, 0)
-                time.sleep(ALIVE_SECONDS)
+        while os.getppid() == torchrun and processes.exists(worker):
+            time.sleep(ALIVE_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, name="parents", daemon=True).start()

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from steps.evaluation.intervals import Interval, bootstrap
+from steps.evaluation.intervals import Interval, bootstrap, proportion
 
 _RIDGE = 0.01
-"""Keeps the fit finite if every pair is a win, or if length alone separates wins from losses."""
+"""Keeps the fit finite if every pair of a resample is a win, or if length alone separates wins from
+losses."""
 _STEPS, _CLOSE, _LONGEST = 30, 1e-6, 2.0
 
 
@@ -22,7 +23,8 @@ def length_controlled(
     length_differences: Sequence[float] | np.ndarray,
     seed: int = 0,
 ) -> Interval:
-    """The probability of a win at equal lengths, with a bootstrap interval.
+    """The probability of a win at equal lengths, with a bootstrap interval. If every pair is a win,
+    or none is, lengths explain nothing, and it is the share of wins with its `proportion` interval.
 
     Args:
         wins: for each pair, whether the response that should win does.
@@ -36,6 +38,8 @@ def length_controlled(
     apart = np.asarray(length_differences, dtype=np.float64)
     if len(won) == 0 or len(won) != len(apart):
         raise ValueError(f"{len(won)} wins and {len(apart)} length differences cannot be paired")
+    if won.all() or not won.any():  # no resample differs: a bootstrap would find no uncertainty
+        return proportion(int(won.sum()), len(won))
     scaled = apart / (apart.std() or 1.0)
     return bootstrap(len(won), lambda chosen: _rate(won[chosen], scaled[chosen]), seed)
 

@@ -279,6 +279,7 @@ class PreferenceLoss(Loss):
         if nll_weight:
             losses = losses - nll_weight / totals.tokens * logps.chosen
             metrics["nll_loss"] = -logps.chosen.detach() / totals.tokens
+        _require_gradient(self, losses, logps.chosen)
         return Shares(losses if weights is None else weights * losses, metrics)
 
 
@@ -370,8 +371,9 @@ class UnpairedLoss(Loss):
         weights: "Tensor | None" = None,
     ) -> Shares:
         """The responses' shares of the batch's loss and metrics; see `PreferenceLoss.shares`."""
-        responses = self.per_response(logps, baseline)
+        responses = _of_each_response(self, logps, baseline)
         losses = responses.losses / totals.examples
+        _require_gradient(self, losses, logps.responses)
         metrics = _unpaired_metrics(logps, responses.rewards, totals)
         if baseline is not None:
             metrics["kl"] = baseline.detach().expand_as(losses) / totals.examples
@@ -410,20 +412,50 @@ def _ratios(policy: "Tensor", reference: "Tensor | None") -> "Tensor":
 
 
 def _of_each_pair(loss: PreferenceLoss, logps: PairLogps) -> PairLosses:
-    """The result of `per_pair`. Raises TypeError or ValueError, which names the loss, if it is not
-    one value a pair: a mean or a sum would be trained on as if it were each pair's loss."""
-    found, name = loss.per_pair(logps), type(loss).__name__
+    """The result of `per_pair`, which must be one value for each pair."""
+    found = loss.per_pair(logps)
+    method = f"{type(loss).__name__}.per_pair"
     if not isinstance(found, PairLosses):
-        raise TypeError(f"{name}.per_pair must return PairLosses, got {type(found).__name__}")
-    for field_ in ("losses", "chosen_rewards", "rejected_rewards"):
-        shape = getattr(getattr(found, field_), "shape", None)
-        if shape != logps.chosen.shape:
+        raise TypeError(f"{method} must return PairLosses, got {type(found).__name__}")
+    _require_one_each(method, {**vars(found), **found.metrics}, logps.chosen, "pair")
+    return found
+
+
+def _of_each_response(
+    loss: UnpairedLoss, logps: UnpairedLogps, baseline: "Tensor | None"
+) -> UnpairedLosses:
+    """The result of `per_response`, which must be one value for each response."""
+    found = loss.per_response(logps, baseline)
+    method = f"{type(loss).__name__}.per_response"
+    if not isinstance(found, UnpairedLosses):
+        raise TypeError(f"{method} must return UnpairedLosses, got {type(found).__name__}")
+    _require_one_each(method, vars(found), logps.responses, "response")
+    return found
+
+
+def _require_one_each(method: str, found: Mapping[str, object], given: "Tensor", what: str) -> None:
+    """Raise ValueError, which names the loss, unless each value is a tensor of the shape [n] of
+    `given`: a mean or a sum would be trained on as if it were each example's loss."""
+    for name, values in found.items():
+        shape = getattr(values, "shape", None)
+        if shape != given.shape and name != "metrics":
             was = "no tensor" if shape is None else f"shape {list(shape)}"
             raise ValueError(
-                f"{name}.per_pair returned {field_} with {was} for {len(logps.chosen)} pairs; "
-                "return one value for each pair, without a mean or a sum"
+                f"{method} returned {name} with {was} for {len(given)} {what}s; "
+                f"return one value for each {what}, without a mean or a sum"
             )
-    return found
+
+
+def _require_gradient(loss: Loss, losses: "Tensor", given: "Tensor") -> None:
+    """Raise ValueError, which names the loss, if the losses of logps with a gradient have none."""
+    import torch
+
+    if given.requires_grad and torch.is_grad_enabled() and not losses.requires_grad:
+        raise ValueError(
+            f"the loss {type(loss).__name__} returned losses without a gradient, so that it would "
+            "train nothing; compute them from the policy's log-probabilities by operations of "
+            "torch, without detach(), item(), numpy() or no_grad()"
+        )
 
 
 def _pair_metrics(logps: PairLogps, pairs: PairLosses) -> dict[str, "Tensor"]:

@@ -23,8 +23,8 @@ def import_pretrained(
 ) -> dict[str, Any]:
     """Write ``source`` (a Hub repository, a folder, or a ``.gguf`` file) as a folder at ``output``.
 
-    Weights of a GGUF file are dequantised to ``dtype``. Returns the number of parameters and the
-    size of the vocabulary.
+    Weights of a GGUF file are dequantised to ``dtype``. Returns the number of parameters, the size
+    of the vocabulary, and a notice if the source has weights that its config does not describe.
 
     Raises:
         ValueError: the source holds no model or not all of its weights, or no tokenizer with a chat
@@ -61,7 +61,25 @@ def import_pretrained(
     tokenizer.save_pretrained(output)
     save_model(model, output)
     _copy_processor(source, where, output)
-    return {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
+    return {
+        "parameters": model.num_parameters(),
+        "vocabulary": len(tokenizer),
+        **_left_out(sorted(found["unexpected_keys"])),
+    }
+
+
+@execution_detail
+def _left_out(names: list[str]) -> dict[str, list[str]]:
+    """A notice that names the weights for which the model has no place; empty without any."""
+    if not names:
+        return {}
+    several = f"{len(names)} tensors: {', '.join(names[:3])}{', …' if names[3:] else ''}"
+    return {
+        "notices": [
+            f"left out {several}; the model of this config.json has no place for them: check that "
+            "the weights and the config are of one model"
+        ]
+    }
 
 
 def _kind(source: str, where: dict[str, Any]) -> Any:

@@ -55,13 +55,12 @@ def first_and_final(loss: str, summary: Mapping[str, Any]) -> str:
     No step reads it, and a summary with an old heading stays correct. So an edit of this function
     does not rerun training.
     """
-    lines = [
-        f"### {loss}, first and last step",
-        "",
-        f"| | step 1 | step {summary['steps']} |",
-        "|---|---:|---:|",
-    ]
-    for name, value in summary["first"].items():
+    columns = {1: summary["first"], summary["steps"]: summary["final"]}
+    title = "the only step" if len(columns) == 1 else "first and last step"
+    heading = "".join(f" step {step} |" for step in columns)
+    lines = [f"### {loss}, {title}", "", f"| |{heading}", "|---|" + "---:|" * len(columns)]
+    for name in summary["first"]:
         if name in summary["final"]:
-            lines.append(f"| {name} | {value:.6f} | {summary['final'][name]:.6f} |")
+            values = "".join(f" {column[name]:.6f} |" for column in columns.values())
+            lines.append(f"| {name} |{values}")
     return "\n".join(lines) + "\n"
