@@ -93,6 +93,8 @@ def data_at(path: str) -> File | Files:
         TemperError: the path is a local file that is empty or of an unknown format, or a page.
     """
     _refuse_no_data(path)
+    if os.path.isfile(os.path.join(path, "config.json")) and not fault_of(Path(path)):
+        raise TemperError(f"{path} is a model and no data: model=local model.path={path}")
     if is_glob(path):
         return Files.matching(path)
     if os.path.isfile(path):
@@ -390,6 +392,10 @@ class ModelSource:
         return packaged_file(str(self.package), self.file, self.install or "pip install")
 
     def template(self) -> File | None:
+        if self.chat_template and os.path.isdir(self.chat_template):
+            raise TemperError(
+                f"model.chat_template={self.chat_template} is a folder; name a file in it"
+            )
         return File(self.chat_template) if self.chat_template else None
 
 

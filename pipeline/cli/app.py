@@ -30,7 +30,7 @@ from pipeline.cli.keep.collect import delete
 from pipeline.cli.keep.garbage import Policy, find_garbage
 from pipeline.cli.keep.verify import mark_damaged, verify
 from pipeline.cli.naming import by_key, find, require_one_key, require_unmarked, unknown_step
-from pipeline.cli.recipes import copy_recipe, run_recipe, show_recipes
+from pipeline.cli.recipes import copy_recipe, no_script, recipes, run_recipe, show_recipes
 from pipeline.cli.rows import show_row
 from pipeline.cli.run_diff import diff_runs
 from pipeline.cli.start import make_project
@@ -59,8 +59,30 @@ class Whole(TyperGroup):
             formatter.write_dl(rows)
 
 
+_ELSEWHERE = {
+    "train": "temper run RECIPE trains",
+    "export": "temper run dpo exports its model; export_hf and export_gguf are steps",
+    "results": "temper report shows results, and temper list artifacts",
+    "resume": "run the same command again, and it goes on",
+    "help": "temper -h, and temper COMMAND -h",
+}
+"""What does the work of commands that other tools have."""
+
+
+class Commands(Whole):
+    """The commands of ``temper``; an unknown one is answered with the one that does its work."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        asked = args[0] if args else ""
+        if self.get_command(ctx, asked) is None:
+            advice = _ELSEWHERE.get(asked, f"temper run {asked}" if asked in recipes() else "")
+            if advice:
+                raise TemperError(f"there is no command {asked}: {advice}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
-    cls=Whole,
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -314,8 +336,7 @@ def plan(
     A script that calls run() itself stops at its first run.
     """
     if not script.is_file():
-        is_folder = ": it is a folder" if script.is_dir() else ""
-        raise TemperError(f"there is no script {script}{is_folder}")
+        raise no_script(script)
     if script.suffix not in ("", ".py"):
         raise TemperError(f"{script} is no Python script; a recipe is planned by temper run --plan")
     require_ours([str(script.parent), *sys.path])

@@ -152,6 +152,15 @@ def recipes() -> dict[str, Recipe]:
     return {name: Recipe(name, **entry) for name, entry in read_recipes().items()}
 
 
+def no_script(script: Path) -> TemperError:
+    """The error for a command that takes an experiment's script, and was given no such file."""
+    fault = ": it is a folder" if script.is_dir() else ""
+    if str(script) in recipes():
+        fault = f", but a recipe: temper run {script} --plan shows its plan, and temper recipes "
+        fault += f"copy {script} FILE.py makes a script of it"
+    return TemperError(f"there is no script {script}{fault}")
+
+
 def show_recipes(console: Console) -> None:
     """Print each recipe with what it does and the format of its rows."""
     table = Table(box=None, padding=(0, 2), header_style="bold")

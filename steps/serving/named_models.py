@@ -82,8 +82,16 @@ def opened(name: str, store: str, forms: Sequence[str] = (WHOLE,)) -> Iterator[N
         return
     if name.startswith(("/", "./", "../", "~")):
         raise TemperError(f"there is no folder {name}")
+    if Path(name).is_file():
+        raise TemperError(f"{name} is a file; name a model's folder, or a result of a run")
     catalog = Catalog(Store(store))
-    manifest = find(catalog, name)
+    try:
+        manifest = find(catalog, name)
+    except TemperError as error:
+        raise TemperError(
+            f"{error}; and there is no folder {name} here (a model of the Hub must be downloaded "
+            "first: hf download OWNER/NAME --local-dir DIR)"
+        ) from None
     _require_data(catalog, manifest)
     content = catalog.store.content_path(manifest)
     with TemporaryDirectory(prefix="temper-model-") as copy:

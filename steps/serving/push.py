@@ -128,7 +128,9 @@ def _require_repository_name(repo: str) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        raise TemperError(f"{repo!r} is no name of a repository: {error}") from None
+        raise TemperError(
+            f"{repo!r} is no name of a repository, as in OWNER/NAME: {error}"
+        ) from None
 
 
 def _show(console: Console, repo: str, files: Mapping[str, Path], public: bool) -> None:
