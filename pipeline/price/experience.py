@@ -33,7 +33,8 @@ class Experience:
 
     Attributes:
         foreseen: the estimates: ``seconds``, ``memory``, ``bytes``; also ``inputs``, their bytes.
-        took: the real amounts under the same names; also ``cpu_seconds``.
+        took: the real amounts under the same names; also ``cpu_seconds``. The seconds are those
+            of the worker: the first one of a run waits for libraries that others then find loaded.
     """
 
     step: str
@@ -59,7 +60,7 @@ def experience_of(manifest: Manifest) -> Experience | None:
     hardware = hardware_in(spent)
     memory = spent.get("device_memory" if hardware.devices else "memory")
     took = {
-        "seconds": manifest.seconds,
+        "seconds": spent.get("seconds", manifest.seconds),
         "cpu_seconds": spent.get("cpu_seconds"),
         "memory": memory,
         "bytes": manifest.size,

@@ -16,6 +16,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
 
 def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = ALONE) -> Report:
     """Run the step function on its inputs, and describe the files that it wrote."""
-    progress = ProgressWriter(store, spec)
+    progress, began = ProgressWriter(store, spec), time.monotonic()
     with contextlib.ExitStack() as stack:
         with progress.watching() if _is_one_process(spec) else contextlib.nullcontext():
             code = stack.enter_context(Code(spec))
@@ -93,7 +94,8 @@ def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = A
         if not store.is_local:
             store.objects.upload(content, f"{spec.attempt}/content")
     result, staging = ran.result, ran.staging
-    took = spent(result.devices, spec.nodes * spec.processes, ran.resumed)
+    seconds = time.monotonic() - began
+    took = spent(result.devices, spec.nodes * spec.processes, ran.resumed, seconds)
     return Report(
         files=files,
         metrics=result.metrics,

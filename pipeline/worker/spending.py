@@ -10,7 +10,9 @@ from typing import Any
 from pipeline.price.machine import cores_here, memory_here, processor, threads_set
 
 
-def spent(devices: Mapping[str, Any], processes: int, resumed: bool) -> dict[str, Any]:
+def spent(
+    devices: Mapping[str, Any], processes: int, resumed: bool, seconds: float
+) -> dict[str, Any]:
     """The resources that this process and its child processes have used so far.
 
     ``memory`` is the largest resident memory of one process, ``device_memory`` the most that it has
@@ -20,6 +22,8 @@ def spent(devices: Mapping[str, Any], processes: int, resumed: bool) -> dict[str
         devices: the result of :func:`of_devices` in a process that ran the step.
         processes: the number of ranks of the step, on all nodes.
         resumed: whether the attempt resumed from the scratch of an earlier one.
+        seconds: since the worker began the attempt. The driver may have waited longer, until the
+            parent of warm workers had imported its libraries.
     """
     mine, others = (
         resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -33,6 +37,7 @@ def spent(devices: Mapping[str, Any], processes: int, resumed: bool) -> dict[str
         "memory": max(_most_resident() or mine.ru_maxrss * unit, others.ru_maxrss * unit),
         "cpu_seconds": round(sum(r.ru_utime + r.ru_stime for r in (mine, others)), 3),
         "machine_memory": memory_here(),
+        "seconds": round(seconds, 3),
         **({"device_memory": devices["memory"]} if on_devices else {}),
         **({"resumed": True} if resumed else {}),
     }

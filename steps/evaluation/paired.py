@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steps.evaluation.intervals import Interval, mean
+from steps.evaluation.intervals import Interval, mean, proportion
 
 _PERMUTATIONS = 9999
 
@@ -52,7 +52,16 @@ def paired_shares(
     first, second = _both(one, other)
     gained, lost = int((second > first).sum()), int((second < first).sum())
     p = float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
-    return Paired(mean((second - first).tolist(), seed), p)
+    return Paired(_share_of_change(second - first, seed), p)
+
+
+def _share_of_change(changes: np.ndarray, seed: int) -> Interval:
+    """The mean of changes −1, 0 or 1 with its interval. If all are equal, no resample differs; then
+    as many others may exist as the interval of a `proportion` of none allows."""
+    if changes.min() < changes.max():
+        return mean(changes.tolist(), seed)
+    value, apart = float(changes[0]), proportion(0, len(changes))["high"]
+    return {"value": value, "low": max(-1.0, value - apart), "high": min(1.0, value + apart)}
 
 
 def _both(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray):

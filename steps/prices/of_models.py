@@ -14,8 +14,10 @@ from steps.prices.speed import Speed, speed_of
 PROCESS, WORKING = 0.42e9, 0.12e9
 """Bytes of a process that has imported torch and transformers, without a model; and the additional
 bytes when a model runs."""
-_QUANTIZED = 45e6
-"""Parameters that one thread dequantises per second."""
+_QUANTIZED, _NAMED = 60e6, 30e3
+"""Parameters that one thread dequantises, and tokens whose names it reads, per second."""
+_PASSES = 3
+"""How often a step goes through the weights that it writes: to check, write and hash them."""
 
 
 def _imported(call: Call) -> Foreseen:
@@ -29,7 +31,7 @@ def _imported(call: Call) -> Foreseen:
 
 def _dequantizing(sizes: Sizes) -> float:
     """Seconds to dequantise a GGUF file, including the construction of its vocabulary."""
-    return sizes.get("parameters", 0) / _QUANTIZED + sizes.get("vocabulary", 0) / 4e3
+    return sizes.get("parameters", 0) / _QUANTIZED + sizes.get("vocabulary", 0) / _NAMED
 
 
 def _of_source(source: File | HubModel) -> Sizes:
@@ -69,10 +71,10 @@ def _loaded_and_saved(
     size = folder_bytes(sizes, dtype)
     if speed is None or size is None:
         return Foreseen(sizes)
-    taken = speed.start + seconds + speed.files(size * (2 if reads else 1))
+    taken = speed.start + seconds + speed.files(size * (_PASSES + reads))
     return Foreseen({**sizes, "bytes": size}, taken, PROCESS + copies * size)
 
 
-IMPORTED = Estimator(_imported, of_folder, version=2)
-INITIALISED = Estimator(_initialised, of_folder, version=2)
-EXPORTED = Estimator(_exported, of_folder, version=2)
+IMPORTED = Estimator(_imported, of_folder, version=3)
+INITIALISED = Estimator(_initialised, of_folder, version=3)
+EXPORTED = Estimator(_exported, of_folder, version=3)

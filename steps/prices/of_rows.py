@@ -5,7 +5,7 @@ from typing import Any
 from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
 from steps.prices.row_sizes import BYTES_A_TOKEN, of_rows, of_source, of_tokens
 
-START_PLAIN, _START_READING, _START_TOKENIZING = 0.5, 1.0, 4.0
+START_PLAIN, _START_READING, _START_TOKENIZING = 0.5, 1.0, 5.0
 """Seconds for the imports of a step."""
 _ROWS_READ, _TOKENS_WRITTEN = 4e3, 5e4
 """Rows and tokens per second of one process."""
@@ -134,7 +134,7 @@ def _built(call: Call) -> Foreseen:
 
 
 LOADED = Estimator(_loaded, of_rows)
-TOKENIZED_PAIRS = Estimator(_pairs, of_tokens)
-TOKENIZED_CONVERSATIONS = Estimator(_conversations, of_tokens)
+TOKENIZED_PAIRS = Estimator(_pairs, of_tokens, version=2)
+TOKENIZED_CONVERSATIONS = Estimator(_conversations, of_tokens, version=2)
 ARITHMETIC = Estimator(_arithmetic, _of_arithmetic)
 BUILT_PAIRS = Estimator(_built, of_rows)

@@ -5,7 +5,7 @@ import pytest
 
 from steps.evaluation.calibration import calibration_error, reliability
 from steps.evaluation.divergence import kl_per_token, sampled_kl
-from steps.evaluation.intervals import bootstrap, mean
+from steps.evaluation.intervals import bootstrap, mean, proportion
 from steps.evaluation.length_control import length_controlled
 from steps.evaluation.paired import paired_means, paired_shares
 
@@ -72,8 +72,13 @@ def test_wins_that_have_nothing_to_do_with_length_are_all_counted(
 @pytest.mark.parametrize("lengths", [[0, 0, 0, 0], [5, -3, 2, 9]])
 def test_a_fit_stays_finite_where_every_pair_is_won(lengths: list[int]) -> None:
     found = length_controlled([True] * 4, lengths)
-    assert 0.8 < found["value"] <= 1.0
-    assert np.isfinite(list(found.values())).all()
+    assert found == proportion(4, 4)
+
+
+def test_models_that_agree_on_every_pair_may_still_differ_on_others() -> None:
+    found = paired_shares([True] * 24, [True] * 24).difference
+    assert found["value"] == 0
+    assert found["high"] == -found["low"] == proportion(0, 24)["high"]
 
 
 def test_pairs_show_a_difference_that_two_means_side_by_side_hide(

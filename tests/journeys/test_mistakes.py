@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, files in {
         "unweighted": ["config.json", "tokenizer.json"],
         "speechless": ["config.json", "model.safetensors"],
+        "adapter": ["tokenizer.json", "model.safetensors"],
         "models/good": ["config.json", "tokenizer.json", "model.safetensors"],
     }.items():
         (folder / name).mkdir(parents=True)
         for file in files:
             (folder / name / file).write_bytes(MODEL_FILES[file])
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
     for name, (file, content) in BROKEN_MODELS.items():
         shutil.copytree(folder / "models" / "good", folder / name)
         (folder / name / file).write_bytes(content)
@@ -195,6 +198,9 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["model.path=pointer"], ["git-lfs' pointer to model.safetensors (`git lfs pull`"]),
     (["model.path=lacks-shards"], ["lacks 2.safetensors, which model.safetensors.index.json"]),
     (["model.path=broken-config"], ["a config.json that is no JSON object"]),
+    (["model.path=adapter"], ["holds an adapter without its base", "merge_and_unload"]),
+    (["data.path=models/good"], ["is a model and no data: model=local model.path=models/good"]),
+    (["model.chat_template=docs"], ["model.chat_template=docs is a folder"]),
     (["model.path=typeless"], ["a config.json that names no model_type"]),
     (["model.path=fake.gguf"], ["fake.gguf is no GGUF file", "download it again"]),
     (
@@ -294,12 +300,39 @@ PYTHON: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "an experiment that is called": (lambda: main(as_any({})), ["takes the function", "uncalled"]),
     "a config that is no dataclass": (lambda: main(undecorated), ["put @dataclass above it"]),
+    "a setting that a loss lacks": (lambda: as_any(Dpo)(bta=1), ["Dpo takes no bta", "mean beta?"]),
+    "a changed setting that it lacks": (lambda: replace(Dpo(), **{"bta": 1}), ["mean beta?"]),
+    "a step in place of rows": (lambda: [*as_any(tokens())], ["a step stands for", ".load()"]),
+    "a class that is not frozen": (
+        lambda: dataclass(as_any(type("Mine", (Dpo,), {}))),
+        ["the class Mine: write @dataclass(frozen=True) above it, because Dpo is frozen"],
+    ),
+    "a default that can change": (
+        lambda: dataclass(as_any(type("Mine", (ExperimentConfig,), LISTED))),
+        ["write sizes with field(default_factory=lambda: DEFAULT)"],
+    ),
+    "a loss that is no dataclass of its own": (
+        lambda: evaluate(tokens()["test"], model=model(), loss=Undeclared()),
+        ["Undeclared.shift is no setting: put @dataclass above the class"],
+    ),
+    "an experiment of two configs": (lambda: main(as_any(of_two)), ["takes its config alone"]),
     "nonsense asked": (lambda: mistaken("gpus").on(memory="lots"), ["memory"]),
 }
 
 
 class Undecorated(ExperimentConfig):
     beta: float = 0.1
+
+
+LISTED = {"__annotations__": {"sizes": list}, "sizes": [1]}
+
+
+class Undeclared(Dpo):
+    shift: float = 0.5
+
+
+def of_two(cfg: ExperimentConfig, other: int) -> dict[str, Step]:
+    return {}
 
 
 def undecorated(cfg: Undecorated) -> dict[str, Step]:
@@ -333,7 +366,7 @@ def task() -> Step:
 def test_a_mistake_in_python(mistake: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, remedies = PYTHON[mistake]
     monkeypatch.chdir(folder)
-    with pytest.raises((TemperError, ValueError)) as raised:
+    with pytest.raises((TemperError, ValueError, TypeError)) as raised:
         make()
     told = message_of(raised.value)
     assert told is not None, raised.value
@@ -444,6 +477,10 @@ SHELL: list[tuple[list[str], list[str]]] = [
     (["run", "dpo", "--dat", "a.jsonl"], ["unknown option --dat; did you mean --data?"]),
     (["run", "dpo", "--data="], ["--data needs a value"]),
     (["plan", "nope.py"], ["no script nope.py"]),
+    (["plan", "dpo"], ["a recipe: temper run dpo --plan"]),
+    (["sft"], ["there is no command sft: temper run sft"]),
+    (["export"], ["there is no command export", "export_hf"]),
+    (["chat", "OWNER/NAME"], ["there is no folder OWNER/NAME here", "hf download"]),
     (["show", "train_dpo"], ["TEMPER_STORE"]),
     (["logs", "train_dpo"], ["TEMPER_STORE"]),
 ]

@@ -23,6 +23,7 @@ from steps.losses.base import (
     Shares,
     Totals,
     UnpairedLogps,
+    UnpairedLosses,
 )
 from steps.losses.combined import CombinedReference, CombinedReferenceFree
 from steps.losses.cpo import Cpo
@@ -779,3 +780,29 @@ def test_a_loss_that_gives_no_value_a_pair_is_refused() -> None:
         Mean().shares(logps, totals)
     with pytest.raises(TypeError, match=r"Bare.per_pair must return PairLosses, got Tensor"):
         Bare().shares(logps, totals)
+
+
+def test_a_loss_without_a_gradient_is_refused_while_training_and_scored_without() -> None:
+    class Frozen(Dpo):
+        def per_pair(self, logps: PairLogps) -> PairLosses:
+            pairs = super().per_pair(logps)
+            return replace(pairs, losses=pairs.losses.detach())
+
+    logps, totals = at_its_reference(some_pairs()), Totals(8, 100)
+    trained = replace(logps, chosen=logps.chosen.detach().requires_grad_())
+    Frozen().shares(replace(logps, chosen=trained.chosen.detach()), totals)
+    with pytest.raises(ValueError, match="Frozen returned losses without a gradient"):
+        Frozen().shares(trained, totals)
+
+
+def test_an_unpaired_loss_that_gives_no_value_a_response_is_refused() -> None:
+    class Mean(Kto):
+        def per_response(self, logps: UnpairedLogps, baseline: Any) -> UnpairedLosses:
+            found = super().per_response(logps, baseline)
+            return replace(found, losses=found.losses.mean())
+
+    values = torch.zeros(4, dtype=torch.float64)
+    logps = UnpairedLogps(values, values + 3, values, values == 0)
+    told = r"Mean.per_response returned losses with shape \[\] for 4 responses"
+    with pytest.raises(ValueError, match=told):
+        Mean().shares(logps, Totals(4, 12, 4), values.sum())
