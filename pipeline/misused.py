@@ -1,8 +1,9 @@
 """Explains errors of Python for wrong uses of Temper's own classes and functions.
 
-Python refuses three common mistakes itself, with a text that does not say what to write: a call
-with arguments that the class or function does not take; a dataclass over one of Temper's classes
-whose options or defaults do not fit; and a step in the place of what it will make.
+Python refuses common mistakes itself, with a text that does not say what to write: a call with
+arguments that the class or function does not take; a dataclass over one of Temper's classes whose
+options or defaults do not fit; a step in the place of what it will make, or an artifact in that of
+its path.
 """
 
 import inspect
@@ -31,7 +32,11 @@ def explained(error: BaseException, frames: Sequence[FrameType]) -> str:
         return dataclass
     if not _is_users([frame for frame in frames if not _is_of(frame, "replace")]):
         return ""  # a wrong call in Temper itself is a bug
-    return _STEP if re.search(r"'Step'|not Step$", said) else _of_call(said, frames)
+    if re.search(r"'Step'|not Step$", said):
+        return _STEP
+    if (path := _PATH.search(said)) and _called(path["name"], frames) is not None:
+        return f"{path['name'].removeprefix('Worker')} is no path, and its .path is one"
+    return _of_call(said, frames)
 
 
 def _of_dataclass(said: str, frames: Sequence[FrameType]) -> str:
@@ -60,6 +65,9 @@ _STEP = (
     "a step stands for what it will make, and has no content; run({'NAME': STEP})['NAME'] is what "
     "it made, with .path and .load()"
 )
+
+
+_PATH = re.compile(r"(?:PathLike object, not |for /: ')(?P<name>\w+)")
 
 
 def _of_call(said: str, frames: Sequence[FrameType]) -> str:

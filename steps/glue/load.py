@@ -109,6 +109,9 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
 
 _NO_COLUMNS = ("system", "turns", "pairs", "first", "second")
 """Fields of formats that do not name a column."""
+_OFTEN_ABSENT = ("tools", "template_kwargs", "history", "system_field", "score_chosen",
+                 "score_rejected")  # fmt: skip
+"""Fields of formats that name a column that rows need not have."""
 
 
 @execution_detail
@@ -124,12 +127,15 @@ def _fields_of(reading: Reading) -> str:
     if said := advice(_only_record(part)):
         return f"; {said}"
     has = ", ".join(sorted(map(str, record))[:20]) or "none"
-    renamed = [
-        str(getattr(part.format, field.name))
+    columns = {
+        field.name: str(column)
         for field in fields(part.format)
-        if field.name not in _NO_COLUMNS and getattr(part.format, field.name) != field.default
-    ]
-    named = [name for name in renamed if name not in record]
+        if field.name not in _NO_COLUMNS and (column := getattr(part.format, field.name))
+    }
+    if all(column in record for name, column in columns.items() if name not in _OFTEN_ABSENT):
+        return ""  # the names are right, and the fault is in the values
+    renamed = [f.name for f in fields(part.format) if columns.get(f.name, f.default) != f.default]
+    named = [columns[name] for name in renamed if columns[name] not in record]
     said = f"data.fields names {', '.join(named)}, and its rows" if named else "its rows"
     return (
         f"; {said} have the fields {has}: say which is which with data.format=NAME "

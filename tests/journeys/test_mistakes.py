@@ -480,7 +480,6 @@ SHELL: list[tuple[list[str], list[str]]] = [
     (["plan", "dpo"], ["a recipe: temper run dpo --plan"]),
     (["sft"], ["there is no command sft: temper run sft"]),
     (["export"], ["there is no command export", "export_hf"]),
-    (["chat", "OWNER/NAME"], ["there is no folder OWNER/NAME here", "hf download"]),
     (["show", "train_dpo"], ["TEMPER_STORE"]),
     (["logs", "train_dpo"], ["TEMPER_STORE"]),
 ]
