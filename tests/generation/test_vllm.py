@@ -266,6 +266,7 @@ def test_vllm_takes_over_weights_and_draws_with_them(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1"}
     arguments = [str(folder), "--port", str(port), "--dtype", "float32", "--enforce-eager"]
+    arguments += ["--enable-scale-out"]  # for tokens in and tokens out
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *arguments]
     with subprocess.Popen([*command, "--skip-tokenizer-init"], env=environment) as server:
         try:

@@ -127,5 +127,7 @@ class Caller:
             raise EngineError(
                 f"the engine at {self.address} does not know this token; set the one that it was "
                 "started with"
+                if answer.status_code == 401
+                else f"the engine at {self.address} forbids {path}: {told}"
             )
         raise self.fault(f"answers {path} with status {answer.status_code}: {told}")
