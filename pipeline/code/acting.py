@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 from pipeline.code.bindings import Comprehension, Definition, Function, Import, bound, own_scope
 from pipeline.code.form import CALL, Need, Ref
-from pipeline.code.reader import called, dotted, is_idle, parameters
+from pipeline.code.reading.syntax import called, dotted, is_idle, parameters
 
 CALLED, MAKES, DECORATES, APPLIED = "called", "makes", "decorates", "applied"
 PLAIN, EITHER, READ = "plain", "either", "read"

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
@@ -107,16 +106,18 @@ def _folder() -> Path:
     return Path(named) if named else Path(home, "temper")
 
 
-def version_of(names: Iterable[str]) -> str:
-    """A digest of modules of this room, so that results of another version of them are ignored.
-    Call it at import time: later, the files may have changed."""
+def version_of(*patterns: str) -> str:
+    """A digest of the modules of this room whose paths match, so that results of another version of
+    them are ignored. Call it at import time: later, the files may have changed."""
     hasher = blake3.blake3()
-    for name in names:
+    room = Path(__file__).parent
+    for file in sorted(file for pattern in patterns for file in room.glob(pattern)):
         with suppress(OSError):
-            hasher.update((Path(__file__).parent / f"{name}.py").read_bytes())
+            hasher.update(file.read_bytes())
     return hasher.hexdigest()[:16]
 
 
 _READERS = version_of(
-    ("acting", "bindings", "form", "reader", "shelf", "source", "statement"),
+    *(f"{name}.py" for name in ("acting", "bindings", "form", "shelf", "source", "statement")),
+    "reading/*.py",
 )

@@ -19,7 +19,8 @@ from functools import cached_property, lru_cache
 from pipeline.code import shelf
 from pipeline.code.bindings import everything
 from pipeline.code.form import Load
-from pipeline.code.reader import Home, dotted, is_idle
+from pipeline.code.reading.scopes import Home
+from pipeline.code.reading.syntax import dotted, is_idle
 from pipeline.code.statement import Statement, make_statement
 from pipeline.errors import TemperError
 

@@ -21,7 +21,10 @@ from pipeline.code.acting import (
 )
 from pipeline.code.bindings import Definition, Function, Import, bound, imported, loaded, own_scope
 from pipeline.code.form import CALL, Form, Load, Need, Ref
-from pipeline.code.reader import ITSELF, Home, called, dotted, is_field, read
+from pipeline.code.reading.reader import read
+from pipeline.code.reading.scopes import Home
+from pipeline.code.reading.syntax import called, dotted, is_field
+from pipeline.code.reading.traits import ITSELF
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Statement:
         place: its position among the statements of the module.
         kind: ``function``, ``class``, ``import`` or ``other``.
         form: its content; see :mod:`pipeline.code.form`.
-        traits: which properties of code it reads; see :mod:`pipeline.code.reader`.
+        traits: which properties of code it reads; see :mod:`pipeline.code.reading.traits`.
         binds: the global names that it binds.
         changes: global names whose objects it changes in place, or whose items or attributes it
             sets.

@@ -55,7 +55,15 @@ from pipeline.code.form import (
 )
 from pipeline.code.meaning import ALL, BINARY, IMPORT, Project, Target, Unit
 from pipeline.code.modules import Modules, is_core
-from pipeline.code.reader import DETAIL, LOOKUPS, MODULES, NAMESPACES, ORDER, SUBCLASSES, TYPES
+from pipeline.code.reading.traits import (
+    DETAIL,
+    LOOKUPS,
+    MODULES,
+    NAMESPACES,
+    ORDER,
+    SUBCLASSES,
+    TYPES,
+)
 from pipeline.code.source import Module
 from pipeline.code.statement import Statement
 from pipeline.code.walked_before import Walked

@@ -79,4 +79,4 @@ def _path(about: str, modules: Modules) -> Path:
     return shelf.place("closures", json.dumps(depends).encode())
 
 
-_WALKERS = shelf.version_of(sorted(file.stem for file in Path(__file__).parent.glob("*.py")))
+_WALKERS = shelf.version_of("**/*.py")

@@ -1,0 +1,263 @@
+"""Write functions and classes, their defaults, annotations and docstrings."""
+
+import ast
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from pipeline.code.bindings import Definition, Function, bound, everything, own_scope, surely_bound
+from pipeline.code.form import (
+    BASE,
+    CALL,
+    CLASSES,
+    DEFAULTS,
+    DOCS,
+    FIELDS,
+    HINT,
+    HINTS,
+    NAMES,
+    OWNED,
+    TEXTS,
+    VALUE,
+    Bound,
+    Decorator,
+    Detail,
+)
+from pipeline.code.reading.expressions import Expressions
+from pipeline.code.reading.scopes import Scope
+from pipeline.code.reading.syntax import (
+    called,
+    calls,
+    is_field,
+    is_idle,
+    last_name,
+    only_a_dataclass,
+    parameters,
+    uses_arguments,
+)
+from pipeline.code.reading.traits import DETAIL
+
+_TYPE_MARKS = ("ClassVar", "InitVar", "KW_ONLY")
+
+
+class Definitions(Expressions):
+    """Writes definitions."""
+
+    def write_FunctionDef(self, node: Function) -> None:
+        with self.detail(node):
+            self.write_function(node)
+
+    write_AsyncFunctionDef = write_FunctionDef
+
+    def write_ClassDef(self, node: ast.ClassDef) -> None:
+        with self.detail(node):
+            self.write_class(node)
+
+    @contextmanager
+    def detail(self, node: Definition) -> Iterator[None]:
+        """Write a definition that may be an execution detail into a piece of its own."""
+        names = [name for d in node.decorator_list for name in self.globals_of(called(d))]
+        declaring = [name for name in names if name.path and name.parts[-1] == DETAIL]
+        if len(declaring) != 1:
+            yield
+            return
+        with self.part(lambda form: Detail(declaring[0], form)):
+            yield
+
+    def write_function(self, node: Function) -> None:
+        self.write_decorators(node)
+        self.emit(f"({type(node).__name__} ")
+        if self.scopes:
+            self.emit(node.name)
+        else:
+            self.piece(Bound(node.name))
+            with self.when(NAMES):
+                self.emit(node.name)
+        self.write_defaults(node.args)
+        with self.type_parameters(node):
+            self.write_hints(node)
+            if node.name in ("__exit__", "__aexit__") and uses_arguments(node):
+                self.traits.add(TEXTS)
+            self.write_docstring(node)
+            self.write_body(node.args, node.body)
+        self.emit(")")
+
+    def write_Lambda(self, node: ast.Lambda) -> None:
+        self.emit("(Lambda")
+        self.write_defaults(node.args)
+        self.write_body(node.args, [node.body])
+        self.emit(")")
+
+    def write_decorators(self, node: Definition) -> None:
+        for decorator in node.decorator_list:
+            named = self.globals_of(called(decorator))
+            name = named[0] if len(named) == 1 else None
+            with self.part(lambda form, name=name: Decorator(name, form)):
+                self.emit("@")
+                if isinstance(decorator, ast.Call):
+                    self.write(decorator)
+                else:
+                    with self.using(CALL):
+                        self.write(decorator)
+
+    def write_defaults(self, arguments: ast.arguments) -> None:
+        """Write the names of the parameters, which callers may use, and then their defaults."""
+        for kind in ("posonlyargs", "args", "vararg", "kwonlyargs", "kwarg"):
+            found = getattr(arguments, kind) or []
+            names = [a.arg for a in (found if isinstance(found, list) else [found])]
+            if names:
+                self.emit(f" {kind}={','.join(names)}")
+        if not (arguments.defaults or any(arguments.kw_defaults)):
+            return
+
+        def write() -> None:
+            self.emit(" defaults=")
+            self.write(arguments.defaults)
+            self.write(arguments.kw_defaults)
+
+        if self.scopes:
+            write()
+        else:
+            with self.when(DEFAULTS):
+                write()
+
+    def write_hints(self, node: Function) -> None:
+        """Annotations: references in them are followed; their text counts only if it is read."""
+        hints = [argument.annotation for argument in parameters(node.args)] + [node.returns]
+        for hint in hints:
+            self.write_hint(hint)
+
+    def write_hint(self, hint: ast.expr | None) -> None:
+        with self.when(HINTS):
+            self.emit(f"~{self.is_future}")
+        if hint is None:
+            return
+        if not self.is_future and calls(hint):
+            self.emit(" hint=")
+            self.write(hint)  # evaluated with the definition
+        else:
+            with self.using(HINT), self.when(HINTS):
+                self.write(hint)
+            self.name_only(hint)
+
+    def write_docstring(self, node: Definition) -> None:
+        first = node.body[0]
+        if is_idle(first) and isinstance(getattr(first, "value", None), ast.Constant):
+            value = first.value.value  # type: ignore[attr-defined]
+            if isinstance(value, str):
+                with self.when(DOCS):
+                    self.emit(ascii(value))
+
+    def write_body(self, arguments: ast.arguments, body: Iterable[ast.AST]) -> None:
+        names = {argument.arg for argument in parameters(arguments)}
+        scope = Scope({name: [] for name in names}, verbatim=names)
+        body = [item for item in body if not is_idle(item)]
+        scope.bind((inner for node in body for inner in own_scope(node)), self.package)
+        self.emit(" body=")
+        with self.scope(scope), self.using(VALUE):
+            self.write(body)
+
+    def write_class(self, node: ast.ClassDef) -> None:
+        self.write_decorators(node)
+        self.emit("(ClassDef ")
+        if self.scopes:
+            self.emit(node.name)
+        else:
+            self.piece(Bound(node.name))
+            with self.when(CLASSES):
+                self.emit(node.name)
+        if node.body and "__qualname__" in {getattr(n, "id", "") for n in everything(node)}:
+            self.traits.add(NAMES)
+        with self.type_parameters(node):
+            self.emit(" bases=")
+            for base in node.bases:
+                with self.using(BASE):
+                    self.write(base)
+                self.emit(",")
+            for keyword in node.keywords:
+                self.emit(f" {keyword.arg or '**'}=")
+                self.write(keyword.value)
+            self.write_docstring(node)
+            self.emit(" body=[")
+            is_top = not self.scopes
+            self.classes.append(node.name)
+            members = {
+                name
+                for statement in node.body
+                for inner in own_scope(statement)
+                for name in bound(inner)
+            }
+            with self.scope(Scope(is_class=True, members=members)) as scope:
+                for statement in node.body:
+                    if not is_idle(statement):
+                        self.write_member(statement, is_top, node)
+                    scope.bind(surely_bound(statement), self.package)
+            self.classes.pop()
+            self.emit("])")
+
+    def write_member(self, node: ast.stmt, is_top: bool, owner: ast.ClassDef) -> None:
+        if not isinstance(node, ast.AnnAssign):
+            self.write(node)
+            self.emit(",")
+        elif is_top and is_field(node):
+            with self.when(f"{FIELDS} {node.target.id}"):  # type: ignore[union-attr]
+                self.write_field(node, owner)
+        else:
+            self.write_field(node, owner)
+
+    def write_field(self, node: ast.AnnAssign, owner: ast.ClassDef) -> None:
+        """A field of a class. Its annotation counts if it has a special marker, or if other code
+        than the standard library's dataclasses may read it."""
+        self.emit("(AnnAssign target=")
+        self.write(node.target)
+        self.emit(" value=")
+        self.write(node.value)
+        names = {last_name(inner) for inner in everything(node.annotation)}
+        text = node.annotation.value if isinstance(node.annotation, ast.Constant) else ""
+        if isinstance(text, str):
+            names |= {mark for mark in _TYPE_MARKS if mark in text}
+        self.emit(f" marks={sorted(names.intersection(_TYPE_MARKS))}")
+        if (self.is_future or text) and not names.isdisjoint(_TYPE_MARKS):
+            self.emit(ascii(ast.unparse(node.annotation)))  # dataclasses look for certain texts
+        with self.using(HINT), self.collected() as named:
+            self.write(node.annotation)
+        for reference in named:  # whoever constructs the class may construct these too
+            self.piece(reference._replace(use=OWNED))
+        if only_a_dataclass(owner) and (self.is_future or not calls(node.annotation)):
+            with self.using(HINT), self.when(HINTS):
+                self.emit(f"~{self.is_future}")
+                self.write(node.annotation)
+        else:
+            self.emit(f" {self.is_future} annotation=")
+            self.write(node.annotation)
+        self.emit("),")
+
+    def write_AnnAssign(self, node: ast.AnnAssign) -> None:
+        """Outside of classes, the annotation of a variable has no effect."""
+        if self.scopes and self.scopes[-1].is_class:
+            self.generic(node)
+            return
+        if isinstance(node.target, ast.Name):
+            if not self.scopes:
+                self.write_hint(node.annotation)
+            else:
+                self.name_only(node.annotation)
+        else:
+            self.write(node.annotation)
+        if node.value is not None:
+            self.generic(ast.Assign([node.target], node.value))
+
+    @contextmanager
+    def type_parameters(self, node: ast.AST) -> Iterator[None]:
+        """The scope of ``[T]`` in ``def f[T]``, Python 3.12 and later."""
+        found = getattr(node, "type_params", [])
+        if not found:
+            yield
+            return
+        names = {parameter.name for parameter in found}
+        with self.scope(Scope({name: [] for name in names}, verbatim=names)):
+            for parameter in found:
+                self.emit(f" {type(parameter).__name__} {parameter.name}")
+                for name in ("bound", "default_value"):
+                    if (value := getattr(parameter, name, None)) is not None:
+                        self.write_hint(value)
+            yield

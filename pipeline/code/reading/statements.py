@@ -1,0 +1,136 @@
+"""Write statements that bind names or only serve errors and imports."""
+
+import ast
+from collections.abc import Iterator
+
+from pipeline.code.bindings import Import, everything, imported, loaded
+from pipeline.code.form import CALL, Caught, Load, Message, Ref
+from pipeline.code.reading.definitions import Definitions
+from pipeline.code.reading.expressions import LOG_LEVELS
+from pipeline.code.reading.syntax import inside, names_of_types
+
+_RISKY = frozenset(
+    {"Exception", "BaseException", "TypeError", "NameError", "UnboundLocalError", "RuntimeError"}
+    | {"AttributeError", "ImportError", "ModuleNotFoundError", "ExceptionGroup"}
+)
+"""Exceptions whose messages by the interpreter contain names of functions and modules."""
+
+
+class Statements(Definitions):
+    """Writes statements, and so whatever a module holds."""
+
+    def write_Import(self, node: Import) -> None:
+        self.emit("(Import")
+        for source in loaded(node, self.package):
+            self.piece(Load(*source))
+        for local, (module, *name) in imported(node, self.package):
+            scope = self.scopes[-1] if self.scopes else None
+            if local == "*" or (scope is not None and local in scope.imported):
+                continue
+            self.emit(" ")
+            self.bind(self.mangled(local))
+            if scope is not None and (scope.is_class or local in scope.globals | scope.nonlocals):
+                self.refer(module, tuple(name))  # other code may read the name here
+        self.emit(")")
+
+    write_ImportFrom = write_Import
+
+    def write_Expr(self, node: ast.Expr) -> None:
+        """A call of a logger does not count at all if its arguments compute nothing."""
+        call = node.value
+        is_log = (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr in LOG_LEVELS
+            and all(map(self.is_bare, [*call.args, *(word.value for word in call.keywords)]))
+        )
+        owners = self.globals_of(call.func.value) if is_log else []  # type: ignore[union-attr]
+        if len(owners) == 1:
+            with self.part(lambda form: Message(owners[0], form)):
+                self.write(call)
+                self.emit(";")
+        else:
+            self.generic(node)
+
+    def write_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name):
+            self.read((node.target.id,))
+        self.generic(node)
+
+    def write_For(self, node: ast.For) -> None:
+        self.list_names(node.target, node.iter, [*node.body, *node.orelse])
+        self.generic(node)
+
+    def write_Raise(self, node: ast.Raise) -> None:
+        """The texts of an exception count only if some code reads such texts."""
+        self.emit("(Raise")
+        for name in ("exc", "cause"):
+            value = getattr(node, name)
+            if value is None:
+                continue
+            self.emit(f" {name}=")
+            made_by = self.globals_of(value.func) if isinstance(value, ast.Call) else []
+            if len(made_by) == 1:
+                self.write_call_with_message(value, made_by[0])
+            else:
+                with self.using(CALL):
+                    self.write(value)
+        self.emit(")")
+
+    def write_Assert(self, node: ast.Assert) -> None:
+        self.emit("(Assert test=")
+        self.write(node.test)
+        if node.msg is not None:
+            self.emit(" msg=")
+            self.write_message(node.msg, Ref(self.module, "AssertionError", CALL))
+        self.emit(")")
+
+    def write_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        self.emit("(ExceptHandler")
+        if node.type is not None:
+            self.emit(" type=")
+            with self.using(CALL):
+                self.write(node.type)
+        if node.name:
+            self.emit(" name=")
+            self.bind(node.name)
+            if uses := list(self.uses_of_error(node)):
+                names = names_of_types(node.type)
+                self.piece(Caught(not names or not _RISKY.isdisjoint(names), tuple(uses)))
+        self.field("body", node.body)
+        self.emit(")")
+
+    def uses_of_error(self, handler: ast.ExceptHandler) -> Iterator[Ref | None]:
+        """The functions that a handler passes the caught exception to, and ``None`` for any other
+        use; raising it, or another exception from it, does not count."""
+        spent = {id(n) for raised in inside(handler, ast.Raise) for n in everything(raised)}
+        for call in inside(handler, ast.Call):
+            owners = self.globals_of(call.func)
+            for argument in call.args if len(owners) == 1 else ():
+                if getattr(argument, "id", "") == handler.name and id(argument) not in spent:
+                    spent.add(id(argument))
+                    yield owners[0]
+        for node in inside(handler, ast.Name):
+            if node.id == handler.name and isinstance(node.ctx, ast.Load) and id(node) not in spent:
+                yield None
+
+    def write_MatchAs(self, node: ast.MatchAs | ast.MatchStar) -> None:
+        self.generic(node, leave_out=["name"])
+        if node.name:
+            self.bind(node.name)
+
+    write_MatchStar = write_MatchAs
+
+    def write_MatchMapping(self, node: ast.MatchMapping) -> None:
+        self.generic(node, leave_out=["rest"])
+        if node.rest:
+            self.emit(" rest=")
+            self.bind(node.rest)
+
+    def write_MatchClass(self, node: ast.MatchClass) -> None:
+        self.emit("(MatchClass cls=")
+        with self.using(CALL):
+            self.write(node.cls)
+        for name in ("kwd_attrs", "kwd_patterns", "patterns"):
+            self.field(name, getattr(node, name))
+        self.emit(")")
