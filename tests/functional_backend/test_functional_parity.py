@@ -184,6 +184,8 @@ def test_several_devices_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_reward_model_refuses_a_backend_that_it_would_not_run_on() -> None:
-    for config, backend in ((RewardConfig, FUNCTIONAL), (RewardScoring, JaxScoring())):
-        with pytest.raises(ValueError, match=r"reward models need backend=null \(torch\), got"):
-            config(backend=backend)
+    only_torch = r"reward models need backend=null \(torch\), got"
+    with pytest.raises(ValueError, match=only_torch):
+        RewardConfig(backend=FUNCTIONAL)
+    with pytest.raises(ValueError, match=only_torch):
+        RewardScoring(backend=JaxScoring())
