@@ -16,7 +16,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from pipeline.configs.shipped import CONF, read_options, shipped_groups
+from pipeline.configs.shipped import CONF, Options, read_options, shipped_groups
 
 Choices = Mapping[str, Mapping[str, type]]
 """The possible types of fields, by name, for the path of each such field."""
@@ -54,12 +54,19 @@ def _store_config(schema: type, folder: Path | None, own: list[str]) -> None:
     defaults: list[Any] = ["schema"]
     for group in shipped_groups():
         options = _fitting(group, schema)
-        for name, (package, content) in options.items():
-            _store(group, name, package, content)
+        _store_options(group, options, folder)
         if options or (folder and (folder / group).is_dir()):
             is_set = _default(schema, group) != _default(schema, group, of_type=True)
             defaults.append({group: None if is_set else _ON.get(group)})
     _store(None, WITHOUT_YAML, None, {"defaults": [*defaults, *own, "_self_"]})
+
+
+def _store_options(group: str, options: Options, folder: Path | None) -> None:
+    """Register the options of a group that the experiment's own folder lacks: Hydra would merge
+    options with one name."""
+    for name, (package, content) in options.items():
+        if folder is None or not (folder / group / f"{name}.yaml").exists():
+            _store(group, name, package, content)
 
 
 def _store(group: str | None, name: str, package: str | None, content: Mapping[str, Any]) -> None:
@@ -73,15 +80,14 @@ def _store_named(text: str, folder: Path) -> None:
         if isinstance(entry, Mapping):
             for group in entry:
                 name = str(group).removeprefix("override ").strip("/ ")
-                for option, (package, content) in read_options(name).items():
-                    _store(name, option, package, content)
+                _store_options(name, read_options(name), folder)
         elif inherited.is_file() and not (folder / inherited.name).exists():
             text = inherited.read_text("utf-8")
             _store(None, str(entry), None, yaml.safe_load(text))
             _store_named(text, folder)
 
 
-def _fitting(group: str, schema: type) -> dict[str, tuple[str | None, dict[str, Any]]]:
+def _fitting(group: str, schema: type) -> Options:
     """The options of a shipped group that only set fields that the experiment has."""
     kinds = get_type_hints(schema)
     kind = kinds.get(group)

@@ -26,10 +26,14 @@ def shipped_path(name: str) -> str:
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def read_options(group: str) -> dict[str, tuple[str | None, dict[str, Any]]]:
-    """The options of a shipped config group by name: the package of each (``_global_``, or the
-    group itself), and its content."""
-    options: dict[str, tuple[str | None, dict[str, Any]]] = {}
+Options = dict[str, tuple[str | None, dict[str, Any]]]
+"""The options of a config group by name: the package of each (``_global_``, or ``None`` for the
+group itself), and its content."""
+
+
+def read_options(group: str) -> Options:
+    """The options of a shipped config group."""
+    options: Options = {}
     for file in sorted((CONF / group).glob("*.yaml")):
         text = file.read_text("utf-8")
         package = "_global_" if text.startswith("# @package _global_") else None
