@@ -12,6 +12,9 @@ import pytest
 from rank_processes import run_ranks
 from step_output import Folder
 from tiny_models import folder_bytes, model_folder, word_tokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 from worlds import OddLength
 
 import steps.online.recording as recorder
@@ -24,7 +27,7 @@ from steps.data.rows.rows import PromptRow
 from steps.data.rows.tables import PROMPTS, to_record
 from steps.generation.config import SamplingConfig
 from steps.generation.engine import Engine, Finish, Finished, Request
-from steps.generation.sampling import make_requests
+from steps.generation.sampling import decoded, make_requests
 from steps.generation.slots import SlotEngine
 from steps.judge import judge
 from steps.kinds import Model, Prompts, Rollouts
@@ -293,3 +296,17 @@ def test_a_checker_that_comes_to_too_few_verdicts_stops_the_run(
     sampled(tmp_path / "work", tmp_path / "unanswered", policy)
     with pytest.raises(ValueError, match=r"21 of 21 .* because: the row has no answer; mend"):
         judged_by(tmp_path / "judged", tmp_path / "work" / "made", Boxed())
+
+
+def test_a_recording_is_read_as_it_was_judged_whatever_clean_up_a_tokenizer_asks_for(
+    tmp_path: Path,
+) -> None:
+    core = Tokenizer(WordLevel({"x": 0, "=": 1, ".": 2, "[E]": 3}, unk_token="[E]"))
+    asking = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="[E]", clean_up_tokenization_spaces=True
+    )
+    asking.save_pretrained(tmp_path)
+    assert asking.decode([0, 1, 2]) == "x =."
+
+    assert decoded(asking, [0, 1, 2, 3]) == "x = ."
+    assert texts(tmp_path, [[0, 1, 2, 3]]) == ["x = ."]
