@@ -95,8 +95,8 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
 
 
 def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text of tokens by ``tokenizer.json``, without special tokens. Clean-up, which a tokenizer's
-    config may ask for, would remove spaces before punctuation."""
+    """The text of tokens by ``tokenizer.json``, without special tokens. The clean-up that some
+    tokenizers' configs ask for would remove spaces before punctuation."""
     said = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return cast(str, said)
 
