@@ -147,6 +147,14 @@ def test_a_template_that_looks_for_a_text_is_exact_where_no_content_has_it() -> 
     assert filled > 20
 
 
+@pytest.mark.parametrize(
+    "asked", ["'x' in m.content", "m.content.endswith('on ')", "m.content.startswith('Temper')"]
+)
+def test_neither_white_space_at_an_end_nor_a_stand_in_decides_for_a_content(asked: str) -> None:
+    differ, _ = differences(with_body(f"{{{{ m.content }}}}{{% if {asked} %}}!{{% endif %}}"), 300)
+    assert not differ
+
+
 @pytest.mark.parametrize("name", ["chatml", "llama3"])  # GPT-2's pattern, and Llama 3's
 def test_words_have_the_ids_that_they_have_in_the_text(name: str) -> None:
     tokens = encoder(families()[name].tokenizer)

@@ -121,7 +121,7 @@ class Outlines:
         looked_for = _looked_for(self.finder.format)
         if looked_for is None:
             return None
-        texts = {*looked_for, *_special(self.finder), _NAME.format("")}
+        texts = {*looked_for, *_special(self.finder)}
         longest_first = sorted(texts, key=lambda text: (-len(text), text))
         marks = self.finder.format.looked_for.pattern[1:-1]
         return re.compile("|".join([*map(re.escape, longest_first), marks]))
@@ -136,7 +136,7 @@ class Outlines:
         for message in chat.messages:
             content = message["content"]
             core = content.strip()
-            if len(message) != 2 or not core or refused.search(core):
+            if len(message) != 2 or not core or _NAME.format("") in core or refused.search(content):
                 return None
             role = message["role"]
             if len(core) == len(content):
@@ -156,6 +156,8 @@ class Outlines:
     ) -> _Outline | None:
         names = [_NAME.format(f"{index}x") for index in range(len(found.cores))]
         chat = Chat(tuple(_message(*made) for made in zip(found.shape, names, strict=True)))
+        if self._refused is None or any(self._refused.search(m["content"]) for m in chat.messages):
+            return None
         finder = self.finder
         try:
             headers = {n: render(finder.format, chat.until(n), header=True) for n in asked}
