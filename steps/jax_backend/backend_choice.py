@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.jax_backend.config import JaxScoring
+from steps.jax_backend.torchax_engine.torchax_choice import TorchaxTraining
 from steps.models.config import ADAPTERS
 from steps.shared.checks import require, require_count
 from steps.shared.execution_detail import detail_field
@@ -50,7 +51,9 @@ class JaxTraining(TrainingBackend):
         return JaxPolicy(folder, config, ranks, dropout, self.devices, self.check, self.kernel)
 
 
-_TRAINING: Mapping[str, type] = {b.name: b for b in (JaxTraining, FunctionalTraining)}
+_TRAINING: Mapping[str, type] = {
+    b.name: b for b in (JaxTraining, FunctionalTraining, TorchaxTraining)
+}
 _SCORING: Mapping[str, type] = {JaxScoring.name: JaxScoring}
 
 
