@@ -6,8 +6,8 @@ folder. ``rounds`` gives packs a few static shapes, ``devices`` spreads weights 
 mesh, ``adamw`` updates. ``jax_scorer`` and ``jax_trainer`` do what `steps.scoring.scorer` and
 `steps.training.trainer` ask for. ``fit`` compiles a step for TPUs that are not there, and
 ``command`` asks for it. ``influence`` says which rows pull a model where. ``torchax_engine`` has
-transformers' model in the place of the decoder. ``config`` and ``backend_choice`` are the backend
-as a value in a config, importable without JAX.
+transformers' model in the place of the decoder. ``config`` is the backend as
+a value in a config and ``backend_choice`` what experiments offer; both are importable without JAX.
 
 Only these settings lead to this room, so an edit here does not change the keys of torch's results.
 Uses ``steps.training``, ``steps.scoring`` and ``steps.models``.

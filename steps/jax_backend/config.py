@@ -10,10 +10,12 @@ from steps.models.config import Dtype
 from steps.scoring.config import ReferenceConfig, ScoringBackend
 from steps.shared.checks import require, require_count, set_choice
 from steps.shared.execution_detail import detail_field
+from steps.training.config import TrainConfig, TrainingBackend
 
 if TYPE_CHECKING:
     from steps.models.ranks import Ranks
     from steps.scoring.reference import OpenModel
+    from steps.training.policy import Policy
 
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
@@ -43,6 +45,39 @@ class JaxScoring(ScoringBackend):
         from steps.jax_backend.jax_scorer import JaxModel
 
         return JaxModel(folder, config, ranks, self.devices, self.check, self.kernel)
+
+
+@dataclass  # not frozen: OmegaConf could not put one where there was none
+class JaxTraining(TrainingBackend):
+    """As `JaxScoring`, for a model that is trained: all its weights, or adapters beside them.
+
+    Args:
+        devices: how many devices share the work; by default all.
+        check: compare the first examples with torch before training.
+        kernel: on TPUs, attention is a kernel of our own; `check` compares its gradient too.
+    """
+
+    name: ClassVar[str] = "jax"
+    needs_packages: ClassVar[tuple[str, ...]] = ("jax",)
+
+    devices: int | None = detail_field(None)
+    check: bool = detail_field(True)
+    kernel: bool = detail_field(False)
+
+    def __post_init__(self) -> None:
+        require_count(self, "devices", or_null=True)
+        require(self.check or not self.kernel, "kernel=true needs check=true", self.check)
+
+    @property
+    def scoring(self) -> JaxScoring:
+        return JaxScoring(self.devices, self.check, self.kernel)
+
+    def open_policy(
+        self, folder: Path, config: TrainConfig, ranks: "Ranks", dropout: bool
+    ) -> "Policy":
+        from steps.jax_backend.jax_trainer import JaxPolicy
+
+        return JaxPolicy(folder, config, ranks, dropout, self.devices, self.check, self.kernel)
 
 
 @dataclass(frozen=True)
