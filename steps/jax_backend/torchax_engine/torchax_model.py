@@ -15,7 +15,7 @@ import jax
 import torch
 from jax import Array
 from torch import Tensor, nn
-from torchax.interop import call_torch
+from torchax.interop import call_torch  # pyright: ignore[reportMissingImports]
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
