@@ -631,20 +631,20 @@ unobserved = _hook.unobserved
 
 @dataclass(frozen=True)
 class _Witness:
-    """Stands for an observation if only the paths that are used matter."""
+    """Stands for an observation if only the paths that are used matter, and how."""
 
     rules: Rules
-    seen: list[str] = field(default_factory=list)
+    seen: list[tuple[str, str]] = field(default_factory=list)
 
     def add_event(self, kind: str, path: str, *details: Any) -> None:
         if kind not in ("module", "relative", "base"):
-            self.seen.append(path)
+            self.seen.append((kind, path))
 
 
 @contextlib.contextmanager
-def witnessed(rules: Rules) -> Iterator[list[str]]:
-    """Collect the paths that count and are used inside the block, in a process that runs no
-    step."""
+def witnessed(rules: Rules) -> Iterator[list[tuple[str, str]]]:
+    """Collect the paths that count and are used inside the block, each after the kind of its use,
+    in a process that runs no step."""
     witness = _Witness(rules)
     _hook.watch(witness)
     try:

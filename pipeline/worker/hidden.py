@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
@@ -36,12 +36,15 @@ class Imported:
         needs: for each package, the packages that its modules imported.
         environment: for each package, variables that its import set, or deleted (``None``).
         in_vain: packages that an import looked for and did not find.
+        listed_in_vain: for each package, folders that its import tried to list and that do not
+            exist, as torch looks for CUDA's libraries next to every folder of ``sys.path``.
     """
 
     modules: dict[str, ModuleType] = field(default_factory=dict)
     needs: dict[str, set[str]] = field(default_factory=dict)
     environment: dict[str, dict[str, str | None]] = field(default_factory=dict)
     in_vain: set[str] = field(default_factory=set)
+    listed_in_vain: dict[str, list[str]] = field(default_factory=dict)
 
     def hide(self, start_afresh: Callable[[str], Any]) -> None:
         """Hide the modules, and undo the changes of imports to the environment.
@@ -197,6 +200,7 @@ class _Finder:
             if (change := self._made_up() or self._expected.change()) is not None:
                 self._start_afresh(f"{change} was changed before {_top(name)} was imported")
             packages = self._imported.with_needs(_top(name))
+            self._list_again(packages)
             for shown in [shown for shown in self._left if _top(shown) in packages]:
                 sys.modules[shown] = self._left.pop(shown)
             for package in packages:
@@ -205,6 +209,18 @@ class _Finder:
                 _change(self._expected.environment, changed)
             if not self._left:
                 sys.meta_path.remove(self)  # type: ignore[arg-type]
+
+    def _list_again(self, packages: Collection[str]) -> None:
+        """Make this worker's observation note what a fresh one's notes when it imports these."""
+        for package in packages:
+            for folder in self._imported.listed_in_vain.get(package, ()):
+                try:
+                    os.scandir(folder).close()
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                except OSError:
+                    pass  # it exists now
+                self._start_afresh(f"{folder} was made before {package} was imported")
 
     def _made_up(self) -> str | None:
         """A module that the step's code has put in the place of a hidden or missing one."""

@@ -117,7 +117,9 @@ def import_all(
             for item in items:
                 _import(item)
         _fork_once()
-        if seen or _Traces.now() != before or _has_project_code(imported, packages):
+        imported.listed_in_vain[package] = [path for kind, path in seen if kind == "list"]
+        is_used = any(kind != "list" or os.path.lexists(path) for kind, path in seen)
+        if is_used or _Traces.now() != before or _has_project_code(imported, packages):
             return imported, package
     return imported, None
 

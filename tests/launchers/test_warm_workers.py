@@ -284,6 +284,22 @@ def steps():
         assert [said[name] for said in warm] == [said[name] for said in fresh]
 
 
+def test_a_library_that_lists_folders_in_vain_is_imported_once(lab: Lab) -> None:
+    with (lab.library / "__init__.py").open("a") as file:  # torch with CUDA does this
+        file.write("import glob, sys\n")
+        file.write("[glob.glob(f'{place}/nvidia/lib/*.so') for place in sys.path]\n")
+    warm = lab.run("warm")
+    assert {*lab.importers} == {said["parent"] for said in warm}
+    fresh = lab.run("fresh")
+    assert all("nvidia/lib" in json.dumps(said["discovered"]) for said in fresh)
+    for name in ("discovered", "digest"):
+        assert [said[name] for said in warm] == [said[name] for said in fresh]
+    made = "os.makedirs('nvidia/lib', exist_ok=True)"
+    lab.write(PLAIN.replace("    import heavy\n", f"    {made}\n    import heavy\n"))
+    lab.run("warm")
+    assert "nvidia/lib was made before heavy was imported" in lab.logs()
+
+
 def test_libraries_may_share_a_module_that_they_make_up(lab: Lab) -> None:
     shared = "import sys, types\nsys.modules.setdefault('made_up', types.ModuleType('made_up'))\n"
     (lab.library / "__init__.py").write_text(LIBRARY + shared)
