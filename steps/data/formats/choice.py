@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from functools import lru_cache
 from typing import Any
 
 from steps.data.formats.by_name import FORMATS, Format
@@ -11,7 +10,7 @@ from steps.data.formats.ranked import PAIRS
 from steps.data.formats.undecided import undecided
 from steps.data.records.conversations import EXCHANGED_KEYS, INPUTS
 from steps.data.records.one_message import READ_KEYS
-from steps.data.records.record_fields import is_list
+from steps.data.records.record_fields import is_list, is_object
 from steps.data.rows.turn_order import TURNS
 
 AUTO = "auto"
@@ -133,33 +132,34 @@ _TELLING = frozenset(
 """Columns that probably matter, in any format."""
 
 
-def ignored_keys(chosen: Format, record: Mapping[str, Any]) -> set[str]:
-    """The columns (such as `image`) and keys of messages (`messages[].weight`) of a record that
-    probably matter but are not read."""
-    names, read = _columns_of(chosen)
-    columns = (name for name in _TELLING & record.keys() if _tells(name, record[name]))
-    return {name for name in columns if name not in read} | {
-        f"{name}[].{key}"
-        for name in names
-        if is_list(turns := record.get(name))
-        for turn in turns
-        if isinstance(turn, Mapping) and not turn.keys() <= READ_KEYS
-        for key, value in turn.items()
-        if not _is_read(key, turn) and value is not None and str(key).isprintable()
-    }
+class IgnoredKeys:
+    """Finds what a format does not read of records, although it probably matters: columns (such as
+    `image`) and keys of messages (`messages[].weight`)."""
+
+    def __init__(self, chosen: Format) -> None:
+        names = (field.name for field in fields(chosen) if field.name not in _NO_TURNS)
+        self._names = {getattr(chosen, name) for name in names}
+        inputs = INPUTS if getattr(chosen, "input", None) == "input" else ()
+        self._telling = _TELLING.difference(
+            inputs, (str(name).partition(".")[0] for name in self._names)
+        )
+
+    def of(self, record: Mapping[str, Any]) -> set[str]:
+        """Names as above."""
+        return {n for n, value in record.items() if n in self._telling and _tells(n, value)} | {
+            f"{name}[].{key}"
+            for name, turns in record.items()
+            if name in self._names and is_list(turns)
+            for turn in turns
+            if is_object(turn) and not turn.keys() <= READ_KEYS
+            for key, value in turn.items()
+            if not _is_read(key, turn) and value is not None and str(key).isprintable()
+        }
 
 
 def _is_read(key: Any, turn: Mapping[Any, Any]) -> bool:
     exchanged = key in EXCHANGED_KEYS and "role" not in turn and "from" not in turn
     return key in READ_KEYS or exchanged
-
-
-@lru_cache(maxsize=64)
-def _columns_of(chosen: Format) -> tuple[set[Any], set[str]]:
-    """The names of the fields that may hold messages, and the columns that they are in."""
-    names = {getattr(chosen, field.name) for field in fields(chosen) if field.name not in _NO_TURNS}
-    read = {str(name).partition(".")[0] for name in names}
-    return names, read | (set(INPUTS) if getattr(chosen, "input", None) == "input" else set())
 
 
 def _tells(name: str, value: Any) -> bool:

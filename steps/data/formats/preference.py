@@ -163,10 +163,9 @@ class PreferenceFormat:
         """Whether both sides are whole conversations and the prompt, a single text, repeats a user
         message that they share (as in Capybara)."""
         said = found(record, self.prompt)
-        first = {side[0]["role"] for side in given.values()}
-        if not isinstance(said, str) or "assistant" in first:
-            return False
         chosen, rejected = given.values()
+        if not isinstance(said, str) or "assistant" in (chosen[0]["role"], rejected[0]["role"]):
+            return False
         shared = chosen[: _shared_messages(chosen, rejected)]
         asked = [m["content"].strip() for m in shared if m["role"] == "user"]
         return any(text and (text in said or said.strip() in text) for text in asked)

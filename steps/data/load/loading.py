@@ -10,8 +10,8 @@ Rows beyond a limit are also read and checked, so that the ledger is complete.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import islice, starmap
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +219,7 @@ class _Work:
 
     def make_chunk(self) -> None:
         """Read, write and commit one chunk."""
-        rows: dict[str, list[Row]] = {}
+        rows: dict[str, list[tuple[Row, str]]] = {}
         entries: list[Entry] = []
         size = 0
         while len(entries) < ROWS_PER_SHARD and size + self._image_bytes < CHUNK_BYTES:
@@ -231,7 +231,7 @@ class _Work:
                 entries.append(entry)
                 self.tally.add(entry)
                 if row is not None:
-                    rows.setdefault(entry.split, []).append(row)
+                    rows.setdefault(entry.split, []).append((row, entry.row))
                     size += characters
             self.state["read"] += 1
             self.progress(self.state["read"], {"dropped": self.tally.dropped_rows})
@@ -268,26 +268,26 @@ class _Work:
         self._note_ignored(parsed.ignored)
         self._note_verdict(parsed.verdict, f"{split} {index}")
         for made in parsed.rows:
-            row = replace(made.row, row=name + made.row.row)
-            yield *self._judge_row(row, made, part, shard, parsed.pictures), made.size
+            entry = self._judge_row(made, name + made.row.row, part, shard, parsed.pictures)
+            yield entry, None if entry.outcome == "dropped" else made.row, made.size
 
     def _judge_row(
-        self, row: Row, made: ParsedRow, part: Part, shard: str, pictures: Pictures
-    ) -> tuple[Entry, Row | None]:
+        self, made: ParsedRow, name: str, part: Part, shard: str, pictures: Pictures
+    ) -> Entry:
         split = "test" if made.held_out else self.split
         try:
             if made.problem is not None:
                 raise made.problem
-            self._choose(row, made, split)
+            self._choose(made, name, split)
             self._compare(made, split)
-            self._note_scores(row)
+            self._note_scores(made.row)
         except MalformedRow as problem:
-            return Entry.dropped(split, shard, row.row, problem), None
+            return Entry.dropped(split, shard, name, problem)
         self.state["kept"][split] += 1
         counts = self.state["kept_of"][split]
         counts[part.name] = counts.get(part.name, 0) + 1
         self._keep(pictures, split)
-        return Entry(split, shard, row.row, "kept"), row
+        return Entry(split, shard, name, "kept")
 
     def _keep(self, pictures: Pictures, split: str) -> None:
         """Remember the images of a kept row that no earlier row of the split has."""
@@ -296,15 +296,17 @@ class _Work:
                 self._pictures.setdefault(split, []).append(picture)
                 self._image_bytes += len(picture.content)
 
-    def _choose(self, row: Row, made: ParsedRow, split: str) -> None:
+    def _choose(self, made: ParsedRow, name: str, split: str) -> None:
         """Drop a valid row that is over a limit or a duplicate."""
         limit = self.load.limits.get(split)
         if limit is not None and self.state["kept"][split] >= limit:
             raise MalformedRow(OVER_LIMIT, f"{split} has its {limit} rows already")
         if self.load.deduplicate and not self.resumed.is_new("content", made.content):
             raise MalformedRow("duplicate", "an earlier row has the same prompt and responses")
-        if self._near and (found := self._near.like(row, sum(self.state["kept"].values()))):
-            raise MalformedRow("near duplicate", found)
+        if self._near:
+            number = sum(self.state["kept"].values())
+            if found := self._near.like(made.row, name, number):
+                raise MalformedRow("near duplicate", found)
 
     def _note_scores(self, row: Row) -> None:
         if isinstance(row, PreferenceRow):
@@ -344,7 +346,7 @@ class _Work:
             number += 1
         return found
 
-    def _write(self, rows: Mapping[str, list[Row]], entries: list[Entry]) -> None:
+    def _write(self, rows: Mapping[str, list[tuple[Row, str]]], entries: list[Entry]) -> None:
         numbers = self.state["shards"]
         for split, pictures in self._pictures.items():
             path = self.folder / split / IMAGES / f"images-{numbers[split]:05d}.parquet"
@@ -354,7 +356,7 @@ class _Work:
         self._image_bytes = 0
         for split, kept in rows.items():
             path = self.folder / split / shard_name(self.load.kind, numbers[split])
-            _write_settled(path, SCHEMAS[self.load.kind], map(to_record, kept))
+            _write_settled(path, SCHEMAS[self.load.kind], starmap(to_record, kept))
             numbers[split] += 1
         path = self.folder / "ledger" / f"ledger-{numbers['ledger']:05d}.parquet"
         _write_settled(path, LEDGER, map(vars, entries))

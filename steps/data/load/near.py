@@ -64,9 +64,9 @@ class NearRows:
         self._cuts = [slice(start, start + width) for start in range(0, plan.b * width, width)]
         self._wanted, self._resumed = wanted, resumed
 
-    def like(self, row: Row, number: int) -> str | None:
-        """What `row` nearly repeats, for a notice. If there is nothing, the row is kept as number
-        `number`."""
+    def like(self, row: Row, name: str, number: int) -> str | None:
+        """What `row` nearly repeats, for a notice. If there is nothing, the row is kept under its
+        label `name` as number `number`."""
         if not (runs := sorted(set(_runs(row, self._wanted.words)))):
             return None
         minima, scope = _minima(runs), _scope(row)
@@ -78,7 +78,7 @@ class NearRows:
             if shared >= self._wanted.similarity:
                 label = noted[len(minima) :].decode()
                 return f"{shared:.2f} of the runs of words are those of row {label}"
-        self._keep(number, minima + row.row.encode(), bands)
+        self._keep(number, minima + name.encode(), bands)
         return None
 
     def _keep(self, number: int, noted: bytes, bands: list[bytes]) -> None:

@@ -21,7 +21,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from steps.data.rows.rows import Message, Row, TextRow
+from steps.data.rows.rows import Row, TextRow
 
 NGRAM_WORDS = 13
 SHORTEST = 4
@@ -54,7 +54,7 @@ def texts_of(row: Row) -> Iterator[str]:
     for name in _names(type(row)):
         value = getattr(row, name)
         if isinstance(value, tuple):
-            yield from _said(value)
+            yield from [m["content"] for m in value if m["role"] != "system"]
 
 
 @cache
@@ -102,10 +102,6 @@ class EvaluationSet:
 
     def _ngrams(self, words: list[str]) -> Iterator[list[str]]:
         return (words[start : start + self.n] for start in range(len(words) - self.n + 1))
-
-
-def _said(messages: Iterable[Message]) -> Iterator[str]:
-    return (message["content"] for message in messages if message["role"] != "system")
 
 
 def words_of(text: str) -> list[str]:

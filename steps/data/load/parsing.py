@@ -4,26 +4,25 @@ This depends on the record and the settings alone. So several processes may do i
 the result is the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from steps.data.formats.by_name import Format
-from steps.data.formats.choice import ignored_keys
+from steps.data.formats.choice import IgnoredKeys
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.rated import RatedFormat, of_one_prompt
 from steps.data.images.finding import ImageColumn, Pictures, with_images
 from steps.data.load.overlap import content_key, texts_of
 from steps.data.load.shards import FileShard, Shard, label, open_shard
 from steps.data.load.splits import in_test_split, prompt_key, prompt_of
-from steps.data.readers import Item
 from steps.data.records.conversations import with_system
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, Row, TextRow
 
 
-@dataclass(frozen=True)
-class ParsedRow:
+class ParsedRow(NamedTuple):
     """A row, or why it cannot be used.
 
     Attributes:
@@ -41,8 +40,7 @@ class ParsedRow:
     prompt: bytes = b""
 
 
-@dataclass(frozen=True)
-class Parsed:
+class Parsed(NamedTuple):
     """A record.
 
     Attributes:
@@ -84,10 +82,16 @@ class Parser:
         records = open_shard(shard, start)
         if isinstance(bare, RatedFormat):
             records = of_one_prompt(records, bare.prompt)
-        return ((item[0], self._parsed(item, bare, folder)) for item in records)
+        ignored = IgnoredKeys(self.format)
+        return ((item[0], self._parsed(item[1], bare, folder, ignored)) for item in records)
 
-    def _parsed(self, item: Item, bare: Format, folder: Path | None) -> Parsed:
-        _, record = item
+    def _parsed(
+        self,
+        record: Mapping[str, Any] | MalformedRow,
+        bare: Format,
+        folder: Path | None,
+        ignored: IgnoredKeys,
+    ) -> Parsed:
         if isinstance(record, MalformedRow):
             return Parsed("", problem=record)
         own, pictures = label(record, ""), ()
@@ -99,10 +103,10 @@ class Parser:
             return Parsed(own, problem=problem)
         return Parsed(
             own,
-            tuple(self._row(row, pictures) for row in (made if isinstance(made, list) else [made])),
+            tuple([self._row(row, pictures) for row in (made if isinstance(made, list) else [made])]),
             None,
             pictures,
-            tuple(sorted(ignored_keys(self.format, record))),
+            tuple(sorted(ignored.of(record))),
             bare.other_verdict(record) if isinstance(bare, PreferenceFormat) else None,
         )
 

@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steps.data.records.one_message import content_text, is_message, no_speakers, read_message
-from steps.data.records.record_fields import are_texts, found, is_list, parsed_json, show, text
+from steps.data.records.record_fields import (
+    are_texts,
+    found,
+    is_list,
+    is_object,
+    parsed_json,
+    show,
+    text,
+)
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Message, Messages
 
@@ -45,12 +53,12 @@ def messages(value: Sequence[Any], field: str) -> Messages:
     if value and (keys := _exchange(value[0])) is not None:
         named = ((f"{field}[{index}]", item) for index, item in enumerate(value))
         return tuple(said for name, item in named for said in _exchanged(item, keys, name))
-    return tuple(read_message(item, f"{field}[{index}]") for index, item in enumerate(value))
+    return tuple([read_message(item, f"{field}[{index}]") for index, item in enumerate(value)])
 
 
 def _exchange(item: Any) -> tuple[str, str] | None:
     """The names under which an object holds a question and its answer, if it is no message."""
-    if not isinstance(item, Mapping) or "role" in item or "from" in item:
+    if not is_object(item) or "role" in item or "from" in item:
         return None
     found = [keys for keys in _EXCHANGES if all(isinstance(item.get(key), str) for key in keys)]
     return found[0] if len(found) == 1 else None

@@ -7,7 +7,7 @@ A message is an object with `role` and `content`, or with ShareGPT's `from` and 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steps.data.records.record_fields import is_list, parsed_json, plain, show, text
+from steps.data.records.record_fields import is_list, is_object, parsed_json, plain, show, text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import EXTRA_KEYS, ROLES, Message
 
@@ -67,7 +67,7 @@ def read_message(item: Any, field: str) -> Message:
 
 
 def is_message(value: Any) -> bool:
-    if not isinstance(value, Mapping) or ("role" not in value and "from" not in value):
+    if not is_object(value) or ("role" not in value and "from" not in value):
         return False
     return any(key in value for key in (*_CONTENTS, "tool_calls", "function_call"))
 

@@ -11,6 +11,7 @@ from steps.data.readers import Cell
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Tools
 
+_PLAIN = frozenset({list, str, dict, type(None)})
 _DECIMAL = re.compile(r"[+-]?\d{1,15}(\.\d{1,15})?")
 
 MOST_NESTED = 100
@@ -27,7 +28,7 @@ def found(record: Mapping[str, Any], field: str) -> Any:
     within = parsed_json(record.get(outer))
     if is_list(within):
         within = {str(index): item for index, item in enumerate(within)}
-    return found(within, inner) if isinstance(within, Mapping) else None
+    return found(within, inner) if is_object(within) else None
 
 
 def parsed_json(value: Any) -> Any:
@@ -46,10 +47,11 @@ def text(value: Any, field: str, reason: Reason = "content not a string") -> str
     """A string that can be written as UTF-8."""
     if not isinstance(value, str):
         raise MalformedRow(reason, f"{field} is {show(value)}, expected a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise MalformedRow("not valid Unicode", f"{field}: {error}") from None
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise MalformedRow("not valid Unicode", f"{field}: {error}") from None
     return value
 
 
@@ -138,14 +140,20 @@ def _held_by(value: Any) -> Iterable[Any]:
 
 
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
-    if type(value) in (list, str, dict):  # asking an abstract class takes longer
+    if type(value) in _PLAIN:  # asking an abstract class takes longer
         return type(value) is list
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
+def is_object(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    return type(value) is dict if type(value) in _PLAIN else isinstance(value, Mapping)
+
+
 def are_texts(value: Any) -> TypeGuard[Sequence[str]]:
     """Whether a value is a list of texts."""
-    return is_list(value) and bool(value) and all(isinstance(item, str) for item in value)
+    if not is_list(value) or not value or not isinstance(value[0], str):
+        return False
+    return all(isinstance(item, str) for item in value)
 
 
 def texts_in(value: Any) -> Sequence[str] | None:

@@ -120,14 +120,20 @@ def shard_name(kind: type, number: int) -> str:
     return f"{STEMS[kind]}-{number:05d}.parquet"
 
 
-def to_record(row: Row) -> dict[str, Any]:
-    """`row` as a record of its schema."""
-    return {name: _to_column(name, getattr(row, name)) for name in _names(type(row))}
+def to_record(row: Row, label: str | None = None) -> dict[str, Any]:
+    """`row` as a record of its schema, under another label if one is given."""
+    record = dict(vars(row))
+    for name in _converted(type(row)):
+        record[name] = _to_column(name, record[name])
+    return record if label is None else record | {"row": label}
 
 
 def from_record(kind: type[_Row], record: Mapping[str, Any]) -> _Row:
     """The row that `to_record` wrote; columns that the kind does not have are ignored."""
-    return kind(**{name: _from_column(name, record[name]) for name in _names(kind)})
+    values = {name: record[name] for name in _names(kind)}
+    for name in _converted(kind):
+        values[name] = _from_column(name, values[name])
+    return kind(**values)
 
 
 @cache
@@ -135,10 +141,19 @@ def _names(kind: type[Row]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
+@cache
+def _converted(kind: type[Row]) -> tuple[str, ...]:
+    return tuple(name for name in _names(kind) if name in _CONVERSATIONS | _JSON)
+
+
 def messages_to_column(messages: Iterable[Message]) -> list[dict[str, str | None]]:
     """A conversation as a value of a `MESSAGES` column."""
     return [
-        {"role": message["role"], "content": message["content"], "extra": _extra(message)}
+        {
+            "role": message["role"],
+            "content": message["content"],
+            "extra": None if len(message) == 2 else _extra(message),
+        }
         for message in messages
     ]
 
@@ -161,8 +176,6 @@ def _to_json(value: Any) -> str:
 
 
 def _extra(message: Message) -> str | None:
-    if len(message) == 2:
-        return None
     extra = {key: value for key, value in message.items() if key not in ("role", "content")}
     return _to_json(extra) if extra else None
 
@@ -170,15 +183,13 @@ def _extra(message: Message) -> str | None:
 def _to_column(name: str, value: Any) -> Any:
     if name in _CONVERSATIONS:
         return messages_to_column(value)
-    if name in _JSON and value is not None:
-        return _to_json(value)
-    return value
+    return None if value is None else _to_json(value)
 
 
 def _from_column(name: str, value: Any) -> Any:
     if name in _CONVERSATIONS:
         return messages_from_column(value)
-    if name in _JSON and value is not None:
-        decoded = json.loads(value)
-        return tuple(decoded) if name == "tools" else decoded
-    return value
+    if value is None:
+        return None
+    decoded = json.loads(value)
+    return tuple(decoded) if name == "tools" else decoded

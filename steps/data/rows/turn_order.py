@@ -5,6 +5,7 @@ may call tools, whose results come before its next message.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, Messages
@@ -79,14 +80,19 @@ def check_question(prompt: Messages, field: str) -> None:
 
 
 def _check_order(roles: Sequence[str], field: str, turns: str) -> None:
-    if turns == "any":
-        return
+    if turns != "any" and (wrong := _out_of_order(tuple(roles))):
+        before, role = wrong
+        how = "data.turns=merged joins them" if role == before else "data.turns=any takes them"
+        raise _wrong_order(roles, field, f"{role} comes after {before or 'nothing'}; {how}")
+
+
+@lru_cache
+def _out_of_order(roles: tuple[str, ...]) -> tuple[str | None, str] | None:
+    """The first role that must not be where it is, after the one before it."""
     first = "user" if roles[0] != "system" else "system"
-    pairs = zip((None, *roles), roles, strict=False)
-    for before, role in pairs:
-        if role not in ({first} if before is None else _FOLLOWERS[before]):
-            how = "data.turns=merged joins them" if role == before else "data.turns=any takes them"
-            raise _wrong_order(roles, field, f"{role} comes after {before or 'nothing'}; {how}")
+    followers = ({first}, *(_FOLLOWERS[role] for role in roles[:-1]))
+    pairs = zip((None, *roles), followers, roles, strict=False)
+    return next(((before, role) for before, may, role in pairs if role not in may), None)
 
 
 def _wrong_order(roles: Sequence[str], field: str, found: str) -> MalformedRow:
@@ -96,4 +102,5 @@ def _wrong_order(roles: Sequence[str], field: str, found: str) -> MalformedRow:
 
 def is_blank(message: Message) -> bool:
     """Whether a message says nothing and calls no tool."""
-    return not message["content"].strip() and not message.get("tool_calls")
+    said = message["content"]
+    return (not said or said.isspace()) and not message.get("tool_calls")
