@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 
 from steps.data.load.parsing import Parsed, Parser
 from steps.data.load.shards import Shard, Source
+from steps.data.work.collecting import rarely_collecting
 from steps.data.work.workers import exit_with_parent
 
 _RECORDS_A_BATCH = 128
@@ -112,8 +113,9 @@ def _read(parser: Parser, shard: Shard, start: int, sender: Connection) -> None:
 def _fill(parser: Parser, shard: Shard, start: int, ready: "queue.Queue[Batch]") -> None:
     try:
         records = parser.rows(shard, start)
-        while batch := list(islice(records, _RECORDS_A_BATCH)):
-            ready.put(batch)
+        with rarely_collecting():
+            while batch := list(islice(records, _RECORDS_A_BATCH)):
+                ready.put(batch)
         ready.put([])
     except Exception as error:
         ready.put(error)

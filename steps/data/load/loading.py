@@ -31,6 +31,7 @@ from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow, Row
 from steps.data.rows.tables import LEDGER, ROWS_PER_SHARD, SCHEMAS, shard_name, to_record
+from steps.data.work.collecting import rarely_collecting
 from steps.data.work.resume_point import ResumePoint
 from steps.data.work.workers import place
 
@@ -131,7 +132,7 @@ def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Lo
         folder: the folder for the files; it stays empty until all rows have been read.
         scratch: a folder that survives a killed call. It belongs to this `load`.
     """
-    with ResumePoint(scratch) as resumed:
+    with ResumePoint(scratch) as resumed, rarely_collecting():
         work = _Work(load, resumed, scratch / "shards", progress)
         try:
             while not work.state["done"]:

@@ -35,6 +35,7 @@ from steps.data.tokens.tokenizing import (
     tokenize_completions,
     tokenize_conversations,
 )
+from steps.data.work.collecting import rarely_collecting
 from steps.data.work.workers import Finished, ProcessShard, Shard, Summary
 
 BATCH = 128
@@ -249,7 +250,8 @@ def _process(
                     report.add(tokens.findings, [lengths for _, lengths in made])
                     yield from (columns | carried for columns, _ in made)
 
-    write_rows(folder / TOKENS, rows.schema, lines())
+    with rarely_collecting():
+        write_rows(folder / TOKENS, rows.schema, lines())
     write_rows(folder / ROW_LEDGER, LEDGER, map(vars, entries))
     for entry in entries:
         report.tally.add(entry)
