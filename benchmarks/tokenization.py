@@ -126,7 +126,8 @@ def made_row(words: list[str], most: int, drawn: random.Random) -> list[list[dic
 
 def temper(options: argparse.Namespace) -> dict[str, float]:
     """From JSON lines to rows in Parquet, as `load_preferences` does, to tokens in Parquet."""
-    import pyarrow.parquet  # noqa: F401  # before the clock starts
+    import pandas  # noqa: F401  # which Arrow and TRL import: before the clock starts
+    import pyarrow.parquet  # noqa: F401
 
     import steps.data.load.loading  # noqa: F401
     from steps.data.tokens.token_shards import TokenizeShards

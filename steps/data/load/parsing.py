@@ -103,7 +103,7 @@ class Parser:
             return Parsed(own, problem=problem)
         return Parsed(
             own,
-            tuple([self._row(row, pictures) for row in (made if isinstance(made, list) else [made])]),
+            tuple(self._row(row, pictures) for row in (made if isinstance(made, list) else [made])),
             None,
             pictures,
             tuple(sorted(ignored.of(record))),
