@@ -119,7 +119,9 @@ def made_row(words: list[str], most: int, drawn: random.Random) -> list[list[dic
     def said(role: str, most: int) -> list[dict[str, str]]:
         length = drawn.randint(5, max(6, most))
         at = drawn.randrange(len(words) - length)
-        return [{"role": role, "content": " ".join(words[at : at + length]).strip() or "Yes."}]
+        return [
+            {"role": role, "content": " ".join(words[at : at + length]).strip() or f"Yes, {at}."}
+        ]
 
     return [said("user", most // 2), said("assistant", most), said("assistant", most)]
 

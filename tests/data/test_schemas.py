@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline import TemperError
-from steps.data.formats.choice import FormatChoice, choose_format, format_name, ignored_keys
+from steps.data.formats.choice import FormatChoice, IgnoredKeys, choose_format, format_name
 from steps.data.load.loading import Load, Reading, load_rows, part_of
 from steps.data.load.shards import Reader, files_at, source_of
 from steps.data.rows.reasons import MalformedRow
@@ -647,10 +647,10 @@ def test_columns_that_seem_to_matter_and_are_not_read_are_named() -> None:
     record = {"prompt": "q", "chosen": "good", "rejected": "bad", "image": "x.png", "model": "m"}
     chosen = choose_format(FormatChoice(), [record], PreferenceRow, "here")
 
-    assert ignored_keys(chosen, record) == {"image"}
+    assert IgnoredKeys(chosen).of(record) == {"image"}
     judged = AS_THEY_ARE["SHP"][0]
     known = choose_format(FormatChoice(), [judged], PreferenceRow, "here")
-    assert not ignored_keys(known, judged), format_name(known)
+    assert not IgnoredKeys(known).of(judged), format_name(known)
 
 
 def test_images_in_messages_are_refused_and_not_left_out() -> None:
