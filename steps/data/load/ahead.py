@@ -15,8 +15,7 @@ from multiprocessing.connection import Connection
 
 from steps.data.load.parsing import Parsed, Parser
 from steps.data.load.shards import Shard, Source
-from steps.data.work.collecting import rarely_collecting
-from steps.data.work.workers import exit_with_parent
+from steps.data.work.workers import exit_with_parent, rarely_collecting
 
 _RECORDS_A_BATCH = 128
 _BATCHES_READY = 16

@@ -31,9 +31,8 @@ from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import PreferenceRow, Row
 from steps.data.rows.tables import LEDGER, ROWS_PER_SHARD, SCHEMAS, shard_name, to_record
-from steps.data.work.collecting import rarely_collecting
 from steps.data.work.resume_point import ResumePoint
-from steps.data.work.workers import place
+from steps.data.work.workers import place, rarely_collecting
 
 CHUNK_BYTES = 64 * 2**20
 _ROWS_LOOKED_AT = 20

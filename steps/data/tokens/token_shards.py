@@ -35,8 +35,7 @@ from steps.data.tokens.tokenizing import (
     tokenize_completions,
     tokenize_conversations,
 )
-from steps.data.work.collecting import rarely_collecting
-from steps.data.work.workers import Finished, ProcessShard, Shard, Summary
+from steps.data.work.workers import Finished, ProcessShard, Shard, Summary, rarely_collecting
 
 BATCH = 128
 """Rows rendered and encoded together."""

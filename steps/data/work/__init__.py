@@ -1,5 +1,5 @@
 """Process many files in several processes, and resume after a kill.
 
 Begin with ``workers``, which runs a job on many files. ``resume_point`` records which chunks of
-rows are finished. ``collecting`` spares the garbage collector work.
+rows are finished.
 """
