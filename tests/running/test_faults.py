@@ -319,7 +319,7 @@ class Outage(FaultyObjects):
     """No lease can be read or written while ``on`` is set."""
 
     def __init__(self, objects: Objects, on: Event):
-        self._objects, self._on = objects, on
+        self._objects, self._on, self.between = objects, on, threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._objects, name)
@@ -327,9 +327,10 @@ class Outage(FaultyObjects):
             return found
 
         def operation(path: str, *args: Any) -> Any:
-            if self._on.is_set() and "/leases/" in path:
-                raise OSError("no route to the store")
-            return found(path, *args)
+            with self.between:
+                if self._on.is_set() and "/leases/" in path:
+                    raise OSError("no route to the store")
+                return found(path, *args)
 
         return operation
 
@@ -350,12 +351,14 @@ def test_a_lease_outlives_an_outage_that_is_shorter_than_its_time(
     holder, other = (
         Driver(Store(lab.url), root, launcher, leases=leases) for launcher in launchers
     )
-    holder.store.objects = Outage(holder.store.objects, on)  # type: ignore[assignment]
+    outage_of = Outage(holder.store.objects, on)
+    holder.store.objects = outage_of  # type: ignore[assignment]
     threads = [begin(holder)]
     wait_until(launchers[0].started.is_set, "the holder's worker starts")
     threads.append(begin(other))
     wait_until(waits.is_set, "the other waits")
-    on.set()
+    with outage_of.between:  # a lease that was renewed during the outage would last longer
+        on.set()
     clock.advance(outage * TTL)
     if executions == 2:
         wait_until(launchers[1].started.is_set, "the other's worker starts")

@@ -6,11 +6,12 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from waiting import wait_until, wait_while_held
+from waiting import let_go, wait_until, wait_while_held
 
 from pipeline import Output, Store, step
 from pipeline.store.manifest import Manifest
@@ -162,6 +163,30 @@ def counted(journal: str) -> list[str]:
 def listening(journal: str) -> list[str]:
     """The ranks of a :func:`gang` that would notice that they are to leave."""
     return [line for line in lines(journal) if line.endswith("listens")]
+
+
+@contextlib.contextmanager
+def let_go_once_logged(store: Store, journal: str, text: str) -> Iterator[None]:
+    """Lets a held step go on as soon as the log of an attempt has a text, which it must get."""
+
+    seen: list[Path] = []
+
+    def is_logged() -> bool:
+        logs = Path(store.root).glob("attempts/*/*/*/log.txt")
+        seen.extend(log for log in logs if text in log.read_text())
+        return bool(seen)
+
+    def wait() -> None:
+        try:
+            wait_until(is_logged, f"a log has: {text}")
+        finally:
+            let_go(journal)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    yield
+    waiting.join()
+    assert seen
 
 
 def log_of(store: Store, made: Manifest) -> str:
