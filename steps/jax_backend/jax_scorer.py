@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import ml_dtypes
@@ -46,10 +46,13 @@ NUMPY_DTYPES = {
 class JaxScorer(Scorer):
     """Scores with the decoder and the weights of a folder.
 
+    backend: its name, in records and errors.
     kernel: attention is `prefix_kernel`.
     host_weights: these, until a trainer takes them over.
     weights: gives the tree that is scored with, on its devices.
     """
+
+    backend: ClassVar[str] = "jax"
 
     def __init__(
         self,
@@ -187,7 +190,7 @@ def make_ready(
         scorer.tokens_per_forward,
         torch.__version__,
         transformers.__version__,
-        backend="jax",
+        backend=scorer.backend,
     )
     # Only the first reads all of the model for it.
     (is_known,) = ranks.any(ranks.is_first and show_packing(shown_by, folder, scored_by))
@@ -213,8 +216,8 @@ def check_parity(
     expected = parity.own_logps(model, make_pack(probe))
     if fault := parity.logp_difference(actual, expected, model.dtype):
         raise ValueError(
-            f"backend=jax does not compute what transformers' {type(model).__name__} does: "
-            f"{fault}; use torch (backend=null), and please report it"
+            f"backend={scorer.backend} does not compute what transformers' "
+            f"{type(model).__name__} does: {fault}; use torch (backend=null), and please report it"
         )
 
 

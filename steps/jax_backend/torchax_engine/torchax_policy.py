@@ -7,15 +7,13 @@ shares no line with the decoder.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
 from jax import Array
 
 from steps.jax_backend.architecture import Architecture, other_dropouts, read_architecture
-from steps.jax_backend.jax_scorer import JaxScorer, by_length, make_ready, require_packs
+from steps.jax_backend.jax_scorer import JaxScorer, check_parity, make_ready, require_packs
 from steps.jax_backend.jax_trainer import JaxPolicy, JaxTrainer
 from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.stacked import Tree
@@ -23,9 +21,7 @@ from steps.jax_backend.torchax_engine.torchax_model import LogpsModel
 from steps.models.config import Dtype
 from steps.models.folders import load_model
 from steps.models.ranks import Ranks
-from steps.scoring import parity
 from steps.scoring.examples import TokenGroup
-from steps.scoring.packing import make_pack
 from steps.scoring.reference import Reference
 from steps.scoring.scored_by import ScoredBy
 from steps.training.config import TrainConfig
@@ -36,6 +32,8 @@ class TorchaxScorer(JaxScorer):
 
     That model's own weights stay on the host and are not used.
     """
+
+    backend: ClassVar[str] = "torchax"
 
     def __init__(self, folder: Path, dtype: Dtype, tokens_per_forward: int) -> None:
         self._model = LogpsModel(load_model(folder, dtype, on_host=True).eval())
@@ -73,20 +71,8 @@ class TorchaxPolicy(JaxPolicy):
         with _as_jax_does():
             found, notices = make_ready(scorer, self._folder, dtype, every, check=False)
         if self._check:
-            self._check_parity(by_length(every))
-        return replace(found, backend="torchax"), ["backend=torchax is experimental", *notices]
-
-    def _check_parity(self, in_order: Sequence[TokenGroup]) -> None:
-        """As `jax_scorer.check_parity`."""
-        probe, scorer = [in_order[-1], in_order[0]], self.trainer.scorer
-        actual = torch.cat(scorer.logps(scorer.prepare(probe)).result().tokens)
-        model = load_model(self._folder, self._config.dtype, on_host=True)
-        expected = parity.own_logps(model, make_pack(probe))
-        if fault := parity.logp_difference(actual, expected, model.dtype):
-            raise ValueError(
-                f"backend=torchax does not compute what {type(model).__name__} does on torch: "
-                f"{fault}; use torch (backend=null)"
-            )
+            check_parity(scorer, self._folder, dtype, every)
+        return found, ["backend=torchax is experimental", *notices]
 
 
 def _dropped(folder: Path, architecture: Architecture) -> dict[str, float]:
