@@ -2,6 +2,7 @@
 real servers, workers real processes."""
 
 import io
+import logging.config
 import os
 import secrets
 import signal
@@ -43,6 +44,10 @@ settings.register_profile("temper", deadline=None, derandomize=True)
 settings.load_profile("temper")
 settings.register_profile("attack", deadline=None, max_examples=5000)
 """What is tried a hundred times by default, tried by hand for as long as one has patience."""
+
+
+# Hydra closes all handlers of logs, and absl's closes the stream it writes to, which is pytest's.
+logging.config._clearExistingHandlers = logging._handlers.clear  # type: ignore[attr-defined]
 
 
 @cache

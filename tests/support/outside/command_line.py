@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import io
-import logging
 import runpy
 import sys
 from collections.abc import Callable
@@ -56,8 +55,6 @@ def _called(words: list[str], call: Callable[[], object]) -> Said:
         patch.setattr(sys, "orig_argv", [sys.executable, *words])
         patch.setattr(sys, "path", [str(Path(words[0]).parent), *sys.path])
         patch.setattr(experiment, "CALLED", [])
-        # Hydra closes all handlers of logs that there are, and some close the stream they write to.
-        patch.setattr(logging, "_handlerList", [])
         Plugins.instance()  # they store configs, once
         known = ConfigStore.instance()  # each process has its own
         patch.setattr(known, "repo", copy.deepcopy(known.repo))
