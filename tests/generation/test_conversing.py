@@ -110,7 +110,7 @@ def test_greedy_turns_are_the_full_recompute_token_for_token(family: str) -> Non
         assert (list(done.ids), list(done.scored or [True] * len(ids))) == (ids, scored)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma2", marks=pytest.mark.attack)])
 def test_an_episode_is_the_same_to_the_bit_in_any_slots_order_company_and_delay(
     family: str,
 ) -> None:

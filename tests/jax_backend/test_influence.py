@@ -52,6 +52,7 @@ def test_influence_is_the_product_of_the_gradients(tmp_path: Path, loss: Prefere
     assert actual.min() < 0 < actual.max()
 
 
+@pytest.mark.attack
 def test_a_row_with_its_sides_exchanged_pulls_the_other_way(tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
     config = InfluenceConfig(tokens_per_forward=128, devices=1)

@@ -111,6 +111,7 @@ def test_a_run_with_adapters_goes_as_with_torch_and_leaves_the_same_files(tmp_pa
             assert (ours[name] - theirs[name]).norm() <= 2e-2 * theirs[name].norm(), name
 
 
+@pytest.mark.attack
 def test_a_run_with_dropout_that_was_stopped_ends_with_the_same_bytes(tmp_path: Path) -> None:
     """What is dropped follows from the seed and the step."""
     policy = model_folder(tmp_path / "policy", lambda: llama(dropout=0.2))

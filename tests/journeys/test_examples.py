@@ -11,8 +11,6 @@ from places import REPOSITORY
 from waiting import HANGS_SECONDS
 from workers_here import instead_of_processes
 
-from pipeline.running.session import PLAN_ONLY
-
 EXAMPLES = REPOSITORY / "examples"
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "sums")
 SHARED = ("sums", "dpo_on_my_rows")
@@ -25,19 +23,9 @@ def test_the_readme_lists_every_example() -> None:
     assert not [name for name in SCRIPTS if f"| [`{name}.py`]({name}.py) |" not in readme]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_an_example_says_how_it_is_run_and_plans(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert f"    python examples/{name}.py\n" in (EXAMPLES / f"{name}.py").read_text("utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(PLAN_ONLY, "1")
-    for module in SHARED:
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    planned = script(EXAMPLES / f"{name}.py")
-    assert planned.status == 0, planned.err
-    assert "train_sft" in planned.out
-    assert "to run, 0 cached" in planned.out
+def test_an_example_says_how_it_is_run() -> None:
+    for name in SCRIPTS:
+        assert f"    python examples/{name}.py\n" in (EXAMPLES / f"{name}.py").read_text("utf-8")
 
 
 @pytest.mark.slow

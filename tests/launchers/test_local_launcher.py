@@ -193,6 +193,7 @@ def test_when_a_rank_ends_badly_the_step_fails_and_no_rank_is_left(
     wait_until(lambda: not alive(journal))
 
 
+@pytest.mark.attack
 @pytest.mark.slow
 def test_ranks_that_are_told_to_leave_all_save_and_go_on(
     store: Store, journal: str, console: Console

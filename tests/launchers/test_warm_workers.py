@@ -158,6 +158,7 @@ def test_results_are_those_of_fresh_workers(lab: Lab) -> None:
     assert list(map(lasting, warm)) == list(map(lasting, fresh))
 
 
+@pytest.mark.attack
 def test_a_worker_finds_the_process_that_a_fresh_one_finds(lab: Lab) -> None:
     lab.write(
         """
@@ -202,6 +203,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.attack
 def test_what_a_step_changes_before_it_imports_a_library_counts_for_the_import(lab: Lab) -> None:
     steps = "".join(
         f"""
@@ -256,6 +258,7 @@ UNFIT = {  # in this order: no file can be found after the change of the working
 }
 
 
+@pytest.mark.attack
 def test_a_library_whose_import_leaves_something_behind_is_imported_by_each_worker(
     lab: Lab,
 ) -> None:
@@ -300,6 +303,7 @@ def test_a_library_that_lists_folders_in_vain_is_imported_once(lab: Lab) -> None
     assert "nvidia/lib was made before heavy was imported" in lab.logs()
 
 
+@pytest.mark.attack
 def test_libraries_may_share_a_module_that_they_make_up(lab: Lab) -> None:
     shared = "import sys, types\nsys.modules.setdefault('made_up', types.ModuleType('made_up'))\n"
     (lab.library / "__init__.py").write_text(LIBRARY + shared)

@@ -602,6 +602,7 @@ def test_two_copies_of_a_project_share_a_store(
     assert run_in(other.folder) == "be brief 1"
 
 
+@pytest.mark.attack
 def test_it_holds_on_a_store_in_a_bucket(project: Project, gcs_bucket: str) -> None:
     project.store = Store(f"{gcs_bucket}/{secrets.token_hex(4)}")
     project.write("prompts/system.txt", "be kind")

@@ -478,7 +478,10 @@ def place(tmp_path: Path, store_url: str) -> Lab:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["its worker runs", "it is about to commit"])
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param("its worker runs", marks=pytest.mark.attack), "it is about to commit"],
+)
 def test_a_driver_that_wakes_after_it_was_replaced_commits_nothing(
     tmp_path: Path, clock: SharedClock, moment: str
 ) -> None:

@@ -111,6 +111,7 @@ run(steps, store, jobs=2, scheduler=scheduler)
 """
 
 
+@pytest.mark.attack
 def test_limits_hold_over_all_drivers_and_the_page_shows_the_names_of_steps(
     luigid: str, tmp_path: Path
 ) -> None:

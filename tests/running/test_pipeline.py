@@ -263,7 +263,11 @@ def test_a_run_is_recorded(lab: Lab) -> None:
 
 @pytest.mark.parametrize(
     ("number", "jobs"),
-    [(signal.SIGKILL, 2), (signal.SIGTERM, 1), (signal.SIGINT, 2)],
+    [
+        (signal.SIGKILL, 2),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.attack),
+        (signal.SIGINT, 2),
+    ],
 )
 @pytest.mark.real_workers
 def test_a_stopped_run_goes_on_where_it_was(lab: Lab, number: signal.Signals, jobs: int) -> None:

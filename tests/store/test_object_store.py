@@ -14,7 +14,7 @@ from pipeline.plan.planning import make_plan
 from pipeline.store.catalog import Catalog
 
 
-@pytest.fixture(params=["gcs", "s3"])
+@pytest.fixture(params=["gcs", pytest.param("s3", marks=pytest.mark.attack)])
 def url(request: pytest.FixtureRequest) -> str:
     return f"{request.getfixturevalue(f'{request.param}_bucket')}/{secrets.token_hex(4)}"
 

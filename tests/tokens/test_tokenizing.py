@@ -724,6 +724,7 @@ def smollm2() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
 
 
+@pytest.mark.attack
 @pytest.mark.slow
 def test_smollm2_learns_the_answer_and_where_to_stop(smollm2: PreTrainedTokenizerBase) -> None:
     tokens = tokenize_pair(smollm2, pair("Paris.", " Rome.\n"), ROOMY)

@@ -104,6 +104,7 @@ def test_what_is_cached_changes_what_a_study_costs_and_not_what_it_finds(
     assert outcome(again) == outcome(fresh)
 
 
+@pytest.mark.attack
 @pytest.mark.real_workers
 def test_how_many_run_at_once_changes_nothing(
     store: Store, journal: str, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -197,7 +198,7 @@ if __name__ == "__main__":
         ("0.3 1 2", "here"),
         ("0.3 2 3", "processes"),
         pytest.param("0.1 2 4", "here", marks=pytest.mark.attack),
-        ("0.3 2 7", "here"),
+        pytest.param("0.3 2 7", "here", marks=pytest.mark.attack),
     ],
     ids=["before a rung", "at a rung", "as it leaves", "at the second rung", "near its end"],
 )
