@@ -50,6 +50,9 @@ def add_adapter(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         adapted = peft.get_peft_model(model, described, autocast_adapter_dtype=False)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:  # over weights of 4 bits `peft` leaves them in float32
+            parameter.data = parameter.data.to(model.dtype)
     _require_untied(model)
     return cast("PeftModel", adapted)
 

@@ -5,6 +5,7 @@ import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,10 @@ from tiny_models import (
 )
 from transformers import AutoModelForCausalLM
 
+from steps.functional_backend.functional_choice import FunctionalTraining
+from steps.models import quantized
 from steps.models.adapters import add_adapter, merge_adapter
-from steps.models.config import Dtype, LoraConfig
+from steps.models.config import Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
 from steps.scoring.config import ReferenceConfig
@@ -201,3 +204,26 @@ def test_peft_loads_the_adapter_beside_the_base(policy: Path, tmp_path: Path) ->
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "m")(tokens).logits
     torch.testing.assert_close(adapted, merged, rtol=1e-4, atol=1e-4)
     assert (merged - untrained).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"lora": replace(LORA, quantization=Quantization.nf4), "dtype": "float64"}, "lora.quant"),
+        ({"optimizer": replace(FAST, eight_bit=True), "dtype": "float64"}, "optimizer.eight_bit"),
+        ({"optimizer": replace(FAST, eight_bit=True), "backend": FunctionalTraining()}, "backend="),
+    ],
+)
+def test_what_bitsandbytes_cannot_do_is_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        TrainConfig(**settings)
+
+
+def test_weights_of_4_bits_need_one_process_and_bitsandbytes(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="use one process"):
+        load_model(policy, on_host=True, quantization=Quantization.nf4)
+    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'temper-ml\[bitsandbytes\]'"):
+        load_model(policy, quantization=Quantization.nf4)
