@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.models.config import LoraConfig
+from steps.models.quantized import quantization_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -50,9 +51,10 @@ def add_adapter(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         adapted = peft.get_peft_model(model, described, autocast_adapter_dtype=False)
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:  # over weights of 4 bits `peft` leaves them in float32
-            parameter.data = parameter.data.to(model.dtype)
+    if quantization_of(model) is not None:  # then `peft` leaves adapters in float32
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                parameter.data = parameter.data.to(model.dtype)
     _require_untied(model)
     return cast("PeftModel", adapted)
 

@@ -92,7 +92,7 @@ def _trained(call: Call, init: str, demonstrations: bool = False) -> Foreseen:
     parameters = model["parameters"]
     trained = parameters if config.lora is None else _adapters(model, config.lora)
     # a checkpoint has the weights, two moments, and master weights if they differ from the weights
-    scratch = trained * (BYTES[dtype] + _moments(config) + 4 * _has_masters(config))
+    scratch = trained * (BYTES[dtype] + 4 * _has_masters(config)) + _moments(model, config, trained)
     memory = _memory(call, model, config, trained, rows)
     known = accelerator(call.hardware.model)
     capacity = None if known is None else known.memory
@@ -148,7 +148,8 @@ def _memory(call: Call, model: Sizes, config: Any, trained: float, rows: Rows | 
         weights = weights_bytes(model, Dtype(config.dtype), config.quantization)
         if config.quantization is not None:  # the weight in use, as it was before
             weights += itemsize * model["hidden"] * model["feed_forward"]
-        held = weights + trained * (masters + max(4, itemsize) + _moments(config))
+        moments = _moments(model, config, trained)
+        held = weights + trained * (masters + max(4, itemsize)) + moments
     tokens = float(config.tokens_per_forward)
     if rows is not None:
         tokens = min(tokens, max(_FEWEST_TOKENS, rows.tokens * min(config.batch_size, rows.count)))
@@ -177,11 +178,13 @@ def _has_masters(config: Any) -> bool:
     return config.master_weights and Dtype(config.dtype) is Dtype.bfloat16
 
 
-def _moments(config: Any) -> float:
-    """Bytes of a parameter's two moments. Of 8 bits each, with a scale for a block of 256."""
-    return (
-        2 * (1 + 4 / 256) if config.optimizer.eight_bit else 2 * max(4, BYTES[Dtype(config.dtype)])
-    )
+def _moments(model: Sizes, config: Any, trained: float) -> float:
+    """Bytes of AdamW's two moments. With 8 bits each they have a scale for every 256, and those of
+    embeddings have 32."""
+    if not config.optimizer.eight_bit:
+        return 2 * max(4, BYTES[Dtype(config.dtype)]) * trained
+    table = 0.0 if config.lora is not None else model["vocabulary"] * model["hidden"]
+    return 8 * table + 2 * (1 + 4 / 256) * (trained - table)
 
 
 def _adapters(model: Sizes, lora: Any) -> float:

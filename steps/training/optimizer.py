@@ -98,8 +98,8 @@ class Updater:
         for name, module in model.named_modules():
             updated = self._updated.get(f"{name}.weight")
             if isinstance(module, nn.Embedding) and updated is not None:
-                moments = {key: torch.zeros_like(updated.detach()) for key in ("state1", "state2")}
-                self._optimizer.state[updated] = {"step": 0, **moments}
+                means = [torch.zeros_like(updated, dtype=torch.float32) for _ in range(2)]
+                self._optimizer.state[updated] = {"step": 0, "state1": means[0], "state2": means[1]}
 
     @torch.no_grad()
     def _put(self, values: Mapping[str, Whole]) -> None:
