@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from steps.models.config import Dtype, Quantization
 
@@ -45,8 +46,8 @@ def prepare_four_bit(model: PreTrainedModel) -> None:
     """Make a model that was just loaded fit for training; raises ValueError if none of its layers
     was rounded.
 
-    On processors with AVX512-BF16, a forward without gradients would arrange the weights anew for a
-    kernel that has no gradient. Later steps would silently lose the gradient of all layers below.
+    On processors with AVX512-BF16, a forward without gradients would arrange the weights anew, for
+    a kernel that has no gradient and that takes some sizes only.
     """
     names = {name.rpartition(".")[0] for name, _ in rounded_weights(model)}
     if not names:
@@ -77,7 +78,10 @@ def rounded_weights(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
 def put_rounded_weights(model: PreTrainedModel, plain: PreTrainedModel) -> None:
     """Give a `plain` model of the same folder the values of the rounded weights of `model`."""
     for name, weight in rounded_weights(model):
-        plain.get_parameter(name.replace("base_layer.", "")).copy_(_values(weight))
+        own = name.removesuffix(".weight").removesuffix(".base_layer")
+        layer: Any = plain.get_submodule(own)
+        values = _values(weight)
+        layer.weight.copy_(values.t() if isinstance(layer, Conv1D) else values)
 
 
 def count_of(parameter: Tensor) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import demonstration_records, folder_bytes, model_folder, pair_records
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_models import (
+    demonstration_records,
+    folder_bytes,
+    gpt2,
+    llama,
+    model_folder,
+    pair_records,
+)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from steps.models.config import Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model, save_model
@@ -49,10 +57,11 @@ def dpo(policy: Path, config: DpoConfig, work: Path) -> tuple[dict[str, Any], di
     return summary, load_file(work / "model/model.safetensors")
 
 
-@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
+@pytest.mark.parametrize(("build", "dtype"), [(gpt2, Dtype.float32), (llama, Dtype.bfloat16)])
 def test_a_run_over_rounded_weights_is_that_of_a_model_which_has_these_weights(
-    policy: Path, tmp_path: Path, dtype: Dtype
+    tmp_path: Path, build: Callable[[], PreTrainedModel], dtype: Dtype
 ) -> None:
+    policy = model_folder(tmp_path / "policy", build)
     config = DpoConfig(batch_size=4, epochs=4, dtype=dtype, optimizer=FAST, lora=NF4)
     found, weights = dpo(policy, config, tmp_path / "four")
     assert found["first"]["loss"] == math.log(2)
