@@ -21,9 +21,10 @@ from tiny_models import (
 )
 from transformers import AutoModelForCausalLM
 
+from benchmarks.architectures import tiny
 from steps.functional_backend.functional_choice import FunctionalTraining
 from steps.models import quantized
-from steps.models.adapters import add_adapter, merge_adapter
+from steps.models.adapters import add_adapter, merge_adapter, merged_weights
 from steps.models.config import Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
@@ -120,6 +121,22 @@ def test_a_bfloat16_model_is_merged_in_float32_and_rounding_is_told(
         nearest = (before[name] + changes[name]).bfloat16()
         assert (weight != nearest).float().mean() < 0.01  # ties of the float32 sum
     assert any("rounding the merged" in f"{one.message}" for one in told) is (size < 1)
+
+
+def test_adapters_of_experts_are_merged_like_others(tmp_path: Path) -> None:
+    model = load_model(model_folder(tmp_path, lambda: tiny("qwen3_moe"))).eval()
+    adapted = add_adapter(model, LORA, seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        expected, beside = model(ids).logits, merged_weights(model)
+        merged = merge_adapter(adapted)
+        assert torch.allclose(merged(ids).logits, expected, atol=1e-4)
+    assert {name for name, _ in merged.named_parameters()} == beside.keys()
+    for name, parameter in merged.named_parameters():
+        assert torch.allclose(parameter, beside[name], atol=1e-6), name
 
 
 def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(
