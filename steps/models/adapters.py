@@ -10,6 +10,7 @@ separately, in the format that `peft` loads onto a base.
 
 import math
 import warnings
+from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -104,7 +105,8 @@ def save_adapter(adapted: "PeftModel", folder: Path) -> None:
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """The parameters that `merge_adapter` would leave, by the base's names; `model`, with its
     adapters in place, does not change."""
-    adapted = {id(_weight(module)): module for module in model.modules() if _is_adapted(module)}
+    layers: Iterator[Any] = filter(_is_adapted, model.modules())
+    adapted = {id(_weight(layer)): layer for layer in layers}
     merged = {}
     for name, parameter in model.named_parameters():
         if ".lora_" in name:

@@ -128,8 +128,8 @@ class Products(TorchDispatchMode):
 
 def round_on_meta(model: Any) -> None:
     """What loading with `quantization` makes of a model."""
-    from bitsandbytes.functional import quantize_4bit
-    from bitsandbytes.nn import Linear4bit, Params4bit
+    from bitsandbytes.functional import quantize_4bit  # pyright: ignore[reportMissingImports]
+    from bitsandbytes.nn import Linear4bit, Params4bit  # pyright: ignore[reportMissingImports]
 
     for name, linear in list(model.model.named_modules()):
         if isinstance(linear, torch.nn.Linear):
