@@ -98,7 +98,7 @@ class ScoredBy:
         differing = [name for name in self.differences(reference) if name in decisive]
         if differing:
             name = differing[0]
-            advice = f"compute it again with {name}={getattr(self, name)}"
+            advice = f"compute it again with {name}={getattr(self, name) or 'null'}"
             if name == "attention":  # not every model can be packed, but every model can be padded
                 advice = "set attention=padded for both, and compute it again"
             raise ValueError(
