@@ -16,10 +16,10 @@ import torch.nn.attention.varlen  # or the first count knows nothing of it
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from steps.models.config import ActivationCheckpointing
+from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.recomputing import checkpoint_activations
-from steps.prices.model_sizes import body, of_config
-from steps.prices.of_training import _activations
+from steps.prices.model_sizes import body, of_config, weights_bytes
+from steps.prices.of_training import _activations, _adapters
 from steps.scoring import attention
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import forward_backward
@@ -53,6 +53,12 @@ def main() -> None:
             f"{how} {working(tokens, how) / GIB:.1f}" for how in ActivationCheckpointing
         )
         print(f"| {devices} | {state} | {gathered} | {kept} |")
+    adapters = _adapters(of_config(SHAPE), LoraConfig()) * (2 + 4 + 4 + 8)
+    for how in (None, *Quantization):
+        size = (weights_bytes(of_config(SHAPE), Dtype.bfloat16, how) + adapters) / GIB
+        print(
+            f"\nAdapters of rank 16 over {how or 'bfloat16'}: {size:.1f} GiB in place of the first"
+        )
 
 
 def counted(tokens: int, how: ActivationCheckpointing) -> tuple[float, float]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.architectures import pairs
-from steps.models.config import ActivationCheckpointing
+from steps.models.adapters import add_adapter
+from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
+from steps.models.folders import load_model
 from steps.models.recomputing import checkpoint_activations
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.logps import TokenLogps, token_logps
@@ -65,6 +68,13 @@ LENGTHS = {"tiny": (24, 12), "1b": (512, 256), "8b": (512, 256)}
 """Tokens of a prompt, and of each response."""
 BUDGETS = {"tiny": (64, 256), "1b": (4096, 16384, 65536), "8b": (4096, 16384)}
 """Tokens of a forward."""
+OPTIONS: dict[str, tuple[LoraConfig | None, bool]] = {
+    "all weights": (None, False),
+    "all weights, AdamW with 8 bits": (None, True),
+    "adapters": (LoraConfig(), False),
+    "adapters over 4 bits": (LoraConfig(quantization=Quantization.nf4_double), False),
+}
+"""Adapters, and whether the optimiser's state has 8 bits."""
 STEPS = 4
 
 
@@ -130,20 +140,55 @@ def speed(model_name: str) -> Iterator[str]:
     yield "|--:|---|--:|--:|--:|"
     for budget in BUDGETS[model_name]:
         for how in ActivationCheckpointing:
-            row = [sys.executable, __file__, "--model", model_name, "--row", f"{budget}", how]
-            done = subprocess.run(row, capture_output=True, text=True, check=False)
-            fault = (done.stderr.strip().splitlines() or ["killed"])[-1][:80]
-            yield done.stdout.strip() or f"| {budget} | {how} | {fault} | | |"
+            yield _row(model_name, "--row", f"{budget}", how)
+
+
+def _row(model_name: str, kind: str, *cells: str) -> str:
+    """A row of a table, which a process prints, or its error behind the first cells."""
+    row = [sys.executable, __file__, "--model", model_name, kind, *cells]
+    done = subprocess.run(row, capture_output=True, text=True, check=False)
+    fault = (done.stderr.strip().splitlines() or ["killed"])[-1][:80]
+    return done.stdout.strip() or f"| {' | '.join(cells)} | {fault} | | |"
 
 
 def speed_row(model_name: str, budget: int, how: ActivationCheckpointing) -> str:
-    """A row of the table of speed, from the median of the steps after the first."""
+    """A row of the table of speed."""
     model = random_model(MODELS[model_name], torch.bfloat16 if GPU else torch.float32)
     use_packed_attention(model)
     checkpoint_activations(model, how)
+    return f"| {budget} | {how} | {_measured(model, model_name, budget)} |"
+
+
+def options(model_name: str) -> Iterator[str]:
+    """The same of what saves memory, with the smallest budget: adapters, over weights of 4 bits,
+    and AdamW with a state of 8 bits."""
+    yield "| what is trained | tokens/s | share of the peak | GB |"
+    yield "|---|--:|--:|--:|"
+    for name in OPTIONS:
+        yield _row(model_name, "--option", name)
+
+
+def option_row(model_name: str, name: str) -> str:
+    """A row of the table of options."""
+    dtype, (lora, eight_bit) = Dtype.bfloat16 if GPU else Dtype.float32, OPTIONS[name]
+    with TemporaryDirectory() as folder:
+        with torch.device("cpu"):
+            config = LlamaConfig(**MODELS[model_name])
+            LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
+        model = load_model(folder, dtype, quantization=lora and lora.quantization).eval()
+    if lora:
+        add_adapter(model, lora, seed=0)
+    use_packed_attention(model)
+    checkpoint_activations(model, ActivationCheckpointing.selective)
+    measured = _measured(model, model_name, BUDGETS[model_name][0], eight_bit)
+    return f"| {name} | {measured} |"
+
+
+def _measured(model: Any, model_name: str, budget: int, eight_bit: bool = False) -> str:
+    """Three cells, from the median of the steps after the first."""
     prompt, response = LENGTHS[model_name]
     groups = pairs([(prompt, response, response)] * (2 * budget // (prompt + 2 * response)))
-    trainer = Trainer(Scorer(model, budget), OptimizerConfig(1e-5))
+    trainer = Trainer(Scorer(model, budget), OptimizerConfig(1e-5, eight_bit=eight_bit))
     batch, times = trainer.prepare(groups), []
     for _ in range(STEPS):
         started = time.perf_counter()
@@ -153,8 +198,7 @@ def speed_row(model_name: str, budget: int, how: ActivationCheckpointing) -> str
     usage = trainer.usage(batch, median(times[1:]))
     trainer.close()
     share = f"{usage['mfu']:.2f}" if "mfu" in usage else ""
-    values = f"{usage['tokens_per_second']:,.0f} | {share} | {usage['peak_memory_gb']:.1f}"
-    return f"| {budget} | {how} | {values} |"
+    return f"{usage['tokens_per_second']:,.0f} | {share} | {usage['peak_memory_gb']:.1f}"
 
 
 class MeanLoss:
@@ -185,6 +229,7 @@ SECTIONS: dict[str, Callable[[str], Iterator[str]]] = {
     "parity": parity,
     "determinism": determinism,
     "speed": speed,
+    "options": options,
 }
 
 
@@ -203,9 +248,13 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=Path("gpu.md"))
     parser.add_argument("--section", choices=SECTIONS, help="print this section alone")
     parser.add_argument("--row", nargs=2, help="print one row of the section on speed")
+    parser.add_argument("--option", choices=OPTIONS, help="print one row of the section on options")
     chosen = parser.parse_args()
     if chosen.row:
         print(speed_row(chosen.model, int(chosen.row[0]), ActivationCheckpointing(chosen.row[1])))
+        return
+    if chosen.option:
+        print(option_row(chosen.model, chosen.option))
         return
     if chosen.section:
         for line in SECTIONS[chosen.section](chosen.model):

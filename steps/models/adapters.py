@@ -10,6 +10,7 @@ separately, in the format that `peft` loads onto a base.
 
 import math
 import warnings
+from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.models.config import LoraConfig
+from steps.models.quantized import quantization_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -50,6 +52,10 @@ def add_adapter(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         adapted = peft.get_peft_model(model, described, autocast_adapter_dtype=False)
+    if quantization_of(model) is not None:  # then `peft` leaves adapters in float32
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                parameter.data = parameter.data.to(model.dtype)
     _require_untied(model)
     return cast("PeftModel", adapted)
 
@@ -59,7 +65,7 @@ def _require_untied(model: PreTrainedModel) -> None:
     ends: tuple[Any, ...] = (model.get_input_embeddings(), model.get_output_embeddings())
     if ends[1] is None or ends[0].weight is not ends[1].weight:
         return
-    adapted = {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    adapted = {name for name, module in model.named_modules() if _is_adapted(module)}
     if shared := sorted(name for name in adapted if model.get_submodule(name) in ends):
         raise ValueError(
             f"target_modules names {shared[0].rpartition('.')[2]}, but head and embeddings of "
@@ -99,16 +105,16 @@ def save_adapter(adapted: "PeftModel", folder: Path) -> None:
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """The parameters that `merge_adapter` would leave, by the base's names; `model`, with its
     adapters in place, does not change."""
+    layers: Iterator[Any] = filter(_is_adapted, model.modules())
+    adapted = {id(_weight(layer)): layer for layer in layers}
     merged = {}
     for name, parameter in model.named_parameters():
-        owner, _, rest = name.rpartition("base_layer.")
         if ".lora_" in name:
             continue
         value = parameter.detach()
-        if owner and rest == "weight":
-            adapted: Any = model.get_submodule(owner.removesuffix("."))
-            value = value + adapted.get_delta_weight("default")
-        merged[owner + rest if owner else name] = value
+        if id(parameter) in adapted:
+            value = value + adapted[id(parameter)].get_delta_weight("default")
+        merged[name.replace("base_layer.", "")] = value
     return merged
 
 
@@ -119,7 +125,7 @@ def merge_adapter(adapted: "PeftModel") -> PreTrainedModel:
     adapter changes a weight by less than half the distance to the next 16-bit number, rounding
     discards the change. A warning says how large the rounding is beside all changes, if it is.
     """
-    changes = [_merge(module) for module in adapted.modules() if hasattr(module, "lora_A")]
+    changes = [_merge(module) for module in adapted.modules() if _is_adapted(module)]
     wanted, lost = (math.fsum(values) for values in zip(*changes, strict=True))
     if lost > (_LOST / 100) ** 2 * wanted:
         warnings.warn(
@@ -138,13 +144,22 @@ _LOST = 30
 @torch.no_grad()
 def _merge(module: Any) -> tuple[float, float]:
     """Merge one layer's adapter; the squared norms of its change, and of what rounding discards."""
-    weight = module.get_base_layer().weight
+    weight = _weight(module)
     if weight.dtype not in (torch.bfloat16, torch.float16):
         module.merge(safe_merge=True)
         return 0.0, 0.0
     dtype, before = weight.dtype, weight.float()
     module.float().merge(safe_merge=True)
-    exact = module.get_base_layer().weight.detach().clone()
+    exact = _weight(module).detach().clone()
     module.to(dtype)
-    now = module.get_base_layer().weight.float()
+    now = _weight(module).float()
     return (exact - before).square().sum().item(), (exact - now).square().sum().item()
+
+
+def _is_adapted(module: Any) -> bool:
+    return hasattr(module, "lora_A")
+
+
+def _weight(module: Any) -> Tensor:
+    """The weight that a layer's adapter changes; that of experts has a name of its own."""
+    return module.get_param() if hasattr(module, "get_param") else module.get_base_layer().weight

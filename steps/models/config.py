@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from steps.shared.checks import require, require_count
+from steps.shared.checks import require, require_count, set_choice
+from steps.shared.execution_detail import added_field
 
 
 class Dtype(StrEnum):
@@ -29,6 +30,19 @@ class ActivationCheckpointing(StrEnum):
     full = "full"
 
 
+class Quantization(StrEnum):
+    """The rounding of frozen weights to 4 bits (Dettmers et al. 2023, QLoRA,
+    https://arxiv.org/abs/2305.14314), by bitsandbytes.
+
+    nf4: one of 16 quantiles of the normal distribution, times the largest number of its block of 64
+        weights, in float32; 4.5 bits a weight.
+    nf4_double: the scales of the blocks are rounded to 8 bits, too; 4.13 bits a weight.
+    """
+
+    nf4 = "nf4"
+    nf4_double = "nf4_double"
+
+
 @dataclass  # not frozen: OmegaConf could not put one where there was none
 class LoraConfig:
     """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685), trained in place of all
@@ -40,14 +54,19 @@ class LoraConfig:
         dropout: the dropout probability of an adapter's input in training.
         target_modules: the names of the adapted matrices, as in ``[q_proj, v_proj]``; an empty list
             means every linear layer except the head.
+        quantization: round the weights of linear layers, except the head, to 4 bits (QLoRA); the
+            reference of preference training is then the rounded model. null: as they are.
     """
 
     r: int = 16
     alpha: float = 32.0
     dropout: float = 0.0
     target_modules: list[str] = field(default_factory=list)
+    quantization: Quantization | None = added_field(None, before=None)
 
     def __post_init__(self) -> None:
+        if self.quantization is not None:
+            set_choice(self, "quantization", Quantization)
         require_count(self, "r")
         require(0 < self.alpha < math.inf, "alpha must be above 0", self.alpha)
         require(0 <= self.dropout < 1, "dropout must be in [0, 1)", self.dropout)

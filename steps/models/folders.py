@@ -22,7 +22,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from steps.data.images.placeholders import PROCESSOR_FILES
-from steps.models.config import Dtype
+from steps.models.config import Dtype, Quantization
+from steps.models.quantized import four_bit, prepare_four_bit
 from steps.models.writing import writing
 
 _TOKENIZER_FILES = (
@@ -40,15 +41,18 @@ _TOKENIZER_FILES = (
 
 
 def load_model(
-    path: Path | str, dtype: Dtype = Dtype.float32, on_host: bool = False
+    path: Path | str,
+    dtype: Dtype = Dtype.float32,
+    on_host: bool = False,
+    quantization: Quantization | None = None,
 ) -> PreTrainedModel:
     """The causal language model of a Hugging Face folder, on this process's GPU if there is one,
-    unless `on_host` is set.
+    unless `on_host` is set. Its linear layers have weights of 4 bits if `quantization` says so.
 
     Raises FileNotFoundError for a folder that is missing or has no config.json, and ValueError for
-    one that lacks weights.
+    one that lacks weights, or that cannot be rounded to 4 bits.
     """
-    model, missing = load_as(None, path, dtype, on_host)
+    model, missing = load_as(None, path, dtype, on_host, quantization)
     require_weights(missing, path)
     return model
 
@@ -73,7 +77,12 @@ def language_model_of(config: PreTrainedConfig) -> Any:
 
 
 def load_as(
-    kind: Any, path: Path | str, dtype: Dtype, on_host: bool = False, **settings: Any
+    kind: Any,
+    path: Path | str,
+    dtype: Dtype,
+    on_host: bool = False,
+    quantization: Quantization | None = None,
+    **settings: Any,
 ) -> tuple[PreTrainedModel, set[str]]:
     """Load a folder with an auto class of transformers, otherwise like `load_model`.
 
@@ -89,6 +98,8 @@ def load_as(
         fault = "has no config.json" if folder.is_dir() else "does not exist"
         raise FileNotFoundError(f"model folder {folder} {fault}; import the model into it first")
     config = AutoConfig.from_pretrained(folder)
+    if quantization is not None:
+        settings |= four_bit(quantization, dtype, on_host)
     with _without_progress_bars():
         model, found = (kind or language_model_of(config)).from_pretrained(
             folder,
@@ -100,7 +111,11 @@ def load_as(
         )
     if dtype is Dtype.float64:  # grouped matrix products of experts do not support float64
         model.set_experts_implementation("eager")
+    if quantization is not None:
+        prepare_four_bit(model)
     device = torch.device("cuda" if torch.cuda.is_available() and not on_host else "cpu")
+    if device.type == "cuda":  # convolutions would round the factors of float32 to 11 bits
+        torch.backends.cudnn.allow_tf32 = False
     return model.to(device), set(found["missing_keys"])
 
 

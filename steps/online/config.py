@@ -61,6 +61,8 @@ class RlConfig(UpdateConfig):
                 f"lag is {self.lag}, but adapters are merged for the sampler in step with the "
                 "trainer; leave out lag or lora"
             )
+        rounding = self.quantization
+        require(rounding is None, "online training needs lora.quantization=null", f"{rounding}")
         heat, bound = self.temperature, self.max_mismatch
         require(0 < heat < math.inf, "temperature must be above 0", heat)
         if self.method.weighs_by_policy and heat != 1:

@@ -13,10 +13,15 @@ from typing import Any, BinaryIO
 
 from pipeline import HubModel
 from pipeline.price.estimator import Made, Sizes
-from steps.models.config import Dtype
+from steps.models.config import Dtype, Quantization
 
 BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float64: 8}
 """The size of a number of each dtype."""
+_ROUNDED = {
+    Quantization.nf4: 0.5 + 4 / 64,
+    Quantization.nf4_double: 0.5 + 1 / 64 + 4 / (64 * 256),
+}
+"""Bytes of a weight of 4 bits, with its share of a block's scale."""
 TOKENIZER_BYTES_A_TOKEN = 75
 """The size of a ``tokenizer.json`` per token: 72 for SmolLM2, 71 for Llama 3, 75 for Qwen 2.5."""
 
@@ -88,6 +93,14 @@ def folder_bytes(sizes: Sizes, dtype: Dtype) -> float | None:
         return None
     tokenizer = sizes.get("vocabulary", 0) * TOKENIZER_BYTES_A_TOKEN
     return sizes["parameters"] * BYTES[dtype] + tokenizer
+
+
+def weights_bytes(sizes: Sizes, dtype: Dtype, quantization: Quantization | None) -> float:
+    """The bytes of a model's weights on a device. Head and embeddings are not rounded; norms, which
+    are not either, are too small to count."""
+    rounded = 0.0 if quantization is None else body(sizes)
+    kept = (sizes["parameters"] - rounded) * BYTES[dtype]
+    return kept + (0.0 if quantization is None else rounded * _ROUNDED[quantization])
 
 
 def body(sizes: Sizes) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
 from steps.models.config import ActivationCheckpointing, Dtype
-from steps.prices.model_sizes import BYTES, body, folder_bytes, of_folder
+from steps.prices.model_sizes import BYTES, body, folder_bytes, of_folder, weights_bytes
 from steps.prices.of_models import PROCESS, WORKING
 from steps.prices.of_rows import tokens_of
 from steps.prices.speed import speed_of
@@ -92,7 +92,7 @@ def _trained(call: Call, init: str, demonstrations: bool = False) -> Foreseen:
     parameters = model["parameters"]
     trained = parameters if config.lora is None else _adapters(model, config.lora)
     # a checkpoint has the weights, two moments, and master weights if they differ from the weights
-    scratch = trained * (BYTES[dtype] + 8 + 4 * _has_masters(config))
+    scratch = trained * (BYTES[dtype] + 4 * _has_masters(config)) + _moments(model, config, trained)
     memory = _memory(call, model, config, trained, rows)
     known = accelerator(call.hardware.model)
     capacity = None if known is None else known.memory
@@ -145,7 +145,11 @@ def _memory(call: Call, model: Sizes, config: Any, trained: float, rows: Rows | 
         ) / devices
         held += _unsharded(call, model, config, trained)
     else:
-        held = parameters * itemsize + trained * (masters + max(4, itemsize) + 2 * max(4, itemsize))
+        weights = weights_bytes(model, Dtype(config.dtype), config.quantization)
+        if config.quantization is not None:  # the weight in use, as it was before
+            weights += itemsize * model["hidden"] * model["feed_forward"]
+        moments = _moments(model, config, trained)
+        held = weights + trained * (masters + max(4, itemsize)) + moments
     tokens = float(config.tokens_per_forward)
     if rows is not None:
         tokens = min(tokens, max(_FEWEST_TOKENS, rows.tokens * min(config.batch_size, rows.count)))
@@ -174,6 +178,15 @@ def _has_masters(config: Any) -> bool:
     return config.master_weights and Dtype(config.dtype) is Dtype.bfloat16
 
 
+def _moments(model: Sizes, config: Any, trained: float) -> float:
+    """Bytes of AdamW's two moments. With 8 bits each they have a scale for every 256, and those of
+    embeddings have 32."""
+    if not config.optimizer.eight_bit:
+        return 2 * max(4, BYTES[Dtype(config.dtype)]) * trained
+    table = 0.0 if config.lora is not None else model["vocabulary"] * model["hidden"]
+    return 8 * table + 2 * (1 + 4 / 256) * (trained - table)
+
+
 def _adapters(model: Sizes, lora: Any) -> float:
     """The number of parameters of adapters on every matrix except the head."""
     hidden, wide, keys = model["hidden"], model["feed_forward"], model["keys"]
@@ -194,7 +207,7 @@ def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
     if "parameters" not in model or config.backend is not None:
         return Foreseen()
     devices, is_device = max(1, call.hardware.devices), call.hardware.devices > 0
-    parameters = model["parameters"] * itemsize
+    parameters = weights_bytes(model, Dtype(config.dtype), config.quantization)
     held = parameters / devices + (2 * parameters / model["layers"] if devices > 1 else 0.0)
     working = (
         config.tokens_per_forward * itemsize * (6 * model["hidden"] + 3 * model["feed_forward"])
@@ -212,9 +225,9 @@ def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
 
 
 def _learns(init: str, demonstrations: bool = False) -> Estimator:
-    return Estimator(lambda call: _trained(call, init, demonstrations), of_folder, version=3)
+    return Estimator(lambda call: _trained(call, init, demonstrations), of_folder, version=4)
 
 
 IMITATION = _learns("init", demonstrations=True)
 PREFERENCE = _learns("policy")
-SCORED = Estimator(_scored, version=2)
+SCORED = Estimator(_scored, version=3)

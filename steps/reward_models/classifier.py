@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from transformers.utils import logging
 
 from steps.data.tokens.rendering import load_bare_tokenizer
-from steps.models.config import Dtype
+from steps.models.config import Dtype, Quantization
 from steps.models.folders import load_as
 from steps.reward_models.values import value_head
 
@@ -32,13 +32,18 @@ _HEAD = "score.weight"
 _CLASSIFIER = "ForSequenceClassification"
 
 
-def load_reward_model(folder: Path, dtype: Dtype, on_host: bool = False) -> PreTrainedModel:
+def load_reward_model(
+    folder: Path,
+    dtype: Dtype,
+    on_host: bool = False,
+    quantization: Quantization | None = None,
+) -> PreTrainedModel:
     """The reward model of a folder, on the same device as `models.folders.load_model` uses.
 
     Raises:
         ValueError: the folder has no model with one label, or weights are missing.
     """
-    model, missing = _load(folder, dtype, on_host)
+    model, missing = _load(folder, dtype, on_host, quantization)
     if missing:
         raise ValueError(
             f"{folder} is no reward model: it lacks {', '.join(sorted(missing)[:3])}; train one "
@@ -47,7 +52,12 @@ def load_reward_model(folder: Path, dtype: Dtype, on_host: bool = False) -> PreT
     return model
 
 
-def start_reward_model(folder: Path, dtype: Dtype, on_host: bool = False) -> PreTrainedModel:
+def start_reward_model(
+    folder: Path,
+    dtype: Dtype,
+    on_host: bool = False,
+    quantization: Quantization | None = None,
+) -> PreTrainedModel:
     """The reward model from which training starts: the body of a language model with a head of
     zeros, whose scores are all 0; or, unchanged, the reward model in the folder.
 
@@ -55,7 +65,7 @@ def start_reward_model(folder: Path, dtype: Dtype, on_host: bool = False) -> Pre
         ValueError: transformers has no sequence classifier of this architecture, or the folder
             lacks more than the head.
     """
-    model, missing = _load(folder, dtype, on_host)
+    model, missing = _load(folder, dtype, on_host, quantization)
     if missing - {_HEAD}:
         raise ValueError(f"{folder} lacks {sorted(missing - {_HEAD})[:3]}; import the model again")
     if missing:
@@ -99,7 +109,9 @@ def set_padding(folder: Path, ends: Collection[int], named: str | None = None) -
     )
 
 
-def _load(folder: Path, dtype: Dtype, on_host: bool) -> tuple[PreTrainedModel, set[str]]:
+def _load(
+    folder: Path, dtype: Dtype, on_host: bool, quantization: Quantization | None
+) -> tuple[PreTrainedModel, set[str]]:
     config = AutoConfig.from_pretrained(folder) if (folder / "config.json").is_file() else None
     if config is not None:
         trained = [name for name in config.architectures or () if name.endswith(_CLASSIFIER)]
@@ -114,7 +126,7 @@ def _load(folder: Path, dtype: Dtype, on_host: bool) -> tuple[PreTrainedModel, s
             )
     with _without_report():
         model, missing = load_as(
-            AutoModelForSequenceClassification, folder, dtype, on_host, num_labels=1
+            AutoModelForSequenceClassification, folder, dtype, on_host, quantization, num_labels=1
         )
     value_head(model)
     return model, missing

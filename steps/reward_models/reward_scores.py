@@ -110,7 +110,7 @@ def score_groups(
         Left: `place.stopping` is true on any rank; raised between two shards.
     """
     ranks = place.ranks
-    loaded = load_reward_model(model, config.dtype, on_host=ranks.count > 1)
+    loaded = load_reward_model(model, config.dtype, ranks.count > 1, config.quantization)
     groups = read(vocabulary_size(loaded))
     scorer = build_scorer(loaded, config.tokens_per_forward, ranks, VALUES)
     packing = choose_attention(scorer, groups, config.attention, ranks)

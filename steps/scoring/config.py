@@ -5,8 +5,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from steps.models.config import Dtype
-from steps.shared.checks import require_count, set_choice
+from steps.models.config import Dtype, Quantization
+from steps.shared.checks import require, require_count, set_choice
 from steps.shared.execution_detail import added_field, detail_field
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class ReferenceConfig:
         groups_per_shard: how many examples are saved at a time. An interrupted computation resumes
             at the next shard.
         backend: the engine that computes; null: transformers' model on torch.
+        quantization: round the weights of linear layers to 4 bits, as for adapters that are trained
+            over rounded weights; null: as they are.
     """
 
     dtype: Dtype = Dtype.float32
@@ -65,8 +67,19 @@ class ReferenceConfig:
     attention: Attention = Attention.auto
     groups_per_shard: int = detail_field(256)
     backend: ScoringBackend | None = added_field(None, before=None)
+    quantization: Quantization | None = added_field(None, before=None)
 
     def __post_init__(self) -> None:
         set_choice(self, "dtype", Dtype)
         set_choice(self, "attention", Attention)
         require_count(self, "tokens_per_forward", "groups_per_shard")
+        if self.quantization is not None:
+            set_choice(self, "quantization", Quantization)
+            require_torch_below_float64("quantization", self.dtype, self.backend)
+
+
+def require_torch_below_float64(name: str, dtype: Dtype, backend: object) -> None:
+    """Raise ValueError if the setting `name`, which bitsandbytes carries out, does not go with this
+    dtype or backend."""
+    require(dtype is not Dtype.float64, f"{name} needs dtype=bfloat16 or float32", f"{dtype}")
+    require(backend is None, f"{name} needs backend=null (torch)", backend)

@@ -61,7 +61,7 @@ def run_reference(
 
     Args:
         loaded: the model of the folder in `config.dtype`, if it is in memory, for a single rank
-            without another backend. Its attention is changed.
+            without another backend or quantization. Its attention is changed.
 
     Returns the metrics `groups`, `tokens`, the means `logps/chosen` and `logps/rejected` (or
     `logps/response`), and `notices` if there are any. Only the first rank writes files and returns
@@ -131,7 +131,7 @@ def open_model(
         return config.backend.open_model(folder, config, ranks)
     model = loaded
     if model is None:
-        model = load_model(folder, config.dtype, on_host=ranks.count > 1)
+        model = load_model(folder, config.dtype, ranks.count > 1, config.quantization)
     return _TorchModel(model, config, ranks)
 
 

@@ -11,10 +11,11 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from steps.models.config import Dtype
+from steps.models.config import Dtype, Quantization
+from steps.models.quantized import quantization_of
 from steps.scoring.config import Attention
 
-_DECISIVE = ("dtype", "attention", "device")
+_DECISIVE = ("dtype", "attention", "device", "quantization")
 _TORCH = "torch"
 
 
@@ -28,6 +29,7 @@ class ScoredBy:
     rounding.
 
     backend: the engine that ran the model, "torch" or another name.
+    quantization: how weights were rounded; None, which metadata leave out, if they were not.
     """
 
     dtype: Dtype
@@ -37,6 +39,7 @@ class ScoredBy:
     torch: str
     transformers: str
     backend: str = _TORCH
+    quantization: Quantization | None = None
 
     @classmethod
     def of(
@@ -50,16 +53,23 @@ class ScoredBy:
             tokens_per_forward,
             torch.__version__,
             transformers.__version__,
+            quantization=quantization_of(model),
         )
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[bytes, bytes]) -> Self:
         """The inverse of `metadata`; raises ValueError if an entry is missing or invalid."""
         try:
-            metadata = {b"backend": json.dumps(_TORCH).encode(), **metadata}
+            metadata = {
+                b"backend": json.dumps(_TORCH).encode(),
+                b"quantization": b"null",
+                **metadata,
+            }
             values = {f.name: json.loads(metadata[f.name.encode()]) for f in fields(cls)}
             values |= {"dtype": Dtype(values["dtype"])}
             values |= {"attention": Attention(values["attention"])}
+            if values["quantization"] is not None:
+                values |= {"quantization": Quantization(values["quantization"])}
         except (KeyError, ValueError) as error:
             raise ValueError(
                 f"the logps do not say how they were computed ({error!r}); compute them again"
@@ -68,7 +78,8 @@ class ScoredBy:
 
     def metadata(self) -> dict[str, str]:
         """The settings as entries of a file's metadata."""
-        return {name: json.dumps(value) for name, value in asdict(self).items()}
+        values = asdict(self).items()
+        return {name: json.dumps(value) for name, value in values if value is not None}
 
     def differences(self, other: Self) -> list[str]:
         """The names of settings that differ, the decisive ones first."""
@@ -87,7 +98,7 @@ class ScoredBy:
         differing = [name for name in self.differences(reference) if name in decisive]
         if differing:
             name = differing[0]
-            advice = f"compute it again with {name}={getattr(self, name)}"
+            advice = f"compute it again with {name}={getattr(self, name) or 'null'}"
             if name == "attention":  # not every model can be packed, but every model can be padded
                 advice = "set attention=padded for both, and compute it again"
             raise ValueError(

@@ -19,8 +19,13 @@ from steps.losses.base import (
 from steps.losses.dpo import Dpo
 from steps.losses.kto import Kto
 from steps.losses.simpo import Simpo
-from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
-from steps.scoring.config import Attention, ReferenceConfig, ScoringBackend
+from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
+from steps.scoring.config import (
+    Attention,
+    ReferenceConfig,
+    ScoringBackend,
+    require_torch_below_float64,
+)
 from steps.shared.checks import require, require_count, set_choice
 from steps.shared.execution_detail import added_field, detail_field
 
@@ -56,6 +61,8 @@ class OptimizerConfig:
         adam_beta2: the decay of the running mean of squared gradients.
         adam_epsilon: added to the square root of the mean of squared gradients.
         max_grad_norm: gradients with a larger norm are scaled down to this norm; null: never.
+        eight_bit: keep the two running means of a matrix in 8 bits a number, in place of 32, except
+            those of embeddings; by bitsandbytes, on one device.
     """
 
     learning_rate: float = 5e-6
@@ -67,6 +74,7 @@ class OptimizerConfig:
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
     max_grad_norm: float | None = 1.0
+    eight_bit: bool = added_field(False, before=False)
 
     def __post_init__(self) -> None:
         set_choice(self, "schedule", Schedule)
@@ -161,10 +169,26 @@ class UpdateConfig:
         seconds = self.checkpoint_every_seconds
         if seconds is not None:
             require(seconds > 0, "checkpoint_every_seconds must be above 0 or null", seconds)
+        for name in self._bitsandbytes():
+            require_torch_below_float64(name, self.dtype, getattr(self, "backend", None))
+
+    def _bitsandbytes(self) -> list[str]:
+        """The names of the settings in use that need bitsandbytes."""
+        named = {
+            "lora.quantization": self.quantization is not None,
+            "optimizer.eight_bit": self.optimizer.eight_bit,
+        }
+        return [name for name, is_used in named.items() if is_used]
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How the weights under adapters are rounded; None if they are not."""
+        return None if self.lora is None else self.lora.quantization
 
     def reference(self) -> ReferenceConfig:
         """The settings with which a reference must be computed for this policy."""
-        return ReferenceConfig(self.dtype, self.tokens_per_forward, self.attention)
+        settings = (self.dtype, self.tokens_per_forward, self.attention)
+        return ReferenceConfig(*settings, quantization=self.quantization)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,14 @@ updates a float32 master copy of each such parameter; the model computes with th
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from steps.models.pieces import Whole, put
+from steps.models.quantized import require_bitsandbytes
 from steps.training.config import OptimizerConfig
 
 
@@ -33,6 +35,8 @@ class Updater:
         if master_weights:
             self._updated = {name: _master(p) for name, p in self._parameters.items()}
         self._optimizer = build_optimizer(self._updated.values(), config)
+        if config.eight_bit:
+            self._keep_embeddings_in_float32(model)
         self._max_norm = config.max_grad_norm
         for parameter, _ in self._mastered():
             parameter.grad_dtype = torch.float32
@@ -63,7 +67,7 @@ class Updater:
         for name, updated in self._updated.items():
             tensors[f"model/{name}"] = updated.detach()
             for key, value in self._optimizer.state.get(updated, {}).items():
-                tensors[f"optimizer/{key}/{name}"] = value
+                tensors[f"optimizer/{key}/{name}"] = torch.as_tensor(value)
         return tensors
 
     def load_state(self, tensors: Mapping[str, Whole]) -> None:
@@ -88,6 +92,15 @@ class Updater:
         self._put(_of_same_names(weights, "", self._parameters))
         self._round()
 
+    def _keep_embeddings_in_float32(self, model: nn.Module) -> None:
+        """Give embeddings a state that is not in 8 bits, as transformers does: few of their rows
+        have a gradient, so the numbers of a block differ too much in size for a common scale."""
+        for name, module in model.named_modules():
+            updated = self._updated.get(f"{name}.weight")
+            if isinstance(module, nn.Embedding) and updated is not None:
+                means = [torch.zeros_like(updated, dtype=torch.float32) for _ in range(2)]
+                self._optimizer.state[updated] = {"step": 0, "state1": means[0], "state2": means[1]}
+
     @torch.no_grad()
     def _put(self, values: Mapping[str, Whole]) -> None:
         for name, value in values.items():
@@ -106,21 +119,29 @@ class Updater:
             parameter.copy_(master)
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> AdamW:
+def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     """Fused AdamW over `parameters`, with weight decay for matrices only, not for biases and norm
-    weights."""
+    weights; or bitsandbytes' AdamW with a state of 8 bits.
+
+    Raises ValueError if bitsandbytes is needed and not installed.
+    """
     parameters = list(parameters)
-    return AdamW(
-        [
-            {"params": [p for p in parameters if p.ndim >= 2]},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ],
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2]},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    settings: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_epsilon,
+        "weight_decay": config.weight_decay,
+    }
+    if not config.eight_bit:
+        return AdamW(groups, **settings, fused=True)
+    require_bitsandbytes("optimizer.eight_bit")
+    from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+
+    return AdamW8bit(groups, **settings)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
@@ -136,11 +157,15 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.detach().float())
 
 
-def _beside(parameter: nn.Parameter, value: Whole) -> Tensor:
-    """An optimiser's state of a parameter, on its device and sharded over ranks like it."""
+def _beside(parameter: nn.Parameter, value: Whole) -> Tensor | int:
+    """An optimiser's state of a parameter, on its device and sharded over ranks like it; a number
+    if it is an integer, as bitsandbytes counts steps."""
     if tuple(value.shape) != tuple(parameter.shape):
-        return value[...].to(parameter.device, copy=True)
-    state = torch.empty_like(parameter, requires_grad=False)
+        whole = value[...]
+        is_count = whole.ndim == 0 and not whole.is_floating_point()
+        return int(whole) if is_count else whole.to(parameter.device, copy=True)
+    dtype = (value[0:1] if parameter.ndim else value[...]).dtype
+    state = torch.empty_like(parameter, requires_grad=False, dtype=dtype)
     put(value, state)
     return state
 

@@ -15,9 +15,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steps.models.adapters import add_adapter, merge_adapter, save_adapter
-from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
+from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model, save_model, vocabulary_size
 from steps.models.positions import beyond_training
+from steps.models.quantized import (
+    count_of,
+    put_rounded_weights,
+    quantization_of,
+    rounded_weights,
+)
 from steps.models.ranks import Ranks
 from steps.models.recomputing import checkpoint_activations
 from steps.scoring.architectures.routing import find_balancing
@@ -26,6 +32,7 @@ from steps.scoring.examples import TokenGroup, longest
 from steps.scoring.parity import choose_attention, slow_on_gpu
 from steps.scoring.reference import Reference, show_packing
 from steps.scoring.scored_by import ScoredBy
+from steps.shared.execution_detail import execution_detail
 from steps.training.config import TrainConfig, UpdateConfig
 from steps.training.trainer import (
     TRAINED_LOGPS,
@@ -78,13 +85,14 @@ class Policy(Protocol):
 class Role:
     """The kind of model that is trained.
 
-    load: loads the model of a folder, in a dtype, on the host if the last argument is true.
+    load: loads the model of a folder, in a dtype, on the host if the third argument is true, with
+        rounded weights if the last says so.
     adapt: adds adapters to its layers, in place, and sets which parameters are trained.
     readout: the output of the model that the loss uses.
     keeps_adapter: adapters are also saved separately, in `peft`'s format.
     """
 
-    load: Callable[[Path, Dtype, bool], PreTrainedModel] = load_model
+    load: Callable[[Path, Dtype, bool, Quantization | None], PreTrainedModel] = load_model
     adapt: "Callable[[PreTrainedModel, LoraConfig, int], PeftModel]" = add_adapter
     readout: TrainedReadout = TRAINED_LOGPS
     keeps_adapter: bool = True
@@ -122,7 +130,7 @@ class TorchPolicy:
         self._folder, self._config, self._ranks, self._role = folder, config, ranks, role
         if config.deterministic and torch.cuda.is_available():
             require_deterministic_kernels()
-        self._model = role.load(folder, config.dtype, ranks.count > 1)
+        self._model = role.load(folder, config.dtype, ranks.count > 1, config.quantization)
         self._adapted = self._adapt(self._model)
         self.vocabulary = vocabulary_size(self._model)
         self.trainer = build_trainer(
@@ -155,18 +163,25 @@ class TorchPolicy:
         if how is ActivationCheckpointing.full or packing.attention is Attention.packed:
             checkpoint_activations(model, how)
         slow = slow_on_gpu(model, config.tokens_per_forward)
-        told = (packing.notice, unbalanced, beyond_training(model, *longest(every)), slow)
+        told = (
+            packing.notice,
+            unbalanced,
+            beyond_training(model, *longest(every)),
+            slow,
+            _rounded(model),
+        )
         scored_by = replace(packed, attention=packing.attention)
         return scored_by, [notice for notice in told if notice]
 
     def trained(self) -> Mapping[str, Tensor]:
-        return {} if self._ranks.count == 1 else self.trainer.get_weights().result()
+        return self.trainer.get_weights().result() if self._is_saved_by_another else {}
 
     def save(self, trained: Mapping[str, Tensor], output: Path) -> None:
         """Write the model with merged adapters and, if the role keeps them, the adapters."""
         model, adapted = self._model, self._adapted
-        if self._ranks.count > 1:  # this rank's model is only a shard
-            model = self._role.load(self._folder, self._config.dtype, True)
+        if self._is_saved_by_another:
+            model = self._role.load(self._folder, self._config.dtype, True, None)
+            put_rounded_weights(self._model, model)
             adapted = self._adapt(model)
             put_weights(trained, model)
         if adapted is not None:
@@ -175,9 +190,27 @@ class TorchPolicy:
             model = merge_adapter(adapted)
         save_model(model, output, tokenizer_from=self._folder)
 
+    @property
+    def _is_saved_by_another(self) -> bool:
+        """Whether this rank's model is only a shard, or has rounded weights."""
+        return self._ranks.count > 1 or self._config.quantization is not None
+
     def _adapt(self, model: PreTrainedModel) -> "PeftModel | None":
         lora = self._config.lora
         return None if lora is None else self._role.adapt(model, lora, self._config.seed)
+
+
+@execution_detail
+def _rounded(model: PreTrainedModel) -> str | None:
+    """A notice about the share of weights that are rounded, if any are, and about what is saved."""
+    if (quantization := quantization_of(model)) is None:
+        return None
+    rounded = sum(count_of(weight) for _, weight in rounded_weights(model))
+    share = rounded / sum(map(count_of, model.parameters()))
+    return (
+        f"{100 * share:.0f} % of the weights are rounded to 4 bits ({quantization}); the saved "
+        "model has these rounded weights, in its dtype, with the adapters added to them"
+    )
 
 
 def require_deterministic_kernels() -> None:

@@ -344,6 +344,8 @@ def build_trainer(
     settings = (optimizer, master_weights, dropout, readout)
     if ranks.count == 1:
         return Trainer(Scorer(model, tokens_per_forward, readout), *settings)
+    if optimizer.eight_bit:
+        raise ValueError("optimizer.eight_bit is for one device; leave it out, or use one process")
     from steps.training.sharded_trainer import ShardedTrainer
 
     return ShardedTrainer(model, tokens_per_forward, ranks, *settings, gather_once)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from steps.models.quantized import count_of
 from steps.scoring.packing import Pack
 from steps.scoring.scorer import Batch
 from steps.shared.execution_detail import execution_detail
@@ -36,7 +37,7 @@ class PackCosts:
         head = cast("nn.Linear | None", model.get_output_embeddings())
         head = None if head is None else head.weight
         body = [p for p in model.parameters() if p is not embeddings and p is not head]
-        per_token = 4 * sum(p.numel() for p in body)
+        per_token = 4 * sum(count_of(p) for p in body)
         per_token += 2 * sum(p.numel() for p in body if p.requires_grad)
         per_scored = 0
         if head is not None:

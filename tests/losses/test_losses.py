@@ -477,6 +477,7 @@ def test_losses_that_need_no_reference_do_not_look_at_one() -> None:
         (ReferenceFreeConfig, {"loss": Simpo}),
         (KtoConfig, {"loss": Dpo()}),
         (LoraConfig, {"target_modules": "q_proj"}),
+        (LoraConfig, {"quantization": "int4"}),
     ],
 )
 def test_settings_without_a_meaning_are_refused(loss: Any, settings: dict[str, Any]) -> None:

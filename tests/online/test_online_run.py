@@ -13,7 +13,7 @@ from tiny_models import folder_bytes, model_folder
 
 from steps.generation.slots import SlotEngine
 from steps.losses.dpo import Dpo
-from steps.models.config import LoraConfig
+from steps.models.config import LoraConfig, Quantization
 from steps.models.workplace import Left, Workplace
 from steps.online.iteration_rollouts import Kept
 from steps.online.methods.online_dpo import OnlineDpo
@@ -405,6 +405,7 @@ def test_an_iteration_with_nothing_to_learn_changes_no_weight(policy: Path, tmp_
         ({"minibatches": 5}, "minibatches must be at most prompts, 4"),
         ({"lag": -1}, "lag must be a whole number of at least 0"),
         ({"lag": 1, "lora": LoraConfig()}, "leave out lag or lora"),
+        ({"lora": LoraConfig(quantization=Quantization.nf4)}, "needs lora.quantization=null"),
     ],
 )
 def test_settings_that_would_train_on_something_else_are_refused(settings: Any, told: str) -> None:

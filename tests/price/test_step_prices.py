@@ -126,12 +126,19 @@ def memory(config: DpoConfig, of_one: int) -> float:
 
 
 def test_adapters_need_less(tmp_path: Path) -> None:
-    from steps.models.config import LoraConfig
+    from steps.models.config import LoraConfig, Quantization
+    from steps.training.config import OptimizerConfig
 
     hardware = Hardware("NVIDIA H100 80GB HBM3", 1)
     whole = of_training.PREFERENCE.foresee(dpo(DpoConfig(), hardware))
     adapted = of_training.PREFERENCE.foresee(dpo(DpoConfig(lora=LoraConfig(r=8)), hardware))
     assert adapted.memory < whole.memory / 2  # type: ignore[operator]
+    lora = LoraConfig(r=8, quantization=Quantization.nf4)
+    rounded = of_training.PREFERENCE.foresee(dpo(DpoConfig(lora=lora), hardware))
+    assert rounded.memory < adapted.memory / 2  # type: ignore[operator]
+    optimizer = OptimizerConfig(eight_bit=True)
+    small = of_training.PREFERENCE.foresee(dpo(DpoConfig(optimizer=optimizer), hardware))
+    assert small.memory < 0.8 * whole.memory  # type: ignore[operator]
     assert adapted.scratch < whole.scratch / 50
 
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.attention.varlen  # or a counter that is older knows nothing of it
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from steps.models.config import ActivationCheckpointing
+from steps.models.adapters import add_adapter
+from steps.models.config import ActivationCheckpointing, LoraConfig
 from steps.models.recomputing import checkpoint_activations
 from steps.scoring import attention
 from steps.scoring.attention import use_packed_attention
@@ -95,6 +97,47 @@ def test_two_layers_of_llama_3_in_bfloat16_go_through_flash_attention(
     attended = flops["torch_attn._varlen_attn"]
     backward = flops["torch_attn._varlen_attn_backward"]
     assert backward / attended == pytest.approx(2.5 if kept else 1.25)
+
+
+@pytest.mark.parametrize("how", [ActivationCheckpointing.selective, ActivationCheckpointing.full])
+def test_products_with_weights_of_4_bits_are_kept_like_others(how: ActivationCheckpointing) -> None:
+    pytest.importorskip("bitsandbytes")
+    model = on_meta(LlamaForCausalLM, LlamaConfig(**LLAMA_3_8B, num_hidden_layers=2))
+    round_on_meta(model)
+    add_adapter(model, LoraConfig(), seed=0)
+    checkpoint_activations(model, how)
+    groups = pairs(8)
+    with Products() as products:
+        forward_backward(model, make_pack(groups).to("meta"), minus_likelihood)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert len(trained) == 2 * 2 * 7
+    assert all(p.grad.is_meta and p.grad.shape == p.shape for p in trained)
+    times = 1 if how is ActivationCheckpointing.selective else 2
+    assert products.forward == times * 2 * 7  # seven products a layer
+
+
+class Products(TorchDispatchMode):
+    """Counts products with weights of 4 bits in forwards."""
+
+    forward = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.forward += "gemm_4bit" in func.name()
+        return func(*args, **(kwargs or {}))
+
+
+def round_on_meta(model: Any) -> None:
+    """What loading with `quantization` makes of a model."""
+    from bitsandbytes.functional import quantize_4bit  # pyright: ignore[reportMissingImports]
+    from bitsandbytes.nn import Linear4bit, Params4bit  # pyright: ignore[reportMissingImports]
+
+    for name, linear in list(model.model.named_modules()):
+        if isinstance(linear, torch.nn.Linear):
+            sizes = linear.in_features, linear.out_features
+            layer = Linear4bit(*sizes, bias=False, compute_dtype=model.dtype, device="meta")
+            packed, state = quantize_4bit(linear.weight.detach(), quant_type="nf4")
+            layer.weight = Params4bit(packed, requires_grad=False, quant_state=state)
+            model.model.set_submodule(name, layer)
 
 
 def test_a_window_reaches_the_kernel_and_its_numbers_do_not_wait_for_the_device() -> None:

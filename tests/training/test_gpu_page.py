@@ -4,7 +4,7 @@ import subprocess
 
 from places import REPOSITORY
 
-from benchmarks.gpu_page import determinism, machine, parity, speed_row
+from benchmarks.gpu_page import determinism, machine, option_row, parity, speed_row
 from steps.models.config import ActivationCheckpointing
 
 
@@ -15,6 +15,7 @@ def test_every_section_of_the_page_about_a_gpu_has_figures() -> None:
     assert len(errors) == 4
     assert all("0 of 21 parameters differ" in line for line in determinism("tiny"))
     assert speed_row("tiny", 64, ActivationCheckpointing.none).count("|") == 6
+    assert option_row("tiny", "adapters").count("|") == 5
 
 
 def test_the_command_is_a_shell_script() -> None:

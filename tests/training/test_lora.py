@@ -5,6 +5,7 @@ import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,11 @@ from tiny_models import (
 )
 from transformers import AutoModelForCausalLM
 
-from steps.models.adapters import add_adapter, merge_adapter
-from steps.models.config import Dtype, LoraConfig
+from benchmarks.architectures import tiny
+from steps.functional_backend.functional_choice import FunctionalTraining
+from steps.models import quantized
+from steps.models.adapters import add_adapter, merge_adapter, merged_weights
+from steps.models.config import Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace
 from steps.scoring.config import ReferenceConfig
@@ -119,6 +123,23 @@ def test_a_bfloat16_model_is_merged_in_float32_and_rounding_is_told(
     assert any("rounding the merged" in f"{one.message}" for one in told) is (size < 1)
 
 
+def test_adapters_of_experts_are_merged_like_others(tmp_path: Path) -> None:
+    model = load_model(model_folder(tmp_path, lambda: tiny("qwen3_moe"))).eval()
+    adapted = add_adapter(model, LORA, seed=0)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        expected, beside = model(ids).logits, merged_weights(model)
+        merged = merge_adapter(adapted)
+        assert torch.allclose(merged(ids).logits, expected, atol=1e-4)
+    assert {name for name, _ in merged.named_parameters()} == beside.keys()
+    for name, parameter in merged.named_parameters():
+        assert torch.allclose(parameter, beside[name], atol=1e-6), name
+
+
 def test_a_checkpoint_holds_the_adapters_alone_and_resumes_to_the_bit(
     policy: Path, tmp_path: Path
 ) -> None:
@@ -201,3 +222,26 @@ def test_peft_loads_the_adapter_beside_the_base(policy: Path, tmp_path: Path) ->
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "m")(tokens).logits
     torch.testing.assert_close(adapted, merged, rtol=1e-4, atol=1e-4)
     assert (merged - untrained).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"lora": replace(LORA, quantization=Quantization.nf4), "dtype": "float64"}, "lora.quant"),
+        ({"optimizer": replace(FAST, eight_bit=True), "dtype": "float64"}, "optimizer.eight_bit"),
+        ({"optimizer": replace(FAST, eight_bit=True), "backend": FunctionalTraining()}, "backend="),
+    ],
+)
+def test_what_bitsandbytes_cannot_do_is_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        TrainConfig(**settings)
+
+
+def test_weights_of_4_bits_need_one_process_and_bitsandbytes(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="use one process"):
+        load_model(policy, on_host=True, quantization=Quantization.nf4)
+    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'temper-ml\[bitsandbytes\]'"):
+        load_model(policy, quantization=Quantization.nf4)

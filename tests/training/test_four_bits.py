@@ -1,0 +1,167 @@
+"""Adapters over weights of 4 bits, and AdamW with a state of 8: what is trained and saved."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import (
+    demonstration_records,
+    folder_bytes,
+    gpt2,
+    llama,
+    model_folder,
+    pair_records,
+)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from steps.models.config import Dtype, LoraConfig, Quantization
+from steps.models.folders import load_model, save_model
+from steps.models.quantized import count_of, put_rounded_weights, rounded_weights
+from steps.models.workplace import Workplace
+from steps.prices.model_sizes import of_config, weights_bytes
+from steps.scoring.reference import run_reference
+from steps.training.config import DpoConfig, OptimizerConfig, TrainConfig
+from steps.training.recipes import run_dpo, run_sft
+
+functional: Any = pytest.importorskip("bitsandbytes.functional")
+
+FAST = OptimizerConfig(learning_rate=3e-2)
+NF4 = LoraConfig(r=4, alpha=8.0, quantization=Quantization.nf4_double)
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "policy")
+
+
+def rounded(policy: Path, folder: Path, dtype: Dtype) -> Path:
+    """A folder of the weights that the layers of a rounded policy compute with."""
+    plain = load_model(policy, dtype)
+    put_rounded_weights(load_model(policy, dtype, quantization=NF4.quantization), plain)
+    save_model(plain, folder, tokenizer_from=policy)
+    return folder
+
+
+def dpo(policy: Path, config: DpoConfig, work: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The summary of a run, and the weights that it saves."""
+    records = pair_records(8)
+    run_reference(policy, records, config.reference(), Workplace(work / "r", work / "rs"))
+    place = Workplace(work / "model", work / "s")
+    summary = run_dpo(policy, records, work / "r", config, place)
+    return summary, load_file(work / "model/model.safetensors")
+
+
+@pytest.mark.parametrize(("build", "dtype"), [(gpt2, Dtype.float32), (llama, Dtype.bfloat16)])
+def test_a_run_over_rounded_weights_is_that_of_a_model_which_has_these_weights(
+    tmp_path: Path, build: Callable[[], PreTrainedModel], dtype: Dtype
+) -> None:
+    policy = model_folder(tmp_path / "policy", build)
+    config = DpoConfig(batch_size=4, epochs=4, dtype=dtype, optimizer=FAST, lora=NF4)
+    found, weights = dpo(policy, config, tmp_path / "four")
+    assert found["first"]["loss"] == math.log(2)
+    (notice,) = found["notices"]
+    assert "rounded to 4 bits (nf4_double)" in notice
+    assert "packed" not in notice
+    plain = replace(config, lora=replace(NF4, quantization=None))
+    folder = rounded(policy, tmp_path / "rounded", dtype)
+    expected, others = dpo(folder, plain, tmp_path / "plain")
+    close = 1e-4 if dtype is Dtype.float32 else 5e-2
+    assert found["final"]["loss"] == pytest.approx(expected["final"]["loss"], rel=close)
+    assert weights.keys() == others.keys()
+    for name, weight in weights.items():
+        assert weight.dtype is others[name].dtype
+        assert torch.allclose(weight, others[name], atol=close), name
+    described = json.loads((tmp_path / "four/model/config.json").read_text())
+    assert "quantization_config" not in described
+
+
+def test_a_reference_of_other_weights_is_refused(policy: Path, tmp_path: Path) -> None:
+    config = DpoConfig(lora=NF4, batch_size=4)
+    other = replace(config.reference(), quantization=None)
+    run_reference(policy, pair_records(8), other, Workplace(tmp_path / "r", tmp_path / "rs"))
+    place = Workplace(tmp_path / "model", tmp_path / "s")
+    with pytest.raises(ValueError, match="compute it again with quantization=nf4_double"):
+        run_dpo(policy, pair_records(8), tmp_path / "r", config, place)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TrainConfig(lora=replace(NF4, dropout=0.2), dtype=Dtype.bfloat16),
+        TrainConfig(optimizer=replace(FAST, eight_bit=True)),
+    ],
+    ids=["four bits", "optimizer"],
+)
+def test_a_killed_run_goes_on_to_the_bit(policy: Path, tmp_path: Path, config: TrainConfig) -> None:
+    config = replace(config, batch_size=2, checkpoint_every_steps=1)
+    records = demonstration_records(6)
+
+    class Killed(Exception):
+        pass
+
+    def kill(done: int, total: int, metrics: object) -> None:
+        if done == 2:
+            raise Killed
+
+    place = Workplace(tmp_path / "m", tmp_path / "s")
+    with pytest.raises(Killed):
+        run_sft(policy, records, config, replace(place, on_progress=kill))
+    run_sft(policy, records, config, place)
+    run_sft(policy, records, config, Workplace(tmp_path / "whole", tmp_path / "t"))
+    assert folder_bytes(tmp_path / "m") == folder_bytes(tmp_path / "whole")
+
+
+def test_an_optimizer_of_eight_bits_goes_nearly_where_one_of_32_goes(
+    policy: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig(batch_size=2, optimizer=OptimizerConfig(learning_rate=3e-3))
+    small = replace(config, optimizer=replace(config.optimizer, eight_bit=True))
+    losses = [
+        run_sft(policy, demonstration_records(6), c, Workplace(tmp_path / n, tmp_path / f"{n}s"))
+        for n, c in {"whole": config, "small": small}.items()
+    ]
+    start, end = losses[0]["first"]["loss"], losses[0]["final"]["loss"]
+    assert losses[1]["final"]["loss"] == pytest.approx(end, abs=0.1 * (start - end))
+    assert losses[1]["final"]["loss"] != end
+
+
+@pytest.mark.parametrize("how", Quantization)
+def test_the_estimate_of_rounded_weights_is_what_the_library_allots(how: Quantization) -> None:
+    """On PyTorch's meta device, for two layers of Llama-3.1-8B in bfloat16."""
+    config = LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=2,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        tie_word_embeddings=False,
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    found = 0
+    for name, weight in model.named_parameters():
+        if "_proj" not in name:
+            found += 2 * weight.numel()
+            continue
+        packed, state = functional.quantize_4bit(
+            weight.detach().bfloat16(), quant_type="nf4", compress_statistics="double" in how
+        )
+        scales = [state.absmax] if not state.nested else [state.absmax, state.state2.absmax]
+        found += sum(tensor.nbytes for tensor in (packed, *scales))
+    expected = weights_bytes(of_config(config.to_dict()), Dtype.bfloat16, how)
+    assert expected == pytest.approx(found, rel=1e-3)
+
+
+def test_flops_count_a_weight_of_four_bits_as_one(policy: Path) -> None:
+    plain, small = load_model(policy), load_model(policy, quantization=Quantization.nf4)
+    assert sum(map(count_of, small.parameters())) == sum(p.numel() for p in plain.parameters())
+    assert {name for name, _ in rounded_weights(small)} == {
+        name for name, _ in plain.named_parameters() if "_proj" in name
+    }
