@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.data.records.conversations import (
+    THOUGHTS,
     history,
     in_turn,
     messages,
@@ -54,9 +55,7 @@ _PAIRED = (
 _COMPLETE = ("prompt", "input", "inputs")
 """Questions to which another column adds nothing."""
 
-_WHOLE = re.compile(
-    "think|reasoning|trajector|attempt|generations|respons|definition", re.IGNORECASE
-)
+_WHOLE = re.compile(f"{THOUGHTS.pattern}|attempt|generations|respons|definition", re.IGNORECASE)
 """Names of columns next to which an answer or a solution may be only a part of what is learnt."""
 
 

@@ -41,8 +41,8 @@ _CODECS = {"": None, ".gz": "gzip", ".zst": "zstd"}
 SUFFIXES = (*(kind + codec for kind in _TEXT_READERS for codec in _CODECS), *_TABLE_READERS)
 _CODEC = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
 _UNREAD = re.compile(
-    r"\.(xlsx|ndjson|feather|avro|orc)(\.(gz|zst|xz|bz2|lz4|zip))?$"
-    r"|\.(jsonl?|txt|[ct]sv)\.(xz|bz2|lz4|zip)$|\.(parquet|arrow)\.(gz|zst|xz|bz2|lz4|zip)$",
+    r"\.(xlsx?|ndjson|jsonlines|jl|feather|avro|orc|pq|parq|ipc)(\.(gz|zst|zstd|xz|bz2|lz4|zip))?$"
+    r"|\.(jsonl?|txt|[ct]sv)\.(xz|bz2|lz4|zip|zstd)$|\.(parquet|arrow)\.(gz|zst|xz|bz2|lz4|zip)$",
     re.IGNORECASE,
 )
 """File names of data in formats that are not supported (other files, such as a licence, are
@@ -250,12 +250,21 @@ def _kind(url: str) -> tuple[str, str | None]:
     raise ValueError(f"{url}: {_unknown_ending(url)}")
 
 
+_SAME = {
+    **dict.fromkeys((".ndjson", ".jsonlines", ".jl"), ".jsonl"),
+    **dict.fromkeys((".pq", ".parq"), ".parquet"),
+    ".ipc": ".arrow",
+    ".zstd": ".zst",
+}
+"""Other endings of names of files that are read."""
+
+
 @execution_detail
 def _unknown_ending(url: str) -> str:
     """Why a file is not read, and what to do."""
     ending = Path(url).suffix.lower()
-    if ending == ".ndjson":
-        return "cannot be read under this name; rename it to .jsonl, which is the same"
+    if ending in _SAME:
+        return f"cannot be read under this name; rename it to {_SAME[ending]}, which is the same"
     kinds = f"{', '.join(_TEXT_READERS)} (each also .gz or .zst), .parquet, .arrow"
     if _UNREAD.search(url):
         return f"{ending} is not read; convert it to one of {kinds}"

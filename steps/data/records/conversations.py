@@ -38,9 +38,12 @@ EXCHANGED_KEYS = frozenset({"system", *(key for keys in _EXCHANGES for key in ke
 
 _DIALOGUE = re.compile(
     r"\n\nHuman:"
-    r"|\s*(?:Human:.*\n\nAssistant:|### ?Human:.*### ?Assistant:|USER:.*\bASSISTANT:)",
+    r"|\s*(?:Human:.*\n\s*Assistant:|### ?Human:.*### ?Assistant:|USER:.*\bASSISTANT:|prompter:)",
     re.DOTALL,
 )
+THOUGHTS = re.compile("think|reasoning|trajector|rationale|(?:^|_)cot(?:_|$)", re.IGNORECASE)
+"""Names of columns with the thoughts of an answer."""
+
 _RENDERED = re.compile(
     r"\s*(?:<s>|<bos>|<\|begin_of_text\|>)?\s*"
     r"(?:<\|(?:im_start|start_header_id|system|user)\|>|<start_of_turn>|\[INST\])"
