@@ -265,6 +265,8 @@ def _unknown_ending(url: str) -> str:
     ending = Path(url).suffix.lower()
     if ending in _SAME:
         return f"cannot be read under this name; rename it to {_SAME[ending]}, which is the same"
+    if ending in (".zip", ".tar", ".tgz", ".7z", ".rar"):
+        return "is an archive; unpack it, and name the folder"
     kinds = f"{', '.join(_TEXT_READERS)} (each also .gz or .zst), .parquet, .arrow"
     if _UNREAD.search(url):
         return f"{ending} is not read; convert it to one of {kinds}"
@@ -335,8 +337,8 @@ def splits_of(shards: Sequence[FileShard]) -> dict[str, tuple[FileShard, ...]]:
 
 
 _SPLIT = re.compile(
-    r"(?P<split>(train|training|test|testing|validation|valid|val|dev|eval)(_[a-z]+)?)"
-    r"(?=[-_.\d/]|$)",
+    r"(?:^|[-_. ])(?P<split>(train|training|test|testing|validation|valid|val|dev|eval)(_[a-z]+)?)"
+    r"(?=[-_. \d]|$)",
     re.IGNORECASE,
 )
 _HELD_OUT = re.compile(r"(test|valid|val|dev|eval)", re.IGNORECASE)
@@ -345,14 +347,15 @@ _HELD_OUT = re.compile(r"(test|valid|val|dev|eval)", re.IGNORECASE)
 def _split_named(name: str) -> str:
     """The split in a file's name, or else in its folder's name; empty if there is none."""
     parts = reversed(name.split("/"))
-    return next((found["split"] for part in parts if (found := _SPLIT.match(part))), "")
+    return next((found["split"] for part in parts if (found := _SPLIT.search(part))), "")
 
 
 def _pattern(named: Mapping[str, tuple[FileShard, ...]]) -> str:
     """A pattern for the files of the first training split."""
     split = next((split for split in named if split.startswith("train")), next(iter(named)))
     folder, _, own = named[split][0].name.rpartition("/")
-    return f"{folder}/{split if own.startswith(split) else ''}*".lstrip("/")
+    before, found, _ = own.partition(split)
+    return f"{folder}/{'*' if before else ''}{found}*".lstrip("/") if found else f"{folder}/*"
 
 
 def _saved_by_datasets(filesystem: Any, found: Sequence[str], root: str) -> list[str]:
