@@ -517,6 +517,20 @@ REFUSED: Mapping[str, tuple[type, dict[str, Any], dict[str, Any], str]] = {
         {"prompt": "question", "completion": "attempt", "reasoning": "thinking_trajectories"},
         "completion",
     ),
+    "Guanaco": (
+        ConversationRow,
+        {"text": "### Human: Hi### Assistant: Hello.### Human: q### Assistant: a"},
+        {"messages": "text"},
+        "chat",
+    ),
+    "Glaive": (
+        ConversationRow,
+        {"system": "SYSTEM: Be brief.",
+         "chat": "USER: q\n\n\nASSISTANT: f() <|endoftext|>\n\n\nFUNCTION RESPONSE: 1\n\n\n"
+                 "ASSISTANT: a <|endoftext|>\n"},
+        {"messages": "chat"},
+        "chat",
+    ),
     "medical o1": (
         ConversationRow,
         {"Question": "q", "Complex_CoT": "t", "Response": "a"},
@@ -570,7 +584,12 @@ def test_what_is_not_clear_is_refused_with_the_settings_that_load_it(name: str) 
 
     assert isinstance(row, kind), row
     if isinstance(row, ConversationRow):
-        assert row.messages[-1].get("reasoning_content") == "t"
+        assert row.messages[-1]["content"] == "a"
+        assert row.messages[-1].get("reasoning_content") == ("t" if "reasoning" in fields else None)
+        assert name != "Glaive" or (len(row.messages), row.messages[0]["content"]) == (
+            5,
+            "Be brief.",
+        )
     if isinstance(row, UnpairedRow):
         assert row.label
     if isinstance(row, PreferenceRow):

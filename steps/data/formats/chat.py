@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from steps.data.records.conversations import (
     THOUGHTS,
+    dialogue,
     history,
     in_turn,
     messages,
@@ -61,7 +62,8 @@ _WHOLE = re.compile(f"{THOUGHTS.pattern}|attempt|generations|respons|definition"
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """A list of messages in the field `messages`, or of texts of user and assistant in turn."""
+    """A list of messages in the field `messages`, or of texts of user and assistant in turn, or one
+    text with the marks of the speakers (`### Human:`, `USER:`)."""
 
     messages: str = "messages"
     tools: str = "tools"
@@ -87,13 +89,16 @@ class ChatFormat:
         value = unpacked(found(record, self.messages))
         if value is None:
             raise MalformedRow("no messages", f"{self.messages} is missing")
-        if not is_list(value):
+        told = dialogue(value, self.messages) if isinstance(value, str) else ()
+        if not told and not is_list(value):
             raise MalformedRow("content not a string", f"{self.messages} is {show(value)}")
         if not value:
             raise MalformedRow("empty conversation", f"{self.messages} is an empty list")
-        listed = (in_turn if are_texts(value) else messages)(value, self.messages)
-        turns = with_system(listed, read_system(record, self.system_field))
-        turns = ordered(turns, self.messages, self.turns)
+        listed = told or (in_turn if are_texts(value) else messages)(value, self.messages)
+        system = read_system(record, self.system_field)
+        if told and system is not None:
+            system = system.removeprefix("SYSTEM:").strip()
+        turns = ordered(with_system(listed, system), self.messages, self.turns)
         return ConversationRow(
             row,
             with_system(turns, self.system),

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from steps.data.formats.by_name import FORMATS
-from steps.data.records.conversations import THOUGHTS
+from steps.data.records.conversations import THOUGHTS, dialogue
 from steps.data.records.record_fields import are_texts, is_list
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
 from steps.shared.execution_detail import execution_detail
@@ -25,7 +25,8 @@ def undecided(
     """
     names = sorted({str(key) for record in seen for key in record})[:30]
     what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
-    suggested = _suggested(wanted, names, seen)
+    told = [n for n in names if seen and all(_is_told(record.get(n)) for record in seen)]
+    suggested = _suggested(wanted, told if "chat" in wanted and told else names, seen)
     pairs = "preference" in wanted
     if not found and seen and all(map(_judges_steps, seen)):
         return f"{where}: {_STEPS_JUDGED}"
@@ -45,6 +46,11 @@ def undecided(
         f"{', '.join(names) or 'none'}); name it, and the fields whose names differ from its own: "
         f"{suggested} (formats: {', '.join(wanted)})"
     )
+
+
+def _is_told(value: Any) -> bool:
+    """Whether a value is a text with the turns of a dialogue."""
+    return isinstance(value, str) and len(dialogue(value, "")) > 1
 
 
 _STEPS_JUDGED = (
@@ -94,7 +100,9 @@ _MEANT: Mapping[str, tuple[str, ...]] = {
     "chosen": ("chosen", "good", "better", "preferred", "accepted", "winner", "positive", "best"),
     "rejected": ("rejected", "bad", "worse", "dispreferred", "loser", "negative", "worst"),
     "completions": ("completions", "responses", "answers", "candidates", "generations"),
-    "messages": ("messages", "conversation", "conversations", "dialogue", "turns", "chat"),
+    "messages": (
+        "messages", "conversation", "conversations", "dialogue", "turns", "chat", "text",
+    ),
     "completion": (
         "completion", "response", "answer", "output", "reply", "generation", "attempt", "targets",
         "assistant", "summary", "highlights", "content",
