@@ -8,6 +8,7 @@ from typing import Any
 from steps.data.formats.by_name import FORMATS
 from steps.data.records.conversations import THOUGHTS, dialogue
 from steps.data.records.record_fields import are_texts, is_list
+from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
 from steps.shared.execution_detail import execution_detail
 
@@ -50,7 +51,10 @@ def undecided(
 
 def _is_told(value: Any) -> bool:
     """Whether a value is a text with the turns of a dialogue."""
-    return isinstance(value, str) and len(dialogue(value, "")) > 1
+    try:
+        return isinstance(value, str) and len(dialogue(value, "")) > 1
+    except MalformedRow:
+        return False
 
 
 _STEPS_JUDGED = (
@@ -202,7 +206,7 @@ def _judged(names: list[str], first: str, second: str, seen: list[Mapping[str, A
     verdicts = [name for name in left if _VERDICT.search(name.lower())]
     better = verdicts[0] if len(verdicts) == 1 else "COLUMN"
     scores = [name for name in left if all(_are_two_numbers(r.get(name)) for r in seen)]
-    if len(scores) == 1:
+    if len(scores) == 1 and better == "COLUMN":
         better = f"scores, score_chosen: {scores[0]}.0, score_rejected: {scores[0]}.1"
     beside = [name for name in left if name.startswith(f"{first.partition('_')[0]}_")]
     asked = _column("prompt", beside)

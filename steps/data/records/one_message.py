@@ -116,10 +116,12 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     """A call with its arguments as an object, which may be JSON text as in OpenAI's data. Many
     templates would write the text escaped."""
     function = call.get("function")
-    if is_object(function):
-        return {**call, "function": _with_object(dict(function))}
-    arguments = parsed_json(call.get("arguments"))
-    return {**call, "arguments": arguments} if is_object(arguments) else call
+    holder = function if is_object(function) else call
+    arguments = parsed_json(holder.get("arguments"))
+    if not is_object(arguments):
+        return call
+    changed = {**holder, "arguments": arguments}
+    return changed if holder is call else {**call, "function": changed}
 
 
 def content_text(content: Any, field: str) -> str:
