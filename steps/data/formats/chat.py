@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.data.records.conversations import (
+    THOUGHTS,
+    dialogue,
     history,
     in_turn,
     messages,
@@ -54,15 +56,14 @@ _PAIRED = (
 _COMPLETE = ("prompt", "input", "inputs")
 """Questions to which another column adds nothing."""
 
-_WHOLE = re.compile(
-    "think|reasoning|trajector|attempt|generations|respons|definition", re.IGNORECASE
-)
+_WHOLE = re.compile(f"{THOUGHTS.pattern}|attempt|generations|respons|definition", re.IGNORECASE)
 """Names of columns next to which an answer or a solution may be only a part of what is learnt."""
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """A list of messages in the field `messages`, or of texts of user and assistant in turn."""
+    """A list of messages in the field `messages`, or of texts of user and assistant in turn, or one
+    text with the marks of the speakers (`### Human:`, `USER:`)."""
 
     messages: str = "messages"
     tools: str = "tools"
@@ -88,13 +89,16 @@ class ChatFormat:
         value = unpacked(found(record, self.messages))
         if value is None:
             raise MalformedRow("no messages", f"{self.messages} is missing")
-        if not is_list(value):
+        told = dialogue(value, self.messages) if isinstance(value, str) else ()
+        if not told and not is_list(value):
             raise MalformedRow("content not a string", f"{self.messages} is {show(value)}")
         if not value:
             raise MalformedRow("empty conversation", f"{self.messages} is an empty list")
-        listed = (in_turn if are_texts(value) else messages)(value, self.messages)
-        turns = with_system(listed, read_system(record, self.system_field))
-        turns = ordered(turns, self.messages, self.turns)
+        listed = told or (in_turn if are_texts(value) else messages)(value, self.messages)
+        system = read_system(record, self.system_field)
+        if told and system is not None:
+            system = system.removeprefix("SYSTEM:").strip()
+        turns = ordered(with_system(listed, system), self.messages, self.turns)
         return ConversationRow(
             row,
             with_system(turns, self.system),

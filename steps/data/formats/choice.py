@@ -1,16 +1,19 @@
 """The format that a config names, or that records fit if only one does."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from steps.data.formats.by_name import FORMATS, Format
+from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.ranked import PAIRS
 from steps.data.formats.undecided import undecided
-from steps.data.records.conversations import EXCHANGED_KEYS, INPUTS
+from steps.data.records.conversations import EXCHANGED_KEYS, INPUTS, THOUGHTS
 from steps.data.records.one_message import READ_KEYS
-from steps.data.records.record_fields import is_list, is_object
+from steps.data.records.record_fields import are_texts, found, is_list, is_object
 from steps.data.rows.turn_order import TURNS
 
 AUTO = "auto"
@@ -125,11 +128,14 @@ _TELLING = frozenset(
         "image", "images", "video", "videos", "audio", "audios", "input", "labels", "label",
         "winner", "better", "better_response_id", "overall_preference", "preference_strength",
         "preference", "initial_reason_steps", "context", "history", "functions", "documents",
-        "reasoning", "thinking", "thinking_trajectories", "winner_tie", "split", "weight",
-        "definition", "document", "passage",
+        "winner_tie", "split", "weight",
+        "definition", "document", "passage", "choices", "options", "references",
+        "function_description",
     )
 )  # fmt: skip
-"""Columns that probably matter, in any format."""
+"""Columns that probably matter, in any format and any case."""
+_ANSWERS = re.compile("answer|solution|ground_truth|verification", re.IGNORECASE)
+"""Columns that probably matter where a prompt has no answer."""
 
 
 class IgnoredKeys:
@@ -140,13 +146,12 @@ class IgnoredKeys:
         names = (field.name for field in fields(chosen) if field.name not in _NO_TURNS)
         self._names = {getattr(chosen, name) for name in names}
         inputs = INPUTS if getattr(chosen, "input", None) == "input" else ()
-        self._telling = _TELLING.difference(
-            inputs, (str(name).partition(".")[0] for name in self._names)
-        )
+        self._read = {*inputs, *(str(name).partition(".")[0] for name in self._names)}
+        self._answer = chosen.answer if isinstance(chosen, PromptFormat) else None
 
     def of(self, record: Mapping[str, Any]) -> set[str]:
         """Names as above."""
-        return {n for n, value in record.items() if n in self._telling and _tells(n, value)} | {
+        return {n for n, v in record.items() if self._matters(n, v, record)} | {
             f"{name}[].{key}"
             for name, turns in record.items()
             if name in self._names and is_list(turns)
@@ -156,16 +161,32 @@ class IgnoredKeys:
             if not _is_read(key, turn) and value is not None and str(key).isprintable()
         }
 
+    def _matters(self, name: Any, value: Any, record: Mapping[str, Any]) -> bool:
+        match _told_by(str(name)):
+            case _ if name in self._read or value in (None, "", []):
+                return False
+            case "thoughts":
+                return isinstance(value, str) or are_texts(value)
+            case "answer":
+                return self._answer is not None and found(record, self._answer) is None
+            case "split":
+                return not str(value).lower().startswith("train")
+            case told:
+                return bool(told)
+
+
+@lru_cache(1024)
+def _told_by(name: str) -> str:
+    """What a column of this name probably holds that matters; empty for nothing."""
+    if name.lower() in _TELLING:
+        return name.lower()
+    kinds = {"thoughts": THOUGHTS, "answer": _ANSWERS}
+    return next((kind for kind, pattern in kinds.items() if pattern.search(name)), "")
+
 
 def _is_read(key: Any, turn: Mapping[Any, Any]) -> bool:
     exchanged = key in EXCHANGED_KEYS and "role" not in turn and "from" not in turn
     return key in READ_KEYS or exchanged
-
-
-def _tells(name: str, value: Any) -> bool:
-    if name == "split":
-        return not str(value or "train").lower().startswith("train")
-    return value not in (None, "", [])
 
 
 def format_name(chosen: Format) -> str:

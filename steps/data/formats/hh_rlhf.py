@@ -5,19 +5,15 @@ In some copies a column `prompt` holds the dialogue up to the answers, which are
 White space around a turn's text belongs to the markers and is removed.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.data.formats.preference import paired
-from steps.data.records.conversations import is_dialogue
+from steps.data.records.conversations import HH_MARKER, dialogue, is_dialogue
 from steps.data.records.record_fields import template_kwargs, text, tools
 from steps.data.rows.reasons import MalformedRow
-from steps.data.rows.rows import Message, Messages, PreferenceRow
-
-_MARKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
-_ROLES = {"Human": "user", "Assistant": "assistant"}
+from steps.data.rows.rows import Messages, PreferenceRow
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class HHFormat:
             return None
         if prompt is not None:
             return cls() if is_dialogue(prompt) else None
-        return cls() if all(_MARKER.match(str(side)) for side in sides) else None
+        return cls() if all(HH_MARKER.match(str(side)) for side in sides) else None
 
     def parse(self, record: Mapping[str, Any], row: str) -> PreferenceRow:
         """The pair that `record` describes, labelled `row`.
@@ -71,14 +67,10 @@ class HHFormat:
 def _whole(prompt: Any, side: Any, field: str) -> str:
     """The dialogue up to and with an answer, which may repeat the prompt."""
     said = text(side, field)
-    return said if prompt is None or _MARKER.match(said) else f"{text(prompt, 'prompt')}{said}"
+    return said if prompt is None or HH_MARKER.match(said) else f"{text(prompt, 'prompt')}{said}"
 
 
 def _turns(value: Any, field: str) -> Messages:
-    before, *pieces = _MARKER.split(text(value, field))
-    if before or not pieces:
-        raise MalformedRow("no turn markers", f"{field} does not start with 'Human:'")
-    return tuple(
-        Message(role=_ROLES[marker], content=said.strip())
-        for marker, said in zip(pieces[::2], pieces[1::2], strict=True)
-    )
+    if turns := dialogue(value, field):
+        return turns
+    raise MalformedRow("no turn markers", f"{field} does not start with 'Human:'")

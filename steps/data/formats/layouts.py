@@ -25,6 +25,7 @@ _SIDES = (
     ("accepted", "rejected"),
     ("response_j", "response_k"),  # Stack Exchange, paired
     ("messages", "rejected_messages"),  # ms-swift
+    ("conversations", "rejected_conversations"),  # POVID
     ("messages", "rejected_response"),  # ms-swift: another last answer
 )
 _HISTORIES = ("messages", "conversations", "conversation", "trajectory")

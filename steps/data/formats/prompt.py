@@ -13,7 +13,7 @@ from steps.data.rows.turn_order import check_prompt, merged
 _QUESTIONS = ("prompt", "question", "problem", "instruction", "query")
 _ANSWERS = (
     "answer", "reward_model.ground_truth", "ground_truth", "final_answer", "expected_answer",
-    "gold_answer", "solution",
+    "gold_answer", "reference_answer", "solution",
 )  # fmt: skip
 _MARKED = re.compile(r".*\n#### *(\S[^\n]*)", re.DOTALL)
 """A solution in the form of GSM8K, whose last line is the answer."""

@@ -12,7 +12,6 @@ Completions with equal scores make no pair. `pairs` selects the pairs:
 The rows have the labels `RECORD#1`, `RECORD#2` and so on, the widest margin first.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -21,6 +20,7 @@ from typing import Any, ClassVar
 from steps.data.formats.layouts import ranked_layout
 from steps.data.formats.preference import paired
 from steps.data.records.conversations import (
+    dialogue,
     prompt_messages,
     read_system,
     response_messages,
@@ -32,18 +32,15 @@ from steps.data.records.record_fields import (
     score,
     show,
     template_kwargs,
-    text,
     tools,
 )
 from steps.data.rows.reasons import MalformedRow
-from steps.data.rows.rows import Message, Messages, PreferenceRow
+from steps.data.rows.rows import Messages, PreferenceRow
 
 Scored = tuple[Messages, float]
 """A completion and its score."""
 
 PAIRS = ("best_vs_worst", "adjacent", "all")
-_MARKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
-_ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 @dataclass(frozen=True)
@@ -104,11 +101,8 @@ class RankedFormat:
 
     def _prompt(self, record: Mapping[str, Any]) -> Messages:
         value = found(record, self.prompt)
-        if isinstance(value, str) and _MARKER.match(value):
-            _, *pieces = _MARKER.split(text(value, self.prompt))
-            said = zip(pieces[::2], pieces[1::2], strict=True)
-            turns = [Message(role=_ROLES[who], content=what.strip()) for who, what in said]
-            return tuple(turns[:-1] if not turns[-1]["content"] else turns)
+        if isinstance(value, str) and (turns := dialogue(value, self.prompt)):
+            return turns if turns[-1]["content"] else turns[:-1]
         return prompt_messages(value, self.prompt)
 
     def _scored(self, record: Mapping[str, Any]) -> Iterator[tuple[Messages, float]]:

@@ -6,7 +6,9 @@ from dataclasses import fields
 from typing import Any
 
 from steps.data.formats.by_name import FORMATS
+from steps.data.records.conversations import THOUGHTS, dialogue
 from steps.data.records.record_fields import are_texts, is_list
+from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
 from steps.shared.execution_detail import execution_detail
 
@@ -24,7 +26,8 @@ def undecided(
     """
     names = sorted({str(key) for record in seen for key in record})[:30]
     what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
-    suggested = _suggested(wanted, names)
+    told = [n for n in names if seen and all(_is_told(record.get(n)) for record in seen)]
+    suggested = _suggested(wanted, told if "chat" in wanted and told else names, seen)
     pairs = "preference" in wanted
     if not found and seen and all(map(_judges_steps, seen)):
         return f"{where}: {_STEPS_JUDGED}"
@@ -44,6 +47,14 @@ def undecided(
         f"{', '.join(names) or 'none'}); name it, and the fields whose names differ from its own: "
         f"{suggested} (formats: {', '.join(wanted)})"
     )
+
+
+def _is_told(value: Any) -> bool:
+    """Whether a value is a text with the turns of a dialogue."""
+    try:
+        return isinstance(value, str) and len(dialogue(value, "")) > 1
+    except MalformedRow:
+        return False
 
 
 _STEPS_JUDGED = (
@@ -86,13 +97,19 @@ def _made_by(seen: list[Mapping[str, Any]]) -> str:
 
 
 _MEANT: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "question", "query", "instruction", "problem", "input", "request", "user"),
+    "prompt": (
+        "prompt", "question", "query", "instruction", "problem", "input", "request", "user",
+        "messages", "conversations",
+    ),
     "chosen": ("chosen", "good", "better", "preferred", "accepted", "winner", "positive", "best"),
     "rejected": ("rejected", "bad", "worse", "dispreferred", "loser", "negative", "worst"),
     "completions": ("completions", "responses", "answers", "candidates", "generations"),
-    "messages": ("messages", "conversation", "conversations", "dialogue", "turns", "chat"),
+    "messages": (
+        "messages", "conversation", "conversations", "dialogue", "turns", "chat", "text",
+    ),
     "completion": (
         "completion", "response", "answer", "output", "reply", "generation", "attempt", "targets",
+        "assistant", "summary", "highlights", "content",
     ),
     "answer": ("answer", "solution", "gold", "target", "expected", "result"),
     "label": (
@@ -104,7 +121,7 @@ _MEANT: Mapping[str, tuple[str, ...]] = {
 """Fields of formats, with names that data sets often use for them."""
 
 
-def _spelled(name: str, names: list[str]) -> str:
+def _spelled(name: str, names: list[str], seen: list[Mapping[str, Any]]) -> str:
     """The settings to type for columns with these names; NAME stands for an unclear column."""
     renamed: dict[str, str] = {}
     left = [name for name in names if re.fullmatch(r"[\w.-]+", name)]
@@ -115,16 +132,25 @@ def _spelled(name: str, names: list[str]) -> str:
         left = [n for n in left if n != column]
         if column != field:
             renamed[asked.name] = column
-    thoughts = [n for n in left if re.search("think|trajector|reasoning", n.lower())]
+    thoughts = list(filter(THOUGHTS.search, left))
     if name == "completion" and len(thoughts) == 1:
         renamed["reasoning"] = thoughts[0]
+    if name == "ranked" and seen:
+        renamed |= _of_completions(seen[0].get(renamed.get("completions", "completions")))
     listed = ", ".join(f"{name}: {column}" for name, column in renamed.items())
     return f"data.format={name}" + (f" 'data.fields={{{listed}}}'" if renamed else "")
 
 
-def _suggested(wanted: list[str], names: list[str]) -> str:
+def _of_completions(listed: Any) -> dict[str, str]:
+    """The fields of completions in a list; COLUMN stands for that with their scores."""
+    if not is_list(listed) or not listed or not isinstance(listed[0], Mapping):
+        return {"scores": "COLUMN"}
+    return {"text": _column("completion", list(map(str, listed[0]))), "score": "COLUMN"}
+
+
+def _suggested(wanted: list[str], names: list[str], seen: list[Mapping[str, Any]]) -> str:
     """The settings of the first format whose columns are all clear, or else of the first."""
-    spelled = [_spelled(name, names) for name in wanted if name in _SUGGESTED]
+    spelled = [_spelled(name, names, seen) for name in wanted if name in _SUGGESTED]
     return next((one for one in spelled if _UNCLEAR not in one), spelled[0])
 
 
@@ -141,10 +167,13 @@ def _hint(names: list[str], seen: list[Mapping[str, Any]]) -> str:
     if len(sides := [(a, b) for a in names for b in names if _are_sides(a, b)]) == 1:
         return (
             "; where another column says which of the two is better: data.format=preference "
-            f"'data.fields={{{_judged(names, *sides[0])}}}'"
+            f"'data.fields={{{_judged(names, *sides[0], seen)}}}'"
         )
     if "full_chosen" in names:
-        return "; chosen and rejected are single steps here, full_chosen and full_rejected answers"
+        return (
+            "; chosen and rejected are single steps here, full_chosen and full_rejected answers: "
+            "data.format=preference 'data.fields={chosen: full_chosen, rejected: full_rejected}'"
+        )
     if "initial_reason_steps" in names:
         return "; chosen and rejected are single steps here, after initial_reason_steps"
     listed = {n: [record.get(n) for record in seen] for n in names}
@@ -171,12 +200,17 @@ def _tree_hint(names: list[str]) -> str:
 _VERDICT = re.compile("better|winner|prefer|choice|label|verdict|safer|best")
 
 
-def _judged(names: list[str], first: str, second: str) -> str:
-    """The fields of two responses of which another column says which is better."""
+def _judged(names: list[str], first: str, second: str, seen: list[Mapping[str, Any]]) -> str:
+    """The fields of two responses of which another column says which is better, or their scores."""
     left = [name for name in names if name not in (first, second)]
     verdicts = [name for name in left if _VERDICT.search(name.lower())]
     better = verdicts[0] if len(verdicts) == 1 else "COLUMN"
-    asked = _column("prompt", left)
+    scores = [name for name in left if all(_are_two_numbers(r.get(name)) for r in seen)]
+    if len(scores) == 1 and better == "COLUMN":
+        better = f"scores, score_chosen: {scores[0]}.0, score_rejected: {scores[0]}.1"
+    beside = [name for name in left if name.startswith(f"{first.partition('_')[0]}_")]
+    asked = _column("prompt", beside)
+    asked = _column("prompt", left) if asked == "NAME" else asked
     prompt = "" if asked == "prompt" else f"prompt: {asked}, "
     return f"{prompt}chosen: {first}, rejected: {second}, better: {better}"
 
@@ -211,14 +245,21 @@ def _rated(seen: list[Mapping[str, Any]]) -> str:
     )
 
 
+def _are_two_numbers(value: Any) -> bool:
+    return is_list(value) and len(value) == 2 and all(map(_is_number, value))
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
 def _are_sides(one: str, other: str) -> bool:
     """Whether two columns differ only in that one is the first and the other the second."""
-    for first, second in (("a", "b"), ("A", "B"), ("1", "2"), ("0", "1"), ("left", "right")):
-        stem = one.removesuffix(first)
-        if stem != one and other == stem + second and not stem.startswith(("model", "score")):
-            return True
-    return False
+    if one.startswith(("model", "score")):
+        return False
+    sides = (("a", "b"), ("A", "B"), ("1", "2"), ("0", "1"), ("left", "right"))
+    return any(
+        one[: at.start()] + second + one[at.end() :] == other
+        for first, second in sides
+        for at in re.finditer(rf"{first}(?=_|$)", one)
+    )

@@ -3,8 +3,6 @@
 import fsspec
 
 _SAID = (
-    (b"\xff\xfe", "it is UTF-16: convert it, as in `iconv -f utf-16 -t utf-8`"),
-    (b"\xfe\xff", "it is UTF-16: convert it, as in `iconv -f utf-16 -t utf-8`"),
     (b"[", "it is one JSON list: name it .json"),
     (b"PK\x03\x04", "it is a zip archive (or .xlsx): unpack or convert it"),
     (b"PAR1", "it is a Parquet file: name it .parquet"),

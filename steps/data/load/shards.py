@@ -41,8 +41,8 @@ _CODECS = {"": None, ".gz": "gzip", ".zst": "zstd"}
 SUFFIXES = (*(kind + codec for kind in _TEXT_READERS for codec in _CODECS), *_TABLE_READERS)
 _CODEC = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
 _UNREAD = re.compile(
-    r"\.(xlsx|ndjson|feather|avro|orc)(\.(gz|zst|xz|bz2|lz4|zip))?$"
-    r"|\.(jsonl?|txt|[ct]sv)\.(xz|bz2|lz4|zip)$|\.(parquet|arrow)\.(gz|zst|xz|bz2|lz4|zip)$",
+    r"\.(xlsx?|ndjson|jsonlines|jl|feather|avro|orc|pq|parq|ipc)(\.(gz|zst|zstd|xz|bz2|lz4|zip))?$"
+    r"|\.(jsonl?|txt|[ct]sv)\.(xz|bz2|lz4|zip|zstd)$|\.(parquet|arrow)\.(gz|zst|xz|bz2|lz4|zip)$",
     re.IGNORECASE,
 )
 """File names of data in formats that are not supported (other files, such as a licence, are
@@ -250,12 +250,23 @@ def _kind(url: str) -> tuple[str, str | None]:
     raise ValueError(f"{url}: {_unknown_ending(url)}")
 
 
+_SAME = {
+    **dict.fromkeys((".ndjson", ".jsonlines", ".jl"), ".jsonl"),
+    **dict.fromkeys((".pq", ".parq"), ".parquet"),
+    ".ipc": ".arrow",
+    ".zstd": ".zst",
+}
+"""Other endings of names of files that are read."""
+
+
 @execution_detail
 def _unknown_ending(url: str) -> str:
     """Why a file is not read, and what to do."""
     ending = Path(url).suffix.lower()
-    if ending == ".ndjson":
-        return "cannot be read under this name; rename it to .jsonl, which is the same"
+    if ending in _SAME:
+        return f"cannot be read under this name; rename it to {_SAME[ending]}, which is the same"
+    if ending in (".zip", ".tar", ".tgz", ".7z", ".rar"):
+        return "is an archive; unpack it, and name the folder"
     kinds = f"{', '.join(_TEXT_READERS)} (each also .gz or .zst), .parquet, .arrow"
     if _UNREAD.search(url):
         return f"{ending} is not read; convert it to one of {kinds}"
@@ -326,8 +337,8 @@ def splits_of(shards: Sequence[FileShard]) -> dict[str, tuple[FileShard, ...]]:
 
 
 _SPLIT = re.compile(
-    r"(?P<split>(train|training|test|testing|validation|valid|val|dev|eval)(_[a-z]+)?)"
-    r"(?=[-_.\d/]|$)",
+    r"(?:^|[-_. ])(?P<split>(train|training|test|testing|validation|valid|val|dev|eval)(_[a-z]+)?)"
+    r"(?=[-_. \d]|$)",
     re.IGNORECASE,
 )
 _HELD_OUT = re.compile(r"(test|valid|val|dev|eval)", re.IGNORECASE)
@@ -336,14 +347,15 @@ _HELD_OUT = re.compile(r"(test|valid|val|dev|eval)", re.IGNORECASE)
 def _split_named(name: str) -> str:
     """The split in a file's name, or else in its folder's name; empty if there is none."""
     parts = reversed(name.split("/"))
-    return next((found["split"] for part in parts if (found := _SPLIT.match(part))), "")
+    return next((found["split"] for part in parts if (found := _SPLIT.search(part))), "")
 
 
 def _pattern(named: Mapping[str, tuple[FileShard, ...]]) -> str:
     """A pattern for the files of the first training split."""
     split = next((split for split in named if split.startswith("train")), next(iter(named)))
     folder, _, own = named[split][0].name.rpartition("/")
-    return f"{folder}/{split if own.startswith(split) else ''}*".lstrip("/")
+    before, found, _ = own.partition(split)
+    return f"{folder}/{'*' if before else ''}{found}*".lstrip("/") if found else f"{folder}/*"
 
 
 def _saved_by_datasets(filesystem: Any, found: Sequence[str], root: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Read a file in decompressed blocks; a damaged archive gives all bytes before the damage."""
 
+import codecs
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,11 +59,19 @@ class Watched(io.RawIOBase):
 
 
 def read_blocks(opened: IO[bytes], codec: str | None) -> Iterator[bytes]:
-    """The content of `opened`, decompressed with Arrow's `codec` (`gzip`, `zstd`) if given.
+    """The content of a text file, decompressed with Arrow's `codec` (`gzip`, `zstd`) if given.
 
     Raises:
-        CutOff: the archive is damaged or breaks off; everything before the break was yielded.
+        CutOff: the archive is damaged or breaks off; everything before the break was yielded. Or
+            the text is UTF-16, of which some lines would look like UTF-8.
     """
+    for index, block in enumerate(_blocks(opened, codec)):
+        if index == 0 and block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise CutOff("it is UTF-16: convert it, as in `iconv -f utf-16 -t utf-8`")
+        yield block
+
+
+def _blocks(opened: IO[bytes], codec: str | None) -> Iterator[bytes]:
     # Arrow's decompression rather than fsspec's: that needs a further package for zstd, and
     # without it `compression="infer"` hands back the compressed bytes.
     if codec is None:

@@ -1,8 +1,9 @@
 """Comma- and tab-separated values, with a header line; quotes may hold line breaks.
 
-All values are texts. A JSON list or object is parsed (messages, tools). A format that needs a
-number or a boolean interprets the text (`readers.Cell`). An empty cell is null. Numbers count rows,
-not lines, from the first row after the header.
+A quote that is never closed, or not closed at a cell's end, ends the file there, because the cells
+after it cannot be told apart. All values are texts. A JSON list or object is parsed (messages,
+tools). A format that needs a number or a boolean interprets the text (`readers.Cell`). An empty
+cell is null. Numbers count rows, not lines, from the first row after the header.
 """
 
 import csv
@@ -30,17 +31,23 @@ def tab_separated(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
 
 def _rows(blocks: Iterable[bytes], start: int, separator: str) -> Iterator[Item]:
     csv.field_size_limit(MAX_ROW_BYTES)
-    lines = csv.reader(_lines(blocks), delimiter=separator)
+    lines = csv.reader(_lines(blocks), delimiter=separator, strict=True)
     number = 0
     try:
         header = next(lines, None)
         if header is None:
             return
+        names = [name for name in header if name]
+        if len(set(names)) < len(names) or any(map(_SURROGATE.search, names)):
+            raise CutOff("the header names a column twice, or is no UTF-8")
         for number, cells in enumerate((line for line in lines if line), start=1):
             if number >= start:
                 yield number, _record(header, cells)
-    except (CutOff, csv.Error) as error:
+    except CutOff as error:
         yield number + 1, cut_off(error, f"row {number}")
+    except csv.Error as error:
+        how = "a cell with a quote in it stands in quotes, and its own quotes are doubled"
+        yield number + 1, cut_off(ValueError(f"{error}; {how}"), f"row {number}")
 
 
 def _lines(blocks: Iterable[bytes]) -> Iterator[str]:

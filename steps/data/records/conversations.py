@@ -38,9 +38,25 @@ EXCHANGED_KEYS = frozenset({"system", *(key for keys in _EXCHANGES for key in ke
 
 _DIALOGUE = re.compile(
     r"\n\nHuman:"
-    r"|\s*(?:Human:.*\n\nAssistant:|### ?Human:.*### ?Assistant:|USER:.*\bASSISTANT:)",
+    r"|\s*(?:Human:.*\n\s*Assistant:|### ?Human:.*### ?Assistant:|USER:.*\bASSISTANT:|prompter:)",
     re.DOTALL,
 )
+HH_MARKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_MARKERS = (
+    HH_MARKER,
+    re.compile(r"### ?(Human|Assistant):"),  # Guanaco
+    re.compile(r"\b(USER|ASSISTANT|FUNCTION RESPONSE):"),  # Vicuna, Glaive
+)
+_SPEAKERS = {
+    **dict.fromkeys(("Human", "USER"), "user"),
+    **dict.fromkeys(("Assistant", "ASSISTANT"), "assistant"),
+    "FUNCTION RESPONSE": "tool",
+}
+_END = re.compile(r"\s*(?:<\|endoftext\|>|</s>)\s*\Z")
+
+THOUGHTS = re.compile("think|reasoning|trajector|rationale|(?:^|_)cot(?:_|$)", re.IGNORECASE)
+"""Names of columns with the thoughts of an answer."""
+
 _RENDERED = re.compile(
     r"\s*(?:<s>|<bos>|<\|begin_of_text\|>)?\s*"
     r"(?:<\|(?:im_start|start_header_id|system|user)\|>|<start_of_turn>|\[INST\])"
@@ -75,6 +91,19 @@ def _exchanged(item: Any, keys: tuple[str, str], field: str) -> Messages:
         for role, said, name in texts
         if said or role != "system"
     )
+
+
+def dialogue(value: Any, field: str) -> Messages:
+    """The turns of a dialogue in one text; none if it does not begin with a speaker's mark."""
+    for marker in _MARKERS:
+        before, *pieces = marker.split(text(value, field))
+        if pieces and not before.strip():
+            said = zip(pieces[::2], pieces[1::2], strict=True)
+            return tuple(
+                Message(role=_SPEAKERS[who], content=_END.sub("", what).strip())
+                for who, what in said
+            )
+    return ()
 
 
 def in_turn(texts: Sequence[Any], field: str) -> Messages:

@@ -43,7 +43,7 @@ def read_message(item: Any, field: str) -> Message:
             "content not a string", f"{field} is {show(item)}, expected role and content"
         )
     role, calls = item.get("role", item.get("from")), _calls(item, field)
-    key = next((key for key in _CONTENTS if item.get(key) is not None), "content")
+    key = next((key for key in _CONTENTS if item.get(key) not in (None, "")), "content")
     content = item.get(key)
     if role in _CALLS:
         role, content, calls = "assistant", None, _call_in(content, f"{field}.{key}")
@@ -109,7 +109,19 @@ def _call_in(value: Any, field: str) -> list[dict[str, Any]]:
         raise MalformedRow(
             "tools not a list of objects", f"{field} is {show(value)}, expected name and arguments"
         )
-    return [{"type": "function", "function": dict(one)} for one in called]
+    return [{"type": "function", "function": _with_object(dict(one))} for one in called]
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """A call with its arguments as an object, which may be JSON text as in OpenAI's data. Many
+    templates would write the text escaped."""
+    function = call.get("function")
+    holder = function if is_object(function) else call
+    arguments = parsed_json(holder.get("arguments"))
+    if not is_object(arguments):
+        return call
+    changed = {**holder, "arguments": arguments}
+    return changed if holder is call else {**call, "function": changed}
 
 
 def content_text(content: Any, field: str) -> str:
@@ -124,7 +136,11 @@ def _parts(content: Sequence[Any], field: str) -> str:
             part = {"text": part}
         if not isinstance(part, Mapping) or not _is_text(part):
             what = f"of type {part.get('type')}" if isinstance(part, Mapping) else show(part)
-            raise MalformedRow("content not a string", f"{field}[{index}] is {what}, not a text")
+            raise MalformedRow(
+                "content not a string",
+                f"{field}[{index}] is {what}, not a text (data.images names the column with the "
+                "images of preference pairs)",
+            )
         texts.append(text(part["text"], f"{field}[{index}].text"))
     return "".join(texts)
 
@@ -140,7 +156,7 @@ def _extra(value: Any, name: str, field: str) -> Any:
         return text(value, field)
     if not is_list(value) or not all(isinstance(call, Mapping) for call in value):
         raise MalformedRow("tools not a list of objects", f"{field} is {show(value)}")
-    return plain(value, field)
+    return plain([_with_object(dict(call)) for call in value], field)
 
 
 def no_speakers(field: str) -> MalformedRow:

@@ -297,9 +297,12 @@ class _Reader:
         return _answer(kind, node.name in _HOLDS_FOR_TEXT) if kind in _ONE_TEXT else _SHAPE
 
     def filtered(self, node: nodes.Filter, scope: Scope) -> _Kind:
-        if node.node is None or node.name == "random":
+        arguments = _arguments(node)
+        named = {node.name, *(getattr(argument, "value", None) for argument in arguments)}
+        maps = node.name == "map" and not all(isinstance(a, nodes.Const) for a in node.args)
+        if node.node is None or maps or not _NOT_FOLLOWED.isdisjoint(named):
             raise _Unproven
-        kind, arguments = self.value(node.node, scope), _arguments(node)
+        kind = self.value(node.node, scope)
         self.all_of(arguments, scope, _SHAPES)
         if kind in _SHAPES:
             return _SHAPE
@@ -340,6 +343,10 @@ class _Reader:
 
 
 _OF_JINJA = {"self", "super", "caller"}
+_NOT_FOLLOWED = {"random", "safe", "e", "escape", "forceescape"}
+"""Filters, by which `map` may also call them, with a result of chance, or a text to which a content
+is escaped when it is added."""
+
 _BOOLEANS: tuple[bool, ...] = (True, False)
 _OF_ITEMS: Mapping[str, _Kind] = {
     "length": _SHAPE, "count": _SHAPE, "first": _ITEM, "last": _ITEM, "list": _ITEMS,

@@ -210,7 +210,7 @@ def _looked_for(chat_format: ChatFormat) -> frozenset[str] | None:
     try:
         template = chat_format.tokenizer.get_chat_template(tools=None)
         program = _compile_jinja_template(template).environment.parse(template)
-    except (TemplateError, ValueError):  # it refuses every row, and each says so
+    except (TemplateError, SyntaxError, ValueError):  # it refuses every row, and each says so
         return None
     return looked_for_in_contents(program)
 

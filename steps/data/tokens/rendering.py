@@ -298,7 +298,7 @@ def _marks_generation(template: str) -> bool:
 
     try:
         program = _compile_jinja_template(template).environment.parse(template)
-    except TemplateError:  # it refuses every row, and each says so
+    except (TemplateError, SyntaxError):  # it refuses every row, and each says so
         return False
     kinds = (nodes.Macro, nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock, nodes.For)
     capturing = (
@@ -323,7 +323,7 @@ def _looked_for(templates: list[str], also: set[str]) -> re.Pattern[str]:
     for template in templates:
         try:
             program = _compile_jinja_template(template).environment.parse(template)
-        except TemplateError:  # it refuses every row, and each says so
+        except (TemplateError, SyntaxError):  # it refuses every row, and each says so
             continue
         values = (str(node.value).strip() for node in program.find_all(nodes.Const))
         found |= {value for value in values if _MARK.fullmatch(value)}
@@ -395,9 +395,19 @@ _FIXED_CLOCK = (
 """A macro for the template that shadows transformers' global function of the same name."""
 
 
+_THINKING = re.compile(
+    r"(\bm(?:essage|sg)?(?:\.|\[['\"]|\.get\(['\"]))thinking\b"
+    r"|(['\"])thinking(?=\2 (?:not )?in m(?:essage|sg)?\b)"
+)
+"""The key of a message that gpt-oss's and some of LFM's templates read its reasoning from."""
+
+
 def _prepared(template: str | Mapping[str, str]) -> Any:
-    """A template, or several by name, with a fixed clock and without a byte order mark."""
+    """A template, or several by name, with a fixed clock, without a byte order mark, and with
+    Temper's name for the key of a message's reasoning."""
     if not isinstance(template, str):
         return {name: _prepared(text) for name, text in template.items()}
     text = template.removeprefix("\ufeff")
+    if "reasoning_content" not in text:
+        text = _THINKING.sub(lambda found: f"{found[1] or found[2]}reasoning_content", text)
     return _FIXED_CLOCK + text if "strftime_now" in text else text
