@@ -22,6 +22,7 @@ own: a step must not fail because it is observed.
 
 import contextlib
 import fcntl
+import glob
 import json
 import marshal
 import mmap
@@ -38,13 +39,13 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import islice
 from pathlib import Path
 from threading import current_thread, get_ident, main_thread
-from types import FrameType
+from types import CodeType, FrameType
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 import blake3
 
-from pipeline.observed import marks, taps
+from pipeline.observed import marks, natives, taps
 
 ENVIRONMENT = "TEMPER_OBSERVED"
 """Set in the processes of a step: the folder of its observation."""
@@ -62,6 +63,9 @@ ABSENT = "absent"
 LINK = "link to"
 """Begins what stands for the digest of a symbolic link."""
 
+_STARTED = os.fsencode(os.path.join(os.path.dirname(os.path.abspath(__file__)), "started"))
+_SCRIPT_BYTES = 2**16
+_MOST_GIVEN = 1000
 _BLOCK_BYTES = 4 * 2**20
 _SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
 _MADE_BY_TOOLS = ("/__pycache__/", ".egg-info/", ".dist-info/")
@@ -170,7 +174,8 @@ class Observation:
     def __init__(self, folder: str, rules: Rules):
         self.folder, self.rules = folder, rules
         self.events, self.modules = f"{folder}/events", f"{folder}/modules"
-        self.mark = f"__temper_ran_{''.join(filter(str.isalnum, folder))}__"
+        own = "".join(filter(str.isalnum, folder))
+        self.mark, self.look = f"__temper_ran_{own}__", f"__temper_looks_{own}__"
         self._lock: IO[str] | None = None  # held while this process or one of its forks lives
 
     @classmethod
@@ -209,6 +214,7 @@ class Observation:
         with open(f"{self.folder}/marks", "r+b") as file:
             self.marks = mmap.mmap(file.fileno(), MOST_MARKS + 1)
         marks.install(self.mark, self.marks)
+        natives.install(self.look, _hook.note_given)
         _hook.watch(self)
 
     def end(self) -> None:
@@ -219,6 +225,7 @@ class Observation:
     def forget(self) -> None:
         """Stop observing, and delete the records."""
         self.end()
+        natives.uninstall(self.look)
         marks.uninstall(self.mark)  # so that no function keeps the memory map open
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
@@ -305,6 +312,7 @@ class _Hook:
             "os.posix_spawn": self._start,
             "os.exec": self._start,
             "os.system": self._shell,
+            "cpython.run_file": self._run_file,
         }
 
     def watch(self, observation: "Observation | _Witness | None") -> None:
@@ -313,6 +321,7 @@ class _Hook:
         self._has_moved = False
         if observation is not None:
             rules = observation.rules
+            self._has_moved = working_folder() != rules.start
             self._fast = tuple(
                 other for other in rules.others if not any(r.startswith(other) for r in rules.roots)
             )
@@ -424,6 +433,40 @@ class _Hook:
         if not is_root and os.path.islink(place) and self._is_asked_by_project():
             self._observation.add_event("link", place, target_of(place))
 
+    def note_given(self, value: Any) -> None:
+        """Record the files that code gave to a library which opens files in native code."""
+        if isinstance(value, str | bytes | os.PathLike):
+            self.tell(self._note_given, value)
+        elif isinstance(value, list | tuple) and len(value) <= _MOST_GIVEN:
+            for inner in value:
+                self.note_given(inner)
+
+    def _note_given(self, value: Any) -> None:
+        text = os.fsdecode(value)
+        if len(text) > _SCRIPT_BYTES or ("given", text) in self._seen:
+            return
+        self._seen.add(("given", text))
+        for name in {text, *_pieces(text)}:
+            for found in glob.glob(name, recursive=True) if "*" in name else [name]:
+                self._note_all(self._path(found))
+            if "*" in name:
+                self._note_listed(self._path(name.partition("*")[0].rpartition("/")[0] or "."))
+
+    def _note_all(self, path: str | None) -> None:
+        """Record a file, or all files below a folder."""
+        if path is None or not self._counts(path) or not os.path.exists(path):
+            return
+        for folder, _, names in os.walk(path):
+            self._note_listed(folder)
+            for name in names:
+                self._note_all(os.path.join(folder, name))
+        if state := state_of(path):
+            self._note_read(path, state)
+
+    def _note_listed(self, folder: str | None) -> None:
+        if folder is not None and self._counts(folder) and self._observation is not None:
+            self._observation.add_event("list", folder, folder_digest(folder))
+
     def _is_asked_by_project(self) -> bool:
         """Whether code of the project is at work, and not the import of a library: libraries look
         for many files when they are imported."""
@@ -510,6 +553,20 @@ class _Hook:
         is_there = os.path.isdir(folder) or self._is_project(folder)
         if self._counts(folder) and self._observation is not None and is_there:
             self._observation.add_event("list", folder, folder_digest(folder))
+            self._note_sizes(folder)
+
+    def _note_sizes(self, folder: str) -> None:
+        """Record the files of a folder if the function that lists it asks for their sizes: the
+        entries of ``os.scandir`` tell them without a further event."""
+        caller = next(_frames(), None)
+        if (
+            caller
+            and self.is_of_project(caller.f_code.co_filename)
+            and _names(caller.f_code, "stat")
+        ):
+            for name in os.listdir(folder):
+                if state := state_of(path := os.path.join(folder, name)):
+                    self._note_read(path, state)
 
     def _is_added(self, folder: str) -> bool:
         """Whether it is a folder that the step has added to ``sys.path``."""
@@ -566,6 +623,9 @@ class _Hook:
         if path is not None and self._counts(path) and (state := state_of(path)):
             self._note_read(path, state)
 
+    def _run_file(self, arguments: tuple[Any, ...]) -> None:
+        self.note_source(os.path.abspath(arguments[0]))
+
     def _shell(self, arguments: tuple[Any, ...]) -> None:
         self._started(_pieces(os.fsdecode(arguments[0])), None)
 
@@ -587,6 +647,8 @@ class _Hook:
         for piece in () if folder else pieces:
             self._path(piece)  # it may be a path relative to the working folder
         named = {p for p in _files_of(pieces, where, observation.rules) if self._is_project(p)}
+        inside = [piece for path in named for piece in _words_of_script(path)]
+        named |= {p for p in _files_of(inside, where, observation.rules) if self._is_project(p)}
         for path in named:
             self._read_before_change(path)
         is_python = any(os.path.basename(piece).startswith("python") for piece in pieces)
@@ -594,6 +656,21 @@ class _Hook:
         if is_python and (named or imports) and ("python", "") not in self._seen:
             self._seen.add(("python", ""))
             observation.add_event("python", "")
+
+    def environment(self, given: list[bytes] | None) -> list[bytes] | None:
+        """The environment of a process that is started, so that a Python in it joins.
+
+        Args:
+            given: the environment that it would have; ``None`` for the one of this process.
+        """
+        if not isinstance(self._observation, Observation):
+            return given
+        entries = [b"%b=%b" % entry for entry in os.environb.items()] if given is None else given
+        known = dict(entry.partition(b"=")[::2] for entry in entries)
+        path = known.get(b"PYTHONPATH")
+        known[b"PYTHONPATH"] = _STARTED + (os.pathsep.encode() + path if path else b"")
+        known[ENVIRONMENT.encode()] = os.fsencode(self._observation.folder)
+        return [b"%b=%b" % entry for entry in known.items()]
 
     # --- paths ---------------------------------------------------------------------------------
 
@@ -627,6 +704,8 @@ class _Hook:
 _hook = _Hook()
 unobserved = _hook.unobserved
 """A context in which this thread's events are not recorded: they are not the step's."""
+note_read = _hook.note_source
+"""Records that the step read a file, inside ``unobserved`` too."""
 
 
 @dataclass(frozen=True)
@@ -711,6 +790,14 @@ def _pieces(word: str) -> list[str]:
     return found + [piece.partition("=")[2] for piece in found if "=" in piece]
 
 
+def _words_of_script(path: str) -> list[str]:
+    """The words of a shell script, which may name files; empty for any other file."""
+    with open(path, "rb") as file:
+        text = file.read(_SCRIPT_BYTES).decode("utf-8", "replace")
+    is_script = path.endswith((".sh", ".bash")) or text.partition("\n")[0].endswith("sh")
+    return [p for line in text.split("\n") for p in _pieces(line)] if is_script else []
+
+
 def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
     """The files that the words of a command name, as paths or, after ``-m``, as modules."""
     for before, piece in zip(("", *pieces), pieces, strict=False):
@@ -721,6 +808,12 @@ def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
                 path = os.path.abspath(os.path.join(place, name))
                 if state_of(path):
                     yield path
+
+
+def _names(code: CodeType, name: str) -> bool:
+    """Whether a function, or one inside it, uses an attribute of this name."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return name in code.co_names or any(_names(function, name) for function in inner)
 
 
 def _callers(most: int = 24) -> Iterator[str]:
