@@ -24,6 +24,7 @@ import contextlib
 import fcntl
 import glob
 import json
+import linecache
 import marshal
 import mmap
 import os
@@ -39,7 +40,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import islice
 from pathlib import Path
 from threading import current_thread, get_ident, main_thread
-from types import CodeType, FrameType
+from types import FrameType
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
@@ -298,7 +299,7 @@ class _Hook:
         self._handlers: dict[str, Callable[[tuple[Any, ...]], None]] = {
             "open": self._open,
             "os.listdir": self._list,
-            "os.scandir": self._list,
+            "os.scandir": self._scan,
             "os.mkdir": self._make_folder,
             "os.chdir": self._move,
             "os.rename": self._link,
@@ -553,17 +554,11 @@ class _Hook:
         is_there = os.path.isdir(folder) or self._is_project(folder)
         if self._counts(folder) and self._observation is not None and is_there:
             self._observation.add_event("list", folder, folder_digest(folder))
-            self._note_sizes(folder)
 
-    def _note_sizes(self, folder: str) -> None:
-        """Record the files of a folder if the function that lists it asks for their sizes: the
-        entries of ``os.scandir`` tell them without a further event."""
-        caller = next(_frames(), None)
-        if (
-            caller
-            and self.is_of_project(caller.f_code.co_filename)
-            and _names(caller.f_code, "stat")
-        ):
+    def _scan(self, arguments: tuple[Any, ...]) -> None:
+        self._list(arguments)
+        folder = self._path("." if arguments[0] is None else arguments[0])
+        if folder is not None and self._counts(folder) and _may_ask_for_sizes():
             for name in os.listdir(folder):
                 if state := state_of(path := os.path.join(folder, name)):
                     self._note_read(path, state)
@@ -646,9 +641,7 @@ class _Hook:
         pieces = [piece for word in words for piece in _pieces(word)]
         for piece in () if folder else pieces:
             self._path(piece)  # it may be a path relative to the working folder
-        named = {p for p in _files_of(pieces, where, observation.rules) if self._is_project(p)}
-        inside = [piece for path in named for piece in _words_of_script(path)]
-        named |= {p for p in _files_of(inside, where, observation.rules) if self._is_project(p)}
+        named = self._named(pieces, where, observation.rules)
         for path in named:
             self._read_before_change(path)
         is_python = any(os.path.basename(piece).startswith("python") for piece in pieces)
@@ -656,6 +649,19 @@ class _Hook:
         if is_python and (named or imports) and ("python", "") not in self._seen:
             self._seen.add(("python", ""))
             observation.add_event("python", "")
+
+    def _named(self, pieces: list[str], where: str, rules: Rules) -> set[str]:
+        """The project files that a command names, and those that the shell scripts among them name
+        from the working folder or from their own."""
+        found: set[str] = set()
+        waiting = [(pieces, [where])]
+        while waiting:
+            pieces, folders = waiting.pop()
+            files = {path for folder in folders for path in _files_of(pieces, folder, rules)}
+            new = set(filter(self._is_project, files)) - found
+            found |= new
+            waiting += [(_words_of_script(p), [*folders, os.path.dirname(p)]) for p in new]
+        return found
 
     def environment(self, given: list[bytes] | None) -> list[bytes] | None:
         """The environment of a process that is started, so that a Python in it joins.
@@ -785,7 +791,11 @@ def _pieces(word: str) -> list[str]:
         inside = shlex.shlex(word, posix=True, punctuation_chars=True)
         inside.commenters = ""
         with contextlib.suppress(ValueError):
-            found += inside
+            words = list(inside)
+            found += [
+                w for before, w in zip(("", *words), words, strict=False) if ">" not in before
+            ]
+    found += [piece.rpartition("$")[2].partition("/")[2] for piece in found if "$" in piece]
     found += [piece[2:] for piece in found if piece.startswith("-")]
     return found + [piece.partition("=")[2] for piece in found if "=" in piece]
 
@@ -795,7 +805,8 @@ def _words_of_script(path: str) -> list[str]:
     with open(path, "rb") as file:
         text = file.read(_SCRIPT_BYTES).decode("utf-8", "replace")
     is_script = path.endswith((".sh", ".bash")) or text.partition("\n")[0].endswith("sh")
-    return [p for line in text.split("\n") for p in _pieces(line)] if is_script else []
+    words = [p for line in text.split("\n") for p in _pieces(line)] if is_script else []
+    return words + [word[1:] for word in words if word.startswith("/")]  # $(dirname "$0")/file
 
 
 def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
@@ -810,10 +821,12 @@ def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
                     yield path
 
 
-def _names(code: CodeType, name: str) -> bool:
-    """Whether a function, or one inside it, uses an attribute of this name."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return name in code.co_names or any(_names(function, name) for function in inner)
+def _may_ask_for_sizes() -> bool:
+    """Whether the module that calls ``os.scandir`` uses ``stat``: an entry tells the size of its
+    file without a further event. The snapshot has put the source of a project module there."""
+    frame = next(_frames(), None)
+    entry = linecache.cache.get(frame.f_code.co_filename) if frame is not None else None
+    return entry is not None and len(entry) > 1 and any(".stat(" in line for line in entry[2])
 
 
 def _callers(most: int = 24) -> Iterator[str]:
