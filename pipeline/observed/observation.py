@@ -28,6 +28,7 @@ import linecache
 import marshal
 import mmap
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -65,6 +66,8 @@ LINK = "link to"
 """Begins what stands for the digest of a symbolic link."""
 
 _STARTED = os.fsencode(os.path.join(os.path.dirname(os.path.abspath(__file__)), "started"))
+_BELOW_A_VARIABLE = re.compile(r"""(?:\$\w+|[)}])["']?/([\w./-]+)""")
+"""In a command, the rest of a path like ``$HERE/file``, ``${HERE}/file`` or ``$(pwd)/file``."""
 _SCRIPT_BYTES = 2**16
 _MOST_GIVEN = 1000
 _BLOCK_BYTES = 4 * 2**20
@@ -785,7 +788,8 @@ def folder_digest(folder: str) -> str:
 
 
 def _pieces(word: str) -> list[str]:
-    """A word of a command, and the words inside it if it is itself a command or an option."""
+    """A word of a command, and the words inside it if it is itself a command or an option, without
+    those to which output is redirected."""
     found = [word]
     if any(character.isspace() or character in "();<>|&" for character in word):
         inside = shlex.shlex(word, posix=True, punctuation_chars=True)
@@ -795,7 +799,7 @@ def _pieces(word: str) -> list[str]:
             found += [
                 w for before, w in zip(("", *words), words, strict=False) if ">" not in before
             ]
-    found += [piece.rpartition("$")[2].partition("/")[2] for piece in found if "$" in piece]
+    found += _BELOW_A_VARIABLE.findall(word)
     found += [piece[2:] for piece in found if piece.startswith("-")]
     return found + [piece.partition("=")[2] for piece in found if "=" in piece]
 
@@ -805,8 +809,7 @@ def _words_of_script(path: str) -> list[str]:
     with open(path, "rb") as file:
         text = file.read(_SCRIPT_BYTES).decode("utf-8", "replace")
     is_script = path.endswith((".sh", ".bash")) or text.partition("\n")[0].endswith("sh")
-    words = [p for line in text.split("\n") for p in _pieces(line)] if is_script else []
-    return words + [word[1:] for word in words if word.startswith("/")]  # $(dirname "$0")/file
+    return [piece for line in text.split("\n") for piece in _pieces(line)] if is_script else []
 
 
 def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
