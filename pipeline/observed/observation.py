@@ -675,7 +675,7 @@ class _Hook:
         if not isinstance(self._observation, Observation):
             return given
         entries = [b"%b=%b" % entry for entry in os.environb.items()] if given is None else given
-        known = dict(entry.partition(b"=")[::2] for entry in entries)
+        known = {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
         path = known.get(b"PYTHONPATH")
         known[b"PYTHONPATH"] = _STARTED + (os.pathsep.encode() + path if path else b"")
         known[ENVIRONMENT.encode()] = os.fsencode(self._observation.folder)

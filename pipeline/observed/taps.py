@@ -219,7 +219,9 @@ def _tap_processes(hook: Hook) -> None:
     plain, plain_spawn, plain_system = subprocess._fork_exec, os.posix_spawn, os.system  # type: ignore[attr-defined]
 
     def fork_exec(*given: Any) -> Any:
-        return plain(*given[:_ENV], hook.environment(given[_ENV]), *given[_ENV + 1 :])
+        is_isolated = not {"-I", b"-I"}.isdisjoint(given[0])  # it may run what nobody trusts
+        environment = given[_ENV] if is_isolated else hook.environment(given[_ENV])
+        return plain(*given[:_ENV], environment, *given[_ENV + 1 :])
 
     def posix_spawn(path: Any, argv: Any, env: Any, /, **how: Any) -> int:
         given = [os.fsencode(k) + b"=" + os.fsencode(v) for k, v in (env or os.environ).items()]
@@ -228,20 +230,22 @@ def _tap_processes(hook: Hook) -> None:
     def system(command: Any) -> int:
         changed = _entries(hook.environment(None)).items() - os.environb.items()
         for name, value in changed:
-            os.putenv(name, value)
+            os.putenv(os.fsdecode(name), os.fsdecode(value))
         try:
             return plain_system(command)
         finally:
             for name, _ in changed:
-                before = os.environb.get(name)
-                os.unsetenv(name) if before is None else os.putenv(name, before)
+                os.unsetenv(os.fsdecode(name))
+                if (before := os.environb.get(name)) is not None:
+                    os.putenv(os.fsdecode(name), os.fsdecode(before))
 
     subprocess._fork_exec = fork_exec  # type: ignore[attr-defined]
     os.posix_spawn, os.system = posix_spawn, system
 
 
 def _entries(environment: list[bytes] | None) -> dict[bytes, bytes]:
-    return dict(entry.partition(b"=")[::2] for entry in environment or ())
+    parts = (entry.partition(b"=") for entry in environment or ())
+    return {name: value for name, _, value in parts}
 
 
 def follow_every_process() -> None:
