@@ -23,11 +23,14 @@ from pipeline.code.reading.syntax import called, dotted, is_idle, parameters
 CALLED, MAKES, DECORATES, APPLIED = "called", "makes", "decorates", "applied"
 PLAIN, EITHER, READ = "plain", "either", "read"
 INHERITED, METACLASS, OWNED = "inherited", "metaclass", "owned"
+HANDED, HELD = "handed", "held"
 """The kinds of needs. ``CALLED``: harmless to call. ``MAKES``: also returns plain data.
 ``DECORATES``: a decorator of a library. ``APPLIED``: harmless when a built-in function calls it.
 ``PLAIN``: plain data. ``EITHER``: plain data or a type. ``READ``: its attributes are harmless to
 read. ``INHERITED``: a base without hooks for subclasses. ``METACLASS``: a metaclass without
-effects. ``OWNED``: a container that the module itself made."""
+effects. ``OWNED``: a container that the module itself made. ``HANDED``: ``MAKES``, or ``CALLED`` if
+the holder is a dataclass that only stores its fields. ``HELD``: ``PLAIN``, unless the holder is
+such a dataclass."""
 
 
 class Acts(Exception):
@@ -449,7 +452,7 @@ class _Finder:
                     self.plain(node)
                 else:
                     self.need(CALLED, path)
-                    self.arguments(node, path)
+                    self.arguments(node, path, path)
             case ast.BinOp(op=ast.BitOr()) | ast.Subscript():
                 self.type_or_plain(node)
             case _:
@@ -561,8 +564,14 @@ class _Finder:
         self.plain(node.func.value)
         self.arguments(node, (node.func.attr,))
 
-    def arguments(self, node: ast.Call, path: tuple[str, ...]) -> None:
-        """Arguments must be plain data, unless the called function stores them or calls them."""
+    def arguments(
+        self, node: ast.Call, path: tuple[str, ...], holder: tuple[str, ...] = ()
+    ) -> None:
+        """Arguments must be plain data, unless the called function stores them or calls them.
+
+        Args:
+            holder: the called function, if what it returns is only bound or stored.
+        """
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
             given = dotted(argument)
             if path[-1] in _KEEPS:
@@ -578,8 +587,23 @@ class _Finder:
                 self.consumed(argument)
             else:
                 before, self.is_consumed = self.is_consumed, False
-                self.plain(argument)
+                self.handed(argument, holder)
                 self.is_consumed = before
+
+    def handed(self, node: ast.expr, holder: tuple[str, ...]) -> None:
+        """An argument that must be plain data, unless the holder is a dataclass that stores it."""
+        path = dotted(node.func if isinstance(node, ast.Call) else node)
+        is_known = path is not None and not self.is_local(path[0]) and path[-1] not in _USED_UP
+        if holder and isinstance(node, ast.Tuple | ast.List):
+            for item in node.elts:
+                self.handed(item, holder)
+        elif holder and path is not None and is_known and isinstance(node, ast.Call | ast.Name):
+            refs = [Ref(self.module, ".".join(name), CALL) for name in (path, holder)]
+            self.needs.append(Need(HANDED if isinstance(node, ast.Call) else HELD, *refs))
+            if isinstance(node, ast.Call):
+                self.arguments(node, path, path)
+        else:
+            self.plain(node)
 
 
 _QUIET_METHODS = frozenset(

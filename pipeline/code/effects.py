@@ -16,6 +16,8 @@ from pipeline.code.acting import (
     CALLED,
     DECORATES,
     EITHER,
+    HANDED,
+    HELD,
     INHERITED,
     MAKES,
     METACLASS,
@@ -281,6 +283,8 @@ class Effects:
         return needs is not None and all(map(self._holds, needs))
 
     def _look(self, need: Need) -> bool:
+        if need.holder is not None:
+            return self._is_held(need, need.holder)
         targets = self.project.meaning(need.ref)
         if not targets:
             return _holds_of_builtin(need)
@@ -297,6 +301,31 @@ class Effects:
             OWNED: lambda target: self._is_owned(need.ref.module, target),
         }[need.what]
         return all(map(check, targets))
+
+    def _is_held(self, need: Need, holder: Ref) -> bool:
+        """Whether an argument, or the call that makes it, is harmless to give to the holder."""
+        if self._holds(Need({HANDED: MAKES, HELD: PLAIN}[need.what], need.ref)):
+            return True
+        is_quiet = need.what == HELD or self._holds(Need(CALLED, need.ref))
+        targets = self.project.meaning(holder) if is_quiet else ()
+        return bool(targets) and all(map(self._only_stores, targets))
+
+    def _only_stores(self, target: Target) -> bool:
+        """Whether it is a dataclass whose constructor only sets the fields."""
+        parts = () if target.library or target.rest else self.project.statements(target)
+        return bool(parts) and all(
+            self.project.is_dataclass(part)
+            and self._is_simple_class(part)
+            and not any("__post_init__" in base.special for base in self._with_bases(part))
+            for part in parts
+        )
+
+    def _with_bases(self, part: Statement) -> Iterator[Statement]:
+        yield part
+        for base in part.bases:
+            for target in self.project.meaning(base) if base is not None else ():
+                for inner in self.project.statements(target):
+                    yield from self._with_bases(inner)
 
     # --- what is called ------------------------------------------------------------------------
 
@@ -332,7 +361,7 @@ class Effects:
         if part.metaclass or not all(map(self._is_simple_base, part.bases)):
             return False
         own = part.decorators[: part.own_decorators]
-        if _HOOKS.intersection(part.special):
+        if _HOOKS.intersection(part.special) or "__set__" in part.special:
             return False
         if not own:
             return not _CONSTRUCTORS.intersection(part.special)

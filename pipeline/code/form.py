@@ -107,10 +107,15 @@ class Message(NamedTuple):
 
 
 class Need(NamedTuple):
-    """A condition on the target of a name; see :mod:`pipeline.code.acting`."""
+    """A condition on the target of a name; see :mod:`pipeline.code.acting`.
+
+    Attributes:
+        holder: what the target, or what it returns, is given to.
+    """
 
     what: str
     ref: Ref
+    holder: Ref | None = None
 
 
 Piece = str | Ref | Load | Bound | Dynamic | When | Decorator | Detail | Caught | Message

@@ -22,10 +22,13 @@ own: a step must not fail because it is observed.
 
 import contextlib
 import fcntl
+import glob
 import json
+import linecache
 import marshal
 import mmap
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -44,7 +47,7 @@ from urllib.parse import unquote, urlsplit
 
 import blake3
 
-from pipeline.observed import marks, taps
+from pipeline.observed import marks, natives, taps
 
 ENVIRONMENT = "TEMPER_OBSERVED"
 """Set in the processes of a step: the folder of its observation."""
@@ -62,6 +65,11 @@ ABSENT = "absent"
 LINK = "link to"
 """Begins what stands for the digest of a symbolic link."""
 
+_STARTED = os.fsencode(os.path.join(os.path.dirname(os.path.abspath(__file__)), "started"))
+_BELOW_A_VARIABLE = re.compile(r"""(?:\$\w+|[)}])["']?/([\w./-]+)""")
+"""In a command, the rest of a path like ``$HERE/file``, ``${HERE}/file`` or ``$(pwd)/file``."""
+_SCRIPT_BYTES = 2**16
+_MOST_GIVEN = 1000
 _BLOCK_BYTES = 4 * 2**20
 _SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
 _MADE_BY_TOOLS = ("/__pycache__/", ".egg-info/", ".dist-info/")
@@ -170,7 +178,8 @@ class Observation:
     def __init__(self, folder: str, rules: Rules):
         self.folder, self.rules = folder, rules
         self.events, self.modules = f"{folder}/events", f"{folder}/modules"
-        self.mark = f"__temper_ran_{''.join(filter(str.isalnum, folder))}__"
+        own = "".join(filter(str.isalnum, folder))
+        self.mark, self.look = f"__temper_ran_{own}__", f"__temper_looks_{own}__"
         self._lock: IO[str] | None = None  # held while this process or one of its forks lives
 
     @classmethod
@@ -209,6 +218,7 @@ class Observation:
         with open(f"{self.folder}/marks", "r+b") as file:
             self.marks = mmap.mmap(file.fileno(), MOST_MARKS + 1)
         marks.install(self.mark, self.marks)
+        natives.install(self.look, _hook.note_given)
         _hook.watch(self)
 
     def end(self) -> None:
@@ -219,6 +229,7 @@ class Observation:
     def forget(self) -> None:
         """Stop observing, and delete the records."""
         self.end()
+        natives.uninstall(self.look)
         marks.uninstall(self.mark)  # so that no function keeps the memory map open
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
@@ -291,7 +302,7 @@ class _Hook:
         self._handlers: dict[str, Callable[[tuple[Any, ...]], None]] = {
             "open": self._open,
             "os.listdir": self._list,
-            "os.scandir": self._list,
+            "os.scandir": self._scan,
             "os.mkdir": self._make_folder,
             "os.chdir": self._move,
             "os.rename": self._link,
@@ -305,6 +316,7 @@ class _Hook:
             "os.posix_spawn": self._start,
             "os.exec": self._start,
             "os.system": self._shell,
+            "cpython.run_file": self._run_file,
         }
 
     def watch(self, observation: "Observation | _Witness | None") -> None:
@@ -313,6 +325,7 @@ class _Hook:
         self._has_moved = False
         if observation is not None:
             rules = observation.rules
+            self._has_moved = working_folder() != rules.start
             self._fast = tuple(
                 other for other in rules.others if not any(r.startswith(other) for r in rules.roots)
             )
@@ -424,6 +437,40 @@ class _Hook:
         if not is_root and os.path.islink(place) and self._is_asked_by_project():
             self._observation.add_event("link", place, target_of(place))
 
+    def note_given(self, value: Any) -> None:
+        """Record the files that code gave to a library which opens files in native code."""
+        if isinstance(value, str | bytes | os.PathLike):
+            self.tell(self._note_given, value)
+        elif isinstance(value, list | tuple) and len(value) <= _MOST_GIVEN:
+            for inner in value:
+                self.note_given(inner)
+
+    def _note_given(self, value: Any) -> None:
+        text = os.fsdecode(value)
+        if len(text) > _SCRIPT_BYTES or ("given", text) in self._seen:
+            return
+        self._seen.add(("given", text))
+        for name in {text, *_pieces(text)}:
+            for found in glob.glob(name, recursive=True) if "*" in name else [name]:
+                self._note_all(self._path(found))
+            if "*" in name:
+                self._note_listed(self._path(name.partition("*")[0].rpartition("/")[0] or "."))
+
+    def _note_all(self, path: str | None) -> None:
+        """Record a file, or all files below a folder."""
+        if path is None or not self._counts(path) or not os.path.exists(path):
+            return
+        for folder, _, names in os.walk(path):
+            self._note_listed(folder)
+            for name in names:
+                self._note_all(os.path.join(folder, name))
+        if state := state_of(path):
+            self._note_read(path, state)
+
+    def _note_listed(self, folder: str | None) -> None:
+        if folder is not None and self._counts(folder) and self._observation is not None:
+            self._observation.add_event("list", folder, folder_digest(folder))
+
     def _is_asked_by_project(self) -> bool:
         """Whether code of the project is at work, and not the import of a library: libraries look
         for many files when they are imported."""
@@ -511,6 +558,14 @@ class _Hook:
         if self._counts(folder) and self._observation is not None and is_there:
             self._observation.add_event("list", folder, folder_digest(folder))
 
+    def _scan(self, arguments: tuple[Any, ...]) -> None:
+        self._list(arguments)
+        folder = self._path("." if arguments[0] is None else arguments[0])
+        if folder is not None and self._counts(folder) and _may_ask_for_sizes():
+            for name in os.listdir(folder):
+                if state := state_of(path := os.path.join(folder, name)):
+                    self._note_read(path, state)
+
     def _is_added(self, folder: str) -> bool:
         """Whether it is a folder that the step has added to ``sys.path``."""
         assert self._observation is not None
@@ -566,6 +621,9 @@ class _Hook:
         if path is not None and self._counts(path) and (state := state_of(path)):
             self._note_read(path, state)
 
+    def _run_file(self, arguments: tuple[Any, ...]) -> None:
+        self.note_source(os.path.abspath(arguments[0]))
+
     def _shell(self, arguments: tuple[Any, ...]) -> None:
         self._started(_pieces(os.fsdecode(arguments[0])), None)
 
@@ -586,7 +644,7 @@ class _Hook:
         pieces = [piece for word in words for piece in _pieces(word)]
         for piece in () if folder else pieces:
             self._path(piece)  # it may be a path relative to the working folder
-        named = {p for p in _files_of(pieces, where, observation.rules) if self._is_project(p)}
+        named = self._named(pieces, where, observation.rules)
         for path in named:
             self._read_before_change(path)
         is_python = any(os.path.basename(piece).startswith("python") for piece in pieces)
@@ -594,6 +652,34 @@ class _Hook:
         if is_python and (named or imports) and ("python", "") not in self._seen:
             self._seen.add(("python", ""))
             observation.add_event("python", "")
+
+    def _named(self, pieces: list[str], where: str, rules: Rules) -> set[str]:
+        """The project files that a command names, and those that the shell scripts among them name
+        from the working folder or from their own."""
+        found: set[str] = set()
+        waiting = [(pieces, [where])]
+        while waiting:
+            pieces, folders = waiting.pop()
+            files = {path for folder in folders for path in _files_of(pieces, folder, rules)}
+            new = set(filter(self._is_project, files)) - found
+            found |= new
+            waiting += [(_words_of_script(p), [*folders, os.path.dirname(p)]) for p in new]
+        return found
+
+    def environment(self, given: list[bytes] | None) -> list[bytes] | None:
+        """The environment of a process that is started, so that a Python in it joins.
+
+        Args:
+            given: the environment that it would have; ``None`` for the one of this process.
+        """
+        if not isinstance(self._observation, Observation):
+            return given
+        entries = [b"%b=%b" % entry for entry in os.environb.items()] if given is None else given
+        known = {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
+        path = known.get(b"PYTHONPATH")
+        known[b"PYTHONPATH"] = _STARTED + (os.pathsep.encode() + path if path else b"")
+        known[ENVIRONMENT.encode()] = os.fsencode(self._observation.folder)
+        return [b"%b=%b" % entry for entry in known.items()]
 
     # --- paths ---------------------------------------------------------------------------------
 
@@ -627,6 +713,8 @@ class _Hook:
 _hook = _Hook()
 unobserved = _hook.unobserved
 """A context in which this thread's events are not recorded: they are not the step's."""
+note_read = _hook.note_source
+"""Records that the step read a file, inside ``unobserved`` too."""
 
 
 @dataclass(frozen=True)
@@ -700,15 +788,28 @@ def folder_digest(folder: str) -> str:
 
 
 def _pieces(word: str) -> list[str]:
-    """A word of a command, and the words inside it if it is itself a command or an option."""
+    """A word of a command, and the words inside it if it is itself a command or an option, without
+    those to which output is redirected."""
     found = [word]
     if any(character.isspace() or character in "();<>|&" for character in word):
         inside = shlex.shlex(word, posix=True, punctuation_chars=True)
         inside.commenters = ""
         with contextlib.suppress(ValueError):
-            found += inside
+            words = list(inside)
+            found += [
+                w for before, w in zip(("", *words), words, strict=False) if ">" not in before
+            ]
+    found += _BELOW_A_VARIABLE.findall(word)
     found += [piece[2:] for piece in found if piece.startswith("-")]
     return found + [piece.partition("=")[2] for piece in found if "=" in piece]
+
+
+def _words_of_script(path: str) -> list[str]:
+    """The words of a shell script, which may name files; empty for any other file."""
+    with open(path, "rb") as file:
+        text = file.read(_SCRIPT_BYTES).decode("utf-8", "replace")
+    is_script = path.endswith((".sh", ".bash")) or text.partition("\n")[0].endswith("sh")
+    return [piece for line in text.split("\n") for piece in _pieces(line)] if is_script else []
 
 
 def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
@@ -721,6 +822,14 @@ def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
                 path = os.path.abspath(os.path.join(place, name))
                 if state_of(path):
                     yield path
+
+
+def _may_ask_for_sizes() -> bool:
+    """Whether the module that calls ``os.scandir`` uses ``stat``: an entry tells the size of its
+    file without a further event. The snapshot has put the source of a project module there."""
+    frame = next(_frames(), None)
+    entry = linecache.cache.get(frame.f_code.co_filename) if frame is not None else None
+    return entry is not None and len(entry) > 1 and any(".stat(" in line for line in entry[2])
 
 
 def _callers(most: int = 24) -> Iterator[str]:

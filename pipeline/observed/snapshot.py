@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeline.code.modules import in_library, is_core
 from pipeline.errors import TemperError
-from pipeline.observed import marks
+from pipeline.observed import marks, natives
 from pipeline.observed.observation import MOST_MARKS, Observation, unobserved
 
 _PLAIN = SourceFileLoader.get_code
@@ -99,6 +99,7 @@ class Snapshot:
             raise ValueError("there are more functions than marks")
         if names is not None:
             marks.mark(functions, self._observation.mark, range(first, first + len(names)))
+            natives.mark(tree, content, self._observation.look)
         return loader.source_to_code(tree, path)  # type: ignore[arg-type]
 
 

@@ -1,18 +1,21 @@
 """Notes what code asks of the interpreter without any audit event.
 
-Five things: which modules it looks up by a name that is known only at run time, which source lines
+Six things: which modules it looks up by a name that is known only at run time, which source lines
 it reads, since :mod:`pipeline.observed.snapshot` puts them into ``linecache``, whether files exist,
-where symbolic links point, and what the working folder is. To see them, this module replaces
+where symbolic links point, what the working folder is, and which processes it starts: they get an
+environment in which a Python joins the observation. To see them, this module replaces
 functions of the standard library by functions that do the same and tell the hook. A replaced
 function must not fail because it is observed.
 """
 
+import _posixsubprocess
 import importlib
 import importlib.util
 import inspect
 import linecache
 import os
 import pathlib
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -34,6 +37,7 @@ class Hook(Protocol):
     def note_link(self, path: Any) -> None: ...
     def note_base(self, name: str) -> None: ...
     def is_of_project(self, path: str) -> bool: ...
+    def environment(self, given: list[bytes] | None) -> list[bytes] | None: ...
 
 
 def install(hook: Hook) -> None:
@@ -44,6 +48,7 @@ def install(hook: Hook) -> None:
     _tap_source(hook)
     _tap_files(hook)
     _tap_working_folder(hook)
+    _tap_processes(hook)
 
 
 def _caller(depth: int = 3) -> str:
@@ -208,6 +213,49 @@ def _note_base(hook: Hook, frame: Any) -> None:
         hook.note_base(os.fsdecode(base))
 
 
+def _tap_processes(hook: Hook) -> None:
+    """``subprocess`` starts every process with one of the first two functions. A process of
+    ``multiprocessing`` joins by itself."""
+    plain, plain_spawn, plain_system = subprocess._fork_exec, os.posix_spawn, os.system  # type: ignore[attr-defined]
+
+    def fork_exec(*given: Any) -> Any:
+        is_isolated = not {"-I", b"-I"}.isdisjoint(given[0])  # it may run what nobody trusts
+        environment = given[_ENV] if is_isolated else hook.environment(given[_ENV])
+        return plain(*given[:_ENV], environment, *given[_ENV + 1 :])
+
+    def posix_spawn(path: Any, argv: Any, env: Any, /, **how: Any) -> int:
+        given = [os.fsencode(k) + b"=" + os.fsencode(v) for k, v in (env or os.environ).items()]
+        return plain_spawn(path, argv, _entries(hook.environment(given)), **how)
+
+    def system(command: Any) -> int:
+        changed = _entries(hook.environment(None)).items() - os.environb.items()
+        for name, value in changed:
+            os.putenv(os.fsdecode(name), os.fsdecode(value))
+        try:
+            return plain_system(command)
+        finally:
+            for name, _ in changed:
+                os.unsetenv(os.fsdecode(name))
+                if (before := os.environb.get(name)) is not None:
+                    os.putenv(os.fsdecode(name), os.fsdecode(before))
+
+    subprocess._fork_exec = fork_exec  # type: ignore[attr-defined]
+    os.posix_spawn, os.system = posix_spawn, system
+
+
+def _entries(environment: list[bytes] | None) -> dict[bytes, bytes]:
+    parts = (entry.partition(b"=") for entry in environment or ())
+    return {name: value for name, _, value in parts}
+
+
+def follow_every_process() -> None:
+    """Let processes of ``multiprocessing`` be observed as other processes are, where no worker's
+    code makes them join."""
+    _posixsubprocess.fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
+
+
+_ENV = 5
+"""The place of the environment among the arguments of ``fork_exec``."""
 _PATHS = frozenset({os.path.abspath.__code__.co_filename, pathlib.Path.cwd.__code__.co_filename})
 _MADE_ABSOLUTE = {"abspath": "path", "absolute": "self"}
 """Functions of the standard library, each with its variable for the path."""

@@ -240,6 +240,23 @@ def test_inputs_libraries_and_the_store_are_no_discovered_dependencies(project: 
     assert project.discovered() == set()
 
 
+def test_files_that_native_code_opens_are_dependencies(project: Project) -> None:
+    project.write("rows.csv", "x\n1\n")
+    project.write("more/rows.csv", "x\n2\n")
+    project.step(
+        """
+        import os
+        folder = HERE / "more"
+        own = csv.read_csv(str(HERE / "rows.csv"))["x"].to_pylist()
+        result = own + dataset(folder, format="csv").to_table()["x"].to_pylist()
+        """,
+        "from pyarrow import csv\nfrom pyarrow.dataset import dataset",
+    )
+    assert project.run() == "[1, 2]"
+    assert project.discovered() == {"rows.csv", "more", "more/rows.csv"}
+    assert project.is_cached()
+
+
 def test_a_file_edited_while_the_step_runs_is_not_taken_for_what_it_read(project: Project) -> None:
     project.write("prompts/system.txt", "old")
     project.step(
@@ -394,20 +411,49 @@ def test_a_traceback_reads_no_source(project: Project) -> None:
     assert project.discovered() == set()
 
 
-def test_a_script_that_a_step_starts_is_a_dependency(project: Project) -> None:
-    project.write("tools/count.py", "print(1)\n")
+@pytest.mark.parametrize("how", ["given an environment", "by a shell"])
+def test_a_python_that_a_step_starts_is_observed(project: Project, how: str) -> None:
+    project.write("tools/count.py", "import few\nprint(few.count(), open('data.txt').read())\n")
+    project.write("tools/few.py", "def count():\n    return 1\n")
+    project.write("data.txt", "a")
+    project.write("count.sh", '"$1" tools/count.py\n')
+    command = {
+        "given an environment": "run([sys.executable, 'tools/count.py'], env={'PYTHONPATH': 'x'}",
+        "by a shell": "run(['sh', 'count.sh', sys.executable]",
+    }[how]
     project.step(
-        """
+        f"""
         import subprocess, sys
-        command = [sys.executable, "tools/count.py"]
-        result = subprocess.run(command, cwd=HERE, stdout=subprocess.PIPE, text=True).stdout
+        result = subprocess.{command}, cwd=HERE, stdout=-1, text=True).stdout.strip()
         """
     )
-    assert project.run() == "1\n"
+    assert project.run() == "1 a"
     assert project.is_cached()
-    project.write("tools/count.py", "print(2)\n")
+    project.write("tools/count.py", "import few\nprint(few.count())\n")
     assert project.reason() == "tools/count.py, which it read, changed"
-    assert project.run() == "2\n"
+    assert project.run() == "1"
+    project.write("tools/few.py", "def count():\n    return 2\n")
+    assert project.reason() == "tools/few.py, which it read, changed"
+
+
+def test_a_started_python_has_its_own_path_and_counts_modules_by_their_code(
+    project: Project,
+) -> None:
+    project.write(
+        "tool.py", "import os\nfrom APP.few import f\nprint(f(), os.environ['PYTHONPATH'])"
+    )
+    project.write("few.py", "def f():\n    return 1\n")
+    project.step(
+        """
+        import os, subprocess, sys
+        env = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+        command = [sys.executable, "-m", "APP.tool"]
+        result = subprocess.run(command, env=env, stdout=-1, text=True).stdout
+        """.replace("APP", project.name)
+    )
+    assert project.run() == f"1 {project.folder}\n"
+    project.write("few.py", "def f():  # one\n    return 1\n")
+    assert project.is_cached()
 
 
 # --- processes of a step -------------------------------------------------------------------------

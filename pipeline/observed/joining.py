@@ -1,0 +1,48 @@
+"""Observes a Python that a step has started, and that is no process of Temper's.
+
+It runs a script or a module of its own and imports project code from the files, as it would
+without Temper. Each module that it imports counts whole, since no function of it has a mark.
+"""
+
+import os
+import sys
+from importlib.machinery import SourceFileLoader
+from typing import Any
+
+from pipeline.observed import taps
+from pipeline.observed.observation import Observation, note_read, unobserved
+
+_RUNS_A_MODULE = "<frozen runpy>"
+
+
+def join_as_started() -> None:
+    """Observe this process, and what it starts in turn."""
+    if (observation := Observation.join()) is not None:
+        _note_imports(observation)
+        taps.follow_every_process()
+
+
+def _note_imports(observation: Observation) -> None:
+    plain = SourceFileLoader.get_code
+
+    def get_code(loader: SourceFileLoader, fullname: str) -> Any:
+        is_main = sys._getframe(1).f_code.co_filename == _RUNS_A_MODULE
+        with unobserved():
+            _note(observation, fullname, os.path.abspath(loader.get_filename(fullname)), is_main)
+            return plain(loader, fullname)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+def _note(observation: Observation, module: str, path: str, is_main: bool) -> None:
+    if not observation.rules.counts(path):
+        return
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+        if is_main:  # ``if __name__ == "__main__":`` counts here
+            note_read(path)
+        else:
+            observation.add_module(module, path, content, None)
+    except OSError:
+        return
