@@ -33,6 +33,7 @@ _CHIP = re.compile(r"(v4|v5p|v5e|v5litepod|v6e)-(\d+) chip")
 _WITHOUT_SHAPES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache",
                    "architectures", "bos_token_id", "eos_token_id")  # fmt: skip
 _MOST_SECONDS = 1200
+_begun: set[Path] = set()
 
 
 def is_tpu(call: Call) -> bool:
@@ -122,7 +123,8 @@ def _compiled(request: Mapping[str, Any]) -> Foreseen:
                 note = f"the TPU compiler failed ({code}); temper fit shows why; remove {path}"
                 save(path, {"note": note})
 
-    if not _is_being_made(path):
+    if path not in _begun and not _is_being_made(path):
+        _begun.add(path)
         start()
     note = "the TPU compiler works out its memory, which takes minutes: plan again later"
     return Foreseen(note=note, wait=wait)
