@@ -165,6 +165,8 @@ def mesh_of(topology: str, slices: int) -> Mesh:
     options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}
     if slices > 1:
         options["num_slices"] = slices
+    if topology.endswith(":1x1"):  # part of a host
+        options["chips_per_host_bounds"] = (1, 1, 1)
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
     except Exception as error:

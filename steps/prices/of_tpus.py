@@ -101,7 +101,7 @@ def _compiler() -> list[str]:
     found = blake3.blake3()
     for path in sorted(Path(steps.jax_backend.__path__[0]).rglob("*.py")):
         found.update(path.read_bytes())
-    return [*map(version, ("jax", "jaxlib", "libtpu")), found.hexdigest()]
+    return [*map(version, ("jax", "jaxlib", "libtpu", "transformers")), found.hexdigest()]
 
 
 def _compiled(request: Mapping[str, Any]) -> Foreseen:
@@ -112,11 +112,14 @@ def _compiled(request: Mapping[str, Any]) -> Foreseen:
 
     def start() -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "steps.prices.of_tpus", str(path), text]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        path_of_code = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, "PYTHONPATH": path_of_code, "JAX_PLATFORMS": "cpu"}
         nothing = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         return subprocess.Popen(command, env=environment, start_new_session=True, **nothing)
 
     def wait() -> None:
+        if _kept(path) is not None:
+            return
         with suppress(subprocess.TimeoutExpired):  # a process that another plan began goes first
             code = start().wait(_MOST_SECONDS)
             if code and _kept(path) is None:
@@ -162,6 +165,8 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
             found = compile_step(Path(folder), request["topology"], Step(tokens, tokens, **step))
         except TooLarge as error:
             return {"note": f"does not fit: {error}"}
+        except (OSError, MemoryError):  # another time it may go well
+            raise
         except Exception as error:  # whatever the compiler or the config does
             reason = (str(error).splitlines() or [repr(error)])[0]
             return {"note": f"does not compile for {request['topology']}: {reason}"}
