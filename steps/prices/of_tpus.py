@@ -47,9 +47,9 @@ def on_tpu(call: Call, model: Sizes, config: Any, trains: bool) -> Foreseen:
     Args:
         model: the sizes of its model, with the ``config`` of its folder.
     """
-    backend, topology = getattr(config, "backend", None), topology_of(call.hardware.model)
-    if getattr(backend, "name", "torch") != "jax":
-        named = "null (torch)" if backend is None else backend.name
+    backend: Any = getattr(config, "backend", None)
+    topology = topology_of(call.hardware.model)
+    if (named := getattr(backend, "name", "null (torch)")) != "jax":
         return Foreseen(note=f"asks for a TPU, but its backend is {named}: set backend=jax")
     if find_spec("jax") is None or find_spec("libtpu") is None:
         return Foreseen(note="for its memory on a TPU, pip install 'temper-ml[tpu]' and plan again")
@@ -110,11 +110,11 @@ def _compiled(request: Mapping[str, Any]) -> Foreseen:
     if (answer := _kept(path)) is not None:
         return Foreseen(**answer)
 
-    def start() -> subprocess.Popen[bytes]:
+    def start() -> subprocess.Popen[Any]:
         command = [sys.executable, "-P", "-m", "steps.prices.of_tpus", str(path), text]
         path_of_code = os.pathsep.join(filter(None, sys.path))
         environment = {**os.environ, "PYTHONPATH": path_of_code, "JAX_PLATFORMS": "cpu"}
-        nothing = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        nothing: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         return subprocess.Popen(command, env=environment, start_new_session=True, **nothing)
 
     def wait() -> None:
