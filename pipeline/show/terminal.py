@@ -137,7 +137,9 @@ def _warnings(names: Mapping[str, str], prices: "Prices") -> Iterator[str]:
     for fingerprint, price in prices.of.items():
         if price.note:
             noted.setdefault(price.note, []).append(names[fingerprint])
-    yield from (f"{', '.join(steps)}: {visible(note)}" for note, steps in noted.items())
+    for note, steps in noted.items():
+        more = f" and {len(steps) - MOST_WARNINGS} more" if len(steps) > MOST_WARNINGS else ""
+        yield f"{', '.join(steps[:MOST_WARNINGS])}{more}: {visible(note)}"
     if not prices.fits_disk and prices.free is not None:
         beside = prices.peak_disk - prices.disk
         besides = f", and checkpoints of {size(beside)} while it runs," if beside else ""
