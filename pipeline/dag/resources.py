@@ -86,6 +86,14 @@ class Resources:
         return self.nodes or _hosts(self.tpu)
 
     @property
+    def num_chips(self) -> int:
+        """Chips of the TPU slice, by its name; one a host if its kind is not known."""
+        kind, _, number = (self.tpu or "").rpartition("-")
+        if kind not in _PER_HOST or not number.isdecimal():
+            return self.num_nodes
+        return max(1, int(number) * _CHIPS_PER_HOST // _PER_HOST[kind])
+
+    @property
     def num_gpus(self) -> int:
         """GPUs of each node."""
         return self.gpus or 0
@@ -115,6 +123,7 @@ _LEAST = {
 }  # fmt: skip
 _PER_HOST = {"v2": 8, "v3": 8, "v4": 8, "v5p": 8, "v7x": 8, "v5litepod": 4, "v6e": 4}
 """How much of the number in a slice's name one of several hosts is: cores of 4 chips, or chips."""
+_CHIPS_PER_HOST = 4
 _ONE_HOST = 8
 """The largest number of a slice that is one host, of either kind."""
 _NAME = r"[A-Za-z0-9][\w.-]*"

@@ -86,6 +86,9 @@ class Foreseen:
         memory: the most bytes that one process holds, on its accelerator or in the machine.
         scratch: bytes of checkpoints and other files that are deleted once the artifact exists.
         capacity: bytes of memory of such an accelerator, if its model determines that.
+        note: a phrase for the plan, such as how to make an amount known.
+        wait: ends when an amount that takes long to estimate is known; a run calls it before it
+            starts any step, and estimates again.
     """
 
     sizes: Sizes = field(default_factory=dict)
@@ -93,6 +96,8 @@ class Foreseen:
     memory: float | None = None
     scratch: float = 0.0
     capacity: float | None = None
+    note: str = ""
+    wait: Callable[[], None] | None = None
 
 
 def _nothing(_: Call) -> Foreseen:

@@ -34,7 +34,7 @@ def hardware_here(
 def hardware_elsewhere(asked: Resources) -> Hardware:
     """The hardware of a step on another machine, as far as its request determines it."""
     if asked.tpu is not None:
-        return Hardware(asked.tpu, asked.num_nodes)
+        return Hardware(f"{asked.tpu} chip", asked.num_chips)
     threads = max(1, (asked.cpus or 1) // asked.num_processes)
     if not asked.num_gpus:
         return Hardware("", 0, threads, asked.memory_bytes)

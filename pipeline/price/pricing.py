@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Price:
         scratch: further bytes that it needs while it runs.
         is_rough: whether no attempt on equivalent hardware has corrected the estimate.
         capacity: bytes of memory of one accelerator, or of the machine.
+        note, wait: as in :class:`Foreseen`.
     """
 
     hardware: Hardware
@@ -52,6 +53,8 @@ class Price:
     scratch: float = 0.0
     is_rough: bool = True
     capacity: float | None = None
+    note: str = ""
+    wait: Callable[[], None] | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -88,6 +91,17 @@ class Prices:
             for planned in plan.steps
             if planned.step.fingerprint in self.of
         ]
+
+    @property
+    def awaited(self) -> list[str]:
+        """The steps of which more will be known after `wait`, by fingerprint."""
+        return [name for name, price in self.of.items() if price.wait is not None]
+
+    def wait(self) -> None:
+        """Wait for the estimates that take long."""
+        for name in self.awaited:
+            with contextlib.suppress(Exception):  # as in `_measure`
+                self.of[name].wait()  # pyright: ignore[reportOptionalCall]
 
     @property
     def peak_disk(self) -> float:
@@ -151,7 +165,7 @@ class Pricer:
     def hardware(self, step: Step) -> Hardware:
         """The hardware on which a step runs."""
         asked = self._asked.get(step.fingerprint, step.resources)
-        if not self._is_here:
+        if not self._is_here or asked.tpu is not None:
             return hardware_elsewhere(asked)
         return hardware_here(asked, self._jobs, self._gpus() if asked.num_gpus else ())
 
@@ -204,6 +218,8 @@ class Pricer:
             foreseen.scratch,
             is_rough=not (own or others),
             capacity=hardware.memory or foreseen.capacity,
+            note=foreseen.note,
+            wait=foreseen.wait,
         )
         return price, foreseen.sizes if disk is None else {**foreseen.sizes, "bytes": disk}
 
@@ -269,9 +285,9 @@ def _checked(foreseen: Foreseen) -> Foreseen:
         amount if _is_amount(amount) else None
         for amount in (foreseen.seconds, foreseen.memory, foreseen.capacity)
     )
-    return Foreseen(
-        sizes, seconds, memory, foreseen.scratch if _is_amount(foreseen.scratch) else 0.0, capacity
-    )
+    scratch = foreseen.scratch if _is_amount(foreseen.scratch) else 0.0
+    return replace(foreseen, sizes=sizes, seconds=seconds, memory=memory, scratch=scratch,
+                   capacity=capacity, note=str(foreseen.note))  # fmt: skip
 
 
 def _is_amount(value: Any) -> bool:

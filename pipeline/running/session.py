@@ -16,7 +16,7 @@ from pipeline.errors import Stopped, TemperError
 from pipeline.extras import require_installed
 from pipeline.observed.discovery import Present
 from pipeline.plan.labels import labels
-from pipeline.plan.planning import Plan, State, make_plan, topological
+from pipeline.plan.planning import Plan, State, display_names, make_plan, topological
 from pipeline.plan.resolver import Resolver
 from pipeline.running.record import RunRecord, redacted
 from pipeline.show.made import Made
@@ -25,6 +25,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.latest import link_results
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
+from pipeline.text import visible
 from pipeline.uncaught import shorten_in_notebooks
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 from pipeline.wire.spec import Pause
@@ -114,7 +115,8 @@ def run(
     roots = chosen(make_plan(roots, store), only) if only else roots
     session = _Session(roots, store, console or make_console(), force)
     session.plan()
-    prices = session.prices(launcher, jobs) if verbosity >= 0 else None
+    waits = PLAN_ONLY not in os.environ
+    prices = session.prices(launcher, jobs, waits) if verbosity >= 0 else None
     if verbosity >= 0:
         show_plan(session.console, session.current, verbosity > 0, prices, jobs)
     require_packages(session.current, launcher)
@@ -311,13 +313,24 @@ class _Session:
         """The steps that will run, or may run."""
         return [planned.step for planned in self.current.steps if planned.state is not State.CACHED]
 
-    def prices(self, launcher: "LauncherConfig | None", jobs: int) -> "Prices | None":
-        """The estimated cost of the plan; ``None`` if everything is cached."""
+    def prices(self, launcher: "LauncherConfig | None", jobs: int, waits: bool) -> "Prices | None":
+        """The estimated cost of the plan; ``None`` if everything is cached. With `waits`, it waits
+        for estimates that take long."""
         if self.current.is_complete:
             return None
         from pipeline.running.forecast import prices_of
 
-        return prices_of(self.current, self.catalog, launcher, jobs)
+        prices = prices_of(self.current, self.catalog, launcher, jobs)
+        if waits and prices.awaited:
+            names = display_names(self.current)
+            of = ", ".join(visible(names[name]) for name in prices.awaited)
+            line = (
+                f"working out the memory of {of}, once; that takes minutes (--plan does not wait)"
+            )
+            self.console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+            prices.wait()
+            prices = prices_of(self.current, self.catalog, launcher, jobs)
+        return prices
 
     def resolver(self) -> Resolver:
         return Resolver(

@@ -132,7 +132,14 @@ def _total(plan: Plan, prices: "Prices", jobs: int) -> str:
 
 
 def _warnings(names: Mapping[str, str], prices: "Prices") -> Iterator[str]:
-    """Warnings about too little disk or memory."""
+    """Notes of estimators, and warnings about too little disk or memory."""
+    noted: dict[str, list[str]] = {}
+    for fingerprint, price in prices.of.items():
+        if price.note:
+            noted.setdefault(price.note, []).append(names[fingerprint])
+    for note, steps in noted.items():
+        more = f" and {len(steps) - MOST_WARNINGS} more" if len(steps) > MOST_WARNINGS else ""
+        yield f"{', '.join(steps[:MOST_WARNINGS])}{more}: {visible(note)}"
     if not prices.fits_disk and prices.free is not None:
         beside = prices.peak_disk - prices.disk
         besides = f", and checkpoints of {size(beside)} while it runs," if beside else ""

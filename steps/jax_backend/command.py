@@ -51,7 +51,7 @@ def fit(
     speed or check numbers on the chips. Of train_online the shapes are compiled; backend=jax does
     not train online.
     """
-    from steps.jax_backend.fit import Step, compile_step
+    from steps.jax_backend.fit import Step, TooLarge, compile_step
     from steps.jax_backend.rounds import filled_size
 
     tokens = filled_size(tokens_per_forward, tokens_per_forward)
@@ -61,6 +61,9 @@ def fit(
     wanted = Step(tokens, counted, dtype, trains, recomputed=recomputed, kernel=kernel)
     try:
         found = compile_step(model, on, wanted, slices)
+    except TooLarge as error:
+        typer.echo(f"{on}: it does not fit: {error}")
+        raise typer.Exit(1) from error
     except (ValueError, FileNotFoundError) as error:
         raise typer.BadParameter(str(error)) from error
     typer.echo(report(found, wanted.tokens, wanted.scored))

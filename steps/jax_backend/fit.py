@@ -88,6 +88,10 @@ class Program:
         return self.arguments + self.outputs - self.aliased + self.temporaries
 
 
+class TooLarge(ValueError):
+    """A program needs more memory than a chip has, by the compiler, which then makes none."""
+
+
 @dataclass(frozen=True)
 class Fit:
     """The result of compiling a step for a topology.
@@ -128,7 +132,7 @@ def compile_step(config: Path, topology: str, step: Step, slices: int = 1) -> Fi
     """Compile `step` for a topology; `config` is a config.json or a folder that contains one.
 
     Needs the extra ``temper-ml[tpu]``, but no TPU. Raises ValueError for a topology that libtpu
-    does not know.
+    does not know, and TooLarge if the compiler finds no memory for a program.
     """
     without_a_tpu()
     architecture, shapes = _described(config)
@@ -161,6 +165,8 @@ def mesh_of(topology: str, slices: int) -> Mesh:
     options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}
     if slices > 1:
         options["num_slices"] = slices
+    if topology.endswith(":1x1"):  # part of a host
+        options["chips_per_host_bounds"] = (1, 1, 1)
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
     except Exception as error:
@@ -231,7 +237,13 @@ def _compiled(name: str, function: Any, *arguments: Any) -> tuple[Program, Any]:
     """A program, and the shapes and shardings of its outputs."""
     started = time.process_time()
     traced = function.trace(*arguments)
-    compiled = traced.lower(lowering_platforms=("tpu",)).compile()
+    try:
+        compiled = traced.lower(lowering_platforms=("tpu",)).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        reason = str(error).splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
+        raise TooLarge(f"{name} runs out of a chip's memory: {reason}") from error
     memory = compiled.memory_analysis()  # first, because some versions cannot write the text
     seconds = time.process_time() - started
     program = Program(

@@ -1,5 +1,5 @@
 """The sizes of a model: ``parameters``, ``hidden``, ``layers``, ``feed_forward``, ``vocabulary``,
-``tied``, and ``bytes`` of its folder.
+``tied``, ``bytes`` of its folder, and its whole ``config``.
 
 They come from a config.json or from the header of a GGUF file. For a model on the Hub, they come
 from the config in the cache of downloads, or from a small table in this module.
@@ -27,9 +27,9 @@ TOKENIZER_BYTES_A_TOKEN = 75
 
 _HUB: Mapping[str, Mapping[str, Any]] = {  # values from each model's config.json
     "meta-llama/Llama-3.1-8B": {
-        "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
-        "vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "tie_word_embeddings": False,
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+        "intermediate_size": 14336, "vocab_size": 128256, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "tie_word_embeddings": False,
     },
 }  # fmt: skip
 
@@ -66,6 +66,7 @@ def of_config(config: Mapping[str, Any]) -> Sizes:
         "vocabulary": vocabulary,
         "keys": keys,
         "tied": tied,
+        "config": dict(config) if "model_type" in config else {},
     }
 
 

@@ -44,6 +44,7 @@ def _of_source(source: File | HubModel) -> Sizes:
 def _initialised(call: Call) -> Foreseen:
     shape: Any = call.arguments["shape"]
     config = {
+        "model_type": "llama",
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.layers,
         "intermediate_size": shape.feed_forward,

@@ -9,7 +9,7 @@ devices share the weights, gradients and moments, and divide the packs among the
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
@@ -17,6 +17,7 @@ from steps.models.config import ActivationCheckpointing, Dtype
 from steps.prices.model_sizes import BYTES, body, folder_bytes, of_folder, weights_bytes
 from steps.prices.of_models import PROCESS, WORKING
 from steps.prices.of_rows import tokens_of
+from steps.prices.of_tpus import is_tpu, on_tpu
 from steps.prices.speed import speed_of
 from steps.shared.accelerators import accelerator
 from steps.training.schedule import total_steps
@@ -86,9 +87,13 @@ def _trained(call: Call, init: str, demonstrations: bool = False) -> Foreseen:
     model, dtype = call.size(init), Dtype(config.dtype)
     rows = _rows(call.size("tokens"), demonstrations)
     size = folder_bytes(model, dtype)
-    if size is None or getattr(config, "backend", None) is not None:
-        return Foreseen()
     sizes = {**model, "bytes": size}
+    if is_tpu(call):
+        return replace(on_tpu(call, model, config, trains=True), sizes=sizes)
+    if size is None:
+        return Foreseen()
+    if getattr(config, "backend", None) is not None:
+        return Foreseen(sizes)
     parameters = model["parameters"]
     trained = parameters if config.lora is None else _adapters(model, config.lora)
     # a checkpoint has the weights, two moments, and master weights if they differ from the weights
@@ -204,6 +209,8 @@ def scoring(call: Call, model: Sizes, tokens: Sizes, config: Any) -> Foreseen:
     """The estimate of scoring: one forward over each row, without gradients."""
     rows, speed = _rows(tokens, demonstrations=False), speed_of(call.hardware)
     itemsize = BYTES[Dtype(config.dtype)]
+    if is_tpu(call):
+        return on_tpu(call, model, config, trains=False)
     if "parameters" not in model or config.backend is not None:
         return Foreseen()
     devices, is_device = max(1, call.hardware.devices), call.hardware.devices > 0

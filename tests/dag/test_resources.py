@@ -121,9 +121,17 @@ def test_a_launcher_whose_client_is_not_installed_says_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("tpu", "hosts"),
-    [("v5p-8", 1), ("v5p-32", 4), ("v4-16", 2), ("v6e-8", 1), ("v5litepod-16", 4), ("mine-64", 1)],
+    ("tpu", "hosts", "chips"),
+    [
+        ("v5p-8", 1, 4),
+        ("v5p-32", 4, 16),
+        ("v4-16", 2, 8),
+        ("v6e-8", 1, 8),
+        ("v5litepod-16", 4, 16),
+        ("mine-64", 1, 1),
+    ],
 )
-def test_the_hosts_of_a_tpu_slice_follow_from_its_name(tpu: str, hosts: int) -> None:
+def test_the_hosts_of_a_tpu_slice_follow_from_its_name(tpu: str, hosts: int, chips: int) -> None:
     assert Resources(tpu=tpu).num_nodes == hosts
+    assert Resources(tpu=tpu).num_chips == chips
     assert Resources(tpu=tpu, nodes=3).num_nodes == 3

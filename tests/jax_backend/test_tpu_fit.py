@@ -11,8 +11,14 @@ import pytest
 
 pytest.importorskip("jax", reason="the extra temper-ml[jax] is not installed")
 
+from priced_steps import write_rows
 from tiny_models import llama, model_folder
 from typer.testing import CliRunner
+
+from pipeline.price.estimator import Call, Hardware
+from steps.jax_backend.config import JaxTraining
+from steps.prices import model_sizes, of_tpus, of_training
+from steps.training.config import TrainConfig
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="the extra temper-ml[tpu] is not installed"
@@ -56,6 +62,32 @@ def test_a_training_step_compiles_for_slices_of_tpus(tmp_path: Path) -> None:
         parameters = 2 * 64 * 16 + 2 * (16 * 16 * 2 + 16 * 8 * 2 + 3 * 16 * 256 + 2 * 16) + 16
         whole = 4 * 4 * parameters
         assert whole / 4 <= found["programs"][2]["arguments"] < whole
+
+
+@pytest.mark.slow
+def test_a_plan_starts_the_compiler_once_and_a_run_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_libtpu = importlib.util.find_spec("libtpu") is not None
+    monkeypatch.setattr(of_tpus, "find_spec", lambda _: object())
+    monkeypatch.setattr(of_tpus, "place", lambda kind, about: tmp_path / kind / "ab" / "c.json")
+    if not has_libtpu:
+        monkeypatch.setattr(of_tpus, "_compiler", list)
+    saved = json.loads((model_folder(tmp_path / "model") / "config.json").read_bytes())
+    sizes, model = model_sizes.of_config(saved), write_rows(1)
+    arguments = {"init": model, "config": TrainConfig(backend=JaxTraining())}
+    call = Call(arguments, lambda _: sizes, Hardware("v5litepod-4 chip", 4))
+
+    planned = of_training.IMITATION.foresee(call)
+    assert planned.note.endswith("plan again later")
+    assert planned.wait is not None
+    planned.wait()
+    known = of_training.IMITATION.foresee(call)
+    assert known.wait is None
+    if has_libtpu:
+        assert 0 < (known.memory or 0) < (known.capacity or 0)
+    else:
+        assert known.note.startswith("does not compile for v5e:2x2: no TPU topology")
 
 
 @needs_libtpu

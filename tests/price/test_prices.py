@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from priced_steps import (
+    ASKED,
     price_breaks,
     price_is_missing,
     price_is_nonsense,
+    price_is_slow,
     sum_rows,
     unpriced,
     write_rows,
@@ -84,6 +86,20 @@ def test_an_estimator_that_breaks_or_is_not_there_breaks_no_plan(store: Store) -
         assert any(name in line and line.count("–") == 3 for line in text.splitlines())
     made = run(roots, store, console=Console(quiet=True))["c"].manifest
     assert made.provenance["foreseen"].keys() == {"by", "inputs"}
+
+
+def test_a_run_waits_for_an_estimate_that_takes_long_and_a_plan_does_not(
+    store: Store, console: Console
+) -> None:
+    ASKED.clear()
+    text = shown(*planned(store, it=price_is_slow()))
+    assert "! price_is_slow: plan again" in text
+    assert not ASKED
+    run({"it": price_is_slow()}, store, console=console)
+    assert ASKED == [1]
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "300 MB" in said
+    assert "plan again" not in said
 
 
 def test_an_estimate_is_named_by_a_text() -> None:

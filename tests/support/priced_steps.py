@@ -31,6 +31,16 @@ def _nonsense(call: Call) -> Foreseen:
     return Foreseen({"bytes": -1.0}, float("nan"), "much", scratch=float("inf"))  # type: ignore[arg-type]
 
 
+ASKED: list[int] = []
+
+
+def _slow(call: Call) -> Foreseen:
+    if ASKED:
+        return Foreseen(memory=3e8)
+    return Foreseen(note="plan again", wait=lambda: ASKED.append(1))
+
+
+SLOW = Estimator(_slow)
 ROWS, SUM = Estimator(_rows, _of_rows), Estimator(_sum)
 BROKEN, NONSENSE = Estimator(_breaks), Estimator(_nonsense)
 
@@ -53,6 +63,11 @@ def price_breaks(out: Output, rows: Artifact) -> None:
 
 @step(estimate="priced_steps:NONSENSE")
 def price_is_nonsense(out: Output) -> None:
+    (out.path / "file").write_text("x")
+
+
+@step(estimate="priced_steps:SLOW")
+def price_is_slow(out: Output) -> None:
     (out.path / "file").write_text("x")
 
 
