@@ -42,8 +42,8 @@ if TYPE_CHECKING:  # imported late: workers import this module too, and need non
     from pipeline.wire.lifeline import Lifeline
 
 PLAN_ONLY = "TEMPER_PLAN_ONLY"
-"""The variable by which ``temper plan`` asks for no more than a plan: a file to make for it."""
-"""Set by ``temper plan``: a script that calls :func:`run` ends after it has shown the plan."""
+"""The variable by which ``temper plan`` asks for no more than a plan: a file to make for it. A
+script that calls :func:`run` then ends after it has shown the plan."""
 _RUNNING = threading.Lock()
 """Held during a run: a process has only one set of Luigi tasks and of signal handlers."""
 MOST_ROUNDS = 5
@@ -90,62 +90,24 @@ def run(
         TemperError: the store cannot be used, or no launcher has the resources that a step
             requests.
     """
-    from pipeline.show.terminal import (
-        make_console,
-        show_end,
-        show_next,
-        show_notices,
-        show_places,
-        show_plan,
-        show_results,
-    )
+    from pipeline.show.terminal import make_console
 
     roots = _named(roots)
     _check_request(roots, jobs, launcher)
-    store = store if isinstance(store, Store) else Store(store)
-    if store.url.startswith("memory:"):
-        raise TemperError(
-            f"store={store.url}: workers are processes and cannot see this one's memory; name a "
-            "folder or a bucket, as in store=store"
-        )
-    for option, names in (("force", force), ("only", only), ("sinks", sinks)):
-        if isinstance(names, str) or not isinstance(names, Collection):
-            raise TemperError(f"{option}={names!r}: give names of steps as in ['train_dpo']")
+    store = _visible_to_workers(store)
+    _check_names(force=force, only=only, sinks=sinks)
     require_sinks(list(sinks))
     roots = chosen(make_plan(roots, store), only) if only else roots
     session = _Session(roots, store, console or make_console(), force)
-    session.plan()
-    waits = PLAN_ONLY not in os.environ
-    prices = session.prices(launcher, jobs, waits) if verbosity >= 0 else None
-    if verbosity >= 0:
-        show_plan(session.console, session.current, verbosity > 0, prices, jobs)
-    require_packages(session.current, launcher)
-    if PLAN_ONLY in os.environ:
-        note_plan()
-        raise SystemExit(0)
-    if session.current.is_complete:
-        session.keep("done")
-        found = session.current.manifests()
-    else:
-        try:
-            _run_missing(session, jobs, scheduler, launcher, verbosity, again, sinks, prices)
-            found = session.resolver().artifacts(planned.step for planned in session.current.steps)
-        except KeyboardInterrupt as error:
-            shorten_in_notebooks(error)
-            raise
-        finally:
-            look_again()  # steps that are built later must see the files as they are then
+    prices = _planned(session, launcher, jobs, verbosity)
+    found = _completed(
+        session,
+        lambda: _run_missing(session, jobs, scheduler, launcher, verbosity, again, sinks, prices),
+    )
     made = {name: _finished(found, step) for name, step in roots.items()}
     if not only:
         link_results(store, session.record.experiment, made)
-    if verbosity < 0:
-        show_places(session.console, store, made)
-    else:
-        show_notices(session.console, found.values())
-        show_results(session.console, store, made)
-        show_end(session.console, session.made(found), time.time() - session.record.started)
-        kinds = {name: step.kind for name, step in roots.items()}
-        show_next(session.console, store, session.record.experiment, kinds)
+    _show_made(session, found, made, verbosity)
     return {name: Made(manifest, store) for name, manifest in made.items()}
 
 
@@ -168,20 +130,84 @@ def advance(
     from pipeline.show.terminal import make_console
 
     session = _Session(roots, store, console or make_console(), ())
-    if session.plan().is_complete:
-        session.keep("done")
-    else:
-        try:
-            with contextlib.suppress(RunFailed):
-                _run_missing(session, jobs, None, launcher, 0, None, (), None, pauses)
-        finally:
-            look_again()
-    found = session.resolver().artifacts(planned.step for planned in session.current.steps)
+    session.plan()
+
+    def run_missing() -> None:
+        with contextlib.suppress(RunFailed):
+            _run_missing(session, jobs, None, launcher, 0, None, (), None, pauses)
+
+    found = _completed(session, run_missing)
     return {
         name: Made(found[step.fingerprint], store)
         for name, step in roots.items()
         if step.fingerprint in found
     }
+
+
+def _planned(
+    session: "_Session", launcher: "LauncherConfig | None", jobs: int, verbosity: int
+) -> "Prices | None":
+    """Plan, and show the plan; ends the process if a plan is all that is wanted.
+
+    Returns the estimates that are shown, if there are any.
+
+    Raises:
+        TemperError: a package that a step needs here is missing.
+    """
+    from pipeline.show.terminal import show_plan
+
+    session.plan()
+    waits = PLAN_ONLY not in os.environ
+    prices = session.prices(launcher, jobs, waits) if verbosity >= 0 else None
+    if verbosity >= 0:
+        show_plan(session.console, session.current, verbosity > 0, prices, jobs)
+    require_packages(session.current, launcher)
+    if PLAN_ONLY in os.environ:
+        note_plan()
+        raise SystemExit(0)
+    return prices
+
+
+def _completed(session: "_Session", run_missing: Callable[[], None]) -> Mapping[str, Manifest]:
+    """Run what the plan lacks, if anything; return the artifacts that then exist, by fingerprint of
+    their steps."""
+    if session.current.is_complete:
+        session.keep("done")
+        return session.current.manifests()
+    try:
+        run_missing()
+        return session.resolver().artifacts(planned.step for planned in session.current.steps)
+    except KeyboardInterrupt as error:
+        shorten_in_notebooks(error)
+        raise
+    finally:
+        look_again()  # steps that are built later must see the files as they are then
+
+
+def _show_made(
+    session: "_Session",
+    found: Mapping[str, Manifest],
+    made: Mapping[str, Manifest],
+    verbosity: int,
+) -> None:
+    """Show the results of a run, or only their places if `verbosity` is negative."""
+    from pipeline.show.terminal import (
+        show_end,
+        show_next,
+        show_notices,
+        show_places,
+        show_results,
+    )
+
+    console, store, record = session.console, session.store, session.record
+    if verbosity < 0:
+        show_places(console, store, made)
+        return
+    show_notices(console, found.values())
+    show_results(console, store, made)
+    show_end(console, session.made(found), time.time() - record.started)
+    kinds = {name: step.kind for name, step in session.roots.items()}
+    show_next(console, store, record.experiment, kinds)
 
 
 def note_plan() -> None:
@@ -253,6 +279,22 @@ def chosen(plan: Plan, names: Collection[str]) -> Mapping[str, Step]:
             raise TemperError(f"only: there is no step {name} in this experiment; it has: {known}")
         chosen |= {shown[step.fingerprint]: step for step in found}
     return chosen
+
+
+def _visible_to_workers(store: str | Store) -> Store:
+    store = store if isinstance(store, Store) else Store(store)
+    if store.url.startswith("memory:"):
+        raise TemperError(
+            f"store={store.url}: workers are processes and cannot see this one's memory; name a "
+            "folder or a bucket, as in store=store"
+        )
+    return store
+
+
+def _check_names(**options: Collection[str]) -> None:
+    for option, names in options.items():
+        if isinstance(names, str) or not isinstance(names, Collection):
+            raise TemperError(f"{option}={names!r}: give names of steps as in ['train_dpo']")
 
 
 def _check_request(roots: Mapping[str, Step], jobs: int, launcher: Any) -> None:

@@ -137,7 +137,7 @@ def save_model(
     used the weights since the last update of a run.
     """
     for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
+        if not _is_finite(parameter):
             raise FloatingPointError(
                 f"{name} has values that are not finite; if it was trained, lower the learning rate"
             )
@@ -152,6 +152,12 @@ def save_model(
         if file.is_file():
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, copy)
+
+
+def _is_finite(parameter: torch.Tensor) -> bool:
+    """Whether all values are finite. One pass finds the extremes, which are NaN if any value is;
+    `isfinite` would write three tensors of the parameter's size."""
+    return not parameter.numel() or all(x.isfinite() for x in torch.aminmax(parameter.detach()))
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from steps.losses.apo_down import ApoDown
 from steps.losses.apo_zero import ApoZero
-from steps.losses.base import PairLogps, PreferenceLoss, UnpairedLogps
+from steps.losses.base import PairLogps, PreferenceLoss, Totals, UnpairedLogps
 from steps.losses.combined import CombinedReference, CombinedReferenceFree
 from steps.losses.cpo import Cpo
 from steps.losses.dpo import Dpo
@@ -332,6 +332,33 @@ def test_far_from_the_reference_a_loss_is_exact_or_not_finite(far: Sequence[int]
             assert found.item() == pytest.approx(float(expected), rel=1e-13, abs=1e-14), loss
             slopes = derivatives(equation, pairs)
             assert gradient.tolist() == pytest.approx(slopes, rel=1e-10, abs=1e-14), loss
+
+
+LONG = [(-10_000, -1, 1, 10_000), (-1, -10_000, 10_000, 1), (-12_345, -10_000, 10_000, 10_000)]
+"""Log-probabilities (w, l) of responses that the reference finds as likely as each other, and their
+numbers of tokens."""
+
+
+@pytest.mark.parametrize("align", [False, True])
+def test_weights_and_likelihoods_are_exact_for_one_token_and_for_ten_thousand(align: bool) -> None:
+    """An aligned logp is a half of the plain one here."""
+    loss = Wpo(0.3, 0.2, align, nll_weight=0.75)
+    for w, l, n, m in LONG:  # noqa: E741
+        tokens = torch.tensor([[w, l]], dtype=torch.float64, requires_grad=True)
+        (chosen, rejected), aligned = tokens.unbind(1), (tokens.detach() / 2).unbind(1)
+        counts, theirs = torch.tensor([[n, m]]).unbind(1), torch.zeros_like(chosen)
+        logps = PairLogps(chosen, rejected, *counts, theirs, theirs)
+        logps = replace(logps, aligned_chosen=aligned[0], aligned_rejected=aligned[1])
+        found = loss.shares(logps, Totals(1, n)).losses.sum()
+        (gradient,) = torch.autograd.grad(found, [tokens])
+        with mpmath.workdps(DIGITS):
+            likely = mpf(w) / n + mpf(l) / m
+            weight, margin = mpmath.exp(likely / 2 if align else likely), BETA * (mpf(w) - mpf(l))
+            expected = weight * nll(margin, SMOOTHING) - mpf(0.75) * w / n
+            slope = weight * BETA * (sigmoid(margin) - (1 - SMOOTHING))
+            slopes = [float(slope - mpf(0.75) / n), float(-slope)]
+            assert found.item() == pytest.approx(float(expected), rel=1e-14, abs=0)
+            assert gradient[0].tolist() == pytest.approx(slopes, rel=1e-14, abs=1e-300)
 
 
 def test_every_loss_over_pairs_has_its_equation_here() -> None:
