@@ -382,7 +382,7 @@ shadowed = twice
 
 
 @step
-def twice(out: Output) -> Metrics:  # noqa: F811
+def twice(out: Output) -> Metrics:
     return {"n": 2}
 
 
@@ -440,7 +440,7 @@ def task() -> Step:
 def test_a_mistake_in_python(mistake: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, remedies = PYTHON[mistake]
     monkeypatch.chdir(folder)
-    with pytest.raises((TemperError, ValueError, TypeError)) as raised:
+    with pytest.raises((TemperError, ValueError, TypeError, AttributeError)) as raised:
         make()
     told = message_of(raised.value)
     assert told is not None, raised.value
