@@ -57,7 +57,7 @@ _PLAINLY: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
     ),
     (
         re.compile(
-            r"override ([\w.]+)=(.*?); .*(?:to Dict\[|not a DictConfig|ListConfig with Dict)"
+            r"override ([\w.]+)=(?:[^;]*; Cannot assign .* to Dict\[|\[.*; Cannot merge Dict)"
         ),
         lambda m: f"{m[1]} takes names with values: '{m[1]}={{NAME: VALUE}}'",
     ),
