@@ -97,7 +97,9 @@ def _is_artifact(kind: Any) -> bool:
 
 def _of_setting(frames: Sequence[FrameType]) -> str:
     """A text in place of a number, which the check of a config cannot compare."""
-    made = next((f.f_locals["self"] for f in frames if f.f_code.co_name == "__post_init__"), None)
+    made = next(
+        (f.f_locals.get("self") for f in frames if f.f_code.co_name == "__post_init__"), None
+    )
     for field in fields(made) if is_dataclass(made) and _is_ours(type(made)) else ():
         value = getattr(made, field.name)
         if isinstance(value, str) and re.match(r"(int|float)\b(?!.*\bstr)", _annotated(field)):

@@ -184,7 +184,7 @@ class Known:
 
     def _by_last_part(self, prefix: str, last: str) -> list[str]:
         below = f"{prefix}." if prefix else ""
-        ends = (key for key in self.keys if f".{key}".endswith(f".{last.lower()}"))
+        ends = (key for key in self.keys if f".{key}".lower().endswith(f".{last.lower()}"))
         return [key for key in ends if key.startswith(below)]
 
     def _alike(self, prefix: str, last: str, key: str, value: str) -> list[str]:

@@ -24,6 +24,7 @@ from mistaken_steps import (
     mistaken,
     needs_a_package,
     one_part,
+    overwrites,
     trained,
     use,
 )
@@ -498,6 +499,7 @@ def failures(folder: Path) -> Iterator[dict[str, str]]:
         roots["a wrong field"] = load_preferences(
             File("columns.jsonl"), config=LoadConfig(format=wrong)
         )
+        roots["overwritten"] = overwrites(one_part(File("docs/index.md")))
         roots["missing"] = use(one_part(File("notes.md"))["test"])
         console = Console(file=io.StringIO(), width=2000)
         with pytest.raises(RunFailed) as failed:
@@ -514,7 +516,7 @@ def name_of(told: str) -> str:
     return heading.partition(" (")[2].removesuffix(")") or heading
 
 
-@pytest.mark.parametrize("mistake", [*MESSAGES, *DATA, "a wrong field", "use"])
+@pytest.mark.parametrize("mistake", [*MESSAGES, *DATA, "a wrong field", "use", "overwrites"])
 def test_a_foreseen_failure_of_a_step_is_one_sentence(
     mistake: str, failures: dict[str, str]
 ) -> None:
@@ -523,6 +525,7 @@ def test_a_foreseen_failure_of_a_step_is_one_sentence(
         **DATA,
         "a wrong field": [WRONG_FIELD],
         "use": ["no part 'test'; it has: train"],
+        "overwrites": ["train/rows.txt in the input from one_part was written"],
     }[mistake]
     told, *rest = failures[mistake].splitlines()
     require_message(told.split(": ", 1)[1], *remedies)
