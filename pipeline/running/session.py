@@ -296,7 +296,7 @@ def require_steps(roots: Mapping[str, Any]) -> None:
         if isinstance(root, StepFunction):
             raise TemperError(f"result {name!r} is {root.name}, uncalled: write {root.name}(…)")
         if isinstance(root, Input):
-            raise TemperError(f"result {name!r} is {root}; give the whole step {root.step}")
+            raise TemperError(f"result {name!r} is {root}; name a whole step, not a part")
         if not isinstance(root, Step):
             raise TemperError(
                 f"result {name!r} is {reprlib.repr(root)}, which is no step; give each step a name"

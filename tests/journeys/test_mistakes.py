@@ -346,7 +346,7 @@ PYTHON: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "no steps": (lambda: run({}), ["no step is wanted"]),
     "an uncalled step": (lambda: run({"r": as_any(mistaken)}), ["uncalled: write mistaken(…)"]),
     "an uncalled input": (lambda: use(as_any(mistaken)), ["call it, as in mistaken(…)"]),
-    "a part for a result": (lambda: run({"r": as_any(tokens()["test"])}), ["the whole step"]),
+    "a part for a result": (lambda: run({"r": as_any(tokens()["test"])}), ["name a whole step"]),
     "a number for a step": (lambda: run({"r": as_any(3)}), ["which is no step"]),
     "no step above a def": (lambda: as_any(undecorated_step)(), ["put @step above its def"]),
     "a setting that a config lacks": (lambda: as_any(DpoConfig()).step, ["did you mean"]),
