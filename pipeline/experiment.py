@@ -29,13 +29,14 @@ name. If another type is chosen, it has the defaults of that type.
 import dataclasses
 import json
 import os
+import reprlib
 import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from inspect import signature
+from inspect import iscoroutinefunction, isgeneratorfunction, signature
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NoReturn, get_type_hints
@@ -56,7 +57,7 @@ from pipeline.errors import Stopped, TemperError
 from pipeline.launchers.config import LauncherConfig
 from pipeline.plan.planning import make_plan
 from pipeline.redaction import without_secrets
-from pipeline.running.session import chosen, note_plan, require_packages, run
+from pipeline.running.session import chosen, note_plan, require_packages, require_steps, run
 from pipeline.show.sinks import require_sinks
 from pipeline.show.terminal import make_console, show_error, show_plan
 from pipeline.store.catalog import Catalog
@@ -130,9 +131,16 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
     asked, sys.argv = _without_help(sys.argv)
     sys.argv = _hydra_arguments(sys.argv)
     settings = [argument for argument in sys.argv[1:] if argument not in _HYDRA_QUIET]
-    folder, name = choose_config(script, schema)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which we print as one line
-    _store_schema(schema, choices)
+    try:
+        folder, name = choose_config(script, schema)
+        _store_schema(schema, choices)
+    except OmegaConfBaseException as error:
+        raise TemperError(
+            f"{schema.__name__}.{error.full_key}: {str(error).splitlines()[0]}; a setting is a "
+            "number, a text, an enum, a dataclass, or a list or dict of these, and its default has "
+            "its type"
+        ) from error
     if (study := os.environ.pop(TUNING, None)) is not None:
         _tune(build, schema, choices, settings, json.loads(study), folder, name)
         return
@@ -154,9 +162,10 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
             roots = build(config)
             if not isinstance(roots, Mapping):
                 raise TemperError(
-                    f"{build.__name__}(cfg) returned {roots}; return the steps that are wanted as "
-                    "a dict, as in {'model': STEP}"
+                    f"{build.__name__}(cfg) returned {reprlib.repr(roots)}; return the steps "
+                    "that are wanted as a dict, as in {'model': STEP}"
                 )
+            require_steps(roots)
             if plan_only:
                 _show_plan(roots, config)
             else:
@@ -210,13 +219,18 @@ def _schema_of(build: Callable[[Any], Any]) -> type:
     Raises:
         TemperError: it is no function with such a parameter.
     """
-    hints = get_type_hints(build) if isinstance(build, FunctionType) else {}
+    try:
+        hints = get_type_hints(build) if isinstance(build, FunctionType) else {}
+    except NameError as error:
+        raise TemperError(f"an annotation of {build.__name__} is wrong: {error}") from error
     schema = next((kind for name, kind in hints.items() if name != "return"), None)
     if not isinstance(schema, type) or not issubclass(schema, ExperimentConfig):
         raise TemperError(
             "main() takes the function of an experiment, uncalled, whose parameter is its config: "
             "def NAME(cfg: Config) -> dict[str, Step], with class Config(ExperimentConfig)"
         )
+    if isgeneratorfunction(build) or iscoroutinefunction(build):
+        raise TemperError(f"{build.__name__} is a plain function: it returns a dict of steps")
     needed = [p for p in signature(build).parameters.values() if p.default is p.empty]
     if len(needed) > 1:
         raise TemperError(

@@ -1,19 +1,21 @@
 """Explains errors of Python for wrong uses of Temper's own classes and functions.
 
-Python refuses common mistakes itself, with a text that does not say what to write: a call with
-arguments that the class or function does not take; a dataclass over one of Temper's classes whose
-options or defaults do not fit; a step in the place of what it will make, or an artifact in that of
-its path.
+Python refuses common mistakes itself, with a text that does not say what to write: a name that a
+class or module lacks; a call with arguments that the class or function does not take; a dataclass
+over one of Temper's classes whose options or defaults do not fit; a step in the place of what it
+will make.
 """
 
 import inspect
+import pkgutil
 import re
 import sys
-from collections.abc import Callable, Sequence
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, FrozenInstanceError, fields, is_dataclass
+from types import FrameType, ModuleType
 from typing import Any
 
-from pipeline.text import hint
+from pipeline.text import cut, hint
 
 SHIPPED = ("pipeline", "steps")
 """The packages of Temper."""
@@ -25,18 +27,37 @@ def explained(error: BaseException, frames: Sequence[FrameType]) -> str:
     Args:
         frames: those that the error has passed, outermost first.
     """
-    if not frames or not isinstance(error, TypeError | ValueError):
+    if not frames or not isinstance(error, _KINDS):
         return ""
     said = str(error)
     if dataclass := _of_dataclass(said, frames):
         return dataclass
+    if isinstance(error, FrozenInstanceError):
+        return _of_frozen(frames[-1])
+    if setting := _of_setting(frames):
+        return setting
     if not _is_users([frame for frame in frames if not _is_of(frame, "replace")]):
         return ""  # a wrong call in Temper itself is a bug
-    if re.search(r"'Step'|not Step$", said):
+    if isinstance(error, AttributeError | ImportError):
+        return _of_name(error)
+    if _OF_STEP.search(said):
         return _STEP
-    if (path := _PATH.search(said)) and _called(path["name"], frames) is not None:
-        return f"{path['name'].removeprefix('Worker')} is no path, and its .path is one"
+    if (used := _OF_ARTIFACT.match(said)) and _is_artifact(_called(used["name"], frames)):
+        return f"{used['name']} is a folder of files, and its path is .path"
+    if said == "'module' object is not callable":
+        return _of_module(frames[-1])
     return _of_call(said, frames)
+
+
+_KINDS = (TypeError, ValueError, AttributeError, ImportError)
+
+
+def undecorated(kind: type, name: str) -> str:
+    """The error for a class that annotates a field, and lacks the decorator of its base class."""
+    return (
+        f"{kind.__name__}.{name} is no setting: put @dataclass above the class, as it stands above "
+        "its base class"
+    )
 
 
 def _of_dataclass(said: str, frames: Sequence[FrameType]) -> str:
@@ -67,13 +88,87 @@ _STEP = (
 )
 
 
-_PATH = re.compile(r"(?:PathLike object, not |for /: ')(?P<name>\w+)")
+_OF_ARTIFACT = re.compile(r"'(?P<name>\w+)' object (is not|does not|has no)")
+
+
+def _is_artifact(kind: Any) -> bool:
+    return any(base.__name__ == "Artifact" for base in getattr(kind, "__mro__", ()))
+
+
+def _of_setting(frames: Sequence[FrameType]) -> str:
+    """A text in place of a number, which the check of a config cannot compare."""
+    made = next(
+        (f.f_locals.get("self") for f in frames if f.f_code.co_name == "__post_init__"), None
+    )
+    for field in fields(made) if is_dataclass(made) and _is_ours(type(made)) else ():
+        value = getattr(made, field.name)
+        if isinstance(value, str) and re.match(r"(int|float)\b(?!.*\bstr)", _annotated(field)):
+            return f"{type(made).__name__}: {field.name} is the text {value!r}; give a number"
+    return ""
+
+
+def _annotated(field: Field[Any]) -> str:
+    return (
+        field.type
+        if isinstance(field.type, str)
+        else getattr(field.type, "__name__", str(field.type))
+    )
+
+
+def _of_frozen(frame: FrameType) -> str:
+    kind, name = type(frame.f_locals.get("self")), frame.f_locals.get("name")
+    if not any(map(_is_ours, kind.__mro__)):
+        return ""
+    way = ".named and .on make" if kind.__name__ == "Step" else "dataclasses.replace makes"
+    return f"{kind.__name__}.{name} cannot be changed; {way} another"
+
+
+_OF_STEP = re.compile(r"'(Step|Input)'|\b(not|type) (Step|Input)\b")
+
+
+def _of_name(error: AttributeError | ImportError) -> str:
+    """A name that a class or module of Temper lacks."""
+    if isinstance(error, AttributeError):
+        owner, name = error.obj, error.name
+        kind = owner if isinstance(owner, type) else type(owner)
+        if not isinstance(owner, ModuleType):
+            if kind.__name__ == "Input":
+                return _STEP
+            known = [name for name in dir(owner) if not name.startswith("_")]
+            is_ours = any(map(_is_ours, kind.__mro__))
+            return f"{kind.__name__} has no {name}; {hint(str(name), known)}" if is_ours else ""
+        home = owner.__name__
+    elif found := _IMPORT.match(str(error)):
+        home, name = found["home"], found["name"]
+    else:
+        home, _, name = str(error.name).rpartition(".")
+    if _package(home) not in SHIPPED or home not in sys.modules:
+        return ""
+    module = sys.modules[home]
+    inner = [found.name for found in pkgutil.iter_modules(getattr(module, "__path__", ()))]
+    known = [n for n in {**vars(module), **dict.fromkeys(inner)} if not n.startswith("_")]
+    return f"{home} has no {name}; {hint(str(name), known)}"
+
+
+_IMPORT = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<home>[\w.]+)'")
+
+
+def _of_module(frame: FrameType) -> str:
+    """A module that is called in place of the step function in it."""
+    for name in frame.f_code.co_names:
+        module = frame.f_globals.get(name)
+        if isinstance(module, ModuleType) and _package(home := module.__name__) in SHIPPED:
+            step = home.rpartition(".")[2]
+            return f"{home} is a module: write from {home} import {step}"
+    return ""
 
 
 def _of_call(said: str, frames: Sequence[FrameType]) -> str:
     if not (found := _WRONG_CALL.match(said)):
         return ""
     name, argument = found["name"].removesuffix(".__init__"), found["argument"] or ""
+    if "'out'" in (found["missing"] or ""):
+        return f"{name} takes out, as a step function does: put @step above its def"
     if (called := _called(name, frames)) is None:
         return ""
     takes = [name for name in inspect.signature(called).parameters if name != "self"]
@@ -81,15 +176,31 @@ def _of_call(said: str, frames: Sequence[FrameType]) -> str:
         return f"{name} needs {found['missing']}; it takes {', '.join(takes)}"
     for below in getattr(called, "__subclasses__", list)():
         if argument in vars(below).get("__annotations__", {}):
+            return undecorated(below, argument)
+    *outer, last = argument.split(".")
+    for field in _fields_of(called):
+        if last in _fields_by_name(inner := _default(field)) and outer in ([], [field.name]):
             return (
-                f"{below.__name__}.{argument} is no setting: put @dataclass above the class, as "
-                f"it stands above {name}"
+                f"{name} takes no {argument}, which is a setting of {field.name}: write "
+                f"{field.name}={type(inner).__name__}({last}=…)"
             )
-    return f"{name} takes no {argument}; {hint(argument, takes)}"
+    return f"{name} takes no {argument}; {cut(hint(argument, takes), 300)}"
+
+
+def _fields_of(called: Any) -> Sequence[Field[Any]]:
+    return fields(called) if is_dataclass(called) else ()
+
+
+def _fields_by_name(value: Any) -> Mapping[str, Field[Any]]:
+    return getattr(value, "__dataclass_fields__", {})
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 _WRONG_CALL = re.compile(
-    r"(?P<name>[\w.]+)\(\) (got an unexpected keyword argument '(?P<argument>\w+)'"
+    r"(?P<name>[\w.]+)\(\) (got an unexpected keyword argument '(?P<argument>[\w.]+)'"
     r"|missing \d+ required [\w-]+ arguments?: (?P<missing>.+))"
 )
 

@@ -8,6 +8,7 @@ tools. So an unknown setting is first compared by the last part of its path (``b
 
 import difflib
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,9 +57,23 @@ _PLAINLY: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
     ),
     (
         re.compile(
+            r"override ([\w.]+)=(?:[^;]*; Cannot assign .* to Dict\[|\[.*; Cannot merge Dict)"
+        ),
+        lambda m: f"{m[1]} takes names with values: '{m[1]}={{NAME: VALUE}}'",
+    ),
+    (
+        re.compile(r"override ([\w.]+)=(.*?); Cannot convert '(?:list|dict)' to string"),
+        lambda m: f"{m[1]} takes one text, and {m[2]} is several",
+    ),
+    (
+        re.compile(
             r"override ([\w.]+)=(.*?); (?:Invalid .* not a ListConfig|Cannot merge .* with)"
         ),
         lambda m: f"{m[1]} takes a list: {m[1]}=[{m[2].strip('{}').partition(':')[0]}]",
+    ),
+    (
+        re.compile(r"Multiple values for ([\w./]+)\. To override"),
+        lambda m: f"+{m[1]}: leave out the +, since {m[1]} has a value already",
     ),
     (
         re.compile(r"Ambiguous value for argument '([\w./]+/\w+=.*?)'"),
@@ -169,7 +184,7 @@ class Known:
 
     def _by_last_part(self, prefix: str, last: str) -> list[str]:
         below = f"{prefix}." if prefix else ""
-        ends = (key for key in self.keys if f".{key}".endswith(f".{last}"))
+        ends = (key for key in self.keys if f".{key}".lower().endswith(f".{last.lower()}"))
         return [key for key in ends if key.startswith(below)]
 
     def _alike(self, prefix: str, last: str, key: str, value: str) -> list[str]:
@@ -227,6 +242,8 @@ def refuse_options(arguments: Sequence[str], known_of: Callable[[], Known]) -> N
                 found = near
             meant = f"; did you mean {' or '.join(found)}?" if found else ""
             raise TemperError(f"unknown option {option}: settings are written key=value{meant}")
+        if (dashed := f"--{as_typed(argument).lstrip('-')}") in _OURS and dashed != argument:
+            raise TemperError(f"unknown option {argument}; did you mean {dashed}?")
         if "=" not in argument and not argument.startswith("~") and not takes_words:
             words = [w for w in arguments[arguments.index(argument) + 1 :] if w != "="]
             meant = _meant_by_word(argument, "".join(words[:1]), known_of())
@@ -284,16 +301,31 @@ def _value_of(key: str, arguments: Sequence[str]) -> str:
 
 def _unreadable(override: str) -> str:
     """The error for a setting that Hydra cannot parse, with its usual correction."""
-    key, _, value = override.partition("=")
-    if re.fullmatch(r"[\w./@+~]+", bare := key.strip()) and (key, value) != (
-        bare,
-        wanted := value.lstrip("= "),
-    ):
-        return f"{override} cannot be read as a setting; write {bare}={wanted}"
+    if several := re.search(r"\s([\w./]+=)", override.strip()):
+        return f"{override} is several settings in one pair of quotes; end it before {several[1]}"
+    key, _, value = as_typed(override).partition("=")
+    bare = key.strip()
+    if re.search(r"^[./]|[./]$|[./]{2}|/.*\.|\..*/", bare):
+        bare = ".".join(re.findall(r"[^./]+", bare))
+    value = value.lstrip("= ")
+    if value.startswith("~"):
+        return f"{override}: only a shell knows ~; write {bare}={os.path.expanduser(value)}"
+    if re.fullmatch(r"[\w./@+~]+", bare) and f"{bare}={value}" != override:
+        return f"{override} cannot be read as a setting; write {bare}={value}"
     return (
         f"{override} cannot be read as a setting; a value with commas, brackets, quotes "
         "or = goes in quotes, as in 'key=\"a, b\"', and a list is key=[a,b]"
     )
+
+
+_TYPOGRAPHIC = str.maketrans(dict.fromkeys("“”„‟″", '"') | dict.fromkeys("‘’‚′", "'")
+                             | dict.fromkeys("‐‑‒–—−", "-") | {"＝": "=", "\xa0": " "})  # fmt: skip
+
+
+def as_typed(argument: str) -> str:
+    """An argument with the quotes and dashes of a keyboard, in place of a text program's."""
+    plain = argument.translate(_TYPOGRAPHIC)
+    return argument if plain == argument else plain.replace('"', "")
 
 
 def composing_error(error: ValueError, known: Known, arguments: Sequence[str]) -> str:

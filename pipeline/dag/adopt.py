@@ -1,5 +1,7 @@
 """Adopts files that were made elsewhere: a dataset or checkpoint becomes an artifact."""
 
+from pathlib import PurePath
+
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
@@ -8,7 +10,7 @@ from pipeline.dag.inputs import File, files_below
 from pipeline.dag.step import Metrics, Output, Step, step
 
 
-def adopt(url: str, kind: Kind = Artifact) -> Step:
+def adopt(url: str | PurePath, kind: Kind = Artifact) -> Step:
     """A step whose output is a copy of the file or folder at ``url``.
 
     The files are identified by their content: equal files elsewhere are the same artifact, and
@@ -18,9 +20,10 @@ def adopt(url: str, kind: Kind = Artifact) -> Step:
         url: a local path or fsspec URL.
         kind: the kind of the files; see :mod:`pipeline.dag.artifact`.
     """
-    fs, path = fsspec.url_to_fs(url)
+    source = File(str(url))
+    fs, path = fsspec.url_to_fs(source.url)
     name = path.rpartition("/")[2] if fs.isfile(path) else None
-    return Step(adopt_files, {"source": File(url), "name": name}, kind)
+    return Step(adopt_files, {"source": source, "name": name}, kind)
 
 
 @step(version="1")

@@ -36,7 +36,8 @@ class Artifact:
     It does not contain the metrics of the step that made it: these do not identify the artifact, so
     no result may depend on them.
 
-    ``artifact / "tokens.parquet"`` is the path of a file in it.
+    ``artifact / "tokens.parquet"`` is the path of a file in it, and the artifact itself is the path
+    of the folder: for ``open``, ``os`` and f-strings.
 
     Attributes:
         parts: declared by a kind: the kind of each part (a top-level folder), or of every part.
@@ -57,6 +58,11 @@ class Artifact:
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    __str__ = __fspath__
 
 
 Kind = type[Artifact]
@@ -107,13 +113,19 @@ def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf, depth:
                 f"{reprlib.repr(value)}; adopt(PATH, KIND) makes a step of files that exist"
             )
         return
-    if isinstance(value, str) and taken.no_text_but_paths:
-        text = shown(value)
-        hub = "/" in value and any(o is HubModel for o in taken.options)
+    is_path = isinstance(value, PurePath) and taken.only_configs
+    if (isinstance(value, str) or is_path) and taken.no_text_but_paths:
+        text = shown(str(value))
+        hub = "/" in text and any(o is HubModel for o in taken.options)
         raise TemperError(
             f"{where} takes {_names(taken.options)}, and was given the text {text!r}, which would "
             f"stand for itself and not for what is in the file; pass File({text!r})"
             + (f", or HubModel({text!r}) if that is its name on the Hub" if hub else "")
+        )
+    if value is not None and taken.only_configs and not dataclasses.is_dataclass(value):
+        raise TemperError(
+            f"{where} takes {_names(taken.options)}, and was given {reprlib.repr(value)}; write "
+            f"{_names(taken.options[:1])}(NAME=VALUE)"
         )
     if value is None or isinstance(value, _SCALARS):
         return
@@ -134,6 +146,7 @@ class _Taken:
     kinds: tuple[Kind, ...]
     only_kinds: bool
     no_text_but_paths: bool
+    only_configs: bool
 
     @classmethod
     def by(cls, annotation: Any) -> "_Taken":
@@ -145,6 +158,7 @@ class _Taken:
             kinds,
             bool(kinds) and len(kinds) == sum(option is not type(None) for option in options),
             str not in options and any(map(_is_path, options)),
+            all(dataclasses.is_dataclass(o) or o is type(None) for o in options),
         )
 
 

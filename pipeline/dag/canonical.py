@@ -533,7 +533,11 @@ def too_deep(where: str) -> TemperError:
 
 def _no_identity(value: Any, where: str) -> TemperError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if callable(value):
+    if isinstance(value, type):
+        advice = f"write {value.__name__}(…) for an instance"
+    elif isinstance(value, Iterator | range):
+        advice = "pass a list of it"
+    elif callable(value):
         advice = "pass the name of a registered function, or a dataclass with its parameters"
     elif isinstance(value, PurePath):
         advice = "pass File(URL)"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import fsspec
@@ -40,6 +40,12 @@ class File:
     """
 
     url: str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.url, PurePath):
+            object.__setattr__(self, "url", str(self.url))
+        if not isinstance(self.url, str):
+            raise TemperError(f"File({self.url!r}): give a path or URL as text")
 
     def identity(self) -> Json:
         return {"content": source_identity(self.url), "suffix": self._suffix()}
@@ -153,6 +159,8 @@ def _look_at(url: str) -> _Source:
         message = f"cannot read input {shown(url)}: {shown(_one_line(error))}"
         # the library's error may contain a secret URL, and Python would print it as the cause
         raise TemperError(message) from (error if shown(url) == url else None)
+    if not files and os.path.isdir(path):
+        raise TemperError(f"input {shown(url)} is a folder without files")
     if not files:
         raise TemperError(
             f"input {shown(url)} does not exist; check the path (now in {Path.cwd()})"

@@ -28,6 +28,7 @@ import copy
 import functools
 import inspect
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ from pipeline.dag.inputs import File, forget_sources
 from pipeline.dag.resources import NOTHING, Resources, refuse_unknown
 from pipeline.dag.settings import leaves
 from pipeline.errors import TemperError
+from pipeline.text import hint
 
 if TYPE_CHECKING:
     from pipeline.store.catalog import Catalog
@@ -113,7 +115,8 @@ def step(function: StepBody | None = None, **settings: Any) -> Any:
     if function is not None:
         return StepFunction(function)
     if unknown := settings.keys() - _OPTIONS:
-        raise TemperError(f"@step has no option {', '.join(sorted(unknown))}")
+        named = sorted(unknown)
+        raise TemperError(f"@step has no option {', '.join(named)}; {hint(named[0], [*_OPTIONS])}")
     return functools.partial(StepFunction, **settings)
 
 
@@ -143,6 +146,7 @@ class StepFunction:
         self.estimate = estimate
         self.needs_packages = tuple(needs_packages)
         self.refuses = refuses
+        self._load = function.__globals__.get("__spec__")  # another one after a reload
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
         parameters = list(inspect.signature(function).parameters.values())
@@ -180,9 +184,21 @@ class StepFunction:
         for name, value in bound.arguments.items():
             expected = annotations.get(name, Any)
             check_kinds(value, expected, f"{self.name}({name})", _kind_of)
+        self._require_its_name()
         if self.refuses is not None:
             self._refuse(bound.arguments)
         return Step(self, bound.arguments, self.makes)
+
+    def _require_its_name(self) -> None:
+        """Refuse a step whose name another step has taken, because workers import that one."""
+        named: Any = sys.modules.get(self.function.__module__)
+        for part in self.function.__qualname__.split("."):
+            named = getattr(named, part, None)
+        if not isinstance(named, StepFunction) or named._load is not self._load:
+            return
+        if named.function is not self.function:
+            where = self.function.__module__
+            raise TemperError(f"{where} defines several steps {self.name}; rename one of them")
 
     def _refuse(self, arguments: Mapping[str, Any]) -> None:
         """Call ``refuses`` to check whether these arguments can work."""
@@ -365,7 +381,9 @@ class Step:
                 f"{self.name} is a step, which stands for what it will make; "
                 f"run({{'NAME': STEP}})['NAME'].{name} is that of the artifact"
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name.startswith("_"):  # as protocols of Python ask for
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise NotMade(f"{self.name} is a step and has no {name}; a part of it is STEP[{name!r}]")
 
     def __getitem__(self, part: str) -> Input:
         if not isinstance(part, str) or not part or part != part.strip("/"):
@@ -558,6 +576,8 @@ def as_input(value: Any) -> Input | None:
 
 
 def _kind_of(value: Any) -> Kind | None:
+    if isinstance(value, StepFunction):
+        raise TemperError(f"{value.name} was passed uncalled; call it, as in {value.name}(…)")
     reference = as_input(value)
     return None if reference is None else reference.kind
 
@@ -576,6 +596,13 @@ class Output(Protocol):
     path: Path
     scratch: Path
     catalog: "Catalog"
+
+    def __truediv__(self, name: str) -> Path:
+        """The path of a file in it; ``out`` itself is the path of the folder for ``open`` and
+        f-strings."""
+        ...
+
+    def __fspath__(self) -> str: ...
 
     def origin(self, artifact: Artifact) -> "Manifest":
         """The manifest of an input. It is not in the key, so use it only for content for people,

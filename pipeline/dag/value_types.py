@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import TemperError
+from pipeline.misused import undecorated
 from pipeline.references import reference_to
 
 _INIT_VAR: Any = getattr(dataclasses, "_FIELD_INITVAR", None)
@@ -67,10 +68,7 @@ def dataclass_type(cls: type) -> DataclassType:
             f"{base.__name__} is in no field; make that a field of a plain dataclass"
         )
     if unset := _undecorated(cls):
-        raise TemperError(
-            f"{cls.__name__}.{unset[0]} is no setting: put @dataclass above the class, as it "
-            "stands above its base class"
-        )
+        raise TemperError(undecorated(cls, unset[0]))
     fields = dataclasses.fields(cls)
     own = "identity" not in known and callable(getattr(cls, "identity", None))
     lazy = {

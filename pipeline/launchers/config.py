@@ -90,6 +90,10 @@ class LauncherConfig:
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     ray: RayConfig = field(default_factory=RayConfig)
 
+    def __post_init__(self) -> None:
+        if not self.use:
+            raise ValueError("use names no engine; leave it out, or give use=[local]")
+
     def requests(self) -> dict[str, Resources]:
         """The requests in ``steps``, parsed.
 

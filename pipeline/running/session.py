@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import reprlib
 import signal
 import threading
 import time
@@ -9,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
-from pipeline.dag.step import Step, look_again
+from pipeline.dag.step import Input, Step, StepFunction, look_again
 from pipeline.errors import Stopped, TemperError
 from pipeline.extras import require_installed
 from pipeline.observed.discovery import Present
@@ -25,7 +26,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.latest import link_results
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
-from pipeline.text import visible
+from pipeline.text import hint, visible
 from pipeline.uncaught import shorten_in_notebooks
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 from pipeline.wire.spec import Pause
@@ -108,7 +109,20 @@ def run(
     if not only:
         link_results(store, session.record.experiment, made)
     _show_made(session, found, made, verbosity)
-    return {name: Made(manifest, store) for name, manifest in made.items()}
+    return _Results({name: Made(manifest, store) for name, manifest in made.items()})
+
+
+class _Results(dict[str, Made]):
+    """Artifacts by the name of the result."""
+
+    def __missing__(self, name: object) -> Never:
+        raise NoResult(f"there is no result {name!r}; {hint(str(name), [*self])}")
+
+
+class NoResult(TemperError, KeyError):
+    """A result was asked for that the run did not have."""
+
+    __str__ = Exception.__str__
 
 
 def advance(
@@ -230,8 +244,10 @@ def require_packages(plan: Plan, launcher: "LauncherConfig | None" = None) -> No
 
 def _named(roots: Mapping[str, Step] | Iterable[Step]) -> Mapping[str, Step]:
     """Roots by name; for a list, by the steps' names and labels."""
-    if isinstance(roots, Step) or not isinstance(roots, Iterable):
-        raise TemperError(f"run({roots}): give the steps that are wanted as a list or a dict")
+    if isinstance(roots, Step | str) or not isinstance(roots, Iterable):
+        raise TemperError(
+            f"run({reprlib.repr(roots)}): give the steps that are wanted as a list or a dict"
+        )
     if isinstance(roots, Mapping):
         return {str(name): root for name, root in roots.items()}
     steps: list[Step] = list(roots)
@@ -304,14 +320,30 @@ def _check_request(roots: Mapping[str, Step], jobs: int, launcher: Any) -> None:
         raise TemperError(f"launcher={launcher!r}: give LauncherConfig(use=['local'])")
     if type(jobs) is not int or jobs < 1:
         raise TemperError(f"jobs={jobs!r}: at least one step must be able to run at a time")
-    for name, root in roots.items():
-        if not isinstance(root, Step):
-            raise TemperError(f"result {name!r} is {root!r}; name a whole step, not a part of one")
+    require_steps(roots)
     if WORKER_ENVIRONMENT in os.environ:
         raise TemperError(
             'run() was called in the worker of a step; put it under `if __name__ == "__main__":`, '
             "and pass other steps to a step as arguments"
         )
+
+
+def require_steps(roots: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        TemperError: a result is no step, or there is none.
+    """
+    if not roots:
+        raise TemperError("no step is wanted; give at least one, as in {'model': STEP}")
+    for name, root in roots.items():
+        if isinstance(root, StepFunction):
+            raise TemperError(f"result {name!r} is {root.name}, uncalled: write {root.name}(…)")
+        if isinstance(root, Input):
+            raise TemperError(f"result {name!r} is {root}; name a whole step, not a part")
+        if not isinstance(root, Step):
+            raise TemperError(
+                f"result {name!r} is {reprlib.repr(root)}, which is no step; give each step a name"
+            )
 
 
 def _finished(found: Mapping[str, Manifest], step: Step) -> Manifest:

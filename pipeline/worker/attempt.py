@@ -36,7 +36,14 @@ from pipeline.wire.lifeline import exit_with_driver
 from pipeline.wire.presence import beating, begin, join
 from pipeline.wire.spec import InputSpec, Report, StepSpec
 from pipeline.worker.calling import Code, WorkerOutput, call, join_step, packages_in_use
-from pipeline.worker.content import DamagedInput, check_input, describe_files, fetch_input
+from pipeline.worker.content import (
+    DamagedInput,
+    check_input,
+    describe_files,
+    fetch_input,
+    require_unchanged,
+    states_of,
+)
 from pipeline.worker.failure import failure_of
 from pipeline.worker.progress import ProgressWriter
 from pipeline.worker.spending import of_devices, spent
@@ -225,7 +232,9 @@ def _local_input(store: Store, position: int, entry: InputSpec) -> Iterator[Arti
         return kind(Path(path), entry.step, entry.digest)
 
     if store.is_local:
-        yield artifact(entry.content)
+        made, before = artifact(entry.content), states_of(entry)
+        yield made
+        require_unchanged(entry, before)
     else:
         with tempfile.TemporaryDirectory(prefix="temper-input-") as folder:
             fetch_input(store, position, entry, Path(folder))

@@ -105,14 +105,14 @@ def call(
     output.origins = dict(zip(inputs, spec.inputs, strict=True))
     started_in = os.getcwd()
     try:
-        metrics = function.function(output, **arguments) or {}
+        metrics = function.function(output, **arguments)
     except SystemExit as error:
         raise TemperError(
             f"the step called sys.exit({error.code!r}); return its metrics instead, or raise an "
             "error that says what is wrong"
         ) from error
     os.chdir(started_in)  # later checks may use relative paths
-    return checked_metrics(spec.step, metrics)
+    return checked_metrics(spec.step, {} if metrics is None else metrics)
 
 
 def packages_in_use() -> dict[str, str]:
@@ -141,6 +141,14 @@ class WorkerOutput:
         self._store = store
         self._pause = pause
         self._writer = writer
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    __str__ = __fspath__
 
     @property
     def stopping(self) -> bool:

@@ -9,6 +9,7 @@ contain.
 import contextlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from pipeline.dag.files import FileEntry, describe
@@ -52,6 +53,36 @@ def check_input(position: int, entry: InputSpec, folder: Path) -> None:
         path = folder / name
         if not path.is_file() or describe(path) != expected:
             raise DamagedInput(position, f"{name} of the artifact of {entry.step} is damaged")
+
+
+States = Mapping[str, tuple[int, int]]
+"""Size and time of change of each file."""
+
+
+def states_of(entry: InputSpec) -> States:
+    """The states of the files of an input in a local store; files that are gone are left out."""
+    found = {}
+    for name in entry.files:
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(f"{entry.content}/{name}")
+            found[name] = status.st_size, status.st_mtime_ns
+    return found
+
+
+def require_unchanged(entry: InputSpec, before: States) -> None:
+    """Refuse the result of a step if an input changed while it ran. (If its files were deleted, as
+    by ``temper evict``, the step has read them before.)
+
+    Raises:
+        TemperError: a file was changed or added.
+    """
+    now = states_of(entry)
+    changed = [name for name in now if now[name] != before.get(name)]
+    if changed or (changed := strangers(entry.content, entry.files)):
+        raise TemperError(
+            f"{changed[0]} in the input from {entry.step} was written while the step ran; a step "
+            "writes into its out alone"
+        )
 
 
 def _require_no_others(position: int, entry: InputSpec, others: list[str]) -> None:

@@ -31,6 +31,8 @@ from steps.serving.named_models import ModelName, NamedModel, StoreUrl, opened
 
 LOOPBACK = "127.0.0.1"
 _SECONDS_BETWEEN_LOOKS = 0.5
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Requests to this machine go to no proxy, whatever the environment says."""
 _STANDARD_ERROR = 2
 """The server's log goes to standard error; standard output has the address and the example."""
 
@@ -167,7 +169,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], host: str, port: int) -> 
     """
     while server.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://{host}:{port}/health", timeout=5):
+            with _DIRECTLY.open(f"http://{host}:{port}/health", timeout=5):
                 return
         except OSError:
             time.sleep(_SECONDS_BETWEEN_LOOKS)

@@ -24,6 +24,7 @@ from mistaken_steps import (
     mistaken,
     needs_a_package,
     one_part,
+    overwrites,
     trained,
     use,
 )
@@ -32,7 +33,21 @@ from rich.console import Console
 from typer.testing import CliRunner
 from workers_here import instead_of_processes
 
-from pipeline import File, HubModel, Step, Store, TemperError, adopt, look_again, run
+import pipeline
+import steps.load_prompts as module_of_steps
+from pipeline import (
+    File,
+    HubModel,
+    Metrics,
+    Output,
+    Step,
+    Store,
+    TemperError,
+    adopt,
+    look_again,
+    run,
+    step,
+)
 from pipeline.cli import app
 from pipeline.experiment import ExperimentConfig, main
 from pipeline.foreseen import message_of
@@ -50,7 +65,7 @@ from steps.losses.dpo import Dpo
 from steps.report import report
 from steps.tokenize_preferences import tokenize_preferences
 from steps.train_sft import train_sft
-from steps.training.config import DpoConfig
+from steps.training.config import DpoConfig, OptimizerConfig
 
 LONGEST_MESSAGE = 500
 BROKEN_MODELS = {
@@ -141,6 +156,18 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["dpo.loss.beta==1"], ["write dpo.loss.beta=1"]),
     (["dpo.loss.beta = 1"], ["write dpo.loss.beta=1"]),
     (["dpo.loss.beta:1"], ["did you mean dpo.loss.beta=1?"]),
+    (["dpo.loss.beta=“1”"], ["write dpo.loss.beta=1"]),
+    (["dpo..loss.beta=1"], ["write dpo.loss.beta=1"]),
+    (["dpo.loss.Beta=1"], ["did you mean dpo.loss.beta=1?"]),
+    (["dpo.loss.beta=1 dpo.epochs=2"], ["several settings in one pair of quotes"]),
+    (["data.path=~/pairs.jsonl"], ["only a shell knows ~; write data.path=/"]),
+    (["data.path=[a,b]"], ["data.path takes one text"]),
+    (["data.fields=prompt"], ["data.fields takes names with values"]),
+    (["data.fields=[]"], ["data.fields takes names with values"]),
+    (["+dpo/loss=ipo"], ["leave out the +"]),
+    (["launcher.use=[]"], ["use names no engine"]),
+    (["—plan"], ["did you mean --plan?"]),
+    (["tokenize.max_length=0"], ["must be at least 1 token, got 0 and 512"]),
     (["dpo/loss/beta=1"], ["no choice but a setting: dpo.loss.beta=1"]),
     (["dpo/los=ipo"], ["did you mean dpo/loss=ipo?"]),
     (["dpo/loss=ipo,dpo"], ["-m dpo/loss=ipo,dpo tries each"]),
@@ -316,8 +343,56 @@ PYTHON: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["Undeclared.shift is no setting: put @dataclass above the class"],
     ),
     "an experiment of two configs": (lambda: main(as_any(of_two)), ["takes its config alone"]),
+    "no steps": (lambda: run({}), ["no step is wanted"]),
+    "an uncalled step": (lambda: run({"r": as_any(mistaken)}), ["uncalled: write mistaken(…)"]),
+    "an uncalled input": (lambda: use(as_any(mistaken)), ["call it, as in mistaken(…)"]),
+    "a part for a result": (lambda: run({"r": as_any(tokens()["test"])}), ["name a whole step"]),
+    "a number for a step": (lambda: run({"r": as_any(3)}), ["which is no step"]),
+    "no step above a def": (lambda: as_any(undecorated_step)(), ["put @step above its def"]),
+    "a setting that a config lacks": (lambda: as_any(DpoConfig()).step, ["did you mean"]),
+    "a setting that cannot change": (lambda: change(Dpo()), ["Dpo.beta cannot be changed"]),
+    "a setting of a setting": (
+        lambda: as_any(DpoConfig)(beta=1),
+        ["which is a setting of loss: write loss=Dpo(beta=…)"],
+    ),
+    "a text for a number": (
+        lambda: as_any(OptimizerConfig)(learning_rate="1e-5"),
+        ["learning_rate is the text '1e-5'"],
+    ),
+    "a dict for a config": (
+        lambda: evaluate(tokens()["test"], model=model(), config=as_any({"seed": 1})),
+        ["takes EvaluateConfig", "write EvaluateConfig(NAME=VALUE)"],
+    ),
+    "a class for an instance": (lambda: mistaken(as_any(DpoConfig)), ["write DpoConfig(…)"]),
+    "a generator": (lambda: mistaken(as_any(n for n in "ab")), ["pass a list of it"]),
+    "a part in place of rows": (lambda: [*as_any(tokens()["test"])], [".load()"]),
+    "a name that no module has": (lambda: as_any(pipeline).Stepp, ["pipeline has no Stepp"]),
+    "a module for its step": (lambda: as_any(module_of_steps)(), ["import load_prompts"]),
+    "an empty folder": (lambda: adopt("emptied"), ["is a folder without files"]),
+    "a step's name that is taken": (lambda: shadowed(), ["defines several steps twice"]),
     "nonsense asked": (lambda: mistaken("gpus").on(memory="lots"), ["memory"]),
 }
+
+
+@step
+def twice(out: Output) -> Metrics:
+    return {}
+
+
+shadowed = twice
+
+
+@step
+def twice(out: Output) -> Metrics:
+    return {"n": 2}
+
+
+def undecorated_step(out: Output) -> Metrics:
+    return {}
+
+
+def change(loss: Any) -> None:
+    loss.beta = 0.2
 
 
 class Undecorated(ExperimentConfig):
@@ -366,7 +441,7 @@ def task() -> Step:
 def test_a_mistake_in_python(mistake: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, remedies = PYTHON[mistake]
     monkeypatch.chdir(folder)
-    with pytest.raises((TemperError, ValueError, TypeError)) as raised:
+    with pytest.raises((TemperError, ValueError, TypeError, AttributeError)) as raised:
         make()
     told = message_of(raised.value)
     assert told is not None, raised.value
@@ -424,6 +499,7 @@ def failures(folder: Path) -> Iterator[dict[str, str]]:
         roots["a wrong field"] = load_preferences(
             File("columns.jsonl"), config=LoadConfig(format=wrong)
         )
+        roots["overwritten"] = overwrites(one_part(File("docs/index.md")))
         roots["missing"] = use(one_part(File("notes.md"))["test"])
         console = Console(file=io.StringIO(), width=2000)
         with pytest.raises(RunFailed) as failed:
@@ -440,7 +516,7 @@ def name_of(told: str) -> str:
     return heading.partition(" (")[2].removesuffix(")") or heading
 
 
-@pytest.mark.parametrize("mistake", [*MESSAGES, *DATA, "a wrong field", "use"])
+@pytest.mark.parametrize("mistake", [*MESSAGES, *DATA, "a wrong field", "use", "overwrites"])
 def test_a_foreseen_failure_of_a_step_is_one_sentence(
     mistake: str, failures: dict[str, str]
 ) -> None:
@@ -449,6 +525,7 @@ def test_a_foreseen_failure_of_a_step_is_one_sentence(
         **DATA,
         "a wrong field": [WRONG_FIELD],
         "use": ["no part 'test'; it has: train"],
+        "overwrites": ["train/rows.txt in the input from one_part was written"],
     }[mistake]
     told, *rest = failures[mistake].splitlines()
     require_message(told.split(": ", 1)[1], *remedies)

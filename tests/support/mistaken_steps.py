@@ -62,6 +62,12 @@ def use(out: Output, part: Artifact) -> Metrics:
     return {}
 
 
+@step
+def overwrites(out: Output, part: Artifact) -> Metrics:
+    (part / "train" / "rows.txt").write_text("2")
+    return {}
+
+
 @step(needs_packages=["no_such_package"])
 def needs_a_package(out: Output) -> Metrics:
     return {}

@@ -49,7 +49,10 @@ class LengthLimits:
 
     def __post_init__(self) -> None:
         if self.max_length < 1 or self.max_prompt_length < 1:
-            raise ValueError(f"length limits must be at least 1 token: {self}")
+            raise ValueError(
+                "max_length and max_prompt_length must be at least 1 token, got "
+                f"{self.max_length} and {self.max_prompt_length}"
+            )
 
 
 @dataclass(frozen=True)
