@@ -6,9 +6,9 @@ has the same tokens alone as at the end of a longer text. The code then checks t
 tokens begin with the tokens of the prompt's end.
 
 Many tokenizers also split a text before every space that follows another character than white
-space, and between a letter of ASCII and most punctuation, whatever stands around them. Between such
-places, called *words* here, parts are encoded independently, so that the ids of a word can be
-remembered. `_splits_into_words` says for which tokenizers this is so.
+space, and after a letter of ASCII before a line break or most punctuation, whatever stands around
+them. The parts between such places, called *words* here, are encoded independently, so that the ids
+of a word can be remembered. `_splits_into_words` says for which tokenizers this is so.
 """
 
 import json
@@ -142,21 +142,23 @@ def encoder(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
 
 # --- words ---------------------------------------------------------------------------------------
 
-_PUNCTUATION = "!\"#$%&()*+,-./:;<=>?@[\\]^_`{|}~"
+_PUNCTUATION = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~'
 """The punctuation of ASCII without the apostrophe, which some patterns join with letters."""
 
 
 def _word(added: Iterable[str], *, by_kind: bool) -> re.Pattern[str]:
     """Matches a text up to the next place between words; none is within an `added` token.
 
+    Words are cut only between characters of ASCII, of kinds that no added token has side by side.
+
     Args:
         by_kind: whether the tokenizer splits between letters, digits and punctuation, as GPT-2's
             does, and not only after letters.
     """
-    pairs = [pair for token in added for pair in pairwise(token)]
-    joined = {sign for pair in pairs for sign in pair if re.search(r"\w", "".join(pair))}
+    pairs = [one + other for token in added for one, other in pairwise(token)]
+    joined = "".join(pair for pair in pairs if re.search(r"\w", pair))
     signs = re.escape("".join(sign for sign in _PUNCTUATION if sign not in joined))
-    digits = "" if any(map(re.compile("[0-9]").search, map("".join, pairs))) else "0-9"
+    digits = "" if re.search("[0-9]", joined) else "0-9"
     kinds = [kind for kind in ("A-Za-z", digits, signs) if kind][: None if by_kind else 1]
     after = rf"[ \n{''.join({*kinds, signs})}]"
     run = "|".join(f"[{kind}]++" for kind in kinds)
