@@ -163,19 +163,8 @@ def test_words_have_the_ids_that_they_have_in_the_text(name: str) -> None:
     assert tokens._words is not None
     drawn = random.Random(0)
     parts = (
-        *TEXTS,
-        " ",
-        "  ",
-        "\n",
-        " \n ",
-        "\t",
-        "\r\n",
-        "\x85",
-        "\u2028",
-        "a",
-        "1",
-        ".",
-        "\u0301",
-    )
+        *TEXTS, " ", "  ", "\n", " \n ", "\t", "\r\n", "\x85", "\u2028", "a", "1", ".", "\u0301",
+        "don't", "f(x_1)", "<b", "'", "23", "\u037e", "\u0338",
+    )  # fmt: skip
     texts = ["".join(drawn.choices(parts, k=9)) for _ in range(2000)]
     assert tokens._words.ids(texts) == tokens.whole_ids(texts)

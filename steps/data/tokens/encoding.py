@@ -6,9 +6,9 @@ has the same tokens alone as at the end of a longer text. The code then checks t
 tokens begin with the tokens of the prompt's end.
 
 Many tokenizers also split a text before every space that follows another character than white
-space, whatever stands around it. Between such places, called *words* here, parts are encoded
-independently, so that the ids of a word can be remembered. `_splits_into_words` says for which
-tokenizers this is so.
+space, and after a letter of ASCII before a line break or most punctuation, whatever stands around
+them. The parts between such places, called *words* here, are encoded independently, so that the ids
+of a word can be remembered. `_splits_into_words` says for which tokenizers this is so.
 """
 
 import json
@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -142,8 +142,29 @@ def encoder(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
 
 # --- words ---------------------------------------------------------------------------------------
 
-_WORD = re.compile(r"\s*\S+(?:[^\S ]\s*\S+)*(?:[^\S ]\s*\Z)?|\s+")
-"""A text up to the next space that follows another character than white space."""
+_PUNCTUATION = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~'
+"""The punctuation of ASCII without the apostrophe, which some patterns join with letters."""
+
+
+def _word(added: Iterable[str], *, by_kind: bool) -> re.Pattern[str]:
+    """Matches a text up to the next place between words; none is within an `added` token.
+
+    Words are cut only between characters of ASCII, of kinds that no added token has side by side.
+
+    Args:
+        by_kind: whether the tokenizer splits between letters, digits and punctuation, as GPT-2's
+            does, and not only after letters.
+    """
+    pairs = [one + other for token in added for one, other in pairwise(token)]
+    joined = "".join(pair for pair in pairs if re.search(r"\w", pair))
+    signs = re.escape("".join(sign for sign in _PUNCTUATION if sign not in joined))
+    digits = "" if re.search("[0-9]", joined) else "0-9"
+    kinds = [kind for kind in ("A-Za-z", digits, signs) if kind][: None if by_kind else 1]
+    after = rf"[ \n{''.join({*kinds, signs})}]"
+    run = "|".join(f"[{kind}]++" for kind in kinds)
+    others = rf"(?:[^\s{''.join(kinds)}]++|(?:{run})(?!{after}|\Z)|[^\S ]\s*+)*+(?:{run})?"
+    return re.compile(rf" ?(?:{run})(?={after}|\Z)|(?!\Z)\s*+{others}")
+
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False}
 _SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
@@ -158,8 +179,9 @@ _GPT_OSS = (
     + _SPACES
 )
 _PATTERNS = {_LLAMA, _QWEN, _GPT_OSS}
-"""Patterns of which every alternative has a space at its start or among white space alone, and none
-looks back: so a match ends before each space that follows another character, and begins there."""
+"""Patterns of which every alternative has a space at its start or among white space alone, and
+nothing of `_PUNCTUATION` after a letter, and none looks back: so a match ends before each space
+that follows another character, and between such a letter and what follows, and begins there."""
 
 
 class _Words:
@@ -167,16 +189,18 @@ class _Words:
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
+        added = [t.content for t in encoder.core.get_added_tokens_decoder().values()]
+        self._word = _word(added, by_kind=_described(encoder.core.pre_tokenizer)[-1]["use_regex"])
         self._known: dict[str, list[int]] = {}
         self._characters = 0
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        found = [_WORD.findall(text) for text in texts]
+        found = [self._word.findall(text) for text in texts]
         if self._characters > _CHARACTERS_REMEMBERED or len(self._known) > WORDS_REMEMBERED:
             self._known.clear()
             self._characters = 0
         known = self._known
-        new = [w for w in dict.fromkeys(chain.from_iterable(found)) if w not in known]
+        new = list(set().union(*found).difference(known))
         known.update(zip(new, self.encoder.whole_ids(new), strict=True))
         self._characters += sum(map(len, new))
         return [list(chain.from_iterable(map(known.__getitem__, words))) for words in found]

@@ -61,11 +61,15 @@ ProcessShard = Callable[[Shard, Path], Summary]
 
 @dataclass(frozen=True)
 class Finished:
-    """The output of a shard."""
+    """The output of a shard. Its summary is read when it is needed: those of many shards together
+    would fill memory."""
 
     shard: Shard
     folder: Path
-    summary: Summary
+
+    @property
+    def summary(self) -> Summary:
+        return json.loads(_record(self.folder).read_text())["summary"]
 
 
 class ShardFailed(RuntimeError):
@@ -209,11 +213,16 @@ def _finished(job: Job, shard: Shard, ledger: Path) -> Finished | None:
         return None
     if record["identity"] != _identity(job, shard) or record["files"] != files:
         return None
-    return Finished(shard, folder, record["summary"])
+    return Finished(shard, folder)
 
 
 def _places(shard: Shard, ledger: Path) -> tuple[Path, Path]:
-    return ledger / shard.name, ledger / f"{shard.name}.json"
+    folder = ledger / shard.name
+    return folder, _record(folder)
+
+
+def _record(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.json")
 
 
 def _identity(job: Job, shard: Shard) -> str:
