@@ -48,7 +48,7 @@ def test_a_plan_is_priced_without_torch_or_transformers() -> None:
     script = (
         "import sys; from pipeline.price.pricing import _named;"
         "[_named(f'steps.prices.{n}') for n in ('of_models:IMPORTED', 'of_rows:LOADED',"
-        " 'of_training:PREFERENCE', 'of_generation:EVALUATED')];"
+        " 'of_training:PREFERENCE', 'of_generation:EVALUATED', 'of_online:ONLINE')];"
         "print(sorted({'torch', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules)))"
     )
     path = {"PYTHONPATH": ":".join(sys.path)}
