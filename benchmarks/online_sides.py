@@ -32,6 +32,7 @@ def mark(marks: Marks, tokens: float, reward: float) -> None:
 
 def by_temper(job: dict[str, Any], marks: Marks) -> None:
     """The work of a `train_online` step's process."""
+    from pipeline.worker.memory import keep_freed_memory
     from steps.checking.judges import Judges
     from steps.checking.pattern import Pattern
     from steps.models.config import ActivationCheckpointing
@@ -41,6 +42,7 @@ def by_temper(job: dict[str, Any], marks: Marks) -> None:
     from steps.online.online_run import Folders, run_sampling
     from steps.training.config import OptimizerConfig, Schedule
 
+    keep_freed_memory()
     method = PolicyGradient(advantage=Advantage.group_std, over=Over.response)
     config = RlConfig(
         method=method,

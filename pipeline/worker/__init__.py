@@ -3,10 +3,10 @@
 ``attempt`` is the entry point, ``python -m pipeline.worker.attempt SPEC``; begin there. ``calling``
 calls the step function, ``content`` checks the files of its inputs and describes the files that it
 wrote. ``stopping`` handles requests to stop, ``progress`` writes progress, ``spending`` measures
-resources, ``failure`` describes exceptions. A step on several devices runs ``torchrun`` on each
-node and ``rank`` in each process. ``warm`` is the parent process that forks workers for steps that
-import the same libraries; ``hidden`` hides these libraries from a worker until its step imports
-them.
+resources, ``memory`` keeps freed memory, ``failure`` describes exceptions. A step on several
+devices runs ``torchrun`` on each node and ``rank`` in each process. ``warm`` is the parent process
+that forks workers for steps that import the same libraries; ``hidden`` hides these libraries from a
+worker until its step imports them.
 
 Uses ``price``, ``plan``, ``wire``, ``observed``, ``store`` and what lies below them; never
 ``launchers``.

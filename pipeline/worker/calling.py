@@ -28,6 +28,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Discovered, Manifest
 from pipeline.wire.spec import InputSpec, Pause, StepSpec
+from pipeline.worker.memory import keep_freed_memory
 from pipeline.worker.progress import ProgressWriter
 from pipeline.worker.stopping import Stopping
 
@@ -104,6 +105,7 @@ def call(
     arguments = {name: restore(value, inputs.__getitem__) for name, value in spec.arguments.items()}
     output.origins = dict(zip(inputs, spec.inputs, strict=True))
     started_in = os.getcwd()
+    keep_freed_memory()
     try:
         metrics = function.function(output, **arguments)
     except SystemExit as error:

@@ -106,8 +106,11 @@ class KeyValueCache:
         while len(self.blocks) < len(pieces):
             shape = (layers, two, self._slots, heads, BLOCK, size)
             self.blocks.append(prompt.new_zeros(shape))
+        first, last = slots[0], slots[-1]
+        are_one_range = list(slots) == list(range(first, last + 1))  # which is copied faster
+        where = slice(first, last + 1) if are_one_range else slots
         for block, piece in zip(self.blocks, pieces, strict=False):
-            block[:, :, slots, :, : piece.shape[3]] = piece[:, :, None]
+            block[:, :, where, :, : piece.shape[3]] = piece[:, :, None]
 
     def get(self, slot: int, tokens: int) -> Tensor:
         """A copy of the keys and values of a slot's first tokens, as `put` takes them."""
@@ -140,12 +143,14 @@ class Decode:
         device = cache.blocks[0].device
         self._blocks = cache.blocks
         self._positions = positions.to(device)
-        self._written = []  # block, rows, and where in the block
+        self._written = []  # block, rows, and where in the block, for each row and head
+        heads = torch.arange(cache.blocks[0].shape[3])
         for number in range(len(self._blocks)):
             rows = (positions // BLOCK == number).nonzero()[:, 0]
             if len(rows):
-                places = positions[rows] % BLOCK
-                self._written.append((number, rows.to(device), places.to(device)))
+                places = (rows[:, None] * len(heads) + heads) * BLOCK
+                places += positions[rows, None] % BLOCK
+                self._written.append((number, rows.to(device), places.flatten().to(device)))
         self._layer = 0
         self._bias = remembered(self._unseen)
 
@@ -160,7 +165,8 @@ class Decode:
         self._layer += 1
         for number, own, places in self._written:
             for kind, new in enumerate((key, value)):
-                layers[number][kind][own, :, places] = new[0].index_select(1, own).transpose(0, 1)
+                added = new[0].index_select(1, own).transpose(0, 1).flatten(0, 1)
+                layers[number][kind].flatten(0, 2).index_copy_(0, places, added)
         q = query[0].transpose(0, 1).reshape(rows * heads, -1, query.shape[-1])
         q = q * (query.shape[-1] ** -0.5 if scale is None else scale)
         scores = torch.stack([q @ layer[0].flatten(0, 1).transpose(1, 2) for layer in layers])

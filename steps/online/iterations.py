@@ -13,7 +13,7 @@ those of the sampler, which uses other kernels. The difference between the two i
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from steps.models.ranks import Ranks
@@ -84,58 +84,99 @@ def iterate(
     after writing a checkpoint, when the run must stop; ValueError if the mismatch between trainer
     and sampler exceeds `max_mismatch`.
     """
-    log = checkpoints.restore(learner.trainer)
-    if checkpoints.reference:
-        earlier.restore(checkpoints.reference)
-    saved_at, saved = time.monotonic(), len(log)
-    total = segment.last - segment.first
-
-    def save() -> None:
-        # No reference follows the policy here; earlier weights take its place in a checkpoint.
-        tensors = earlier.tensors(segment.first + len(log))
-        checkpoints.save(len(log), learner.trainer, log, reference=tensors)
-
+    loop = _Loop(learner, source, segment, checkpoints, place, keep, earlier)
+    loop.restore()
     with checkpoints:
-        while len(log) < total:
-            iteration = segment.first + len(log)
-            if earlier.lag:
-                earlier.add(iteration, learner.trainer.get_weights(everywhere=True).result())
-            try:
-                rollouts = source.draw(iteration)
-            except Left:
-                if len(log) > saved:
-                    save()
-                    checkpoints.wait()
-                raise
-            experience = experience_of(rollouts, learner.config.max_new_tokens)
-            experience = _score(learner, experience, place.ranks)
-            agreement = _agreement(learner.config, source, experience, iteration)
-            learnt, known = learn(learner.trainer, learner.config, experience, iteration)
-            if known is not experience:
-                agreement = _agreement(learner.config, source, known, iteration)
-            keep(iteration, with_policy_logps(rollouts, known))
-            before = log[-1]["num_tokens"] if log else segment.tokens
-            tokens = sum(group.num_tokens for group in experience.groups)
-            log.append(
-                {
-                    "step": iteration + 1,
-                    **describe(rollouts, experience),
-                    **agreement,
-                    **learnt,
-                    "num_tokens": before + tokens,
-                }
-            )
-            done = len(log)
-            since = done - saved, time.monotonic() - saved_at
-            leaving, due = place.ranks.any(place.stopping(), is_due(learner.config, *since))
-            if done < total and (leaving or due):
-                save()
-                saved_at, saved = time.monotonic(), done
-            place.on_progress(done, total, log[-1])
-            if done < total and leaving:
-                checkpoints.wait()
-                raise Left(f"left after iteration {iteration + 1}, of which there is a checkpoint")
-    return log
+        while loop.remaining > 0:
+            rollouts = loop.draw()
+            loop.log.append(loop.learn(rollouts))
+            loop.save_or_leave()
+    return loop.log
+
+
+@dataclass(eq=False)
+class _Loop:
+    """The state of one call of `iterate`; `saved` of the `log`'s iterations are in a checkpoint."""
+
+    learner: Learner
+    source: Source
+    segment: Segment
+    checkpoints: Checkpoints
+    place: Workplace
+    keep: Keep
+    earlier: Earlier
+    log: list[StepMetrics] = field(default_factory=list)
+    saved: int = 0
+    saved_at: float = 0.0
+
+    @property
+    def iteration(self) -> int:
+        """The 0-based number of the next iteration."""
+        return self.segment.first + len(self.log)
+
+    @property
+    def remaining(self) -> int:
+        return self.segment.last - self.iteration
+
+    def restore(self) -> None:
+        """Begin behind the latest checkpoint, if there is one."""
+        self.log = self.checkpoints.restore(self.learner.trainer)
+        if self.checkpoints.reference:
+            self.earlier.restore(self.checkpoints.reference)
+        self._mark_saved()
+
+    def draw(self) -> Sequence[Rollout]:
+        """The iteration's rollouts; Left, after a checkpoint, if the run must stop meanwhile."""
+        if self.earlier.lag:
+            weights = self.learner.trainer.get_weights(everywhere=True).result()
+            self.earlier.add(self.iteration, weights)
+        try:
+            return self.source.draw(self.iteration)
+        except Left:
+            if len(self.log) > self.saved:
+                self._save()
+                self.checkpoints.wait()
+            raise
+
+    def learn(self, rollouts: Sequence[Rollout]) -> StepMetrics:
+        """Learn from the iteration's rollouts, and keep them; the iteration's line of the log."""
+        learner, config, iteration = self.learner, self.learner.config, self.iteration
+        experience = experience_of(rollouts, config.max_new_tokens)
+        experience = _score(learner, experience, self.place.ranks)
+        agreement = _agreement(config, self.source, experience, iteration)
+        learnt, known = learn(learner.trainer, config, experience, iteration)
+        if known is not experience:
+            agreement = _agreement(config, self.source, known, iteration)
+        self.keep(iteration, with_policy_logps(rollouts, known))
+        before = self.log[-1]["num_tokens"] if self.log else self.segment.tokens
+        return {
+            "step": iteration + 1,
+            **describe(rollouts, experience),
+            **agreement,
+            **learnt,
+            "num_tokens": before + sum(group.num_tokens for group in experience.groups),
+        }
+
+    def save_or_leave(self) -> None:
+        """After an iteration: write a checkpoint if one is due; Left if the run must stop."""
+        done, place = len(self.log), self.place
+        since = done - self.saved, time.monotonic() - self.saved_at
+        leaving, due = place.ranks.any(place.stopping(), is_due(self.learner.config, *since))
+        if self.remaining and (leaving or due):
+            self._save()
+            self._mark_saved()
+        place.on_progress(done, done + self.remaining, self.log[-1])
+        if self.remaining and leaving:
+            self.checkpoints.wait()
+            raise Left(f"left after iteration {self.iteration}, of which there is a checkpoint")
+
+    def _save(self) -> None:
+        # No reference follows the policy here; earlier weights take its place in a checkpoint.
+        tensors = self.earlier.tensors(self.iteration)
+        self.checkpoints.save(len(self.log), self.learner.trainer, self.log, reference=tensors)
+
+    def _mark_saved(self) -> None:
+        self.saved_at, self.saved = time.monotonic(), len(self.log)
 
 
 def _score(learner: Learner, drawn: Experience, ranks: Ranks) -> Experience:

@@ -33,6 +33,15 @@ def _writing(
     itemsize: int,
     tried: float = _TRIED,
 ) -> float:
+    """Seconds of a step to choose an engine and generate; see `drawing_seconds`."""
+    checks = speed.computing(0.0, 0.0, tried * itemsize * model["parameters"])
+    drawing = drawing_seconds(speed, model, prompts, prompt, sampling, itemsize)
+    return _TOKENIZED + checks + drawing
+
+
+def drawing_seconds(
+    speed: Speed, model: Sizes, prompts: float, prompt: float, sampling: Any, itemsize: int
+) -> float:
     """Seconds to generate for `prompts` prompts of `prompt` tokens each."""
     sequences = prompts * sampling.num_completions
     rounds = math.ceil(sequences / sampling.slots) * sampling.max_new_tokens
@@ -42,16 +51,19 @@ def _writing(
     each = speed.computing(
         a_token * slots, _CALLS * model["layers"], itemsize * model["parameters"]
     )
-    checks = speed.computing(0.0, 0.0, tried * itemsize * model["parameters"])
-    return _TOKENIZED + read + checks + rounds * each
+    return read + rounds * each
 
 
 def _memory(call: Call, model: Sizes, sampling: Any, prompt: float, itemsize: int) -> float:
+    of_process = 0.0 if call.hardware.devices else PROCESS + WORKING
+    return of_process + engine_memory(model, sampling, prompt, itemsize)
+
+
+def engine_memory(model: Sizes, sampling: Any, prompt: float, itemsize: int) -> float:
     """Bytes of weights, keys and values of all slots, and logits."""
     held = 2 * model["layers"] * model["keys"] * itemsize * (prompt + sampling.max_new_tokens)
     logits = sampling.slots * model["vocabulary"] * 4 * 2
-    of_process = 0.0 if call.hardware.devices else PROCESS + WORKING
-    return of_process + itemsize * model["parameters"] + sampling.slots * held + logits
+    return itemsize * model["parameters"] + sampling.slots * held + logits
 
 
 def _sampled(call: Call) -> Foreseen:

@@ -18,7 +18,7 @@ from steps.prices.model_sizes import BYTES, body, folder_bytes, of_folder, weigh
 from steps.prices.of_models import PROCESS, WORKING
 from steps.prices.of_rows import tokens_of
 from steps.prices.of_tpus import is_tpu, on_tpu
-from steps.prices.speed import speed_of
+from steps.prices.speed import Speed, speed_of
 from steps.shared.accelerators import accelerator
 from steps.training.schedule import total_steps
 
@@ -94,17 +94,28 @@ def _trained(call: Call, init: str, demonstrations: bool = False) -> Foreseen:
         return Foreseen()
     if getattr(config, "backend", None) is not None:
         return Foreseen(sizes)
-    parameters = model["parameters"]
-    trained = parameters if config.lora is None else _adapters(model, config.lora)
-    # a checkpoint has the weights, two moments, and master weights if they differ from the weights
-    scratch = trained * (BYTES[dtype] + 4 * _has_masters(config)) + _moments(model, config, trained)
-    memory = _memory(call, model, config, trained, rows)
+    trained = trained_parameters(model, config)
+    scratch = checkpoint_bytes(model, config, trained)
+    a_step = None if rows is None else replace(rows, count=min(config.batch_size, rows.count))
+    memory = update_memory(call, model, config, trained, a_step)
     known = accelerator(call.hardware.model)
     capacity = None if known is None else known.memory
     seconds = None if rows is None else _seconds(call, model, config, trained, rows, size)
     if not call.hardware.devices and _is_saved(config, seconds):
         memory += scratch  # a copy of the checkpoint, which is written while the next step runs
     return Foreseen(sizes, seconds, memory, scratch, capacity)
+
+
+def trained_parameters(model: Sizes, config: Any) -> float:
+    """The number of parameters that are trained."""
+    return model["parameters"] if config.lora is None else _adapters(model, config.lora)
+
+
+def checkpoint_bytes(model: Sizes, config: Any, trained: float) -> float:
+    """The size of a checkpoint: the weights, two moments, and master weights if they differ from
+    the weights."""
+    weights = trained * (BYTES[Dtype(config.dtype)] + 4 * _has_masters(config))
+    return weights + _moments(model, config, trained)
 
 
 def _is_saved(config: Any, seconds: float | None) -> bool:
@@ -116,30 +127,42 @@ def _is_saved(config: Any, seconds: float | None) -> bool:
 def _seconds(
     call: Call, model: Sizes, config: Any, trained: float, rows: Rows, size: float
 ) -> float | None:
-    speed, devices = speed_of(call.hardware), max(1, call.hardware.devices)
+    speed = speed_of(call.hardware)
     if speed is None:
         return None
     steps = total_steps(math.ceil(rows.count), config.batch_size, config.epochs, config.max_steps)
-    batch = min(config.batch_size, rows.count)
-    forwards = math.ceil(_forwards(batch, rows.tokens, config.tokens_per_forward) / devices)
+    batch = replace(rows, count=min(config.batch_size, rows.count))
+    checks = _CHECKED_PACKS * speed.computing(
+        _flops(model, rows), model["layers"], 4 * model["parameters"]
+    )
+    training = steps * update_seconds(call, speed, model, config, trained, batch)
+    return speed.start + speed.files(2 * size) + checks + training
+
+
+def update_seconds(
+    call: Call, speed: Speed, model: Sizes, config: Any, trained: float, batch: Rows
+) -> float:
+    """Seconds of an update on the examples of `batch`."""
+    devices = max(1, call.hardware.devices)
+    forwards = math.ceil(_forwards(batch.count, batch.tokens, config.tokens_per_forward) / devices)
     again = {"full": 4 / 3, "selective": 1.05, "none": 1.0}[str(config.activation_checkpointing)]
-    padded = max(rows.tokens * batch, _FEWEST_TOKENS) / (rows.tokens * batch)
+    tokens = batch.tokens * batch.count
     backward = 3 * again if config.lora is None else 2 * again
-    flops = _flops(model, rows) * batch * backward * padded / devices
+    padded = max(tokens, _FEWEST_TOKENS) / tokens
+    flops = _flops(model, batch) * batch.count * backward * padded / devices
     traffic = _UPDATE_TRAFFIC * trained / devices
     itemsize = BYTES[Dtype(config.dtype)]
     traffic += 3 * itemsize * model["parameters"] * forwards
     wide = model["layers"] * model["hidden"] * itemsize
-    traffic += 3 * _TENSORS * wide * batch * rows.tokens / devices
+    traffic += 3 * _TENSORS * wide * tokens / devices
     a_step = speed.computing(flops, 5 * forwards * model["layers"], traffic)
-    a_step += _AN_EXAMPLE * batch
-    checks = _CHECKED_PACKS * speed.computing(
-        _flops(model, rows), model["layers"], 4 * model["parameters"]
-    )
-    return speed.start + speed.files(2 * size) + checks + steps * a_step
+    return a_step + _AN_EXAMPLE * batch.count
 
 
-def _memory(call: Call, model: Sizes, config: Any, trained: float, rows: Rows | None) -> float:
+def update_memory(
+    call: Call, model: Sizes, config: Any, trained: float, batch: Rows | None
+) -> float:
+    """Bytes that an update on the examples of `batch` holds, and a process on a CPU."""
     devices, is_device = max(1, call.hardware.devices), call.hardware.devices > 0
     itemsize = BYTES[Dtype(config.dtype)]
     parameters = model["parameters"]
@@ -156,9 +179,9 @@ def _memory(call: Call, model: Sizes, config: Any, trained: float, rows: Rows | 
         moments = _moments(model, config, trained)
         held = weights + trained * (masters + max(4, itemsize)) + moments
     tokens = float(config.tokens_per_forward)
-    if rows is not None:
-        tokens = min(tokens, max(_FEWEST_TOKENS, rows.tokens * min(config.batch_size, rows.count)))
-    scored = tokens if rows is None else tokens * rows.scored / rows.tokens
+    if batch is not None:
+        tokens = min(tokens, max(_FEWEST_TOKENS, batch.tokens * batch.count))
+    scored = tokens if batch is None else tokens * batch.scored / batch.tokens
     logits = min(_LOGITS[is_device], scored * model["vocabulary"] * 4)
     working = _activations(model, tokens, config, itemsize) + 2 * logits
     return held + working + (0.0 if is_device else PROCESS + WORKING)

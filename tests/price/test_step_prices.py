@@ -15,10 +15,11 @@ from tiny_models import model_folder
 import steps
 from pipeline.dag.canonical import resolve_reference
 from pipeline.dag.step import StepFunction
-from pipeline.price.estimator import Call, Estimator, Hardware
+from pipeline.price.estimator import Call, Estimator, Foreseen, Hardware
 from steps.jax_backend.config import JaxTraining
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
-from steps.prices import model_sizes, of_tpus, of_training
+from steps.online.config import RlConfig
+from steps.prices import model_sizes, of_online, of_tpus, of_training
 from steps.training.config import DpoConfig
 
 LLAMA = {
@@ -47,7 +48,7 @@ def test_a_plan_is_priced_without_torch_or_transformers() -> None:
     script = (
         "import sys; from pipeline.price.pricing import _named;"
         "[_named(f'steps.prices.{n}') for n in ('of_models:IMPORTED', 'of_rows:LOADED',"
-        " 'of_training:PREFERENCE', 'of_generation:EVALUATED')];"
+        " 'of_training:PREFERENCE', 'of_generation:EVALUATED', 'of_online:ONLINE')];"
         "print(sorted({'torch', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules)))"
     )
     path = {"PYTHONPATH": ":".join(sys.path)}
@@ -179,6 +180,28 @@ def test_adapters_need_less(tmp_path: Path) -> None:
     small = of_training.PREFERENCE.foresee(dpo(DpoConfig(optimizer=optimizer), hardware))
     assert small.memory < 0.8 * whole.memory  # type: ignore[operator]
     assert adapted.scratch < whole.scratch / 50
+
+
+def test_a_run_that_samples_behind_training_holds_weights_for_each_iteration_of_its_lag() -> None:
+    policy, prompts = write_rows(1), write_rows(2)  # stand for steps whose sizes are known
+    sizes = {
+        policy.fingerprint: model_sizes.of_config(LLAMA),
+        prompts.fingerprint: {"prompt": 99.0},
+    }
+
+    def price(lag: int) -> Foreseen:
+        arguments = {"policy": policy, "prompts": prompts, "iterations": 9}
+        call = Call({**arguments, "config": RlConfig(lag=lag)}, lambda v: sizes[v.fingerprint],
+                    Hardware(threads=8))  # fmt: skip
+        return of_online.ONLINE.foresee(call)
+
+    in_step, behind = price(0), price(2)
+    copies = 2 * 4 * model_sizes.of_config(LLAMA)["parameters"]
+    assert in_step.memory is not None
+    assert behind.memory == pytest.approx(in_step.memory + copies)
+    assert behind.scratch == pytest.approx(in_step.scratch + copies)
+    assert in_step.sizes["parts"]["model"]["bytes"] == pytest.approx(32.1e9, rel=0.01)
+    assert behind.seconds == in_step.seconds
 
 
 def test_the_arithmetic_experiment_and_the_demo_are_priced_whole(tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""What a worker does with memory that its step has freed.
+
+A step of training frees and allocates the same tensors again and again. By default the C library
+returns freed memory to the system, which clears every page anew at the next use; a step with small
+tensors spends a tenth of its time on that. So a worker keeps what it has freed, up to a limit.
+Tensors above 32 MiB are still returned at once.
+"""
+
+import ctypes
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # parameters of mallopt in glibc
+_KEPT = 2**30
+_LARGE = 32 * 2**20
+"""The largest value that glibc takes for tensors that have memory of their own."""
+
+
+def keep_freed_memory() -> None:
+    """Keep up to a GiB of freed memory in this process; without glibc, nothing changes."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    mallopt(_MMAP_THRESHOLD, _LARGE)
+    mallopt(_TRIM_THRESHOLD, _KEPT)
+    mallopt(_TOP_PAD, 2 * _LARGE)  # threads have heaps of this size, which are kept whole

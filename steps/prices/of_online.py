@@ -1,0 +1,91 @@
+"""Estimates of online training: in every iteration, the policy samples and then trains.
+
+Beside what training holds, the process holds the sampling model with its keys and values, and the
+reference if the method needs one. On the host it holds a copy of the policy's weights, and with a
+`lag` one more for each iteration of it; checkpoints hold those of the lag too.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
+from steps.generation.config import SamplingConfig
+from steps.models.config import Dtype
+from steps.prices.model_sizes import BYTES, folder_bytes
+from steps.prices.of_generation import drawing_seconds, engine_memory
+from steps.prices.of_training import (
+    Rows,
+    checkpoint_bytes,
+    trained_parameters,
+    update_memory,
+    update_seconds,
+)
+from steps.prices.speed import speed_of
+
+_A_COMPLETION = 120.0
+"""Bytes of a completion in a recording, without its tokens; a token has two log-probabilities."""
+_A_TOKEN = 20.0
+
+
+def _online(call: Call) -> Foreseen:
+    config: Any = call.arguments["config"]
+    model, dtype = call.size("policy"), Dtype(config.dtype)
+    size = folder_bytes(model, dtype)
+    if size is None:
+        return Foreseen()
+    trained, weights = trained_parameters(model, config), model["parameters"] * BYTES[dtype]
+    scratch = checkpoint_bytes(model, config, trained) + config.lag * weights
+    tokens = config.prompts * config.completions * config.max_new_tokens
+    drawn = config.prompts * config.completions * _A_COMPLETION + tokens * _A_TOKEN
+    drawn *= call.arguments["iterations"]
+    parts = {"model": {**model, "bytes": size}}
+    sizes = {"parts": parts, "bytes": size + scratch + drawn}
+    seconds = _seconds(call, model, size)
+    return Foreseen(sizes, seconds, _memory(call, model, weights), scratch + drawn)
+
+
+def _update(call: Call) -> Rows:
+    """The examples of one update, if all completions are as long as they may be."""
+    config: Any = call.arguments["config"]
+    completions = config.completions * config.max_new_tokens
+    tokens = call.size("prompts").get("prompt", 50.0) + completions
+    return Rows(config.prompts / config.minibatches, tokens, completions)
+
+
+def _sampling(config: Any) -> SamplingConfig:
+    return SamplingConfig(
+        max_new_tokens=config.max_new_tokens,
+        temperature=1.0,
+        num_completions=config.completions,
+        slots=min(config.slots, config.prompts * config.completions),
+    )
+
+
+def _memory(call: Call, model: Sizes, weights: float) -> float:
+    config: Any = call.arguments["config"]
+    prompt = call.size("prompts").get("prompt", 50.0)
+    training = update_memory(call, model, config, trained_parameters(model, config), _update(call))
+    engine = engine_memory(model, _sampling(config), prompt, BYTES[Dtype(config.dtype)])
+    reference = weights if config.method.needs_reference else 0.0
+    on_host = 0.0 if call.hardware.devices else (config.lag + 1) * weights
+    return training + engine + reference + on_host
+
+
+def _seconds(call: Call, model: Sizes, size: float) -> float | None:
+    config: Any = call.arguments["config"]
+    speed = speed_of(call.hardware)
+    if speed is None:
+        return None
+    prompt, itemsize = call.size("prompts").get("prompt", 50.0), BYTES[Dtype(config.dtype)]
+    trained, batch = trained_parameters(model, config), _update(call)
+    updates = config.inner_epochs * config.minibatches
+    drawing = drawing_seconds(speed, model, config.prompts, prompt, _sampling(config), itemsize)
+    training = updates * update_seconds(call, speed, model, config, trained, batch)
+    if config.method.needs_reference:
+        scored = replace(batch, count=config.prompts)
+        training += update_seconds(call, speed, model, config, trained, scored) / 3
+    iterations = call.arguments["iterations"]
+    return speed.start + speed.files(2 * size) + iterations * (drawing + training)
+
+
+ONLINE = Estimator(_online)
