@@ -91,6 +91,6 @@ def count_of(parameter: Tensor) -> int:
 
 
 def _values(weight: Any) -> Tensor:
-    from bitsandbytes.functional import dequantize_4bit  # pyright: ignore[reportMissingImports]
+    from bitsandbytes.functional import dequantize_4bit
 
     return dequantize_4bit(weight.data, weight.quant_state)

@@ -139,7 +139,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
     if not config.eight_bit:
         return AdamW(groups, **settings, fused=True)
     require_bitsandbytes("optimizer.eight_bit")
-    from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+    from bitsandbytes.optim.adamw import AdamW8bit
 
     return AdamW8bit(groups, **settings)
 

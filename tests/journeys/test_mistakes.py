@@ -375,7 +375,7 @@ PYTHON: dict[str, tuple[Callable[[], Any], list[str]]] = {
 
 
 @step
-def twice(out: Output) -> Metrics:
+def twice(out: Output) -> Metrics:  # pyright: ignore[reportRedeclaration]
     return {}
 
 

@@ -347,7 +347,7 @@ def test_weights_and_likelihoods_are_exact_for_one_token_and_for_ten_thousand(al
         tokens = torch.tensor([[w, l]], dtype=torch.float64, requires_grad=True)
         (chosen, rejected), aligned = tokens.unbind(1), (tokens.detach() / 2).unbind(1)
         counts, theirs = torch.tensor([[n, m]]).unbind(1), torch.zeros_like(chosen)
-        logps = PairLogps(chosen, rejected, *counts, theirs, theirs)
+        logps = PairLogps(chosen, rejected, counts[0], counts[1], theirs, theirs)
         logps = replace(logps, aligned_chosen=aligned[0], aligned_rejected=aligned[1])
         found = loss.shares(logps, Totals(1, n)).losses.sum()
         (gradient,) = torch.autograd.grad(found, [tokens])

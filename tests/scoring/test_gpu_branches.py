@@ -128,15 +128,15 @@ class Products(TorchDispatchMode):
 
 def round_on_meta(model: Any) -> None:
     """What loading with `quantization` makes of a model."""
-    from bitsandbytes.functional import quantize_4bit  # pyright: ignore[reportMissingImports]
-    from bitsandbytes.nn import Linear4bit, Params4bit  # pyright: ignore[reportMissingImports]
+    from bitsandbytes.functional import quantize_4bit
+    from bitsandbytes.nn.modules import Linear4bit, Params4bit
 
     for name, linear in list(model.model.named_modules()):
         if isinstance(linear, torch.nn.Linear):
             sizes = linear.in_features, linear.out_features
             layer = Linear4bit(*sizes, bias=False, compute_dtype=model.dtype, device="meta")
             packed, state = quantize_4bit(linear.weight.detach(), quant_type="nf4")
-            layer.weight = Params4bit(packed, requires_grad=False, quant_state=state)
+            layer.weight = Params4bit(packed, requires_grad=False, quant_state=state)  # pyright: ignore[reportCallIssue]
             model.model.set_submodule(name, layer)
 
 
