@@ -1,7 +1,13 @@
 """The environment of the workers of every engine."""
 
 import os
+import site
 import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
 
 from pipeline.taken_names import require_ours
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
@@ -11,12 +17,38 @@ def import_path() -> str:
     """A ``PYTHONPATH`` with which a worker imports the same modules as the driver, from the same
     places in the same order.
 
+    It lacks the folders that Python itself puts last. With them, another Python that a step starts
+    would import the driver's libraries in place of its own. (If the driver has put folders behind
+    those, only the whole path has the same order.)
+
     Raises:
         TemperError: a file of the user has the name of our package and comes first on the path.
     """
     folders = [os.path.abspath(entry) for entry in sys.path]
     require_ours(folders)
+    library = _library()
+    own = list(takewhile(lambda folder: folder not in library, folders))
+    usual = {*library, *_installed()}
+    if all(folder in usual or not os.path.exists(folder) for folder in folders[len(own) :]):
+        folders = own
     return os.pathsep.join(folders)
+
+
+def _library() -> list[str]:
+    """Where this Python has its standard library."""
+    folder = sysconfig.get_path("stdlib")
+    version = "".join(map(str, sys.version_info[:2]))
+    return [f"{Path(folder).parent}/python{version}.zip", folder, f"{folder}/lib-dynload"]
+
+
+def _installed() -> Iterator[str]:
+    """Where this Python looks for packages that are installed."""
+    for folder in (*site.getsitepackages(), site.getusersitepackages()):
+        yield folder
+        with suppress(OSError):
+            for file in Path(folder).glob("*.pth"):
+                lines = file.read_text(errors="replace").splitlines()
+                yield from (os.path.abspath(os.path.join(folder, line.strip())) for line in lines)
 
 
 def job_environment() -> dict[str, str]:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from job_steps import always_fails, count_to, counted, lines
-from places import SUPPORT
+from places import REPOSITORY, SUPPORT
 from waiting import HANGS_SECONDS, held, hold, let_go, wait_until
 
 from pipeline import Step, Store
@@ -324,3 +325,25 @@ def test_what_a_worker_says_is_in_the_log(store: Store, engine: Processes) -> No
     assert "this step always fails" in log
     report = json.loads(Path(failed.value.log).with_name("report.json").read_text())
     assert report["error"] == "this step always fails"
+
+
+@pytest.mark.parametrize("added", ["sys.path.insert(0, {!r})", "sys.path.append({!r})"])
+def test_a_worker_has_the_driver_s_path_and_other_pythons_keep_theirs(
+    tmp_path: Path, added: str
+) -> None:
+    driver = (
+        f"import sys; {added.format(str(tmp_path))}\n"
+        "from pipeline.launchers.environment import import_path; print(import_path(), *sys.path)"
+    )
+    imports, *own = _python(driver, str(REPOSITORY)).split()
+    assert _python("import sys; print(*sys.path)", imports).split() == own
+    is_first = own[0] == str(tmp_path)
+    assert (sysconfig.get_path("stdlib") not in imports.split(os.pathsep)) is is_first
+
+
+def _python(code: str, path: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
