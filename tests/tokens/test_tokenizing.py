@@ -329,7 +329,8 @@ def test_calls_that_a_template_leaves_out_are_refused_though_the_text_names_them
 GIVEN = "c.function.arguments"
 TAKING = {
     "objects": f"{{{{ {GIVEN} | tojson }}}}",
-    "one key after another": f"{{% for k, v in {GIVEN}.items() %}}{{{{ k }}}}={{{{ v }}}} {{% endfor %}}",
+    "one key after another": f"{{% for k, v in {GIVEN}.items() %}}{{{{ k }}}}={{{{ v }}}} "
+    "{% endfor %}",
     "texts": f"{{{{ '`' + {GIVEN} + '`' }}}}",
     "texts, and objects as Python writes them": f"{{{{ {GIVEN} }}}}",
     "texts, and no objects": f"{{{{ {GIVEN} if {GIVEN} is string }}}}",
