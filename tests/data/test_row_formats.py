@@ -262,7 +262,7 @@ BAD_PAIRS: list[tuple[Reason, dict[str, Any], str]] = [
     ("content not a string", {**BOTH, "prompt": {"text": "Q"}}, "prompt is dict"),
     ("not valid Unicode", {"prompt": "Q", "chosen": "\ud800", "rejected": "b"}, "chosen"),
     ("not valid Unicode", {**BOTH, "tools": [{"name": "\ud800"}]}, "tools"),
-    ("score not a number", {**BOTH, "score_chosen": "9"}, "score_chosen"),
+    ("score not a number", {**BOTH, "score_chosen": "N/A"}, "score_chosen"),
     ("score not a number", {**BOTH, "score_rejected": True}, "score_rejected"),
     ("score not a number", {**BOTH, "score_rejected": float("inf")}, "infinite"),
     ("score not a number", {**BOTH, "score_rejected": 10**400}, "out of range"),

@@ -504,7 +504,8 @@ def test_conversations_load_as_they_are(name: str) -> None:
     roles = " ".join(message["role"] for message in row.messages)
     assert roles == ROLES.get(name, "user assistant tool assistant")
     calls = [call["function"] for message in row.messages for call in message.get("tool_calls", ())]
-    assert calls == ([CALL] if "call" in name or "LLaMA" in name else [])
+    given = CALL | {"arguments": json.dumps(CALL["arguments"])} if "as text" in name else CALL
+    assert calls == ([given] if "call" in name or "LLaMA" in name else [])
     more = {"Alpaca": "Translate.\nHaus", "Dolly": "q\nGiven."}
     assert row.messages[0]["content"] == more.get(name, row.messages[0]["content"])
     assert row.messages[-1]["content"] in ("a", "house", "")
@@ -530,6 +531,18 @@ REFUSED: Mapping[str, tuple[type, dict[str, Any], dict[str, Any], str]] = {
                  "ASSISTANT: a <|endoftext|>\n"},
         {"messages": "chat"},
         "chat",
+    ),
+    "TL;DR": (
+        ConversationRow,
+        {"prompt": "q", "label": "a"},
+        {"completion": "label"},
+        "completion",
+    ),
+    "ratings as text": (
+        UnpairedRow,
+        {"prompt": "q", "response": "a", "rating": "4"},
+        {"completion": "response", "label": "rating", "good": "3"},
+        "unpaired",
     ),
     "medical o1": (
         ConversationRow,
@@ -594,6 +607,56 @@ def test_what_is_not_clear_is_refused_with_the_settings_that_load_it(name: str) 
         assert row.label
     if isinstance(row, PreferenceRow):
         assert said(row) == ("q", "good", "bad")
+
+
+@pytest.mark.parametrize(
+    ("record", "unread"),
+    [
+        ({"dialogue": "#A#: Hi\n#B#: Hello", "summary": "s"}, "messages: dialogue"),
+        ({"dialogue": "#A#: Hi\n#B#: Hello"}, "data.format=chat"),
+        ({"source": "q", "target": "a"}, "prompt: source"),
+    ],
+)
+def test_settings_that_would_not_read_the_rows_are_not_suggested(
+    record: dict[str, Any], unread: str
+) -> None:
+    with pytest.raises(ValueError, match=r"with a small script, or a step of your own") as refused:
+        loaded([record], ConversationRow)
+    assert unread not in str(refused.value)
+
+
+def test_ratings_may_be_written_as_text() -> None:
+    record = {"prompt": "q", "responses": ["good", "bad", "?"], "ratings": ["4", " 2.5", "NaN"]}
+    (row,) = loaded([record], PreferenceRow)
+    assert (*said(row), row.score_chosen, row.score_rejected) == ("q", "good", "bad", 4.0, 2.5)
+    fields = {"completions": "responses", "scores": "ratings"}
+    judged = record | {"ratings": ["4", "N/A", "1"]}
+    assert loaded([judged], name="ranked", fields=fields) == ["score not a number"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'USER: q\nASSISTANT: write "USER: hi" first',
+        "USER: q\nASSISTANT: a\nASSISTANT: b",
+        "USER: q\nASSISTANT: ```\nUSER: x\nASSISTANT: y\n```",
+        "USER: q ASSISTANT: such as USER: x ASSISTANT: y",
+        "Human: q\n\nAssistant: a\nHuman: r\nAssistant: b",
+        "### Human: q### Assistant: such as\n### Human: x\n### Assistant: y",
+        "SYSTEM: s\nUSER: q\nASSISTANT: a",
+        "ASSISTANT: a",
+    ],
+)
+def test_a_dialogue_whose_marks_may_be_quoted_is_refused(said: str) -> None:
+    chosen = choose_format(FormatChoice("chat", {"messages": "said"}), [], ConversationRow, "here")
+    with pytest.raises(MalformedRow, match=r"data\.fields"):
+        chosen.parse({"said": said}, "1")
+
+
+def test_a_dialogue_may_begin_with_a_byte_order_mark_and_end_lines_as_windows_does() -> None:
+    record = {"said": "\ufeffHuman: q\r\n\r\nAssistant: a\r\nb\r\n\r\nHuman: r\r\n\r\nAssistant: c"}
+    (row,) = loaded([record], ConversationRow, name="chat", fields={"messages": "said"})
+    assert [m["content"] for m in row.messages] == ["q", "a\r\nb", "r", "c"]
 
 
 def test_usual_names_decide_beside_other_columns() -> None:

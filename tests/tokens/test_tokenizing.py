@@ -19,7 +19,7 @@ from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import ConversationRow, Message, PreferenceRow
 from steps.data.tokens.lengths import LengthLimits, RowTooLong, TooLong, fit
 from steps.data.tokens.pairs import TokenizedPair, tokenize_pairs
-from steps.data.tokens.rendering import load_tokenizer
+from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import (
     Findings,
     TokenizeConfig,
@@ -324,6 +324,55 @@ def test_calls_that_a_template_leaves_out_are_refused_though_the_text_names_them
     problem = refusal(lambda: trained_text(template, "calling foo abc xyz", tool_calls=calls))
 
     assert problem.reason == "assistant turn not found in the rendered text"
+
+
+GIVEN = "c.function.arguments"
+TAKING = {
+    "objects": f"{{{{ {GIVEN} | tojson }}}}",
+    "one key after another": f"{{% for k, v in {GIVEN}.items() %}}{{{{ k }}}}={{{{ v }}}} "
+    "{% endfor %}",
+    "texts": f"{{{{ '`' + {GIVEN} + '`' }}}}",
+    "texts, and objects as Python writes them": f"{{{{ {GIVEN} }}}}",
+    "texts, and no objects": f"{{{{ {GIVEN} if {GIVEN} is string }}}}",
+    "both": f"{{{{ {GIVEN} if {GIVEN} is string else {GIVEN} | tojson }}}}",
+    "texts in another form": f"{{% if {GIVEN} is mapping %}}{{% for k, v in {GIVEN} | items %}}"
+    f"{{{{ k }}}}={{{{ v }}}} {{% endfor %}}{{% else %}}{{{{ {GIVEN} }}}}{{% endif %}}",
+}  # fmt: skip
+"""Templates by what they take as the arguments of a call."""
+OWN = '{"city":"z\\u00fcri", "n":1.0}'
+"""A spelling that reading and writing again would lose."""
+FROM_OWN, BY_KEYS = '{"city": "züri", "n": 1.0}', "city=züri n=1.0 "
+
+
+def calls_trained_on(writing: str, arguments: Any) -> str:
+    """What is trained on of a call with these arguments, before it is encoded."""
+    template = CALLS_AFTER.replace(f"{{{{ {GIVEN}.x }}}}", writing)
+    call = {"type": "function", "function": {"name": "foo", "arguments": arguments}}
+    answer: Message = {"role": "assistant", "content": "a", "tool_calls": [call]}
+    finder = tokenization(letters(template), ROOMY).outlines.finder
+    found = finder.render(Chat((*PROMPT, answer)), [len(PROMPT)])
+    return found.text[slice(*found.spans[0])]
+
+
+@pytest.mark.parametrize("own", [OWN, json.loads(OWN)])
+@pytest.mark.parametrize("takes", TAKING)
+def test_arguments_of_calls_are_given_as_the_template_takes_them(takes: str, own: Any) -> None:
+    trained = calls_trained_on(TAKING[takes], own)
+
+    by_keys = takes in ("one key after another", "texts in another form")
+    written = BY_KEYS if by_keys else own if own == OWN and takes != "objects" else FROM_OWN
+    written = f"`{written}`" if takes == "texts" else written
+    assert trained == f"a<end>foo {written}<end></s>"
+
+
+@pytest.mark.parametrize("damaged", ['{"city": ', '{"city": "a", "city": "b"}'])
+def test_damaged_arguments_are_refused_only_where_the_template_wants_an_object(
+    damaged: str,
+) -> None:
+    problem = refusal(lambda: calls_trained_on(TAKING["objects"], damaged))
+
+    assert "arguments of a call are no JSON object" in problem.detail
+    assert damaged in calls_trained_on(TAKING["texts"], damaged)
 
 
 def test_tools_that_only_the_question_names_are_told() -> None:

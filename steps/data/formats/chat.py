@@ -91,7 +91,13 @@ class ChatFormat:
             raise MalformedRow("no messages", f"{self.messages} is missing")
         told = dialogue(value, self.messages) if isinstance(value, str) else ()
         if not told and not is_list(value):
-            raise MalformedRow("content not a string", f"{self.messages} is {show(value)}")
+            how = (
+                "; a text must begin with a speaker's mark, as in '### Human: … ### Assistant: …', "
+                "'Human:' with 'Assistant:' after a blank line, or 'USER: … ASSISTANT: …' (what "
+                "stands before the first belongs in the column that data.fields.system_field names)"
+            )
+            how = how if isinstance(value, str) else ", expected messages"
+            raise MalformedRow("content not a string", f"{self.messages} is {show(value)}{how}")
         if not value:
             raise MalformedRow("empty conversation", f"{self.messages} is an empty list")
         listed = told or (in_turn if are_texts(value) else messages)(value, self.messages)

@@ -5,11 +5,12 @@ different things in different data sets (a verdict of 0 or 1), the layout requir
 of one data set. Columns with a single step of an answer are never used as answers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from steps.data.records.conversations import is_dialogue, unpacked
 from steps.data.records.one_message import is_bare
+from steps.data.records.record_fields import is_number
 
 Layout = dict[str, str]
 
@@ -141,17 +142,21 @@ def ranked_layout(record: Mapping[str, Any]) -> Layout | None:
 def _scored_texts(record: Mapping[str, Any]) -> Layout | None:
     """The names of a question, a list of texts and a list with a score of each, if clear."""
     asked = [name for name in _ASKED if record.get(name) is not None]
-    texts = [name for name in _COMPLETIONS if _is_list_of(record.get(name), str)]
-    scores = [name for name in _SCORED if _is_list_of(record.get(name), int | float)]
+    texts = [name for name in _COMPLETIONS if _holds_only(record.get(name), _is_text)]
+    scores = [name for name in _SCORED if _holds_only(record.get(name), is_number)]
     if not len(asked) == len(texts) == len(scores) == 1:
         return None
     return {"prompt": asked[0], "completions": texts[0], "scores": scores[0]}
 
 
-def _is_list_of(value: Any, kind: Any) -> bool:
+def _holds_only(value: Any, wanted: Callable[[Any], bool]) -> bool:
     """Whether a value is a list of such items, of which some may be missing."""
     there = [item for item in value if item is not None] if isinstance(value, list) else []
-    return bool(there) and all(isinstance(item, kind) for item in there)
+    return bool(there) and all(map(wanted, there))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _with_prompt(record: Mapping[str, Any], chosen: str, rejected: str) -> Layout | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from steps.data.formats.by_name import FORMATS
 from steps.data.records.conversations import THOUGHTS, dialogue
-from steps.data.records.record_fields import are_texts, is_list
-from steps.data.rows.reasons import MalformedRow
+from steps.data.records.record_fields import are_texts, is_list, is_number
+from steps.data.rows.reasons import CHOICES, MalformedRow
 from steps.data.rows.rows import ConversationRow, PreferenceRow, PromptRow, UnpairedRow
 from steps.shared.execution_detail import execution_detail
 
@@ -40,21 +40,34 @@ def undecided(
         what = "each of its rows holds one response with a verdict"
         how = "read them with load_unpaired (temper run kto) and " if pairs else "name them: "
         return f"{where}: {what}; {how}{rated}"
-    if not found and _UNCLEAR in suggested and (others := _made_by(seen)):
+    if not found and (not suggested or _UNCLEAR in suggested) and (others := _made_by(seen)):
         return f"{where}: no format fits its rows as they are read here, but they are {others}"
+    if not suggested:
+        return (
+            f"{where}: cannot tell the format of its rows (their fields: "
+            f"{', '.join(names) or 'none'}), and no settings by their names read them; {_ANEW}"
+        )
     return (
         f"{where}: cannot tell the format of its rows ({what}; their fields: "
         f"{', '.join(names) or 'none'}); name it, and the fields whose names differ from its own: "
         f"{suggested} (formats: {', '.join(wanted)})"
-    )
+        + (f"; NAME stands for a column of yours; if no column holds it, {_ANEW}"
+           if _UNCLEAR in suggested else "")
+    )  # fmt: skip
+
+
+_ANEW = (
+    "write the rows anew in one of the formats, with a small script, or a step of your own as in "
+    "docs/howto/own_step.md (docs/data.md has the formats)"
+)
 
 
 def _is_told(value: Any) -> bool:
     """Whether a value is a text with the turns of a dialogue."""
     try:
         return isinstance(value, str) and len(dialogue(value, "")) > 1
-    except MalformedRow:
-        return False
+    except MalformedRow as error:
+        return error.reason == "dialogue in one string"
 
 
 _STEPS_JUDGED = (
@@ -109,7 +122,7 @@ _MEANT: Mapping[str, tuple[str, ...]] = {
     ),
     "completion": (
         "completion", "response", "answer", "output", "reply", "generation", "attempt", "targets",
-        "assistant", "summary", "highlights", "content",
+        "assistant", "summary", "highlights", "content", "target", "label",
     ),
     "answer": ("answer", "solution", "gold", "target", "expected", "result"),
     "label": (
@@ -121,8 +134,8 @@ _MEANT: Mapping[str, tuple[str, ...]] = {
 """Fields of formats, with names that data sets often use for them."""
 
 
-def _spelled(name: str, names: list[str], seen: list[Mapping[str, Any]]) -> str:
-    """The settings to type for columns with these names; NAME stands for an unclear column."""
+def _renamed(name: str, names: list[str], seen: list[Mapping[str, Any]]) -> dict[str, str]:
+    """The fields of a format for columns with these names; NAME stands for an unclear column."""
     renamed: dict[str, str] = {}
     left = [name for name in names if re.fullmatch(r"[\w.-]+", name)]
     for asked in fields(FORMATS[name]):
@@ -137,6 +150,11 @@ def _spelled(name: str, names: list[str], seen: list[Mapping[str, Any]]) -> str:
         renamed["reasoning"] = thoughts[0]
     if name == "ranked" and seen:
         renamed |= _of_completions(seen[0].get(renamed.get("completions", "completions")))
+    return renamed
+
+
+def _spelled(name: str, renamed: Mapping[str, str]) -> str:
+    """The settings to type."""
     listed = ", ".join(f"{name}: {column}" for name, column in renamed.items())
     return f"data.format={name}" + (f" 'data.fields={{{listed}}}'" if renamed else "")
 
@@ -149,9 +167,26 @@ def _of_completions(listed: Any) -> dict[str, str]:
 
 
 def _suggested(wanted: list[str], names: list[str], seen: list[Mapping[str, Any]]) -> str:
-    """The settings of the first format whose columns are all clear, or else of the first."""
-    spelled = [_spelled(name, names, seen) for name in wanted if name in _SUGGESTED]
-    return next((one for one in spelled if _UNCLEAR not in one), spelled[0])
+    """The settings of the first format that reads one of the records so, or else those with the
+    fewest unclear columns; empty if all are clear and none of them works."""
+    found = {name: _renamed(name, names, seen) for name in wanted if name in _SUGGESTED}
+    unclear = {n: sum(c in ("NAME", "COLUMN") for c in f.values()) for n, f in found.items()}
+    works = [n for n, f in found.items() if not unclear[n] and _reads(n, f, seen)]
+    asks = sorted((n for n in found if unclear[n]), key=lambda n: (unclear[n], -len(found[n])))
+    return next((_spelled(name, found[name]) for name in works + asks), "")
+
+
+def _reads(name: str, renamed: Mapping[str, str], seen: list[Mapping[str, Any]]) -> bool:
+    """Whether a format reads at least one of the records, if there are any."""
+    reader = FORMATS[name](**renamed)
+    for record in seen:
+        try:
+            reader.parse(record, "1")
+        except MalformedRow as error:
+            if error.reason not in CHOICES:
+                continue
+        return True
+    return not seen
 
 
 _UNCLEAR = ": NAME"
@@ -226,7 +261,7 @@ def _column(field: str, names: list[str]) -> str:
 def _rated(seen: list[Mapping[str, Any]]) -> str:
     """The settings for single responses with a rating, if the records are that."""
     names = sorted({str(key) for record in seen for key in record})
-    numbers = [n for n in names if all(_is_number(record.get(n)) for record in seen)]
+    numbers = [n for n in names if all(_is_rating(record.get(n)) for record in seen)]
     texts = [n for n in names if n not in numbers]
     rating, answer = _column("label", numbers), _column("completion", texts)
     asked = _column("prompt", [name for name in texts if name != answer])
@@ -245,12 +280,12 @@ def _rated(seen: list[Mapping[str, Any]]) -> str:
     )
 
 
+def _is_rating(value: Any) -> bool:
+    return isinstance(value, bool) or is_number(value)
+
+
 def _are_two_numbers(value: Any) -> bool:
-    return is_list(value) and len(value) == 2 and all(map(_is_number, value))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
+    return is_list(value) and len(value) == 2 and all(map(is_number, value))
 
 
 def _are_sides(one: str, other: str) -> bool:

@@ -6,6 +6,7 @@ Each is a text or a list of messages. A list may also hold questions with their 
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from steps.data.records.one_message import content_text, is_message, no_speakers, read_message
@@ -41,12 +42,18 @@ _DIALOGUE = re.compile(
     r"|\s*(?:Human:.*\n\s*Assistant:|### ?Human:.*### ?Assistant:|USER:.*\bASSISTANT:|prompter:)",
     re.DOTALL,
 )
-HH_MARKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+HH_MARKER = re.compile(r"(?:\A\s*|\r?\n\r?\n)(Human|Assistant):")
 _MARKERS = (
     HH_MARKER,
     re.compile(r"### ?(Human|Assistant):"),  # Guanaco
-    re.compile(r"\b(USER|ASSISTANT|FUNCTION RESPONSE):"),  # Vicuna, Glaive
+    re.compile(r"(?<![^\s>])(USER|ASSISTANT|FUNCTION RESPONSE):"),  # Vicuna, Glaive
 )
+_MARK_LEFT = re.compile(
+    r"^\W*(?:Human|Assistant|User|System|Function Response)\s?:|### ?(?:Human|Assistant):"
+    r"|(?-i:\b(?:USER|ASSISTANT|FUNCTION RESPONSE):)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""What may be a mark, where none was read as one; `user:` within a line is none."""
 _SPEAKERS = {
     **dict.fromkeys(("Human", "USER"), "user"),
     **dict.fromkeys(("Assistant", "ASSISTANT"), "assistant"),
@@ -94,16 +101,63 @@ def _exchanged(item: Any, keys: tuple[str, str], field: str) -> Messages:
 
 
 def dialogue(value: Any, field: str) -> Messages:
-    """The turns of a dialogue in one text; none if it does not begin with a speaker's mark."""
+    """The turns of a dialogue in one text; none if it does not begin with a speaker's mark. `USER:`
+    and `### Human:` alone are no dialogue.
+
+    Raises:
+        MalformedRow: a mark may be part of what somebody says.
+    """
+    whole = text(value, field).removeprefix("\ufeff")
     for marker in _MARKERS:
-        before, *pieces = marker.split(text(value, field))
-        if pieces and not before.strip():
-            said = zip(pieces[::2], pieces[1::2], strict=True)
+        before, *pieces = marker.split(whole)
+        if len(pieces) > (0 if marker is HH_MARKER else 2) and not before.strip():
+            marks = [whole[: found.start(1)] for found in marker.finditer(whole)]
+            said = list(zip(pieces[::2], pieces[1::2], strict=True))
+            _refuse_quoted(said, marks, field)
             return tuple(
                 Message(role=_SPEAKERS[who], content=_END.sub("", what).strip())
                 for who, what in said
             )
     return ()
+
+
+def _refuse_quoted(said: Sequence[tuple[str, str]], before: Sequence[str], field: str) -> None:
+    """Refuse a dialogue of which a mark may be quoted in a turn.
+
+    Args:
+        said: each mark with the text after it.
+        before: the whole text before each mark.
+    """
+    found = ""
+    follow = {"user": {"assistant"}, "assistant": {"user", "tool"}, "tool": {"assistant", "tool"}}
+    for (one, what), (next_one, _) in pairwise(said):
+        if _SPEAKERS[next_one] not in follow[_SPEAKERS[one]]:
+            found = f"{next_one}: comes after {one}:"
+        elif what.count("```") % 2:
+            found = f"{next_one}: stands in a block of code"
+    if any(_MARK_LEFT.search(what) for _, what in said):
+        found = "a turn has what may be another mark in it"
+    places = zip([who for who, _ in said[1:]], map(_place, before[1:]), strict=True)
+    if len(set(places)) > len({who for who, _ in said[1:]}):
+        found = "a mark does not stand as the others of its speaker do"
+    if any(who == "USER" and not _place(at) for (who, _), at in zip(said, before, strict=True)):
+        found = "USER: stands within a line"
+    if found:
+        raise MalformedRow(
+            "dialogue in one string",
+            f"{field}: {found}, so it is not certain who says what; write messages with role and "
+            "content, and name their column with data.fields",
+        )
+
+
+def _place(before: str) -> str:
+    """What a mark stands after: the ends of lines, at most two, or else the end of a turn."""
+    before = before.rstrip("# ")
+    lines = before[len(before.rstrip()) :].count("\n")
+    ended = _END.search(before)
+    return "\n" * min(lines, 2) or (
+        ended[0].strip() if ended else "" if before.strip() else "start"
+    )
 
 
 def in_turn(texts: Sequence[Any], field: str) -> Messages:

@@ -109,19 +109,7 @@ def _call_in(value: Any, field: str) -> list[dict[str, Any]]:
         raise MalformedRow(
             "tools not a list of objects", f"{field} is {show(value)}, expected name and arguments"
         )
-    return [{"type": "function", "function": _with_object(dict(one))} for one in called]
-
-
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    """A call with its arguments as an object, which may be JSON text as in OpenAI's data. Many
-    templates would write the text escaped."""
-    function = call.get("function")
-    holder = function if is_object(function) else call
-    arguments = parsed_json(holder.get("arguments"))
-    if not is_object(arguments):
-        return call
-    changed = {**holder, "arguments": arguments}
-    return changed if holder is call else {**call, "function": changed}
+    return [{"type": "function", "function": dict(one)} for one in called]
 
 
 def content_text(content: Any, field: str) -> str:
@@ -156,7 +144,12 @@ def _extra(value: Any, name: str, field: str) -> Any:
         return text(value, field)
     if not is_list(value) or not all(isinstance(call, Mapping) for call in value):
         raise MalformedRow("tools not a list of objects", f"{field} is {show(value)}")
-    return plain([_with_object(dict(call)) for call in value], field)
+    for call in value:
+        function = call.get("function")
+        arguments = (function if is_object(function) else call).get("arguments")
+        if is_object(held := parsed_json(arguments)):  # a template may get what a text holds
+            plain(held, f"{field}.arguments")
+    return plain([dict(call) for call in value], field)
 
 
 def no_speakers(field: str) -> MalformedRow:

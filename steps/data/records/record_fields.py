@@ -12,7 +12,7 @@ from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Tools
 
 _PLAIN = frozenset({list, str, dict, type(None)})
-_DECIMAL = re.compile(r"[+-]?\d{1,15}(\.\d{1,15})?")
+_DECIMAL = re.compile(r"\s*([+-]?\d{1,15}(\.\d{1,15})?|nan)\s*", re.IGNORECASE)
 
 MOST_NESTED = 100
 """How deep tools, tool calls and template arguments may be nested. Later code (templates, JSON,
@@ -74,10 +74,8 @@ def weight(record: Mapping[str, Any], field: str | None) -> float | None:
 def _number(value: Any, field: str, reason: Reason) -> float | None:
     if value is None or (isinstance(value, Cell) and not value.strip()):
         return None
-    if isinstance(value, Cell) and _DECIMAL.fullmatch(value):
-        value = float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MalformedRow(reason, f"{field} is {show(value)}")
+    if not is_number(value):
+        raise MalformedRow(reason, f"{field} is {show(value)}, expected a number")
     try:
         number = float(value)
     except OverflowError:
@@ -87,6 +85,13 @@ def _number(value: Any, field: str, reason: Reason) -> float | None:
     if math.isinf(number):
         raise MalformedRow(reason, f"{field} is infinite")
     return number
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, or a text with one, as judges' ratings often are."""
+    if isinstance(value, str):
+        return _DECIMAL.fullmatch(value) is not None
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def tools(record: Mapping[str, Any], field: str) -> Tools | None:

@@ -1,6 +1,7 @@
-"""What a chat template's program does, found without running it.
+"""What a chat template does with the messages.
 
-One module, ``flow``: whether the contents of messages flow only into the text.
+``flow`` finds without running it whether contents flow only into the text; ``arguments`` how it
+takes the arguments of tool calls.
 
 Uses nothing.
 """

@@ -10,13 +10,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.data.images.finding import MARK, parts_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
+from steps.data.templates.arguments import Call, Way, fitted, way_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,6 +97,27 @@ class ChatFormat:
         """The special token that opens an assistant's turn, if one does."""
         found = self.special.findall(self.header or self.late_header)
         return next((token for token in found if token != self.eos), "")
+
+    @cached_property
+    def _ways(self) -> Mapping[tuple[bool, bool], Way]:
+        """How the template takes the arguments of calls, by whether a chat has tools and whether a
+        call is nested. The same for every row, whatever its own calls are."""
+        return {key: _way(self, *key) for key in product((False, True), repeat=2)}
+
+    def fitted(self, chat: Chat) -> Chat:
+        """The chat with the arguments of its calls as the template takes them.
+
+        Raises:
+            MalformedRow: it takes objects, and arguments are damaged JSON.
+        """
+        if not any(message.get("tool_calls") for message in chat.messages):
+            return chat
+        ways = {nested: self._ways[chat.tools is not None, nested] for nested in (False, True)}
+        try:
+            messages = tuple(_with_fitted_calls(message, ways) for message in chat.messages)
+        except ValueError as error:
+            raise MalformedRow("template refuses the conversation", str(error)) from None
+        return replace(chat, messages=messages)
 
     def added(self, header: str, asked: str) -> str:
         """The part of `header` after its common beginning with `asked`; no token is cut in two."""
@@ -211,6 +234,11 @@ def common_start(one: str, other: str) -> str:
 
 
 def _rendered(chat_format: ChatFormat, chat: Chat, **settings: bool) -> tuple[str, Any]:
+    """The text, and positions of blocks if requested, of a chat with fitted arguments."""
+    return _written(chat_format, chat_format.fitted(chat), **settings)
+
+
+def _written(chat_format: ChatFormat, chat: Chat, **settings: bool) -> tuple[str, Any]:
     """The text, and positions of blocks if requested. This is `apply_chat_template`, but without a
     new look-up of the tokenizer's special tokens for every chat."""
     from transformers.utils.chat_template_utils import render_jinja_template
@@ -245,6 +273,35 @@ def _for_template(message: Message, in_parts: bool) -> dict[str, Any]:
         raise ValueError("a message has images, and the model's folder has no processor of images")
     given.pop("images", None)
     return given
+
+
+def _with_fitted_calls(message: Message, ways: Mapping[bool, Way]) -> Message:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    changed: dict[str, Any] = {**message}
+    changed["tool_calls"] = [
+        fitted(call, ways[isinstance(call.get("function"), Mapping)]) for call in calls
+    ]
+    return Message(**changed)
+
+
+def _way(chat_format: ChatFormat, has_tools: bool, nested: bool) -> Way:
+    """How the template takes arguments, from a call with and without the tool's result."""
+    about = {"name": "look_up", "description": "", "parameters": {"type": "object"}}
+    tools = ({"type": "function", "function": about},) if has_tools else None
+    question: Message = {"role": "user", "content": "Hello"}
+    after: tuple[Message, ...] = (
+        {"role": "tool", "content": "1", "name": "look_up", "tool_call_id": "TemperId1"},
+        {"role": "assistant", "content": "One."},
+    )
+
+    def written(call: Call, results: tuple[Message, ...]) -> str:
+        calling: Message = {"role": "assistant", "content": "", "tool_calls": [dict(call)]}
+        return _written(chat_format, Chat((question, calling, *results), tools))[0]
+
+    ways = (way_of(partial(written, results=r), nested=nested) for r in (after, ()))
+    return next((way for way in ways if way is not None), "object")
 
 
 @cache

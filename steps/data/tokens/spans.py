@@ -115,6 +115,7 @@ class SpanFinder:
         Raises:
             MalformedRow: the template refuses the chat, or a span cannot be derived.
         """
+        chat = self.format.fitted(chat)
         self._refuse_spelled_out_ends([chat.messages[turn] for turn in turns])
         text, blocks = self._rendered(chat)
         trace = self._trace(chat, turns, text)
