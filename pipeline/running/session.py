@@ -166,13 +166,17 @@ def _planned(
     Returns the estimates that are shown, if there are any.
 
     Raises:
-        TemperError: a package that a step needs here is missing.
+        TemperError: a package that a step needs here is missing; or no launcher has the resources
+            that a step requests, and an estimate would take long.
     """
     from pipeline.show.terminal import show_plan
 
     session.plan()
-    waits = PLAN_ONLY not in os.environ
-    prices = session.prices(launcher, jobs, waits) if verbosity >= 0 else None
+    prices = session.prices(launcher, jobs) if verbosity >= 0 else None
+    if prices is not None and prices.awaited and PLAN_ONLY not in os.environ:
+        _require_what_steps_need(session, jobs, launcher)
+        session.wait(prices)
+        prices = session.prices(launcher, jobs)
     if verbosity >= 0:
         show_plan(session.console, session.current, verbosity > 0, prices, jobs)
     require_packages(session.current, launcher)
@@ -387,24 +391,21 @@ class _Session:
         """The steps that will run, or may run."""
         return [planned.step for planned in self.current.steps if planned.state is not State.CACHED]
 
-    def prices(self, launcher: "LauncherConfig | None", jobs: int, waits: bool) -> "Prices | None":
-        """The estimated cost of the plan; ``None`` if everything is cached. With `waits`, it waits
-        for estimates that take long."""
+    def prices(self, launcher: "LauncherConfig | None", jobs: int) -> "Prices | None":
+        """The estimated cost of the plan; ``None`` if everything is cached."""
         if self.current.is_complete:
             return None
         from pipeline.running.forecast import prices_of
 
-        prices = prices_of(self.current, self.catalog, launcher, jobs)
-        if waits and prices.awaited:
-            names = display_names(self.current)
-            of = ", ".join(visible(names[name]) for name in prices.awaited)
-            line = (
-                f"working out the memory of {of}, once; that takes minutes (--plan does not wait)"
-            )
-            self.console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
-            prices.wait()
-            prices = prices_of(self.current, self.catalog, launcher, jobs)
-        return prices
+        return prices_of(self.current, self.catalog, launcher, jobs)
+
+    def wait(self, prices: "Prices") -> None:
+        """Wait for the estimates that take long."""
+        names = display_names(self.current)
+        of = ", ".join(visible(names[name]) for name in prices.awaited)
+        line = f"working out the memory of {of}, once; that takes minutes (--plan does not wait)"
+        self.console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+        prices.wait()
 
     def resolver(self) -> Resolver:
         return Resolver(
@@ -557,6 +558,21 @@ def _placement(
     placement = Placement([opener(kind) for kind in config.use], asked, opener)
     placement.require(session.missing())
     return placement
+
+
+def _require_what_steps_need(
+    session: _Session, jobs: int, launcher: "LauncherConfig | None"
+) -> None:
+    """Refuse at once what would be refused after a long wait.
+
+    Raises:
+        TemperError: a package is missing, or no launcher has the resources that a step requests.
+    """
+    from pipeline.wire.lifeline import Lifeline
+
+    require_packages(session.current, launcher)
+    with contextlib.closing(Lifeline()) as lifeline:
+        _placement(session, jobs, launcher, lifeline)
 
 
 def _observer(session: _Session, board: "Board", mirror: "MirrorProcess | None") -> "Observer":

@@ -94,7 +94,9 @@ def test_a_run_waits_for_an_estimate_that_takes_long_and_a_plan_does_not(
     ASKED.clear()
     text = shown(*planned(store, it=price_is_slow()))
     assert "! price_is_slow: plan again" in text
-    assert not ASKED
+    with pytest.raises(TemperError, match="price_is_slow asks for tpu=v5p-8, and local has no TPU"):
+        run({"it": price_is_slow().on(tpu="v5p-8")}, store, console=console)
+    assert not ASKED  # what cannot run is refused without the wait
     run({"it": price_is_slow()}, store, console=console)
     assert ASKED == [1]
     said = console.file.getvalue()  # type: ignore[attr-defined]
