@@ -58,7 +58,7 @@ def _is_pointer(file: Path) -> bool:
 
 
 def _looks_whole(file: Path) -> bool:
-    """Whether a file begins and ends as a JSON object does. Some are too long to parse for a plan."""
+    """Whether a file begins and ends as a JSON object; some are too long to parse for a plan."""
     first, last = _ends(file)
     return first.lstrip()[:1] == b"{" and last.rstrip()[-1:] == b"}"
 

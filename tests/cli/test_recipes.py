@@ -167,7 +167,8 @@ def test_a_mistake_in_a_file_is_one_sentence(content: str, error: str) -> None:
 
 def test_a_typed_path_replaces_the_file_s() -> None:
     Path("r.yaml").write_text("recipe: dpo\nmodel: {path: no/model}")
-    assert "model typed.gguf does not exist" in temper("run", "r.yaml", "--model", "typed.gguf").error
+    told = temper("run", "r.yaml", "--model", "typed.gguf").error
+    assert "model typed.gguf does not exist" in told
 
 
 def test_nothing_is_overwritten() -> None:
