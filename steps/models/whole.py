@@ -107,8 +107,9 @@ def weights_fault(file: Path) -> str:
     if size < (whole := 8 + length + max(ends, default=0)):
         return f"has a {file.name} that is cut off: {size} of {whole} bytes"
     for name, tensor in header.items():
-        if name.endswith("weight") and _NO_FLOATS.match(str(tensor.get("dtype"))):
-            return f"has quantised weights: {name} of {file.name} has no floats"
+        match tensor:
+            case {"dtype": str(dtype)} if name.endswith("weight") and _NO_FLOATS.match(dtype):
+                return f"has quantised weights: {name} of {file.name} has no floats"
     return ""
 
 
