@@ -440,7 +440,7 @@ def refuse_no_model(source: File | HubModel, **_: object) -> None:
         raise TemperError(f"model {source.url} is no model: it has no config.json{meant}")
     if path.is_dir() and (fault := fault_of(path)):
         raise TemperError(
-            f"model {source.url} is not whole: it {fault}; copy its files again from the model "
+            f"model {source.url} cannot be used: it {fault}; copy its files again from the model "
             "it was made from, or name another folder with model.path"
         )
     if path.is_file() and not _is_gguf(path):

@@ -51,6 +51,9 @@ class _EachKeyOnce(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_EachKeyOnce.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A shipped experiment under a short name.
@@ -273,13 +276,35 @@ def _from_file(asked: Asked) -> tuple[Asked, list[str]]:
         raise TemperError(
             f"{file}: recipe: {content['recipe']}; name one that temper recipes lists"
         )
+    if "defaults" in content:
+        raise TemperError(
+            f"{file} takes no defaults list; name a choice as a setting, as in `model: local` or "
+            "`dpo/loss: ipo`"
+        )
     settings = {str(name): value for name, value in content.items() if name != "recipe"}
     found: dict[str, str | None] = {"data": asked.data, "model": asked.model}
     for name in found:
         if isinstance(settings.get(name), str):
             found[name] = found[name] or settings.pop(name)
             settings.pop(name, None)
-    return Asked(content["recipe"], **found, others=asked.others), list(_settings(settings))
+    chosen = [_with_path(settings, name, bool(found[name])) for name in found]
+    try:
+        typed = [*filter(None, chosen), *_settings(settings)]
+    except RecursionError:
+        raise TemperError(f"{file}: a group contains itself, by an anchor; leave it out") from None
+    return Asked(content["recipe"], **found, others=asked.others), typed
+
+
+def _with_path(settings: dict[str, Any], name: str, is_typed: bool) -> str:
+    """The option of a group whose path a file gives; a typed one replaces that path."""
+    group = settings.get(name)
+    if not isinstance(group, Mapping) or "path" not in group:
+        return ""
+    if is_typed:
+        rest = {key: value for key, value in settings.pop(name).items() if key != "path"}
+        settings.update({name: rest} if rest else {})
+        return ""
+    return {"data": "data=mine", "model": "model=local"}[name]
 
 
 def _settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -99,6 +99,27 @@ def _copy_processor(source: str, where: dict[str, Any], output: Path) -> None:
             shutil.copyfile(found, output / name)
 
 
+_TO_CONVERT = (
+    "it has no tokenizer.json, and what converts its tokenizer is not installed here: write one "
+    "with `pip install sentencepiece tiktoken protobuf` and "
+    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+)
+_MEANINGS = {
+    "backend tokenizer from": _TO_CONVERT,
+    "read a `tiktoken` file": _TO_CONVERT,
+    "requires the SentencePiece": _TO_CONVERT,
+    "trust_remote_code": "it brings code of its own, which is not run; take a model whose "
+    "architecture transformers has",
+    "Unrecognized configuration class": "its config.json describes no language model that "
+    "predicts the next token; take one that does",
+    "does not recognize this architecture": "this transformers does not know the model_type in its "
+    "config.json; check it, or `pip install -U transformers`",
+    "Weights only load failed": "its .bin file is damaged, or holds more than weights; take the "
+    "model as .safetensors",
+}
+"""What errors of transformers mean here, by a part of their text."""
+
+
 @contextmanager
 def _loading(what: str, source: str) -> Iterator[None]:
     """Turn any error of transformers in loading a model into one sentence.
@@ -114,7 +135,11 @@ def _loading(what: str, source: str) -> Iterator[None]:
 
 @execution_detail
 def _unloadable(what: str, source: str, error: Exception) -> str:
-    said = " ".join(str(error).split())[:300] or type(error).__name__
+    said = " ".join(str(error).split()) or type(error).__name__
+    for text, meaning in _MEANINGS.items():
+        if text in said:
+            return f"cannot load a {what} from {source}: {meaning}"
+    said = said[:300]
     if Path(source).exists():
         advice = "are its files whole, and of an architecture that this transformers knows?"
     else:

@@ -5,11 +5,17 @@ It finds copies that are cut off, pointers of git-lfs and missing shards before 
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_WEIGHTS = (".safetensors", ".bin", ".index.json", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""The files that transformers reads, each also in shards, which a file with ``_INDEX`` names."""
+_INDEX = ".index.json"
+_DEQUANTISED = ("mxfp4", "fp8")
+"""Quantisations whose weights transformers turns into floats."""
+_NO_FLOATS = re.compile(r"(BOOL|[IU]\d+)")
 _LFS = b"version https://git-lfs"
 _LONGEST_HEADER = 100 * 2**20
 """Bytes; safetensors itself reads none that is longer."""
@@ -22,26 +28,59 @@ def fault_of(folder: Path) -> str:
 
 def _faults(folder: Path) -> Iterator[str]:
     names = sorted(os.listdir(folder))
-    lowered = [name.lower() for name in names]
-    if not any(name.endswith(_WEIGHTS) for name in lowered):
-        yield "has no weights (model.safetensors)"
-    if not any("token" in n or "vocab" in n or n.endswith(".model") for n in lowered):
+    for name in names:
+        if not (folder / name).exists():
+            yield f"has a {name} that is a link to nothing"
+        if _is_pointer(folder / name):
+            yield f"holds only git-lfs' pointer to {name} (`git lfs pull` gets the file)"
+    if not any(name.removesuffix(_INDEX) in _WEIGHTS for name in names):
+        shards = next((name for name in names if name.endswith(".safetensors")), "")
+        yield "has no weights (model.safetensors)" + (
+            f", and no model.safetensors.index.json that names {shards}" if shards else ""
+        )
+    if not any("token" in n or "vocab" in n or n.endswith(".model") for n in map(str.lower, names)):
         yield "has no tokenizer (tokenizer.json)"
     if "config.json" in names:
         yield from _config_faults(folder / "config.json")
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        if name in names and not _looks_whole(folder / name):
+            yield f"has a {name} that is no JSON object, or is cut off"
     for name in names:
-        if name.endswith(".safetensors.index.json"):
+        if name.endswith(f".safetensors{_INDEX}"):
             yield from _index_faults(folder / name)
     for name in names:
         if name.endswith(".safetensors") and (fault := weights_fault(folder / name)):
             yield fault
 
 
+def _is_pointer(file: Path) -> bool:
+    return file.is_file() and _ends(file)[0].startswith(_LFS)
+
+
+def _looks_whole(file: Path) -> bool:
+    """Whether a file begins and ends as a JSON object; some are too long to parse for a plan."""
+    first, last = _ends(file)
+    return first.lstrip()[:1] == b"{" and last.rstrip()[-1:] == b"}"
+
+
+def _ends(file: Path) -> tuple[bytes, bytes]:
+    """Up to 64 bytes from either end of a file."""
+    with file.open("rb") as opened:
+        first = opened.read(64)
+        opened.seek(max(0, file.stat().st_size - 64))
+        return first, opened.read()
+
+
 def _config_faults(file: Path) -> Iterator[str]:
-    if not isinstance(config := _read(file), dict):
-        yield "has a config.json that is no JSON object"
-    elif "model_type" not in config:
-        yield "has a config.json that names no model_type"
+    match _read(file):
+        case {"quantization_config": {"quant_method": str(method)}} if method not in _DEQUANTISED:
+            yield f"has weights that {method} has quantised, and that cannot be trained"
+        case {"model_type": str()}:
+            return
+        case dict():
+            yield "has a config.json that names no model_type"
+        case _:
+            yield "has a config.json that is no JSON object"
 
 
 def _index_faults(file: Path) -> Iterator[str]:
@@ -60,10 +99,6 @@ def weights_fault(file: Path) -> str:
     """What is wrong with a file of safetensors: its size must be what its header says."""
     size = file.stat().st_size
     with file.open("rb") as opened:
-        first = opened.read(len(_LFS))
-        if first == _LFS:
-            return f"holds only git-lfs' pointer to {file.name} (`git lfs pull` gets the file)"
-        opened.seek(0)
         length = int.from_bytes(opened.read(8), "little")
         header = _parsed(opened.read(length)) if length <= min(size, _LONGEST_HEADER) else None
     if not isinstance(header, dict):
@@ -71,6 +106,10 @@ def weights_fault(file: Path) -> str:
     ends = [_end_of(tensor) for name, tensor in header.items() if name != "__metadata__"]
     if size < (whole := 8 + length + max(ends, default=0)):
         return f"has a {file.name} that is cut off: {size} of {whole} bytes"
+    for name, tensor in header.items():
+        match tensor:
+            case {"dtype": str(dtype)} if name.endswith("weight") and _NO_FLOATS.match(dtype):
+                return f"has quantised weights: {name} of {file.name} has no floats"
     return ""
 
 

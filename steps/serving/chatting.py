@@ -5,6 +5,7 @@ from ``--prompt`` or standard input it is a filter: only the answer goes to stan
 without a chat template continues the text instead.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -122,9 +123,15 @@ class _Talk:
 
 
 def _prompt(given: str | None) -> str | None:
-    """The single prompt to answer; ``None`` for a conversation on a terminal."""
+    """The single prompt to answer; ``None`` for a conversation on a terminal.
+
+    Raises:
+        TemperError: it is no text in UTF-8.
+    """
     if given == "-" or (given is None and not sys.stdin.isatty()):
-        return sys.stdin.read().removesuffix("\n")
+        given = sys.stdin.read().removesuffix("\n")
+    if given and re.search(r"[\ud800-\udfff]", given):  # Python reads other bytes as these
+        raise TemperError("the prompt is no text in UTF-8; convert it, as with iconv")
     return given
 
 

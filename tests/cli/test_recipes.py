@@ -153,12 +153,22 @@ def test_a_mistake_is_one_sentence(words: list[str], error: str) -> None:
         ("recipe: dpo\n\tdpo: 1", "line 2: found character '\\t'"),
         ("recipe: dpo\ndpo: {epochs: 1}\ndpo: {batch_size: 2}", "line 3: dpo stands there twice"),
         ("recipe: dpo\ndpo: [epochs]", "dpo is no single setting; set one of it, as in dpo."),
+        ("recipe: dpo\ndpo: &a {dpo: *a}", "r.yaml: a group contains itself"),
+        ("recipe: dpo\ndefaults: [dpo]", "r.yaml takes no defaults list; name a choice"),
+        ("recipe: dpo\nscale: 2024-01-01", "scale=2024-01-01"),
+        ("recipe: dpo\nmodel: {path: no/a/model}", "no/a/model does not exist"),
         ("recipe: dpo\nbeta: 0.1", "unknown config key 'beta'; did you mean dpo.loss.beta=0.1?"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_sentence(content: str, error: str) -> None:
     Path("r.yaml").write_text(content)
     assert error in temper("run", "r.yaml").error
+
+
+def test_a_typed_path_replaces_the_file_s() -> None:
+    Path("r.yaml").write_text("recipe: dpo\nmodel: {path: no/model}")
+    told = temper("run", "r.yaml", "--model", "typed.gguf").error
+    assert "model typed.gguf does not exist" in told
 
 
 def test_nothing_is_overwritten() -> None:

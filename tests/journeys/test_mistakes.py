@@ -73,6 +73,9 @@ BROKEN_MODELS = {
     "pointer": ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n"),
     "lacks-shards": ("model.safetensors.index.json", b'{"weight_map": {"a": "2.safetensors"}}'),
     "broken-config": ("config.json", b"{"),
+    "tokenless": ("tokenizer.json", b"version https://git-lfs.github.com/spec/v1\n"),
+    "halved": ("tokenizer.json", b'{"model": {'),
+    "quantised": ("config.json", b'{"quantization_config": {"quant_method": "gptq"}}'),
     "typeless": ("config.json", b'{"hidden_size": 64}'),
 }
 PAIRS = [{"prompt": f"Question {n}?", "chosen": "Yes.", "rejected": "No."} for n in range(20)]
@@ -229,6 +232,9 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["data.path=models/good"], ["is a model and no data: model=local model.path=models/good"]),
     (["model.chat_template=docs"], ["model.chat_template=docs is a folder"]),
     (["model.path=typeless"], ["a config.json that names no model_type"]),
+    (["model.path=tokenless"], ["git-lfs' pointer to tokenizer.json"]),
+    (["model.path=halved"], ["a tokenizer.json that is no JSON object, or is cut off"]),
+    (["model.path=quantised"], ["weights that gptq has quantised"]),
     (["model.path=fake.gguf"], ["fake.gguf is no GGUF file", "download it again"]),
     (
         ["model=local", "model.path=HuggingFaceTB/SmolLM2-135M"],

@@ -173,6 +173,11 @@ def test_a_reward_model_is_no_language_model(chat_model: Path, tmp_path: Path) -
         call(str(folder), "-p", PROMPT)
 
 
+def test_a_prompt_that_is_no_text_is_refused(chat_model: Path) -> None:
+    with pytest.raises(TemperError, match="the prompt is no text in UTF-8"):
+        call(str(chat_model), "-p", "caf\udce9")
+
+
 def test_settings_that_cannot_be_are_refused(chat_model: Path) -> None:
     with pytest.raises(TemperError, match="top_p must be above 0"):
         call(str(chat_model), "-p", PROMPT, "--top-p", "0")
