@@ -146,7 +146,8 @@ class StepFunction:
         self.estimate = estimate
         self.needs_packages = tuple(needs_packages)
         self.refuses = refuses
-        self._load = function.__globals__.get("__spec__")  # another one after a reload
+        # another one after a reload
+        self._load = inspect.unwrap(function).__globals__.get("__spec__")
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
         parameters = list(inspect.signature(function).parameters.values())

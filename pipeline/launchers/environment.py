@@ -13,13 +13,16 @@ from pipeline.taken_names import require_ours
 from pipeline.wire.lifeline import WORKER_ENVIRONMENT
 
 
-def import_path() -> str:
+def import_path(python: str = sys.executable) -> str:
     """A ``PYTHONPATH`` with which a worker imports the same modules as the driver, from the same
     places in the same order.
 
     It lacks the folders that Python itself puts last. With them, another Python that a step starts
     would import the driver's libraries in place of its own. (If the driver has put folders behind
     those, only the whole path has the same order.)
+
+    Args:
+        python: the worker's interpreter; one other than the driver's gets the whole path.
 
     Raises:
         TemperError: a file of the user has the name of our package and comes first on the path.
@@ -29,7 +32,10 @@ def import_path() -> str:
     library = _library()
     own = list(takewhile(lambda folder: folder not in library, folders))
     usual = {*library, *_installed()}
-    if all(folder in usual or not os.path.exists(folder) for folder in folders[len(own) :]):
+    is_ours = python == sys.executable
+    if is_ours and all(
+        folder in usual or not os.path.exists(folder) for folder in folders[len(own) :]
+    ):
         folders = own
     return os.pathsep.join(folders)
 
@@ -51,10 +57,14 @@ def _installed() -> Iterator[str]:
                 yield from (os.path.abspath(os.path.join(folder, line.strip())) for line in lines)
 
 
-def job_environment() -> dict[str, str]:
-    """The environment of a worker whose engine does not pass on the driver's environment."""
+def job_environment(python: str | None) -> dict[str, str]:
+    """The environment of a worker whose engine does not pass on the driver's environment.
+
+    Args:
+        python: the worker's interpreter; None for the driver's.
+    """
     return {
-        "PYTHONPATH": import_path(),
+        "PYTHONPATH": import_path(python or sys.executable),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         WORKER_ENVIRONMENT: "1",

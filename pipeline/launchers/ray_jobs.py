@@ -147,7 +147,7 @@ class Ray:
 
     def _runtime_environment(self, task: Task) -> dict[str, Any]:
         environment = {
-            **job_environment(),
+            **job_environment(self.config.python),
             **task.environment,
             "RAY_JOB_STOP_WAIT_TIME_S": str(int(self.config.grace_seconds) + 1),
         }

@@ -152,7 +152,7 @@ class Slurm:
         ]
         python = self.config.python or sys.executable
         worker = shlex.join([python, "-P", "-m", "pipeline.worker.attempt", task.spec_url])
-        environment = {**job_environment(), **task.environment}
+        environment = {**job_environment(self.config.python), **task.environment}
         exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
         return _SCRIPT.format(
             options="\n".join(lines),

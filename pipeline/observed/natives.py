@@ -16,7 +16,7 @@ _LIBRARIES = frozenset(
     | {"lxml", "soundfile"}
 )
 _WRITES = ("write", "save", "sink", "export", "dump", "imwrite")
-_MODES = frozenset("wax") | {"w-", "wb", "ab", "xb"}
+_MODES = frozenset({"w", "w-", "wb", "x", "xb"})
 
 
 def install(name: str, note: Callable[[Any], None]) -> None:
@@ -66,9 +66,10 @@ def _root(node: ast.expr) -> str:
 
 def _writes(call: ast.Call) -> bool:
     called = call.func.attr if isinstance(call.func, ast.Attribute) else _root(call.func)
-    given = (*call.args[1:], *(keyword.value for keyword in call.keywords))
+    given = (*call.args[1:2], *(word.value for word in call.keywords if word.arg == "mode"))
     modes = (value.value for value in given if isinstance(value, ast.Constant))
-    return called.startswith(_WRITES) or any(mode in _MODES for mode in modes)
+    writes = called.startswith(_WRITES) or "writ" in called.lower()
+    return writes or any(mode in _MODES for mode in modes)
 
 
 def _looked_at(argument: ast.expr, name: str) -> ast.expr:

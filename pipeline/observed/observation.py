@@ -70,6 +70,11 @@ _BELOW_A_VARIABLE = re.compile(r"""(?:\$\w+|[)}])["']?/([\w./-]+)""")
 """In a command, the rest of a path like ``$HERE/file``, ``${HERE}/file`` or ``$(pwd)/file``."""
 _SCRIPT_BYTES = 2**16
 _MOST_GIVEN = 1000
+_LONGEST_PATH = 4096
+_LIKE_A_PATH = re.compile(r"[\w~-].*/.*|[./]*[\w~-].*/|.*\w\.\w+|/[\w.~-]+.*", re.DOTALL)
+_QUOTED = re.compile(r"'([^'\n]+)'")
+"""A text in a query of SQL, which may name a file."""
+_RUN_BY_SHELL = re.compile(r"#!.*\b\w*sh\b")
 _BLOCK_BYTES = 4 * 2**20
 _SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run")
 _MADE_BY_TOOLS = ("/__pycache__/", ".egg-info/", ".dist-info/")
@@ -439,18 +444,17 @@ class _Hook:
 
     def note_given(self, value: Any) -> None:
         """Record the files that code gave to a library which opens files in native code."""
-        if isinstance(value, str | bytes | os.PathLike):
+        if isinstance(value, str | os.PathLike):
             self.tell(self._note_given, value)
         elif isinstance(value, list | tuple) and len(value) <= _MOST_GIVEN:
             for inner in value:
                 self.note_given(inner)
 
     def _note_given(self, value: Any) -> None:
-        text = os.fsdecode(value)
-        if len(text) > _SCRIPT_BYTES or ("given", text) in self._seen:
-            return
-        self._seen.add(("given", text))
-        for name in {text, *_pieces(text)}:
+        for name in [os.fsdecode(value)] if isinstance(value, os.PathLike) else _paths_in(value):
+            if ("given", name) in self._seen:
+                continue
+            self._seen.add(("given", name))
             for found in glob.glob(name, recursive=True) if "*" in name else [name]:
                 self._note_all(self._path(found))
             if "*" in name:
@@ -460,7 +464,8 @@ class _Hook:
         """Record a file, or all files below a folder."""
         if path is None or not self._counts(path) or not os.path.exists(path):
             return
-        for folder, _, names in os.walk(path):
+        for folder, inner, names in os.walk(path):
+            inner[:] = [name for name in inner if self._counts(os.path.join(folder, name))]
             self._note_listed(folder)
             for name in names:
                 self._note_all(os.path.join(folder, name))
@@ -804,11 +809,18 @@ def _pieces(word: str) -> list[str]:
     return found + [piece.partition("=")[2] for piece in found if "=" in piece]
 
 
+def _paths_in(text: str) -> Iterator[str]:
+    """What may be a path in a text: the whole, or a quoted part of a query. A bare word is none: it
+    is a name of a column more often than of a folder."""
+    if len(text) <= _LONGEST_PATH and "\0" not in text:
+        yield from filter(_LIKE_A_PATH.fullmatch, (text, *_QUOTED.findall(text)))
+
+
 def _words_of_script(path: str) -> list[str]:
     """The words of a shell script, which may name files; empty for any other file."""
     with open(path, "rb") as file:
         text = file.read(_SCRIPT_BYTES).decode("utf-8", "replace")
-    is_script = path.endswith((".sh", ".bash")) or text.partition("\n")[0].endswith("sh")
+    is_script = path.endswith((".sh", ".bash")) or _RUN_BY_SHELL.match(text)
     return [piece for line in text.split("\n") for piece in _pieces(line)] if is_script else []
 
 

@@ -224,7 +224,8 @@ def _tap_processes(hook: Hook) -> None:
         return plain(*given[:_ENV], environment, *given[_ENV + 1 :])
 
     def posix_spawn(path: Any, argv: Any, env: Any, /, **how: Any) -> int:
-        given = [os.fsencode(k) + b"=" + os.fsencode(v) for k, v in (env or os.environ).items()]
+        environment = os.environ if env is None else env
+        given = [os.fsencode(k) + b"=" + os.fsencode(v) for k, v in environment.items()]
         return plain_spawn(path, argv, _entries(hook.environment(given)), **how)
 
     def system(command: Any) -> int:

@@ -232,8 +232,8 @@ def _local_input(store: Store, position: int, entry: InputSpec) -> Iterator[Arti
         return kind(Path(path), entry.step, entry.digest)
 
     if store.is_local:
-        made, before = artifact(entry.content), states_of(entry)
-        yield made
+        before = states_of(entry)
+        yield artifact(entry.content)
         require_unchanged(entry, before)
     else:
         with tempfile.TemporaryDirectory(prefix="temper-input-") as folder:

@@ -77,7 +77,8 @@ def require_unchanged(entry: InputSpec, before: States) -> None:
         TemperError: a file was changed or added.
     """
     now = states_of(entry)
-    changed = [name for name in now if now[name] != before.get(name)]
+    touched = [name for name in now if now[name] != before.get(name)]
+    changed = [n for n in touched if describe(Path(entry.content, n)) != entry.files[n]]
     if changed or (changed := strangers(entry.content, entry.files)):
         raise TemperError(
             f"{changed[0]} in the input from {entry.step} was written while the step ran; a step "

@@ -7,6 +7,7 @@ Tensors above 32 MiB are still returned at once.
 """
 
 import ctypes
+import os
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # parameters of mallopt in glibc
 _KEPT = 2**30
@@ -16,6 +17,8 @@ _LARGE = 32 * 2**20
 
 def keep_freed_memory() -> None:
     """Keep up to a GiB of freed memory in this process; without glibc, nothing changes."""
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return  # the user has decided
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

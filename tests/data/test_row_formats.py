@@ -155,7 +155,8 @@ def test_a_weight_is_read_where_its_field_is_named() -> None:
 
     assert weighted.parse({**BOTH, "weight": 2}, "1").weight == 2.0
     assert PAIR.parse({**BOTH, "weight": 2}, "1").weight is None
-    for wrong in (None, -1, "2", math.inf):
+    assert weighted.parse({**BOTH, "weight": "2"}, "1").weight == 2.0
+    for wrong in (None, -1, "N/A", math.inf):
         with pytest.raises(MalformedRow, match="weight not a number: weight is"):
             weighted.parse({**BOTH, "weight": wrong}, "1")
 

@@ -24,7 +24,7 @@ def _leave_the_path():
 
 
 def _join():
-    if any("pipeline.worker" in word for word in sys.orig_argv):
+    if any(f"{word}.".startswith("pipeline.worker.") for word in sys.orig_argv):
         return  # a rank or its parent; it joins by itself
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     stubs = {"pipeline": os.path.dirname(folder), "pipeline.observed": folder}
