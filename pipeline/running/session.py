@@ -249,9 +249,8 @@ def require_packages(plan: Plan, launcher: "LauncherConfig | None" = None) -> No
 def _named(roots: Mapping[str, Step] | Iterable[Step]) -> Mapping[str, Step]:
     """Roots by name; for a list, by the steps' names and labels."""
     if isinstance(roots, Step | str) or not isinstance(roots, Iterable):
-        raise TemperError(
-            f"run({reprlib.repr(roots)}): give the steps that are wanted as a list or a dict"
-        )
+        given = str(roots) if isinstance(roots, Step) else reprlib.repr(roots)
+        raise TemperError(f"run({given}): give the steps that are wanted as a list or a dict")
     if isinstance(roots, Mapping):
         return {str(name): root for name, root in roots.items()}
     steps: list[Step] = list(roots)

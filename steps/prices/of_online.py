@@ -5,13 +5,14 @@ reference if the method needs one. On the host it holds a copy of the policy's w
 `lag` one more for each iteration of it; checkpoints hold those of the lag too.
 """
 
+import json
 from dataclasses import replace
 from typing import Any
 
-from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
+from pipeline.price.estimator import Call, Estimator, Foreseen, Made, Sizes
 from steps.generation.config import SamplingConfig
 from steps.models.config import Dtype
-from steps.prices.model_sizes import BYTES, folder_bytes
+from steps.prices.model_sizes import BYTES, folder_bytes, of_config
 from steps.prices.of_generation import drawing_seconds, engine_memory
 from steps.prices.of_training import (
     Rows,
@@ -88,4 +89,11 @@ def _seconds(call: Call, model: Sizes, size: float) -> float | None:
     return speed.start + speed.files(2 * size) + iterations * (drawing + training)
 
 
-ONLINE = Estimator(_online)
+def _of_run(made: Made) -> Sizes:
+    """The sizes of the model in a run that is done."""
+    config = json.loads(made.read("model/config.json") or b"{}")
+    size = sum(e.size for name, e in made.manifest.files.items() if name.startswith("model/"))
+    return {"parts": {"model": {**of_config(config), "bytes": size}}} if config else {}
+
+
+ONLINE = Estimator(_online, _of_run)

@@ -61,8 +61,8 @@ class OptimizerConfig:
         adam_beta2: the decay of the running mean of squared gradients.
         adam_epsilon: added to the square root of the mean of squared gradients.
         max_grad_norm: gradients with a larger norm are scaled down to this norm; null: never.
-        eight_bit: keep the two running means of a matrix in 8 bits a number, in place of 32, except
-            those of embeddings; by bitsandbytes, on one device.
+        eight_bit: keep the two running means of a parameter of at least 4,096 numbers in 8 bits
+            each, in place of 32, except those of embeddings; by bitsandbytes, on one device.
     """
 
     learning_rate: float = 5e-6

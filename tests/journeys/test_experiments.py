@@ -111,10 +111,13 @@ def test_what_a_config_asks_of_hydra_itself_is_done(
     )
     (tmp_path / "painted.py").write_text(
         "import os\n"
+        "from pipeline import Output, step\n"
         "from pipeline.experiment import ExperimentConfig, main\n"
+        "@step\n"
+        "def paint(out: Output) -> None: ...\n"
         "def painted(cfg: ExperimentConfig) -> dict:\n"
         "    print('painted', cfg.jobs, os.environ.get('COLOUR', ''))\n"
-        "    return {}\n"
+        "    return {'paint': paint()}\n"
         "main(painted)\n"
     )
     asked = "jobs=1,2" if len(jobs) > 1 else "jobs=1"

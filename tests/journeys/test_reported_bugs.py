@@ -30,7 +30,7 @@ from steps.jax_backend.backend_choice import JaxTraining
 from steps.jax_backend.config import JaxScoring
 from steps.kinds import Model, PairTokens
 from steps.losses.dpo import Dpo
-from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig
+from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model
 from steps.models.importing import import_pretrained
 from steps.models.workplace import Workplace
@@ -202,6 +202,8 @@ OTHER: dict[str, Any] = {
     "adam_beta2": 0.99,
     "adam_epsilon": 1e-6,
     "max_grad_norm": None,
+    "eight_bit": True,
+    "quantization": Quantization.nf4,
     "eval_every_steps": 2,
     "keep_best": "eval_rewards/margins",
     "early_stop_patience": 3,
@@ -234,7 +236,7 @@ def test_no_setting_is_left_out_of_what_a_result_is_cached_under(
     assert len(set(fingerprints.values())) == len(fingerprints)
     fingerprints = {"as it is": reference(ReferenceConfig())}
     fingerprints |= {name: reference(config) for name, config in settings_of(ReferenceConfig())}
-    assert len(set(fingerprints.values())) == len(fingerprints) == 5
+    assert len(set(fingerprints.values())) == len(fingerprints) == 6
 
 
 # --- losses --------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ EXCHANGED_KEYS = frozenset({"system", *(key for keys in _EXCHANGES for key in ke
 """The keys of a question with its answer that are read."""
 
 _DIALOGUE = re.compile(
-    r"\n\nHuman:"
+    r"\r?\n\r?\nHuman:"
     r"|\s*(?:Human:.*\n\s*Assistant:|### ?Human:.*### ?Assistant:|USER:.*\bASSISTANT:|prompter:)",
     re.DOTALL,
 )
@@ -49,11 +49,12 @@ _MARKERS = (
     re.compile(r"(?<![^\s>])(USER|ASSISTANT|FUNCTION RESPONSE):"),  # Vicuna, Glaive
 )
 _MARK_LEFT = re.compile(
-    r"^\W*(?:Human|Assistant|User|System|Function Response)\s?:|### ?(?:Human|Assistant):"
+    r"^[^\w\n]*(?:Human|Assistant|User|System|Function Response)\s?:|### ?(?:Human|Assistant):"
     r"|(?-i:\b(?:USER|ASSISTANT|FUNCTION RESPONSE):)",
     re.IGNORECASE | re.MULTILINE,
 )
 """What may be a mark, where none was read as one; `user:` within a line is none."""
+_HH_LEFT = re.compile(r"^(?:Human|Assistant):", re.MULTILINE)
 _SPEAKERS = {
     **dict.fromkeys(("Human", "USER"), "user"),
     **dict.fromkeys(("Assistant", "ASSISTANT"), "assistant"),
@@ -113,12 +114,20 @@ def dialogue(value: Any, field: str) -> Messages:
         if len(pieces) > (0 if marker is HH_MARKER else 2) and not before.strip():
             marks = [whole[: found.start(1)] for found in marker.finditer(whole)]
             said = list(zip(pieces[::2], pieces[1::2], strict=True))
-            _refuse_quoted(said, marks, field)
-            return tuple(
-                Message(role=_SPEAKERS[who], content=_END.sub("", what).strip())
-                for who, what in said
-            )
+            if marker is not HH_MARKER:
+                _refuse_quoted(said, marks, field)
+                said = _without_ends(said)
+            elif any(_HH_LEFT.search(what) for _, what in said):
+                raise _uncertain(field, "a turn has what may be another mark in it")
+            return tuple(Message(role=_SPEAKERS[who], content=what.strip()) for who, what in said)
     return ()
+
+
+def _without_ends(said: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+    """The turns without a model's mark of the end, if all of the assistant's have it."""
+    if all(_END.search(what) for who, what in said if _SPEAKERS[who] == "assistant"):
+        return [(who, _END.sub("", what)) for who, what in said]
+    return said
 
 
 def _refuse_quoted(said: Sequence[tuple[str, str]], before: Sequence[str], field: str) -> None:
@@ -143,11 +152,15 @@ def _refuse_quoted(said: Sequence[tuple[str, str]], before: Sequence[str], field
     if any(who == "USER" and not _place(at) for (who, _), at in zip(said, before, strict=True)):
         found = "USER: stands within a line"
     if found:
-        raise MalformedRow(
-            "dialogue in one string",
-            f"{field}: {found}, so it is not certain who says what; write messages with role and "
-            "content, and name their column with data.fields",
-        )
+        raise _uncertain(field, found)
+
+
+def _uncertain(field: str, why: str) -> MalformedRow:
+    return MalformedRow(
+        "dialogue in one string",
+        f"{field}: {why}, so it is not certain who says what; write messages with role and "
+        "content, and name their column with data.fields",
+    )
 
 
 def _place(before: str) -> str:
@@ -250,7 +263,7 @@ def is_dialogue(prompt: Any) -> bool:
     """Whether a prompt is a text of turns, as in HH-RLHF, in which the assistant speaks next."""
     if not isinstance(prompt, str) or not _DIALOGUE.match(prompt):
         return False
-    return prompt.rstrip().endswith("\n\nAssistant:")
+    return prompt.rstrip().replace("\r\n", "\n").endswith("\n\nAssistant:")
 
 
 def history(value: Any, field: str) -> Messages:

@@ -80,7 +80,7 @@ def _object_in(text: str) -> Any:
     if text.strip() and not text.lstrip().startswith("{"):
         return text
     try:
-        return json.loads(text.strip() or "{}", object_pairs_hook=_without_double)
+        return json.loads(text.strip() or "{}", object_pairs_hook=_without_double, strict=False)
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"the arguments of a call are no JSON object, which the chat template takes ({error})"

@@ -102,7 +102,8 @@ class ChatFormat:
     def _ways(self) -> Mapping[tuple[bool, bool], Way]:
         """How the template takes the arguments of calls, by whether a chat has tools and whether a
         call is nested. The same for every row, whatever its own calls are."""
-        return {key: _way(self, *key) for key in product((False, True), repeat=2)}
+        both = (False, True)
+        return {(tools, nested): _way(self, tools, nested) for tools, nested in product(both, both)}
 
     def fitted(self, chat: Chat) -> Chat:
         """The chat with the arguments of its calls as the template takes them.
@@ -112,7 +113,8 @@ class ChatFormat:
         """
         if not any(message.get("tool_calls") for message in chat.messages):
             return chat
-        ways = {nested: self._ways[chat.tools is not None, nested] for nested in (False, True)}
+        has_tools = chat.tools is not None
+        ways: dict[bool, Way] = {n: self._ways[has_tools, n] for n in (False, True)}
         try:
             messages = tuple(_with_fitted_calls(message, ways) for message in chat.messages)
         except ValueError as error:
@@ -300,8 +302,11 @@ def _way(chat_format: ChatFormat, has_tools: bool, nested: bool) -> Way:
         calling: Message = {"role": "assistant", "content": "", "tool_calls": [dict(call)]}
         return _written(chat_format, Chat((question, calling, *results), tools))[0]
 
-    ways = (way_of(partial(written, results=r), nested=nested) for r in (after, ()))
-    return next((way for way in ways if way is not None), "object")
+    for results in (after, ()):
+        way = way_of(partial(written, results=results), nested=nested)
+        if way is not None:
+            return way
+    return "object"
 
 
 @cache
