@@ -10,7 +10,7 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, fields, is_dataclass
 from types import FrameType, ModuleType
 from typing import Any
@@ -179,7 +179,8 @@ def _of_call(said: str, frames: Sequence[FrameType]) -> str:
             return undecorated(below, argument)
     *outer, last = argument.split(".")
     for field in _fields_of(called):
-        if last in _fields_by_name(inner := _default(field)) and outer in ([], [field.name]):
+        inner = _default(field)
+        if outer in ([], [field.name]) and last in (f.name for f in _fields_of(inner)):
             return (
                 f"{name} takes no {argument}, which is a setting of {field.name}: write "
                 f"{field.name}={type(inner).__name__}({last}=…)"
@@ -187,12 +188,8 @@ def _of_call(said: str, frames: Sequence[FrameType]) -> str:
     return f"{name} takes no {argument}; {cut(hint(argument, takes), 300)}"
 
 
-def _fields_of(called: Any) -> Sequence[Field[Any]]:
-    return fields(called) if is_dataclass(called) else ()
-
-
-def _fields_by_name(value: Any) -> Mapping[str, Field[Any]]:
-    return getattr(value, "__dataclass_fields__", {})
+def _fields_of(value: Any) -> Sequence[Field[Any]]:
+    return fields(value) if is_dataclass(value) else ()
 
 
 def _default(field: Field[Any]) -> Any:

@@ -29,8 +29,23 @@ from pipeline.errors import TemperError
 from pipeline.redaction import shown
 
 
+class FolderPath:
+    """A folder that is also its path, for ``open``, ``os`` and f-strings; ``/`` is the path of a
+    file in it."""
+
+    path: Path
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    __str__ = __fspath__
+
+
 @dataclass(frozen=True)
-class Artifact:
+class Artifact(FolderPath):
     """An input as a running step function sees it: a local folder of finished files.
 
     It does not contain the metrics of the step that made it: these do not identify the artifact, so
@@ -55,14 +70,6 @@ class Artifact:
     parts: ClassVar["type[Artifact] | Mapping[str, type[Artifact]] | None"] = None
     views: ClassVar[str | None] = None
     viewer: ClassVar[str | None] = None
-
-    def __truediv__(self, name: str) -> Path:
-        return self.path / name
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-    __str__ = __fspath__
 
 
 Kind = type[Artifact]

@@ -29,15 +29,16 @@ def import_path(python: str = sys.executable) -> str:
     """
     folders = [os.path.abspath(entry) for entry in sys.path]
     require_ours(folders)
+    return os.pathsep.join(_own(folders) if python == sys.executable else folders)
+
+
+def _own(folders: list[str]) -> list[str]:
+    """The folders before those that Python itself puts last; all, if others are among these."""
     library = _library()
     own = list(takewhile(lambda folder: folder not in library, folders))
     usual = {*library, *_installed()}
-    is_ours = python == sys.executable
-    if is_ours and all(
-        folder in usual or not os.path.exists(folder) for folder in folders[len(own) :]
-    ):
-        folders = own
-    return os.pathsep.join(folders)
+    last = filter(os.path.exists, folders[len(own) :])
+    return own if usual.issuperset(last) else folders
 
 
 def _library() -> list[str]:

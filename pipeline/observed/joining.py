@@ -10,7 +10,7 @@ from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from pipeline.observed import taps
-from pipeline.observed.observation import Observation, note_read, unobserved
+from pipeline.observed.observation import Observation, note_source, unobserved
 
 _RUNS_A_MODULE = "<frozen runpy>"
 
@@ -41,7 +41,7 @@ def _note(observation: Observation, module: str, path: str, is_main: bool) -> No
         with open(path, "rb") as file:
             content = file.read()
         if is_main:  # ``if __name__ == "__main__":`` counts here
-            note_read(path)
+            note_source(path)
         else:
             observation.add_module(module, path, content, None)
     except OSError:

@@ -37,6 +37,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
+from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import islice
 from pathlib import Path
@@ -668,23 +669,21 @@ class _Hook:
             files = {path for folder in folders for path in _files_of(pieces, folder, rules)}
             new = set(filter(self._is_project, files)) - found
             found |= new
-            waiting += [(_words_of_script(p), [*folders, os.path.dirname(p)]) for p in new]
+            for path in new:
+                words = _words_of_script(path, *(state_of(path) or ()))
+                waiting.append((words, [*folders, os.path.dirname(path)]))
         return found
 
-    def environment(self, given: list[bytes] | None) -> list[bytes] | None:
-        """The environment of a process that is started, so that a Python in it joins.
-
-        Args:
-            given: the environment that it would have; ``None`` for the one of this process.
-        """
+    def additions(self, environment: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+        """Variables for a process that is started with an environment, so that a Python in it
+        joins; none if nothing is observed."""
         if not isinstance(self._observation, Observation):
-            return given
-        entries = [b"%b=%b" % entry for entry in os.environb.items()] if given is None else given
-        known = {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
-        path = known.get(b"PYTHONPATH")
-        known[b"PYTHONPATH"] = _STARTED + (os.pathsep.encode() + path if path else b"")
-        known[ENVIRONMENT.encode()] = os.fsencode(self._observation.folder)
-        return [b"%b=%b" % entry for entry in known.items()]
+            return {}
+        path = environment.get(b"PYTHONPATH")
+        return {
+            b"PYTHONPATH": _STARTED + (os.pathsep.encode() + path if path else b""),
+            ENVIRONMENT.encode(): os.fsencode(self._observation.folder),
+        }
 
     # --- paths ---------------------------------------------------------------------------------
 
@@ -718,7 +717,7 @@ class _Hook:
 _hook = _Hook()
 unobserved = _hook.unobserved
 """A context in which this thread's events are not recorded: they are not the step's."""
-note_read = _hook.note_source
+note_source = _hook.note_source
 """Records that the step read a file, inside ``unobserved`` too."""
 
 
@@ -816,8 +815,10 @@ def _paths_in(text: str) -> Iterator[str]:
         yield from filter(_LIKE_A_PATH.fullmatch, (text, *_QUOTED.findall(text)))
 
 
-def _words_of_script(path: str) -> list[str]:
-    """The words of a shell script, which may name files; empty for any other file."""
+@lru_cache(256)
+def _words_of_script(path: str, *state: int) -> list[str]:
+    """The words of a shell script, which may name files; empty for any other file. A script that is
+    started again is read again only if its `state` has changed."""
     with open(path, "rb") as file:
         text = file.read(_SCRIPT_BYTES).decode("utf-8", "replace")
     is_script = path.endswith((".sh", ".bash")) or _RUN_BY_SHELL.match(text)

@@ -17,7 +17,7 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 _CORE = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/"
@@ -37,7 +37,7 @@ class Hook(Protocol):
     def note_link(self, path: Any) -> None: ...
     def note_base(self, name: str) -> None: ...
     def is_of_project(self, path: str) -> bool: ...
-    def environment(self, given: list[bytes] | None) -> list[bytes] | None: ...
+    def additions(self, environment: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]: ...
 
 
 def install(hook: Hook) -> None:
@@ -220,32 +220,37 @@ def _tap_processes(hook: Hook) -> None:
 
     def fork_exec(*given: Any) -> Any:
         is_isolated = not {"-I", b"-I"}.isdisjoint(given[0])  # it may run what nobody trusts
-        environment = given[_ENV] if is_isolated else hook.environment(given[_ENV])
+        own = os.environb if given[_ENV] is None else _entries(given[_ENV])
+        if is_isolated or not (added := hook.additions(own)):
+            return plain(*given)
+        environment = [b"%b=%b" % entry for entry in {**own, **added}.items()]
         return plain(*given[:_ENV], environment, *given[_ENV + 1 :])
 
     def posix_spawn(path: Any, argv: Any, env: Any, /, **how: Any) -> int:
         environment = os.environ if env is None else env
-        given = [os.fsencode(k) + b"=" + os.fsencode(v) for k, v in environment.items()]
-        return plain_spawn(path, argv, _entries(hook.environment(given)), **how)
+        own = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+        return plain_spawn(path, argv, {**own, **hook.additions(own)}, **how)
 
     def system(command: Any) -> int:
-        changed = _entries(hook.environment(None)).items() - os.environb.items()
-        for name, value in changed:
-            os.putenv(os.fsdecode(name), os.fsdecode(value))
+        added = {
+            os.fsdecode(name): os.fsdecode(v) for name, v in hook.additions(os.environb).items()
+        }
+        for name, value in added.items():
+            os.putenv(name, value)
         try:
             return plain_system(command)
         finally:
-            for name, _ in changed:
-                os.unsetenv(os.fsdecode(name))
-                if (before := os.environb.get(name)) is not None:
-                    os.putenv(os.fsdecode(name), os.fsdecode(before))
+            for name in added:
+                os.unsetenv(name)
+                if (before := os.environ.get(name)) is not None:
+                    os.putenv(name, before)
 
     subprocess._fork_exec = fork_exec  # type: ignore[attr-defined]
     os.posix_spawn, os.system = posix_spawn, system
 
 
-def _entries(environment: list[bytes] | None) -> dict[bytes, bytes]:
-    parts = (entry.partition(b"=") for entry in environment or ())
+def _entries(environment: Iterable[bytes]) -> dict[bytes, bytes]:
+    parts = (entry.partition(b"=") for entry in environment)
     return {name: value for name, _, value in parts}
 
 

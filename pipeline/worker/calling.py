@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.code import Closure
 from pipeline.code.modules import SHIPPED_STEPS, in_library
-from pipeline.dag.artifact import Artifact
+from pipeline.dag.artifact import Artifact, FolderPath
 from pipeline.dag.canonical import resolve_reference, restore
 from pipeline.dag.step import Metrics, StepFunction, look_again
 from pipeline.errors import TemperError
@@ -123,7 +123,7 @@ def packages_in_use() -> dict[str, str]:
     return {name: metadata.version(name) for name in used}
 
 
-class WorkerOutput:
+class WorkerOutput(FolderPath):
     """The ``out`` of a running step function; see :class:`pipeline.dag.step.Output`."""
 
     def __init__(
@@ -143,14 +143,6 @@ class WorkerOutput:
         self._store = store
         self._pause = pause
         self._writer = writer
-
-    def __truediv__(self, name: str) -> Path:
-        return self.path / name
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-    __str__ = __fspath__
 
     @property
     def stopping(self) -> bool:

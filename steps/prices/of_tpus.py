@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 
 import steps.jax_backend
 from pipeline.code.shelf import load, place, save
+from pipeline.launchers.environment import import_path
 from pipeline.price.estimator import Call, Foreseen, Sizes
 from steps.models.config import Dtype
 
@@ -112,8 +113,7 @@ def _compiled(request: Mapping[str, Any]) -> Foreseen:
 
     def start() -> subprocess.Popen[Any]:
         command = [sys.executable, "-P", "-m", "steps.prices.of_tpus", str(path), text]
-        path_of_code = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        environment = {**os.environ, "PYTHONPATH": path_of_code, "JAX_PLATFORMS": "cpu"}
+        environment = {**os.environ, "PYTHONPATH": import_path(), "JAX_PLATFORMS": "cpu"}
         nothing: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         return subprocess.Popen(command, env=environment, start_new_session=True, **nothing)
 

@@ -21,6 +21,7 @@ from steps.data.records.record_fields import (
 )
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Message, Messages
+from steps.data.rows.turn_order import FOLLOWERS
 
 _SYSTEMS = ("system", "system_prompt", "system_message", "systemInstruction")
 INPUTS = ("input", "context")
@@ -138,9 +139,8 @@ def _refuse_quoted(said: Sequence[tuple[str, str]], before: Sequence[str], field
         before: the whole text before each mark.
     """
     found = ""
-    follow = {"user": {"assistant"}, "assistant": {"user", "tool"}, "tool": {"assistant", "tool"}}
     for (one, what), (next_one, _) in pairwise(said):
-        if _SPEAKERS[next_one] not in follow[_SPEAKERS[one]]:
+        if _SPEAKERS[next_one] not in FOLLOWERS[_SPEAKERS[one]]:
             found = f"{next_one}: comes after {one}:"
         elif what.count("```") % 2:
             found = f"{next_one}: stands in a block of code"

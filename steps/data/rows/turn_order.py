@@ -14,7 +14,7 @@ TURNS = ("alternating", "merged", "any")
 """How turns out of order are handled: drop the row; merge consecutive turns of one role; or accept
 any order that ends with the assistant."""
 
-_FOLLOWERS = {
+FOLLOWERS = {
     "system": {"user"},
     "user": {"assistant"},
     "assistant": {"user", "tool"},
@@ -67,7 +67,7 @@ def check_prompt(prompt: Messages, field: str, turns: str = TURNS[0]) -> None:
     if "user" not in roles:
         raise MalformedRow("no prompt", f"{field} holds no user message")
     _check_order(roles, field, turns)
-    if "assistant" not in _FOLLOWERS[roles[-1]]:
+    if "assistant" not in FOLLOWERS[roles[-1]]:
         raise _wrong_order(roles, field, "the last message must be the user's or a tool's")
     check_question(prompt, field)
 
@@ -90,7 +90,7 @@ def _check_order(roles: Sequence[str], field: str, turns: str) -> None:
 def _out_of_order(roles: tuple[str, ...]) -> tuple[str | None, str] | None:
     """The first role that must not be where it is, after the one before it."""
     first = "user" if roles[0] != "system" else "system"
-    followers = ({first}, *(_FOLLOWERS[role] for role in roles[:-1]))
+    followers = ({first}, *(FOLLOWERS[role] for role in roles[:-1]))
     pairs = zip((None, *roles), followers, roles, strict=False)
     return next(((before, role) for before, may, role in pairs if role not in may), None)
 
