@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,10 +74,12 @@ def compare(options: argparse.Namespace) -> None:
                 ratios = (sum(t[p] for p in parts) / sum(o[p] for p in parts) for t, o in pairs)
                 print(f"  {what} {statistics.median(ratios):.2f}")
             print(same_tokens(Path(folder) / "temper", Path(folder) / "trl"))
-        for times in (1, options.times):
-            for kind in kinds:
-                peak = sample(options, kind, Path(folder) / kind, times)["peak"]
-                print(f"{kind}: peak of {peak:.0f} MiB for the rows {times} times over")
+        for kind in kinds:
+            peak = max(s["peak"] for s in samples[kind])
+            print(f"{kind}: peak of {peak:.0f} MiB for the rows once")
+            if options.times > 1:
+                peak = sample(options, kind, Path(folder) / kind, options.times)["peak"]
+                print(f"{kind}: peak of {peak:.0f} MiB for the rows {options.times} times over")
 
 
 def sample(options: argparse.Namespace, kind: str, output: Path, times: int) -> dict[str, float]:
@@ -150,12 +153,8 @@ def temper(options: argparse.Namespace) -> dict[str, float]:
     if options.times == 1:
         from steps.data.rows.parquet import read_rows
 
-        tokens = [
-            r
-            for f in files
-            for r in read_rows(options.output / "tokens" / f.stem / "tokens.parquet")
-        ]
-        write_tokens(options, tokens)
+        tokens = (options.output / "tokens" / f.stem / "tokens.parquet" for f in files)
+        write_tokens(options, chain.from_iterable(map(read_rows, tokens)))
     return result
 
 
@@ -195,21 +194,21 @@ def trl(options: argparse.Namespace) -> dict[str, float]:
 
 def write_tokens(options: argparse.Namespace, rows: Any) -> None:
     names = ("prompt_ids", "chosen_ids", "rejected_ids")
-    tokens = [[row[name] for name in names] for row in rows]
-    (options.output / "tokens.json").write_text(json.dumps(tokens))
+    with (options.output / "tokens.jsonl").open("w") as file:
+        for row in rows:
+            file.write(json.dumps([list(row[name]) for name in names]) + "\n")
 
 
 def same_tokens(ours: Path, theirs: Path) -> str:
     """Whether both made the same tokens of every row. TRL also keeps the template's text after a
     turn."""
-    rows = zip(
-        *(json.loads((path / "tokens.json").read_text()) for path in (ours, theirs)), strict=True
-    )
-    equal = [
-        our[0] == their[0]
-        and all(r == t[: len(r)] for r, t in zip(our[1:], their[1:], strict=True))
-        for our, their in rows
-    ]
+    with (ours / "tokens.jsonl").open() as our_lines, (theirs / "tokens.jsonl").open() as lines:
+        rows = zip(map(json.loads, our_lines), map(json.loads, lines), strict=True)
+        equal = [
+            our[0] == their[0]
+            and all(r == t[: len(r)] for r, t in zip(our[1:], their[1:], strict=True))
+            for our, their in rows
+        ]
     return f"{sum(equal)} of {len(equal)} rows have the same tokens, up to the end of the turn"
 
 
