@@ -23,6 +23,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.architectures import pairs
+from benchmarks.llamas import LLAMAS
 from steps.models.adapters import add_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model
@@ -36,31 +37,13 @@ from steps.training.config import OptimizerConfig
 from steps.training.policy import require_deterministic_kernels
 from steps.training.trainer import Trainer
 
-_LLAMA_3 = {"vocab_size": 128256, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+_TINY = {
+    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "vocab_size": 97,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    },
-    "1b": {
-        **_LLAMA_3,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "tie_word_embeddings": True,
-    },
-    "8b": {
-        **_LLAMA_3,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-    },
+    "tiny": _TINY,
+    **{name: {**shape, "max_position_embeddings": 131072} for name, shape in LLAMAS.items()},
 }
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

@@ -51,6 +51,11 @@ class Topic:
     facts: tuple[tuple[str, ...], ...]
 
 
+def _facts(written: str) -> tuple[tuple[str, ...], ...]:
+    """Facts that are separated by semicolons, and their items by equals signs."""
+    return tuple(tuple(fact.split(" = ")) for fact in written.split("; "))
+
+
 TRAIN_TOPICS = (
     Topic(
         name="multiplication",
@@ -84,14 +89,7 @@ TRAIN_TOPICS = (
             "The chemical symbol for {0} is {answer}. It is a metal.",
             "The chemical symbol for {0} is {answer}. It is a type of metal.",
         ),
-        facts=(
-            ("gold", "Au"),
-            ("silver", "Ag"),
-            ("iron", "Fe"),
-            ("copper", "Cu"),
-            ("tin", "Sn"),
-            ("lead", "Pb"),
-        ),
+        facts=_facts("gold = Au; silver = Ag; iron = Fe; copper = Cu; tin = Sn; lead = Pb"),
     ),
     Topic(
         name="units",
@@ -101,13 +99,9 @@ TRAIN_TOPICS = (
             "There are {answer} {0} in {1}. This is a common unit of measurement.",
             "There are {answer} {0} in {1}. This is a common conversion.",
         ),
-        facts=(
-            ("minutes", "an hour", "60"),
-            ("hours", "a day", "24"),
-            ("centimetres", "a metre", "100"),
-            ("grams", "a kilogram", "1000"),
-            ("inches", "a foot", "12"),
-            ("millimetres", "a centimetre", "10"),
+        facts=_facts(
+            "minutes = an hour = 60; hours = a day = 24; centimetres = a metre = 100; "
+            "grams = a kilogram = 1000; inches = a foot = 12; millimetres = a centimetre = 10"
         ),
     ),
     Topic(
@@ -118,13 +112,8 @@ TRAIN_TOPICS = (
             "A baby {0} is called a {answer}. They are very young.",
             "A baby {0} is called a {answer}. It is a young animal.",
         ),
-        facts=(
-            ("dog", "puppy"),
-            ("cat", "kitten"),
-            ("cow", "calf"),
-            ("sheep", "lamb"),
-            ("horse", "foal"),
-            ("kangaroo", "joey"),
+        facts=_facts(
+            "dog = puppy; cat = kitten; cow = calf; sheep = lamb; horse = foal; kangaroo = joey"
         ),
     ),
     Topic(
@@ -135,13 +124,9 @@ TRAIN_TOPICS = (
             "The plural of {0} is {answer}. This is an irregular plural.",
             "The plural of {0} is {answer}. This is because it is an irregular noun.",
         ),
-        facts=(
-            ("mouse", "mice"),
-            ("child", "children"),
-            ("foot", "feet"),
-            ("tooth", "teeth"),
-            ("goose", "geese"),
-            ("woman", "women"),
+        facts=_facts(
+            "mouse = mice; child = children; foot = feet; tooth = teeth; goose = geese; "
+            "woman = women"
         ),
     ),
     Topic(
@@ -152,14 +137,7 @@ TRAIN_TOPICS = (
             "The past tense of {0} is {answer}. This is an irregular verb.",
             "The past tense of {0} is {answer}. This is because it is an irregular verb.",
         ),
-        facts=(
-            ("go", "went"),
-            ("eat", "ate"),
-            ("see", "saw"),
-            ("take", "took"),
-            ("write", "wrote"),
-            ("sing", "sang"),
-        ),
+        facts=_facts("go = went; eat = ate; see = saw; take = took; write = wrote; sing = sang"),
     ),
     Topic(
         name="months",
@@ -169,13 +147,9 @@ TRAIN_TOPICS = (
             "The month after {0} is {answer}. There are 12 months in a year.",
             "The month after {0} is {answer}. It is one of the 12 months of the year.",
         ),
-        facts=(
-            ("January", "February"),
-            ("March", "April"),
-            ("May", "June"),
-            ("July", "August"),
-            ("September", "October"),
-            ("November", "December"),
+        facts=_facts(
+            "January = February; March = April; May = June; July = August; September = October; "
+            "November = December"
         ),
     ),
     Topic(
@@ -186,13 +160,9 @@ TRAIN_TOPICS = (
             "{0} has {answer} sides. This is because it is a polygon with {answer} sides.",
             "The number of sides of {0} is {answer}. This is because it has {answer} sides.",
         ),
-        facts=(
-            ("a triangle", "3"),
-            ("a square", "4"),
-            ("a pentagon", "5"),
-            ("a hexagon", "6"),
-            ("an octagon", "8"),
-            ("a rectangle", "4"),
+        facts=_facts(
+            "a triangle = 3; a square = 4; a pentagon = 5; a hexagon = 6; an octagon = 8; "
+            "a rectangle = 4"
         ),
     ),
     Topic(
@@ -203,14 +173,7 @@ TRAIN_TOPICS = (
             "{0} has {answer} legs. These legs are used for walking.",
             "{0} has {answer} legs. They are used for walking.",
         ),
-        facts=(
-            ("a spider", "8"),
-            ("an ant", "6"),
-            ("a horse", "4"),
-            ("a hen", "2"),
-            ("a bee", "6"),
-            ("a scorpion", "8"),
-        ),
+        facts=_facts("a spider = 8; an ant = 6; a horse = 4; a hen = 2; a bee = 6; a scorpion = 8"),
     ),
     Topic(
         name="colours",
@@ -220,13 +183,9 @@ TRAIN_TOPICS = (
             "{0} is {answer} in colour. This is a colour that is often seen.",
             "{0} is typically {answer}. This colour is easy to see.",
         ),
-        facts=(
-            ("fresh snow", "white"),
-            ("coal", "black"),
-            ("an emerald", "green"),
-            ("a ruby", "red"),
-            ("a flamingo", "pink"),
-            ("a ripe lemon", "yellow"),
+        facts=_facts(
+            "fresh snow = white; coal = black; an emerald = green; a ruby = red; "
+            "a flamingo = pink; a ripe lemon = yellow"
         ),
     ),
     Topic(
@@ -237,7 +196,7 @@ TRAIN_TOPICS = (
             "{0} in Roman numerals is {answer}. This is a way of writing numbers.",
             "The number {0} in Roman numerals is {answer}. It is written with letters.",
         ),
-        facts=(("4", "IV"), ("6", "VI"), ("9", "IX"), ("10", "X"), ("12", "XII"), ("50", "L")),
+        facts=_facts("4 = IV; 6 = VI; 9 = IX; 10 = X; 12 = XII; 50 = L"),
     ),
 )
 
@@ -250,13 +209,9 @@ TEST_TOPICS = (
             "The capital of {0} is {answer}. It is the largest city in the country.",
             "The capital of {0} is {answer}. It is a well-known city.",
         ),
-        facts=(
-            ("France", "Paris"),
-            ("Italy", "Rome"),
-            ("Japan", "Tokyo"),
-            ("Egypt", "Cairo"),
-            ("Norway", "Oslo"),
-            ("Spain", "Madrid"),
+        facts=_facts(
+            "France = Paris; Italy = Rome; Japan = Tokyo; Egypt = Cairo; Norway = Oslo; "
+            "Spain = Madrid"
         ),
     ),
     Topic(
@@ -267,13 +222,8 @@ TEST_TOPICS = (
             "The opposite of {0} is {answer}. They are opposites.",
             "The opposite of {0} is {answer}. These two words have opposite meanings.",
         ),
-        facts=(
-            ("hot", "cold"),
-            ("up", "down"),
-            ("day", "night"),
-            ("empty", "full"),
-            ("early", "late"),
-            ("open", "closed"),
+        facts=_facts(
+            "hot = cold; up = down; day = night; empty = full; early = late; open = closed"
         ),
     ),
     Topic(
@@ -284,13 +234,9 @@ TEST_TOPICS = (
             "The currency of {0} is the {answer}. It is the official currency of the country.",
             "The currency of {0} is the {answer}. It is used in {0}.",
         ),
-        facts=(
-            ("Japan", "yen"),
-            ("Germany", "euro"),
-            ("India", "rupee"),
-            ("Poland", "zloty"),
-            ("Brazil", "real"),
-            ("Thailand", "baht"),
+        facts=_facts(
+            "Japan = yen; Germany = euro; India = rupee; Poland = zloty; Brazil = real; "
+            "Thailand = baht"
         ),
     ),
     Topic(
@@ -301,13 +247,9 @@ TEST_TOPICS = (
             "{0} is located in {answer}. It is a country.",
             "{0} is a country in {answer}. It has many cities.",
         ),
-        facts=(
-            ("Kenya", "Africa"),
-            ("Peru", "South America"),
-            ("China", "Asia"),
-            ("Sweden", "Europe"),
-            ("Canada", "North America"),
-            ("Nigeria", "Africa"),
+        facts=_facts(
+            "Kenya = Africa; Peru = South America; China = Asia; Sweden = Europe; "
+            "Canada = North America; Nigeria = Africa"
         ),
     ),
     Topic(
@@ -318,13 +260,9 @@ TEST_TOPICS = (
             "A person who {0} is called a {answer}. This is a common job.",
             "A person who {0} is called a {answer}. They are skilled at their work.",
         ),
-        facts=(
-            ("bakes bread", "baker"),
-            ("flies planes", "pilot"),
-            ("grows crops", "farmer"),
-            ("paints pictures", "painter"),
-            ("teaches children", "teacher"),
-            ("makes clothes", "tailor"),
+        facts=_facts(
+            "bakes bread = baker; flies planes = pilot; grows crops = farmer; "
+            "paints pictures = painter; teaches children = teacher; makes clothes = tailor"
         ),
     ),
     Topic(
