@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.dag.canonical import Json
 from pipeline.dag.settings import HIDDEN, differ, differing, leaves
 from pipeline.store.manifest import Manifest
+from pipeline.text import cut
 
 _LONGEST_VALUE = 40
 _MOST_CHANGES = 4
@@ -305,5 +306,4 @@ def _below(path: str, name: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+    return cut(repr(value), _LONGEST_VALUE)

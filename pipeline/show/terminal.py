@@ -32,13 +32,14 @@ from pipeline.show.metrics import (
     label,
     labels_of,
     marked,
+    metric_text,
     without_p_values,
 )
 from pipeline.show.results import compare
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.stored import parse_json
-from pipeline.text import about, clock, cut, size, visible
+from pipeline.text import about, clock, counted, cut, size, visible
 
 if TYPE_CHECKING:  # imported late: a cached plan has no prices, and few results have a summary
     from rich.markdown import Markdown
@@ -107,15 +108,12 @@ def _costs(price: "Price | None") -> list[str]:
     if price is None:
         return [""] * len(COSTS)
     rough = "~" if price.is_rough else ""
+    devices = f" × {price.hardware.devices}" if price.hardware.devices else ""
     return [
         UNKNOWN if price.seconds is None else rough + about(price.seconds),
-        UNKNOWN if price.memory is None else size(price.memory) + _of_devices(price),
+        UNKNOWN if price.memory is None else size(price.memory) + devices,
         UNKNOWN if price.disk is None else size(price.disk),
     ]
-
-
-def _of_devices(price: "Price") -> str:
-    return f" × {price.hardware.devices}" if price.hardware.devices else ""
 
 
 def _total(plan: Plan, prices: "Prices", jobs: int) -> str:
@@ -211,9 +209,8 @@ def show_places(console: Console, store: Store, results: Mapping[str, Manifest])
 def show_end(console: Console, made: Sequence[Manifest], seconds: float) -> None:
     """Print how long a run took and what it made; nothing if it made no artifact."""
     if made:
-        steps = f"{len(made)} step" + ("s" if len(made) > 1 else "")
         written = size(sum(manifest.size for manifest in made))
-        line = f"done in {clock(seconds)}: {steps} made, {written} written"
+        line = f"done in {clock(seconds)}: {counted(len(made), 'step')} made, {written} written"
         console.print(Text(line, "bold"), soft_wrap=True)
 
 
@@ -314,10 +311,6 @@ def _metrics_table(group: Mapping[str, Manifest], metrics: Sequence[str], stacke
     return table
 
 
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def parse_progress(data: bytes) -> Mapping[str, Any] | None:
     """The progress that a step has written; ``None`` if the data is empty or damaged."""
     try:
@@ -342,9 +335,9 @@ def progress_text(progress: Mapping[str, Any], pace: str = "", left: str = "") -
     parts = [
         left,
         progress["doing"],
-        *(f"{name} {_number(value)}" for name, value in loss.items()),
+        *(f"{name} {metric_text(value)}" for name, value in loss.items()),
         count,
         pace,
-        *(f"{name} {_number(value)}" for name, value in rest),
+        *(f"{name} {metric_text(value)}" for name, value in rest),
     ]
     return cut("  ".join(filter(None, parts)))

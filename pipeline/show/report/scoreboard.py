@@ -6,7 +6,7 @@ explanation has a row under its own name.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.show.metrics import comparable_metrics, is_interval, is_number
@@ -193,7 +193,6 @@ def _with_bars(row: Row, low: float, high: float) -> Row:
             return cell
         left, right = place(cell.low), place(cell.high)
         zero = place(0.0) if row.measure.p else None
-        bar = Bar(left, right - left, place(cell.value), zero)
-        return Cell(cell.value, cell.low, cell.high, bar, cell.p, cell.better)
+        return replace(cell, bar=Bar(left, right - left, place(cell.value), zero))
 
     return Row(row.measure, {name: drawn(cell) for name, cell in row.cells.items()})

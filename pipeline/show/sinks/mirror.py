@@ -15,7 +15,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from pipeline.dag.canonical import Json
-from pipeline.dag.settings import leaves
 from pipeline.redaction import is_secret, shown
 from pipeline.show.logged import METRICS, unfinished_log
 from pipeline.show.made import Made
@@ -154,12 +153,6 @@ def _numbers(made: Manifest) -> dict[str, Any]:
         elif is_number(value):
             found[encodable(name)] = value
     return found
-
-
-def settings_of(recipe: Json) -> dict[str, Any]:
-    """Every setting of a recipe by its path."""
-    arguments = recipe.get("arguments", {}) if isinstance(recipe, dict) else {}
-    return {path: v for path, v in leaves(arguments) if path and not path.endswith("$input")}
 
 
 if __name__ == "__main__":
