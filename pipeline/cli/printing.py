@@ -27,13 +27,13 @@ from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.cli.run_diff import RunDiff
 from pipeline.plan import variants
 from pipeline.show.metrics import metric_text
-from pipeline.show.terminal import parse_progress, progress_text
+from pipeline.show.under_way import progress_of
 from pipeline.store.activity import Lease
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run
-from pipeline.text import clock, visible
+from pipeline.text import clock, counted, visible
 
 MOST_DIFFERENCES = 8
 """The most differences of one kind that are printed for a step of two runs."""
@@ -91,10 +91,6 @@ def _escaped(found: re.Match[str]) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
-def show_log(console: Console, data: bytes) -> None:
-    show_lines(console, data.decode(errors="replace").splitlines())
-
-
 def show_lines(console: Console, lines: Iterable[str]) -> None:
     """Print each line as soon as it arrives."""
     for line in lines:
@@ -117,21 +113,15 @@ def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None
             text(holder.run),
             text(holder.since),
             text("its process is gone" if gone else "", "bold red"),
-            text(_progress(store, lease)),
+            text(progress_of(store, lease.step, lease.key)),
         )
     console.print(table)
 
 
-def _progress(store: Store, lease: Lease) -> str:
-    progress = parse_progress(store.read(store.progress_path(lease.step, lease.key)) or b"")
-    return "" if progress is None else progress_text(progress)
-
-
 def show_runs(console: Console, runs: Iterable[Run]) -> None:
     """Print a line for each run."""
-    table = _table(
-        "run", "when (UTC)", "outcome", "took>", "done>", "cached>", "failed>", "command"
-    )
+    counts = ("done", "cached", "failed")
+    table = _table("run", "when (UTC)", "outcome", "took>", *(f"{n}>" for n in counts), "command")
     for run in runs:
         outcome = run.shown_outcome()
         table.add_row(
@@ -139,8 +129,8 @@ def show_runs(console: Console, runs: Iterable[Run]) -> None:
             text(_when(run.name)),
             text(outcome, _STATE_STYLES.get(outcome, "")),
             clock(run.seconds),
-            *(str(run.count(name)) for name in ("done", "cached", "failed")),
-            _cut(shlex.join(run.command)),
+            *(str(run.count(name)) for name in counts),
+            Text(visible(shlex.join(run.command)), "dim", no_wrap=True, overflow="ellipsis"),
         )
     console.print(table)
 
@@ -226,8 +216,7 @@ def show_comparison(console: Console, old: Manifest, new: Manifest, compared: Co
         ("files", compared.files),
     ):
         same = f", {compared.same_files} the same" if title == "files" else ""
-        many = {0: "no difference", 1: "1 difference"}
-        count = many.get(len(differences), f"{len(differences)} differences")
+        count = counted(len(differences), "difference") if differences else "no difference"
         show_line(console, f"{title}: {count}{same}", "bold")
         for difference in differences:
             show_line(console, f"  {difference}")
@@ -308,7 +297,7 @@ def show_candidate(console: Console, candidate: Candidate) -> None:
     show_line(console, f"{name}: the present code{where} differs from what made it:", "bold")
     for change in candidate.changes:
         show_line(console, f"  {change}")
-    many = f"{candidate.revived} artifact{'' if candidate.revived == 1 else 's'}"
+    many = counted(candidate.revived, "artifact")
     show_line(console, f"  if it gives the same results, {many} will be valid again")
 
 
@@ -352,11 +341,6 @@ def _table(*headings: str) -> Table:
             text(heading.removesuffix(">")), justify="right" if right else "left", overflow="fold"
         )
     return table
-
-
-def _cut(value: str) -> Text:
-    """Text that stays on one line and is cut to the width of its column."""
-    return Text(visible(value), "dim", no_wrap=True, overflow="ellipsis")
 
 
 def _when(stamp: str) -> str:
