@@ -278,9 +278,7 @@ def _foresee(step: Step, hardware: Hardware, size_of: Callable[[Input], Sizes]) 
 
 def _checked(foreseen: Foreseen) -> Foreseen:
     """The estimates of an estimator, without invalid amounts."""
-    sizes = {
-        name: size for name, size in foreseen.sizes.items() if name != "bytes" or _is_amount(size)
-    }
+    sizes = {n: size for n, size in foreseen.sizes.items() if n != "bytes" or _is_amount(size)}
     seconds, memory, capacity = (
         amount if _is_amount(amount) else None
         for amount in (foreseen.seconds, foreseen.memory, foreseen.capacity)
