@@ -62,7 +62,6 @@ STEPS = 4
 
 
 def machine(_: str) -> Iterator[str]:
-    """What is measured."""
     yield f"- {torch.cuda.get_device_name() if GPU else f'no GPU: {platform.machine()}'}"
     yield f"- torch {torch.__version__}, transformers {transformers.__version__}"
     yield f"- Python {platform.python_version()}, {platform.system()}"
@@ -135,7 +134,6 @@ def _row(model_name: str, kind: str, *cells: str) -> str:
 
 
 def speed_row(model_name: str, budget: int, how: ActivationCheckpointing) -> str:
-    """A row of the table of speed."""
     model = random_model(MODELS[model_name], torch.bfloat16 if GPU else torch.float32)
     use_packed_attention(model)
     checkpoint_activations(model, how)
@@ -152,7 +150,6 @@ def options(model_name: str) -> Iterator[str]:
 
 
 def option_row(model_name: str, name: str) -> str:
-    """A row of the table of options."""
     dtype, (lora, eight_bit) = Dtype.bfloat16 if GPU else Dtype.float32, OPTIONS[name]
     with TemporaryDirectory() as folder:
         with torch.device("cpu"):

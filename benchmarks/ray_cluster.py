@@ -61,7 +61,6 @@ class RayCluster:
         node.wait()
 
     def count(self) -> int:
-        """How many nodes are alive."""
         from ray.util.state import list_nodes  # pyright: ignore[reportMissingImports]
 
         found: list[Any] = list_nodes(self.address, raise_on_missing_output=False)

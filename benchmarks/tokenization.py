@@ -81,7 +81,6 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def sample(options: argparse.Namespace, kind: str, output: Path, times: int) -> dict[str, float]:
-    """Run one preparation in a separate process."""
     python = options.trl if kind == "trl" else sys.executable
     command = [python, __file__, output.parent / "rows.jsonl", "--tokenizer", options.tokenizer,
                "--sample", kind, "--output", output, "--times", str(times)]  # fmt: skip

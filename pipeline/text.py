@@ -48,7 +48,6 @@ def counted(number: int, thing: str) -> str:
 
 
 def cut(text: str, longest: int = LONGEST_LINE) -> str:
-    """The text, cut to a length."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 

@@ -41,7 +41,6 @@ class Comparison:
 
 
 def compare(old: Manifest, new: Manifest) -> Comparison:
-    """Compare two artifacts, of one step or of two."""
     old_files, new_files = dict(_files(old)), dict(_files(new))
     old_settings, new_settings = settings(old), settings(new)
     old_inputs, new_inputs = inputs(old), inputs(new)

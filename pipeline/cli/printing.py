@@ -18,7 +18,7 @@ from rich.highlighter import JSONHighlighter
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.cli.compare import RECIPE_FIELDS, Comparison, Difference, inputs, settings
+from pipeline.cli.compare import RECIPE_FIELDS, Comparison, Difference, compare, inputs, settings
 from pipeline.cli.explanation import Explanation
 from pipeline.cli.keep.acceptance import Candidate
 from pipeline.cli.keep.garbage import Findings, Garbage
@@ -42,7 +42,6 @@ _STATE_STYLES |= {"damaged": "bold red", "evicted": "yellow", "superseded": "dim
 
 
 def text(value: object, style: str = "") -> Text:
-    """Any value as text on one line."""
     return Text(visible(str(value)), style)
 
 
@@ -80,7 +79,6 @@ def state_of(catalog: Catalog, manifest: Manifest) -> str:
 
 
 def show_manifest(console: Console, manifest: Manifest) -> None:
-    """Print a manifest as JSON."""
     data = json.dumps(json.loads(manifest.to_json()), indent=2, ensure_ascii=False)
     safe = re.sub(r"[^\n\x20-\x7e]", _escaped, data)
     console.print(JSONHighlighter()(Text(safe)), soft_wrap=True)
@@ -119,7 +117,6 @@ def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None
 
 
 def show_runs(console: Console, runs: Iterable[Run]) -> None:
-    """Print a line for each run."""
     counts = ("done", "cached", "failed")
     table = _table("run", "when (UTC)", "outcome", "took>", *(f"{n}>" for n in counts), "command")
     for run in runs:
@@ -191,14 +188,15 @@ def show_explanation(console: Console, explained: Explanation) -> None:
 
 def _show_why(console: Console, explained: Explanation) -> None:
     show_line(console, "why", "bold")
-    if explained.again:
-        times = "once" if explained.again == 1 else f"{explained.again} times"
+    manifest, nearest = explained.manifest, explained.nearest
+    if again := manifest.generation:
+        times = "once" if again == 1 else f"{again} times"
         show_line(console, f"  it had been made {times} before, and was made again")
-    if explained.nearest is None or explained.differences is None:
-        show_line(console, f"  the first of {explained.manifest.step} in this store")
+    if nearest is None:
+        show_line(console, f"  the first of {manifest.step} in this store")
         return
-    show_line(console, f"  the nearest made before it is {explained.nearest.name}; what differs:")
-    compared = explained.differences
+    show_line(console, f"  the nearest made before it is {nearest.name}; what differs:")
+    compared = compare(nearest, manifest)
     differences = [*compared.settings, *compared.inputs, *_code_lines(compared)]
     for difference in differences:
         show_line(console, f"    {difference}")
@@ -207,7 +205,6 @@ def _show_why(console: Console, explained: Explanation) -> None:
 
 
 def show_comparison(console: Console, old: Manifest, new: Manifest, compared: Comparison) -> None:
-    """Print two artifacts side by side."""
     show_line(console, f"{old.name} → {new.name}", "bold")
     for title, differences in (
         ("settings", compared.settings),
@@ -285,7 +282,6 @@ def _code_lines(compared: Comparison) -> Sequence[Difference | str]:
 
 
 def show_candidate(console: Console, candidate: Candidate) -> None:
-    """Print what the user would accept."""
     name = candidate.manifest.name
     where = f" ({candidate.present.file})"
     if candidate.is_equal:
@@ -311,7 +307,6 @@ def show_damages(console: Console, damages: Iterable[Damage]) -> None:
 
 
 def show_findings(console: Console, findings: Findings) -> None:
-    """Print the garbage, grouped by kind and step."""
     groups: dict[tuple[str, str], list[Garbage]] = {}
     for garbage in findings.garbage:
         groups.setdefault((garbage.kind.value, garbage.step), []).append(garbage)

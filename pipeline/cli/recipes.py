@@ -230,7 +230,6 @@ def _as_yaml(recipe: Recipe, target: Path) -> str:
 
 
 def _asked(words: Sequence[str]) -> Asked:
-    """Parse the words after ``temper run``."""
     named: dict[str, str] = {}
     others: list[str] = []
     waiting = list(words)

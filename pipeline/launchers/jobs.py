@@ -109,8 +109,6 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class JobLauncher:
-    """A launcher for an engine with jobs."""
-
     engine: Engine
     store: Store
     run_name: str = ""

@@ -86,7 +86,6 @@ def _node(step: str, recipe: Json, given: Mapping[str, _Given]) -> Node:
 
 
 def settings_of(recipe: Json) -> dict[str, Any]:
-    """Every setting of a recipe by its path."""
     return settings_and_inputs(recipe)[0]
 
 

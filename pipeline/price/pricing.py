@@ -163,7 +163,6 @@ class Pricer:
         return Prices(prices, self._free())
 
     def hardware(self, step: Step) -> Hardware:
-        """The hardware on which a step runs."""
         asked = self._asked.get(step.fingerprint, step.resources)
         if not self._is_here or asked.tpu is not None:
             return hardware_elsewhere(asked)
@@ -226,7 +225,6 @@ class Pricer:
     # --- what is known -----------------------------------------------------------------------
 
     def _measure(self, step: Step, manifest: Manifest) -> Sizes:
-        """The sizes of an existing artifact."""
         if manifest.attempt not in self._measured:
             folder = self._store.content_path(manifest)
 

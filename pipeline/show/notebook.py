@@ -32,7 +32,6 @@ _PLOT = Markup(
 
 
 def drawn(made: Made) -> str:
-    """An artifact as HTML."""
     size, took = decimal(made.manifest.size), clock(made.seconds)
     note = f"{len(made.files)} files, {size}, made in {took}; load() and path have its files"
     names = comparable_metrics([made.manifest])

@@ -165,7 +165,6 @@ def loaded_by(loader: Loader) -> Callable[[MakeViews], MakeViews]:
 
 
 def loader_of(make_views: MakeViews) -> Loader | None:
-    """The loader that :func:`loaded_by` registered on a view function."""
     return getattr(make_views, _LOADER, None)
 
 

@@ -252,7 +252,6 @@ class _Tuner:
         return log, False
 
     def _finish(self, trials: Sequence[Trial]) -> dict[str, Made]:
-        """Run trials to their end."""
         if unknown := [trial for trial in trials if trial.value is None]:
             self._say(unknown, "to the end")
         made = self._advance({self._label(t): self._roots[t.number] for t in trials}, {})

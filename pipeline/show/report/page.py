@@ -55,7 +55,6 @@ class Page:
 
 
 def render(story: Story, page: Page = Page()) -> str:
-    """The HTML file."""
     groups = list(result_groups(story))
     return template("page.html.j2").render(
         **frame(page.served),

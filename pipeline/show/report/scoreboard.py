@@ -80,10 +80,6 @@ class Group:
         return [row for rows in self.sections.values() for row in rows]
 
     @property
-    def cells(self) -> dict[str, Mapping[str, Cell]]:
-        return {row.measure.metric: row.cells for row in self.rows}
-
-    @property
     def has_bars(self) -> bool:
         return any(cell.bar for row in self.rows for cell in row.cells.values())
 

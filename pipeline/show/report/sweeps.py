@@ -104,7 +104,6 @@ def _series(story: Story, setting: str, values: Mapping[str, Any]) -> dict[str, 
 
 
 def _differs(cells: Mapping[str, Cell], names: Mapping[str, Any]) -> bool:
-    """Whether these results differ in a metric."""
     known = {(cells[n].value, cells[n].low, cells[n].high) for n in names}
     return len(known) > 1
 

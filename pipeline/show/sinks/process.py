@@ -39,7 +39,6 @@ class MirrorProcess:
         )
 
     def observe(self, step: Step, state: str) -> None:
-        """Send the event that a step began or ended."""
         resolved = self.resolver.current_key_and_recipe(step)
         if resolved is None:
             return
