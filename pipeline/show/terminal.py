@@ -325,6 +325,12 @@ def parse_progress(data: bytes) -> Mapping[str, Any] | None:
     return None
 
 
+def progress_of(store: Store, step: str, key: str) -> str:
+    """The progress that a step has written, as text; empty if it has written none."""
+    progress = parse_progress(store.read(store.progress_path(step, key)) or b"")
+    return progress_text(progress) if progress else ""
+
+
 def progress_text(progress: Mapping[str, Any], pace: str = "", left: str = "") -> str:
     """Progress as one line, the most important first: time left, current activity, loss, count,
     pace, then the other metrics."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.plan import variants
 from pipeline.redaction import shown
 from pipeline.show.made import Made
-from pipeline.show.under_way import progress_of, unfinished_views
-from pipeline.show.views import View, views_of
+from pipeline.show.terminal import progress_of
+from pipeline.show.views import View, unfinished_views, views_of
 from pipeline.store.activity import leases
 from pipeline.store.catalog import Catalog
 from pipeline.store.kinds import known_kind
