@@ -166,6 +166,16 @@ def tokenizer_for(template: str) -> tuple[Any, list[str]]:
     return tokenizer, sorted({*special, eos})
 
 
+def prepared(path: Path) -> tuple[Any, list[str]]:
+    """A tokenizer with the template of a file, and its special tokens."""
+    from steps.data.tokens.rendering import _prepared
+
+    template = path.read_text("utf-8")
+    tokenizer, special = tokenizer_for(template)
+    tokenizer.chat_template = _prepared(template)
+    return tokenizer, special
+
+
 def made_of(tokenizer: Any, conversation: Conversation, every: bool, config: Any) -> Made:
     """Temper's tokens and mask of a conversation."""
     from steps.data.rows.reasons import MalformedRow
@@ -182,12 +192,9 @@ def made_of(tokenizer: Any, conversation: Conversation, every: bool, config: Any
 
 def judged(path: Path, names: set[str]) -> Iterator[tuple[str, str, bool, Any, Made]]:
     """Every case of a template, with its result and the verdict."""
-    from steps.data.tokens.rendering import _prepared
     from steps.data.tokens.tokenizing import TokenizeConfig, TrainOn, tokenization
 
-    template = path.read_text("utf-8")
-    tokenizer, special = tokenizer_for(template)
-    tokenizer.chat_template = _prepared(template)
+    tokenizer, special = prepared(path)
     oracle = Oracle(tokenizer, special)
     config = {
         every: tokenization(tokenizer, TokenizeConfig(10**6, 10**6, train_on=mode))
