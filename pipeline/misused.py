@@ -41,7 +41,7 @@ def explained(error: BaseException, frames: Sequence[FrameType]) -> str:
         return ""  # a wrong call in Temper itself is a bug
     if isinstance(error, AttributeError | ImportError):
         return _of_name(error)
-    if value := _of_value(said, frames):
+    if isinstance(error, TypeError) and (value := _of_value(said, frames)):
         return value
     if said == "'module' object is not callable":
         return _of_module(frames[-1])

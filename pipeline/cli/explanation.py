@@ -37,13 +37,13 @@ class Explanation:
 
 def explain_artifact(catalog: Catalog, manifest: Manifest) -> Explanation:
     """Collect the facts about an artifact; costs a few requests for each step name."""
-    pairs = catalog.store.accepted(manifest.step)
     try:
         present = present_code(manifest, catalog.store)
     except NotImportable as error:
         code, changes = f"the present code cannot be looked at: {error}", list[str]()
         outdated: list[str] = []
     else:
+        pairs = catalog.store.accepted(manifest.step)
         code, changes = _present_code(manifest, present, pairs)
         outdated = Present().changes(present.home, manifest.discovered, lambda: pairs)
     return Explanation(

@@ -32,7 +32,6 @@ from pipeline.show.metrics import (
     label,
     labels_of,
     marked,
-    metric_text,
     without_p_values,
 )
 from pipeline.show.results import compare
@@ -311,6 +310,10 @@ def _metrics_table(group: Mapping[str, Manifest], metrics: Sequence[str], stacke
     return table
 
 
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def parse_progress(data: bytes) -> Mapping[str, Any] | None:
     """The progress that a step has written; ``None`` if the data is empty or damaged."""
     try:
@@ -341,9 +344,9 @@ def progress_text(progress: Mapping[str, Any], pace: str = "", left: str = "") -
     parts = [
         left,
         progress["doing"],
-        *(f"{name} {metric_text(value)}" for name, value in loss.items()),
+        *(f"{name} {_number(value)}" for name, value in loss.items()),
         count,
         pace,
-        *(f"{name} {metric_text(value)}" for name, value in rest),
+        *(f"{name} {_number(value)}" for name, value in rest),
     ]
     return cut("  ".join(filter(None, parts)))
