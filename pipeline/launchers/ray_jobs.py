@@ -39,14 +39,6 @@ class Ray:
     config: RayConfig
     kind: str = "ray"
 
-    @property
-    def poll_seconds(self) -> float:
-        return self.config.poll_seconds
-
-    @property
-    def grace_seconds(self) -> float:
-        return self.config.grace_seconds
-
     def shortage(self, resources: Resources) -> str | None:
         if self.config.autoscales:
             return None
