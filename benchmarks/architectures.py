@@ -38,100 +38,47 @@ VOCABULARY, WINDOW, POSITIONS = 97, 12, 256
 LOGPS, GRADIENTS = 1e-7, 1e-6
 """The tolerances for rounding, relative to the largest logp and to a parameter's gradient."""
 
+_NAMES: dict[Any, str] = {
+    VOCABULARY: "vocab_size vocab_size_per_layer_input",
+    POSITIONS: "max_position_embeddings n_positions max_seq_len",
+    32: "hidden_size n_embd d_model word_embed_proj_dim lru_width",
+    48: "intermediate_size n_inner d_ff ffn_dim decoder_ffn_dim encoder_ffn_dim "
+    "shared_intermediate_size",
+    24: "moe_intermediate_size shared_expert_intermediate_size",
+    2: "num_hidden_layers n_layer n_layers decoder_layers num_key_value_heads",
+    4: "num_attention_heads n_head n_heads num_heads decoder_attention_heads "
+    "encoder_attention_heads rotary_dim",
+    8: "head_dim attention_head_dim query_pre_attn_scalar hidden_size_per_layer_input",
+    WINDOW: "sliding_window attention_chunk_size attention_window_size",
+}
+"""The names of a size in different configs."""
 _SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "max_position_embeddings": POSITIONS,
-    # other names of the same
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": POSITIONS,
-    "n_inner": 48,
-    "d_model": 32,
-    "n_layers": 2,
-    "n_heads": 4,
-    "num_heads": 4,
-    "max_seq_len": POSITIONS,
-    "d_ff": 48,
-    "ffn_dim": 48,
-    "word_embed_proj_dim": 32,
-    "attention_head_dim": 8,
-    "rotary_dim": 4,
-    "query_pre_attn_scalar": 8,
-    "decoder_layers": 2,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 48,
-    "encoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    # windows and chunks
-    "sliding_window": WINDOW,
-    "use_sliding_window": True,
-    "max_window_layers": 0,
-    "attention_chunk_size": WINDOW,
+    **{name: size for size, names in _NAMES.items() for name in names.split()},
+    "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "encoder_layers": 1, "use_sliding_window": True, "max_window_layers": 0,
     "sliding_window_pattern": 2,
-    "attention_window_size": WINDOW,
     # experts
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_num_experts": 4,
-    "moe_k": 2,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 24,
-    "shared_intermediate_size": 48,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
+    "num_experts_per_tok": 2, "moe_k": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
     "first_k_dense_replace": 1,
     # latent attention
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
     "v_head_dim": 8,
     # recurrences and convolutions
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "mamba_d_ssm": 64,
-    "mamba_num_heads": 4,
-    "mamba_head_dim": 16,
-    "mamba_chunk_size": 8,
-    "mamba_n_groups": 1,
-    "mamba_expand": 2,
-    "chunk_size": 8,
-    "state_size": 8,
-    "ssm_state_size": 8,
-    "n_groups": 1,
-    "use_mamba_kernels": False,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "lru_width": 32,
-    "block_types": ["recurrent", "attention"],
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_d_ssm": 64,
+    "mamba_num_heads": 4, "mamba_head_dim": 16, "mamba_chunk_size": 8, "mamba_n_groups": 1,
+    "mamba_expand": 2, "chunk_size": 8, "state_size": 8, "ssm_state_size": 8, "n_groups": 1,
+    "use_mamba_kernels": False, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "block_types": ["recurrent", "attention"],
     "conv_L_cache": 3,
-    # embeddings for each layer
-    "vocab_size_per_layer_input": VOCABULARY,
-    "hidden_size_per_layer_input": 8,
-}
+}  # fmt: skip
 """Settings for tiny models; each config gets those that it has."""
 
 _LATENT = {"num_key_value_heads": 4}
 _SPARSE = {**_LATENT, "index_n_heads": 16, "index_head_dim": 16, "index_topk": 8}
 _DECODER = {"is_decoder": True}
+_CONVOLUTIONS = {"layer_types": ["conv", "full_attention"]}
+_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 _OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(["axk1", "axk2", "deepseek_v2", "deepseek_v3", "dots3_note_text"], _LATENT),
     **dict.fromkeys(["glm4_moe_lite", "minicpm3", "youtu"], _LATENT),
@@ -166,21 +113,17 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "mamba2": {"num_heads": 4, "head_dim": 16},
     "zaya": {"num_experts_per_tok": 1},
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    **dict.fromkeys(["lfm2", "lfm2_moe"], _CONVOLUTIONS),
+    **dict.fromkeys(["minimax", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"], _LINEAR),
     "gemma3n_text": {
         "num_hidden_layers": 3,
         "num_kv_shared_layers": 1,
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
         "activation_sparsity_pattern": [0.0] * 3,
     },
-    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
-    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
-    "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
-    "minimax": {"layer_types": ["linear_attention", "full_attention"]},
     "mpt": {"max_seq_len": POSITIONS},
 }
 """Further settings that some architectures need."""

@@ -71,133 +71,66 @@ def result(text: str, number: int = 0) -> dict[str, Any]:
 SYSTEM = {"role": "system", "content": "Be brief, please."}
 OTHER = {"name": "time", "arguments": {"zone": "CET"}}
 THOUGHT = "<think>\nSeven has no divisors\n</think>\n\nYes, prime."
+
+
+def _case(name: str, *messages: dict[str, Any], tools: bool = False) -> Conversation:
+    return Conversation(name, messages, (TOOL,) if tools else None)
+
+
+_WEATHER = (user("Weather?"), called(CALL), result("sunny"))
 CASES = [
-    Conversation(name, messages, tools)
-    for name, messages, tools in (
-        ("plain", (user("Is it?"), said("Yes, it is.")), None),
-        ("one word", (user("Is it?"), said("Yes")), None),
-        ("same words", (user("yes"), said("yes"), user("yes"), said("yes")), None),
-        ("system", (SYSTEM, user("Is it?"), said("Yes, it is.")), None),
-        ("two turns", (user("One?"), said("First one."), user("Two?"), said("Second.")), None),
-        (
-            "system, three turns",
-            (SYSTEM, user("A?"), said("Aa."), user("B?"), said("Bb."), user("C?"), said("Cc.")),
-            None,
-        ),
-        ("spaces", (user(" so "), said(" and so on ")), None),
-        ("lines", (user("go\non"), said("\n\n  two lines\n\nand more\n")), None),
-        ("not ASCII", (user("東京は？"), said("Ça va: 東京 ü – ½ fin.")), None),
-        ("emoji", (user("👩‍👩‍👧‍👦 ok?"), said("🎉👍🏽 yes 🏳️‍🌈")), None),
-        ("quotes", (user('a "b" c'), said("d \"e\" 'f' \\ g {h}")), None),
-        ("code", (user("code"), said("```python\nprint('x')\n```")), None),
-        ("answer in question", (user("say Yes, it is."), said("Yes, it is.")), None),
-        ("empty earlier", (user("a b"), said(""), user("c d"), said("efg")), None),
-        ("think in text", (user("Is 7 prime?"), said(THOUGHT)), None),
-        (
-            "think in text earlier",
-            (user("Is 7?"), said(THOUGHT), user("Is 8?"), said("No, not.")),
-            None,
-        ),
-        ("think in both", (user("Is 7?"), said(THOUGHT), user("8?"), said(THOUGHT)), None),
-        (
-            "reasoning",
-            (user("Is 7 prime?"), said("Yes.", reasoning_content="No divisors there.")),
-            None,
-        ),
-        (
-            "reasoning, two turns",
-            (
-                user("Is 7 prime?"),
-                said("Yes.", reasoning_content="No divisors there."),
-                user("And 8?"),
-                said("No.", reasoning_content="Two divides it."),
-            ),
-            None,
-        ),
-        ("tools unused", (user("Is it?"), said("Yes, it is.")), (TOOL,)),
-        ("call last", (user("Weather?"), called(CALL)), (TOOL,)),
-        ("call last, text", (user("Weather?"), called(CALL, text="Let me see.")), (TOOL,)),
-        (
-            "call last, reasoning",
-            (user("Weather?"), called(CALL, reasoning_content="I must ask.")),
-            (TOOL,),
-        ),
-        ("two calls last", (user("Weather?"), called(CALL, OTHER)), (TOOL,)),
-        (
-            "tool round",
-            (user("Weather?"), called(CALL), result("sunny"), said("It is sunny there.")),
-            (TOOL,),
-        ),
-        (
-            "tool round, no tools",
-            (user("Weather?"), called(CALL), result("sunny"), said("It is sunny there.")),
-            None,
-        ),
-        (
-            "tool round, reasoning",
-            (
-                user("Weather?"),
-                called(CALL, reasoning_content="I must ask."),
-                result("sunny"),
-                said("It is sunny.", reasoning_content="So it is."),
-            ),
-            (TOOL,),
-        ),
-        (
-            "two results",
-            (
-                user("Weather?"),
-                called(CALL, OTHER),
-                result("sunny"),
-                result("late", 1),
-                said("Sunny and late."),
-            ),
-            (TOOL,),
-        ),
-        ("empty system", ({"role": "system", "content": ""}, user("Is it?"), said("Yes.")), None),
-        ("white space", (user("\tq\u00a0\r\n"), said("\u00a0\tif x:\r\n\t\t1\u2003")), None),
-        ("right to left", (user("\u200fשלום"), said("مرحبا\u200e e\u0301 ﬁ Ⅷ ok")), None),
-        ("markup", (user("{{ x }} <b> assistant"), said("{% if %} <answer>4</answer> user")), None),
-        ("think, unclosed", (user("Is 7?"), said("<think>\nhm hm")), None),
-        ("two questions", (user("One."), user("Two."), said("Both seen.")), None),
-        ("two answers", (user("One."), said("First half"), said("Second half.")), None),
-        ("assistant first", (said("Welcome."), user("Hi."), said("Good day.")), None),
-        ("long", (user("go " * 300), said("word and " * 800 + "end.")), None),
-        (
-            "two rounds",
-            (
-                user("Weather?"),
-                called(CALL),
-                result("sunny"),
-                called(OTHER),
-                result("late"),
-                said("Sunny and late."),
-            ),
-            (TOOL,),
-        ),
-        (
-            "nested arguments",
-            (
-                user("Weather?"),
-                called({"name": "weather", "arguments": {"a": [1, 2.5, None], "s": '<x> "q" é'}}),
-            ),
-            (TOOL,),
-        ),
-        (
-            "tools, then on",
-            (
-                SYSTEM,
-                user("Weather?"),
-                called(CALL),
-                result("sunny"),
-                said("It is sunny there."),
-                user("And now?"),
-                said("Still so."),
-            ),
-            (TOOL,),
-        ),
-    )
-]
+    _case("plain", user("Is it?"), said("Yes, it is.")),
+    _case("one word", user("Is it?"), said("Yes")),
+    _case("same words", user("yes"), said("yes"), user("yes"), said("yes")),
+    _case("system", SYSTEM, user("Is it?"), said("Yes, it is.")),
+    _case("two turns", user("One?"), said("First one."), user("Two?"), said("Second.")),
+    _case("system, three turns", SYSTEM, user("A?"), said("Aa."), user("B?"), said("Bb."),
+          user("C?"), said("Cc.")),
+    _case("spaces", user(" so "), said(" and so on ")),
+    _case("lines", user("go\non"), said("\n\n  two lines\n\nand more\n")),
+    _case("not ASCII", user("東京は？"), said("Ça va: 東京 ü – ½ fin.")),
+    _case("emoji", user("👩‍👩‍👧‍👦 ok?"), said("🎉👍🏽 yes 🏳️‍🌈")),
+    _case("quotes", user('a "b" c'), said("d \"e\" 'f' \\ g {h}")),
+    _case("code", user("code"), said("```python\nprint('x')\n```")),
+    _case("answer in question", user("say Yes, it is."), said("Yes, it is.")),
+    _case("empty earlier", user("a b"), said(""), user("c d"), said("efg")),
+    _case("think in text", user("Is 7 prime?"), said(THOUGHT)),
+    _case("think in text earlier", user("Is 7?"), said(THOUGHT), user("Is 8?"), said("No, not.")),
+    _case("think in both", user("Is 7?"), said(THOUGHT), user("8?"), said(THOUGHT)),
+    _case("reasoning", user("Is 7 prime?"), said("Yes.", reasoning_content="No divisors there.")),
+    _case("reasoning, two turns",
+          user("Is 7 prime?"), said("Yes.", reasoning_content="No divisors there."),
+          user("And 8?"), said("No.", reasoning_content="Two divides it.")),
+    _case("tools unused", user("Is it?"), said("Yes, it is."), tools=True),
+    _case("call last", user("Weather?"), called(CALL), tools=True),
+    _case("call last, text", user("Weather?"), called(CALL, text="Let me see."), tools=True),
+    _case("call last, reasoning", user("Weather?"), called(CALL, reasoning_content="I must ask."),
+          tools=True),
+    _case("two calls last", user("Weather?"), called(CALL, OTHER), tools=True),
+    _case("tool round", *_WEATHER, said("It is sunny there."), tools=True),
+    _case("tool round, no tools", *_WEATHER, said("It is sunny there.")),
+    _case("tool round, reasoning",
+          user("Weather?"), called(CALL, reasoning_content="I must ask."),
+          result("sunny"), said("It is sunny.", reasoning_content="So it is."), tools=True),
+    _case("two results", user("Weather?"), called(CALL, OTHER), result("sunny"),
+          result("late", 1), said("Sunny and late."), tools=True),
+    _case("empty system", {"role": "system", "content": ""}, user("Is it?"), said("Yes.")),
+    _case("white space", user("\tq\u00a0\r\n"), said("\u00a0\tif x:\r\n\t\t1\u2003")),
+    _case("right to left", user("\u200fשלום"), said("مرحبا\u200e e\u0301 ﬁ Ⅷ ok")),
+    _case("markup", user("{{ x }} <b> assistant"), said("{% if %} <answer>4</answer> user")),
+    _case("think, unclosed", user("Is 7?"), said("<think>\nhm hm")),
+    _case("two questions", user("One."), user("Two."), said("Both seen.")),
+    _case("two answers", user("One."), said("First half"), said("Second half.")),
+    _case("assistant first", said("Welcome."), user("Hi."), said("Good day.")),
+    _case("long", user("go " * 300), said("word and " * 800 + "end.")),
+    _case("two rounds", *_WEATHER, called(OTHER), result("late"), said("Sunny and late."),
+          tools=True),
+    _case("nested arguments", user("Weather?"),
+          called({"name": "weather", "arguments": {"a": [1, 2.5, None], "s": '<x> "q" é'}}),
+          tools=True),
+    _case("tools, then on", SYSTEM, *_WEATHER, said("It is sunny there."), user("And now?"),
+          said("Still so."), tools=True),
+]  # fmt: skip
 
 
 def named_special(template: str) -> list[str]:
@@ -233,6 +166,16 @@ def tokenizer_for(template: str) -> tuple[Any, list[str]]:
     return tokenizer, sorted({*special, eos})
 
 
+def prepared(path: Path) -> tuple[Any, list[str]]:
+    """A tokenizer with the template of a file, and its special tokens."""
+    from steps.data.tokens.rendering import _prepared
+
+    template = path.read_text("utf-8")
+    tokenizer, special = tokenizer_for(template)
+    tokenizer.chat_template = _prepared(template)
+    return tokenizer, special
+
+
 def made_of(tokenizer: Any, conversation: Conversation, every: bool, config: Any) -> Made:
     """Temper's tokens and mask of a conversation."""
     from steps.data.rows.reasons import MalformedRow
@@ -249,12 +192,9 @@ def made_of(tokenizer: Any, conversation: Conversation, every: bool, config: Any
 
 def judged(path: Path, names: set[str]) -> Iterator[tuple[str, str, bool, Any, Made]]:
     """Every case of a template, with its result and the verdict."""
-    from steps.data.tokens.rendering import _prepared
     from steps.data.tokens.tokenizing import TokenizeConfig, TrainOn, tokenization
 
-    template = path.read_text("utf-8")
-    tokenizer, special = tokenizer_for(template)
-    tokenizer.chat_template = _prepared(template)
+    tokenizer, special = prepared(path)
     oracle = Oracle(tokenizer, special)
     config = {
         every: tokenization(tokenizer, TokenizeConfig(10**6, 10**6, train_on=mode))

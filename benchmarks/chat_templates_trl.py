@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chat_templates import CASES, tokenizer_for
+from benchmarks.chat_templates import CASES, prepared
 
 REJECTED = {"role": "assistant", "content": "Wrong, other words."}
 
@@ -36,12 +36,9 @@ def differences(path: Path) -> list[str]:
     from steps.data.rows.reasons import MalformedRow
     from steps.data.rows.rows import PreferenceRow
     from steps.data.tokens.pairs import tokenize_pairs
-    from steps.data.tokens.rendering import _prepared
     from steps.data.tokens.tokenizing import TokenizeConfig, tokenization
 
-    template = path.read_text("utf-8")
-    tokenizer, _ = tokenizer_for(template)
-    tokenizer.chat_template = _prepared(template)
+    tokenizer, _ = prepared(path)
     made = tokenization(tokenizer, TokenizeConfig(10**6, 10**6))
     compared = []
     for case in CASES:

@@ -1,6 +1,7 @@
-"""Processes of a local cluster that end together with the thread that started them."""
+"""Servers of this machine, for tests and benchmarks: their ports, and their end."""
 
 import shutil
+import socket
 from collections.abc import Sequence
 
 
@@ -8,3 +9,8 @@ def ending_with_us(command: Sequence[str]) -> list[str]:
     """The command with a wrapper that ends it when its starting thread ends, even by a kill."""
     setpriv = shutil.which("setpriv")  # of util-linux
     return [*([setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []), *command]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phases import Phases
+from benchmarks.measuring import Phases
 
 
 def main(stage: str, job_file: str, report_file: str) -> None:
@@ -79,8 +79,7 @@ def run_experiment(job: dict[str, Any], phases: Phases) -> dict[str, Any]:
 
 def count_flops() -> list[int]:
     """Count the operations of models from now on, in their own thread; one number per call."""
-    from flops import flop_counter
-
+    from benchmarks.flops import flop_counter
     from steps.scoring.scorer import Scorer
     from steps.training.trainer import Trainer
 

@@ -6,9 +6,7 @@
     python benchmarks/dpo_throughput.py --trl PYTHON --only second
 
 PYTHON is an interpreter that can import trl, which is not a dependency of Temper. Every sample is a
-separate process with one thread. The contenders take turns (A B C A B C …), so that other load on
-the machine affects all of them equally. A ratio is the median of the ratios of samples of the same
-round. CPU seconds are the most stable unit on a shared machine.
+separate process with one thread; CPU seconds are the most stable unit on a shared machine.
 
 All contenders get the same model, the same token ids in the same order (this is checked), float32
 (with `--device cuda` bfloat16, with float32 weights behind it), a constant learning rate and AdamW,
@@ -21,11 +19,8 @@ and should reach the same losses (these are printed). There are two experiments:
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,9 +28,10 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from pairs_and_models import Model, Workload, make_workload, model_at
 from rich.console import Console
-from rich.table import Table
+
+from benchmarks.measuring import side, table
+from benchmarks.pairs_and_models import Model, Workload, make_workload, model_at
 
 HERE = Path(__file__).parent
 SECTIONS = ("cost", "second")
@@ -44,8 +40,7 @@ CONTENDERS = {"TRL, default": "default", "TRL, strongest": "strongest", TEMPER: 
 RATE, OTHER_RATE = 1e-5, 2e-5
 
 Sample = dict[str, Any]
-"""Measurements of one process and its children: ``wall`` and ``cpu`` seconds, ``peak`` MiB, and
-the process's own report."""
+"""The measurements of one process, and its own report."""
 
 
 @dataclass(frozen=True)
@@ -90,37 +85,8 @@ class Bench:
         return self._call([sys.executable, str(HERE / "dpo_temper.py"), stage], job)
 
     def _call(self, command: list[str], job: Mapping[str, Any]) -> Sample:
-        """Run a process to its end; return its measurements, including its children, and its
-        report."""
-        output = Path(job["output"])
-        output.mkdir(parents=True, exist_ok=True)
-        job_file, report = output / "job.json", output / "report.json"
-        job_file.write_text(json.dumps(job))
-        started = time.perf_counter()
-        with (output / "log.txt").open("w") as log:
-            process = subprocess.Popen(
-                [*command, str(job_file), str(report)], env=_environment(), stdout=log, stderr=log
-            )
-            _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        wall = time.perf_counter() - started
-        if process.returncode:
-            raise SystemExit((output / "log.txt").read_text()[-4000:])
-        used = {
-            "wall": wall,
-            "cpu": usage.ru_utime + usage.ru_stime,
-            "peak": usage.ru_maxrss / 1024,
-        }
-        return used | json.loads(report.read_text())
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(HERE.parent),
-    }
+        used, report = side(command, job, Path(job["output"]))
+        return used | report
 
 
 # --- cost ----------------------------------------------------------------------------------------
@@ -163,12 +129,10 @@ def _a_step(sample: Sample, of: str) -> float:
 
 
 def show_cost(console: Console, bench: Bench, rounds: list[dict[str, Sample]]) -> None:
-    table = Table(title="cost: median, and ratio to Temper", title_justify="left")
-    for heading in ("", *bench.contenders):
-        table.add_column(heading, justify="right" if heading else "left")
+    costs = table("cost: median, and ratio to Temper", "", *bench.contenders)
     for name, value in COST.items():
-        table.add_row(name, *(_cell(rounds, contender, value) for contender in bench.contenders))
-    console.print(table)
+        costs.add_row(name, *(_cell(rounds, contender, value) for contender in bench.contenders))
+    console.print(costs)
     workload = bench.workload
     for contender in bench.contenders:
         seconds = median(COST["reference + training, CPU s"](r[contender]) for r in rounds)
@@ -207,10 +171,8 @@ def second_samples(bench: Bench, contender: str) -> dict[str, Sample]:
     if contender != TEMPER:
         setting, cache = CONTENDERS[contender], f"{new}-cache"
         first = bench.trl_sample(setting, cache=cache)
-        return {
-            "first": first,
-            "second": bench.trl_sample(setting, cache=cache, learning_rate=OTHER_RATE),
-        }
+        second = bench.trl_sample(setting, cache=cache, learning_rate=OTHER_RATE)
+        return {"first": first, "second": second}
     store = f"{new}-store"
     bench.temper_sample("run", store=store, prepare=True)  # model and tokens, as TRL has its rows
     first = bench.temper_sample("run", store=store, prepare=False)
@@ -219,16 +181,13 @@ def second_samples(bench: Bench, contender: str) -> dict[str, Sample]:
 
 
 def show_second(console: Console, bench: Bench, rounds: list[dict[str, dict[str, Sample]]]) -> None:
-    title = "whole processes: median seconds, and ratio to Temper"
-    table = Table(title=title, title_justify="left")
-    for heading in ("", *bench.contenders):
-        table.add_column(heading, justify="right" if heading else "left")
+    whole = table("whole processes: median seconds, and ratio to Temper", "", *bench.contenders)
     for run in ("first", "second"):
         for of in ("wall", "cpu"):
             samples = [{name: r[name][run] for name in bench.contenders} for r in rounds]
             cells = (_cell(samples, name, lambda s, of=of: s[of]) for name in bench.contenders)
-            table.add_row(f"{run} run, {of}", *cells)
-    console.print(table)
+            whole.add_row(f"{run} run, {of}", *cells)
+    console.print(whole)
 
 
 # --- all of it -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from phases import Phases
+from benchmarks.measuring import Phases
 
 PREFERENCE = ("prompt", "chosen", "rejected")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -37,9 +37,10 @@ def main(job_file: str, report_file: str) -> None:
     with phases.phase("import"):
         import torch
         from datasets import load_dataset
-        from flops import flop_counter
         from transformers import TrainerCallback
         from trl import DPOConfig, DPOTrainer  # pyright: ignore[reportMissingImports]
+
+        from benchmarks.flops import flop_counter
 
     class Marks(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:

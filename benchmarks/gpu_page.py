@@ -23,6 +23,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.architectures import pairs
+from benchmarks.llamas import LLAMAS
 from steps.models.adapters import add_adapter
 from steps.models.config import ActivationCheckpointing, Dtype, LoraConfig, Quantization
 from steps.models.folders import load_model
@@ -36,31 +37,13 @@ from steps.training.config import OptimizerConfig
 from steps.training.policy import require_deterministic_kernels
 from steps.training.trainer import Trainer
 
-_LLAMA_3 = {"vocab_size": 128256, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+_TINY = {
+    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "vocab_size": 97,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    },
-    "1b": {
-        **_LLAMA_3,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "tie_word_embeddings": True,
-    },
-    "8b": {
-        **_LLAMA_3,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-    },
+    "tiny": _TINY,
+    **{name: {**shape, "max_position_embeddings": 131072} for name, shape in LLAMAS.items()},
 }
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -79,7 +62,6 @@ STEPS = 4
 
 
 def machine(_: str) -> Iterator[str]:
-    """What is measured."""
     yield f"- {torch.cuda.get_device_name() if GPU else f'no GPU: {platform.machine()}'}"
     yield f"- torch {torch.__version__}, transformers {transformers.__version__}"
     yield f"- Python {platform.python_version()}, {platform.system()}"
@@ -152,7 +134,6 @@ def _row(model_name: str, kind: str, *cells: str) -> str:
 
 
 def speed_row(model_name: str, budget: int, how: ActivationCheckpointing) -> str:
-    """A row of the table of speed."""
     model = random_model(MODELS[model_name], torch.bfloat16 if GPU else torch.float32)
     use_packed_attention(model)
     checkpoint_activations(model, how)
@@ -169,7 +150,6 @@ def options(model_name: str) -> Iterator[str]:
 
 
 def option_row(model_name: str, name: str) -> str:
-    """A row of the table of options."""
     dtype, (lora, eight_bit) = Dtype.bfloat16 if GPU else Dtype.float32, OPTIONS[name]
     with TemporaryDirectory() as folder:
         with torch.device("cpu"):

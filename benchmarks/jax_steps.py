@@ -48,7 +48,6 @@ def pairs() -> list[TokenGroup]:
 
 
 def seconds(trainer: Trainer, objective: Objective) -> float:
-    """Of one step."""
     begun = time.process_time()
     loss = objective.batch_loss(range(PAIRS), None)
     result = trainer.forward_backward(trainer.prepare(objective.groups), loss)

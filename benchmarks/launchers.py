@@ -14,7 +14,6 @@ import argparse
 import calendar
 import contextlib
 import os
-import resource
 import statistics
 import tempfile
 import time
@@ -26,6 +25,7 @@ from rich.table import Table
 
 from benchmarks import ray_cluster, slurm_cluster
 from benchmarks.job_dag import say_when
+from benchmarks.measuring import cpu_seconds
 from pipeline import run
 from pipeline.launchers.config import LauncherConfig, RayConfig, SlurmConfig
 from pipeline.store.manifest import Manifest
@@ -48,19 +48,14 @@ def measure(kind: str, steps: int, jobs: int) -> Cost:
     quiet = Console(file=open(os.devnull, "w"))  # noqa: SIM115
     with tempfile.TemporaryDirectory(prefix="temper-bench-") as folder, engine(kind, folder) as use:
         store = f"{folder}/store"
-        starts = [
-            _start(
-                *(
-                    m.manifest
-                    for m in run([say_when(-n)], store, console=quiet, launcher=use).values()
-                )
-            )
-            for n in range(1, STARTS + 1)
-        ]
-        before, began = _processor_seconds(), time.monotonic()
+        starts = []
+        for number in range(1, STARTS + 1):
+            (made,) = run([say_when(-number)], store, console=quiet, launcher=use).values()
+            starts.append(_start(made.manifest))
+        before, began = cpu_seconds(), time.monotonic()
         run([say_when(n) for n in range(steps)], store, jobs, quiet, launcher=use)
         wall = time.monotonic() - began
-        driver = None if kind == "local" else _processor_seconds() - before
+        driver = None if kind == "local" else cpu_seconds() - before
     return Cost(starts, wall, driver)
 
 
@@ -88,11 +83,6 @@ def _start(made: Manifest) -> float:
     stamp, _, rest = made.attempt.partition("-")
     ready = calendar.timegm(time.strptime(stamp, "%Y%m%dT%H%M%S")) + int(rest[:3]) / 1000
     return made.metrics["began"] - ready
-
-
-def _processor_seconds() -> float:
-    used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import luigi
-from phases import Phases
+from measuring import Phases
 from work import Node, shape, write_value
 
 COMMAND = "import sys, pathlib, work; work.write_value(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"

@@ -3,20 +3,18 @@
     python benchmarks/online_throughput.py --trl PYTHON                    minutes
     python benchmarks/online_throughput.py --trl PYTHON --rounds 1 --iterations 3    does it work?
 
-PYTHON is an interpreter that can import trl. Every sample is a process of its own with one thread,
-and the contenders take turns. An iteration samples 8 completions of each of 64 prompts, asks for
+PYTHON is an interpreter that can import trl. Every sample is a process of its own with one thread.
+An iteration samples 8 completions of each of 64 prompts, asks for
 their rewards, and makes one update with GRPO's loss. All contenders have the same Llama with random
 weights (225k parameters), the same prompts, float32, and the same reward: whether a digit is in the
 text. A completion ends with the end token, or at the most tokens of `--tokens`.
 
 A rate is the completion tokens of all iterations but the first, by the CPU seconds of the process
 and its children from the end of the first iteration to the end of the last. So it contains neither
-imports nor what happens once. A ratio is the median of the ratios of samples of the same round.
+imports nor what happens once.
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -25,7 +23,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+
+from benchmarks.measuring import side, table
 
 HERE = Path(__file__).parent
 TEMPER = "Temper"
@@ -67,24 +66,6 @@ def write_inputs(folder: Path, longest: int) -> None:
     (folder / "prompts.json").write_text("\n".join(lines))
 
 
-def sample(python: str, side: str, job: dict[str, Any], output: Path) -> list[dict[str, float]]:
-    """Run one contender in a process of its own; its marks."""
-    output.mkdir(parents=True)
-    files = output / "job.json", output / "report.json"
-    files[0].write_text(json.dumps({**job, "output": str(output)}))
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(HERE.parent),
-    }
-    command = [python, str(HERE / "online_sides.py"), side, *map(str, files)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr[-4000:])
-    return json.loads(files[1].read_text())
-
-
 def rate(marks: list[dict[str, float]]) -> float:
     """Completion tokens per CPU second."""
     tokens = sum(mark["tokens"] for mark in marks[1:])
@@ -116,17 +97,18 @@ def main(
         job |= {name: str(folder / file) for name, file in named.items()}
         for number in range(rounds):
             for name in contenders:
-                side, settings = CONTENDERS[name]
-                python = trl if trl and side == "trl" else sys.executable
+                kind, settings = CONTENDERS[name]
+                python = trl if trl and kind == "trl" else sys.executable
+                command = [python, str(HERE / "online_sides.py"), kind]
                 output = folder / f"{number}-{contenders.index(name)}"
-                taken[name].append(sample(python, side, {**job, **settings}, output))
+                taken[name].append(side(command, {**job, **settings}, output)[1])
     show(taken)
 
 
 def show(taken: dict[str, list[list[dict[str, float]]]]) -> None:
-    table = Table(title="Completion tokens per CPU second of whole iterations, medians")
-    for heading in ("", "tokens / CPU s", "Temper's ratio", "tokens of one", "mean reward"):
-        table.add_column(heading, justify="right" if heading else "left")
+    title = "Completion tokens per CPU second of whole iterations, medians"
+    headings = "tokens / CPU s", "Temper's ratio", "tokens of one", "mean reward"
+    rated = table(title, "", *headings)
     for name, samples in taken.items():
         ratios = [
             rate(ours) / rate(theirs) for ours, theirs in zip(taken[TEMPER], samples, strict=True)
@@ -136,8 +118,8 @@ def show(taken: dict[str, list[list[dict[str, float]]]]) -> None:
         reward = sum(mark["reward"] for mark in marks) / len(marks)
         rates = median(map(rate, samples))
         figures = f"{rates:,.0f}", f"{median(ratios):.2f}", f"{length:.1f}", f"{reward:.3f}"
-        table.add_row(name, *figures)
-    Console().print(table)
+        rated.add_row(name, *figures)
+    Console().print(rated)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,15 @@
     python benchmarks/overhead.py --only no-op --json FILE
     python benchmarks/overhead.py --only cached --beside CHECKOUT        another Temper, in turns
 
-Every sample is a separate process. The contenders of a section take turns (A B A B …), so that
-other load on the machine affects all of them equally. A ratio is the median of the ratios of
-samples from the same round. CPU seconds include child processes.
+Every sample is a separate process. CPU seconds include child processes.
 """
 
 import functools
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +21,11 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from gcs import gcs_server
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+
+from benchmarks.gcs import gcs_server
+from benchmarks.measuring import measured, table
 
 HERE = Path(__file__).parent
 SECTIONS = ("no-op", "cold", "requests", "cached")
@@ -79,7 +76,7 @@ def no_op(folder: Path, steps: int, names: int, rounds: int) -> list[Row]:
     """A run in which every step is cached."""
     dag = (str(steps), str(names))
     for script, place in (("temper_dag", "temper"), ("luigi_dag", "luigi")):
-        _call(_script(script, "fill", folder / place, *dag, folder / "report.json"))
+        measured(_script(script, "fill", folder / place, *dag, folder / "report.json"))
 
     def on(script: str, mode: str, place: str) -> Callable[[Path, Path], Sequence[str]]:
         return lambda _, report: _script(script, mode, folder / place, *dag, report)
@@ -130,7 +127,7 @@ def cached(folder: Path, names: int, rounds: int, beside: Path | None) -> list[R
         place = folder / f"{shape}-{steps}"
         for name, checkout in checkouts.items():
             fill = _large("fill", place / name, (steps, names), shape, folder / "report.json")
-            _call(fill, _of_checkout(checkout))
+            measured(fill, _of_checkout(checkout))
         for mode, phase in (("plan", "dag"), ("plan", "plan"), ("look", "look"), ("run", "run")):
             contenders = [
                 Contender(
@@ -156,7 +153,7 @@ def _demo(name: str, checkout: Path, store: Path) -> Contender:
         sys.executable, str(checkout / "experiments/dpo_ultrafeedback.py"),
         "scale=smoke", f"store={store}",
     ]  # fmt: skip
-    _call(command, _of_checkout(checkout))
+    measured(command, _of_checkout(checkout))
     return Contender(name, lambda *_: command, environment=_of_checkout(checkout))
 
 
@@ -171,11 +168,11 @@ def requests(folder: Path, steps: int, names: int) -> list[dict[str, int]]:
     counted = []
     with gcs_server() as environment:
         make = "import gcsfs; gcsfs.GCSFileSystem(project='test').mkdir('bench')"
-        _call([sys.executable, "-c", make], environment)
+        measured([sys.executable, "-c", make], environment)
         for steps, names in dags:
             url, report = f"gs://bench/{steps}-{names}", folder / "report.json"
             for mode in ("fill", "count"):
-                _call(_script("temper_dag", mode, url, steps, names, report), environment)
+                measured(_script("temper_dag", mode, url, steps, names, report), environment)
             counted.append({"steps": steps, "names": names, **json.loads(report.read_text())})
     return counted
 
@@ -194,7 +191,7 @@ def _take_turns(what: str, contenders: Sequence[Contender], folder: Path, rounds
             new = folder / f"{what}-{number}-{index}".replace(" ", "-")
             report = folder / "report.json"
             whole[index].samples.append(
-                _call(contender.command(new, report), contender.environment)
+                measured(contender.command(new, report), contender.environment)
             )
             if contender.phases:
                 phases = json.loads(report.read_text())
@@ -208,48 +205,32 @@ def _script(name: str, *arguments: object) -> list[str]:
     return [sys.executable, str(HERE / f"{name}.py"), *map(str, arguments)]
 
 
-def _call(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Sample:
-    """Run a command to its end; return its measurements, including its children."""
-    started = time.perf_counter()
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    wall = time.perf_counter() - started
-    return {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime}
-
-
 # --- what is shown -------------------------------------------------------------------------------
 
 
 def show(console: Console, rows: Sequence[Row]) -> None:
     """Medians, and ratios to the first contender of each thing measured."""
-    table = Table(title="seconds: median; ratio to the first of each group", title_justify="left")
-    for heading in ("", "", "wall", "ratio", "CPU", "ratio"):
-        table.add_column(heading, justify="right" if heading else "left")
+    title = "seconds: median; ratio to the first of each group"
+    times = table(title, "", "", "wall", "ratio", "CPU", "ratio")
     base: Row | None = None
     for row in rows:
         if base is None or base.what != row.what:
             base = row
-            table.add_section()
-        table.add_row(
+            times.add_section()
+        times.add_row(
             row.what if row is base else "", row.contender,
             f"{row.median('wall'):.3f}", f"{row.ratio('wall', base):.2f}",
             f"{row.median('cpu'):.3f}", f"{row.ratio('cpu', base):.2f}",
         )  # fmt: skip
-    console.print(table)
+    console.print(times)
 
 
 def show_requests(console: Console, counted: Sequence[dict[str, int]]) -> None:
-    table = Table(title="requests to the object store, all cached", title_justify="left")
-    for heading in ("steps", "names", "plan", "run"):
-        table.add_column(heading, justify="right")
+    headings = ("steps", "names", "plan", "run")
+    requests = table("requests to the object store, all cached", *headings)
     for line in counted:
-        table.add_row(*(f"{line[heading]:,}" for heading in ("steps", "names", "plan", "run")))
-    console.print(table)
+        requests.add_row(*(f"{line[heading]:,}" for heading in headings))
+    console.print(requests)
 
 
 def machine() -> dict[str, Any]:

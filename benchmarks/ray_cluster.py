@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.daemons import ending_with_us
+from benchmarks.daemons import ending_with_us, free_port
 
 START_SECONDS = 120.0
 _TOKEN = secrets.token_hex(32)
@@ -62,7 +61,6 @@ class RayCluster:
         node.wait()
 
     def count(self) -> int:
-        """How many nodes are alive."""
         from ray.util.state import list_nodes  # pyright: ignore[reportMissingImports]
 
         found: list[Any] = list_nodes(self.address, raise_on_missing_output=False)
@@ -78,7 +76,7 @@ def why_not() -> str:
 def ray_cluster() -> Iterator[RayCluster]:
     """A head node, and one that is the first host of a TPU pod slice; 2 CPUs each."""
     folder = Path(tempfile.mkdtemp(prefix="tr-"))  # short: Ray's sockets lie below
-    port, dashboard = _free_port(), _free_port()
+    port, dashboard = free_port(), free_port()
     environment = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": _TOKEN,
@@ -127,7 +125,7 @@ def _start_head(
         *("--head", "--port", str(port), "--num-cpus", "2", "--num-gpus", "0"),
         *("--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)),
         # the default is one fixed port, for all clusters of a machine
-        *("--ray-client-server-port", str(_free_port())),
+        *("--ray-client-server-port", str(free_port())),
         *("--temp-dir", str(folder / f"r{number}")),
     )  # fmt: skip
 
@@ -182,8 +180,3 @@ def _variables(environment: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.daemons import ending_with_us
+from benchmarks.daemons import ending_with_us, free_port
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 START_SECONDS = 60.0
@@ -122,7 +122,7 @@ def _configure(folder: Path) -> None:
         )
     )
     host, user = socket.gethostname(), getpass.getuser()
-    ports = {node: _free_port() for node in NODES}
+    ports = {node: free_port() for node in NODES}
     nodes = "".join(
         f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[node]} CPUs=4 "
         "RealMemory=8000 Gres=gpu:Toy:2 State=UNKNOWN\n"
@@ -131,7 +131,7 @@ def _configure(folder: Path) -> None:
     (folder / "slurm.conf").write_text(
         f"""ClusterName=temper
 SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={_free_port()}
+SlurmctldPort={free_port()}
 SlurmUser={user}
 SlurmdUser=root
 AuthType=auth/munge
@@ -193,8 +193,3 @@ def _wait(condition: Callable[[], object], what: str, folder: Path) -> None:
             logs = "".join(p.read_text(errors="replace")[-2000:] for p in folder.glob("*.out"))
             raise TimeoutError(f"{what} did not start: {logs}")
         time.sleep(0.2)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import blake3
-from phases import Phases
+from measuring import Phases  # of this checkout, also for a Temper of another
 from work import SHAPES, write_value
 
 from pipeline import Artifact, Metrics, Output, Step, Store, execution_detail, run, step

@@ -72,7 +72,7 @@ class Oracle:
         """The errors of `made`, which should train on the messages `turns`."""
         verdict = Verdict()
         try:
-            text = self._render(conversation.messages, conversation.tools)
+            text = self.render(conversation.messages, conversation.tools)
         except Exception:
             verdict.raises = True
             if not made.refused:
@@ -89,12 +89,12 @@ class Oracle:
             ):
                 verdict.wrong.append("refused though traceable")
             return verdict
-        self._judge(verdict, conversation, text, authors, turns, made)
+        _Judging(self, verdict, conversation, text, authors, turns, made).judge()
         return verdict
 
     # --- authors ---------------------------------------------------------------------------------
 
-    def _render(self, messages: Sequence[Message], tools: Any, header: bool = False) -> str:
+    def render(self, messages: Sequence[Message], tools: Any, header: bool = False) -> str:
         return self.tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tools=[dict(tool) for tool in tools] if tools else None,
@@ -112,7 +112,7 @@ class Oracle:
                 for index, message in enumerate(conversation.messages)
             ]
             try:
-                shown = self._render(marked, conversation.tools)
+                shown = self.render(marked, conversation.tools)
             except Exception:
                 continue
             if "".join(map(_true_letter, shown)) == text:
@@ -132,145 +132,7 @@ class Oracle:
         within = set(authors[own[0] : own[-1] + 1])
         return within <= {turn, None}
 
-    # --- masks -----------------------------------------------------------------------------------
-
-    def _judge(
-        self,
-        verdict: Verdict,
-        conversation: Conversation,
-        text: str,
-        authors: Sequence[int | None],
-        turns: Sequence[int],
-        made: Made,
-    ) -> None:
-        trained, whole = self._characters(text, made)
-        if not whole:
-            verdict.wrong.append("ids are not those of the text")
-            return
-        for at, author in enumerate(authors):
-            if trained[at] and author is not None and author not in turns:
-                verdict.wrong.append("a letter of another message is trained on")
-                return
-        self._judge_losses(verdict, conversation, authors, turns, made)
-        for turn in turns:
-            own = [at for at, author in enumerate(authors) if author == turn]
-            later = [at for at, a in enumerate(authors) if a is not None and a > turn]
-            own = [at for at in own if not own or not later or at < _after(own[0], later)]
-            if not own:
-                continue
-            if not all(trained[at] for at in own) and "merged" not in made.told:
-                verdict.wrong.append("a letter of a trained turn is not trained on")
-            self._judge_start(verdict, conversation, text, authors, turn, own[0], trained, made,
-                              len(turns) == 1)  # fmt: skip
-            self._judge_end(verdict, conversation, text, authors, turn, own[-1], trained)
-
-    def _characters(self, text: str, made: Made) -> tuple[list[bool], bool]:
-        """For each character, whether all tokens that hold a part of it are trained on."""
-        data = text.encode()
-        flags: list[bool] = []
-        for token, flag in zip(made.ids, made.mask, strict=True):
-            flags += [flag] * len(token_bytes(self.tokenizer, token))
-        said = b"".join(token_bytes(self.tokenizer, token) for token in made.ids)
-        if not data.startswith(said):
-            return [], False
-        flags += [False] * (len(data) - len(flags))
-        characters, at = [], 0
-        for character in text:
-            size = len(character.encode())
-            characters.append(all(flags[at : at + size]))
-            at += size
-        return characters, True
-
-    def _judge_losses(
-        self,
-        verdict: Verdict,
-        conversation: Conversation,
-        authors: Sequence[int | None],
-        turns: Sequence[int],
-        made: Made,
-    ) -> None:
-        lost = False
-        for index, message in enumerate(conversation.messages):
-            marks = sum(author == index for author in authors)
-            parts = _parts(message, self.names)
-            wanted = ["content", "call"] + (["reasoning"] if index in turns else [])
-            lost |= marks < sum(len(LETTERS.findall(t)) for kind in wanted for t in parts[kind])
-        told = {"messages_lost", "calls_lost", "reasoning_lost"} & made.told
-        if lost and not told:
-            verdict.wrong.append("a message or call is lost, untold")
-        calls = sum(len(message.get("tool_calls") or ()) for message in conversation.messages)
-        if not lost and told and calls < 2:  # of several calls, one may be written twice
-            verdict.wrong.append("told that something is lost which is not")
-
-    def _judge_start(
-        self,
-        verdict: Verdict,
-        conversation: Conversation,
-        text: str,
-        authors: Sequence[int | None],
-        turn: int,
-        first: int,
-        trained: Sequence[bool],
-        made: Made,
-        alone: bool,
-    ) -> None:
-        others = [at for at in range(first) if authors[at] is not None]
-        between = range(others[-1] + 1 if others else 0, first + 1)
-        if others and trained[others[-1]]:  # the end of a turn that is trained on, just before
-            between = range(next((at for at in between if not trained[at]), first), first + 1)
-        begins = next(at for at in between if trained[at] or at == first)
-        before = conversation.messages[:turn]
-        try:
-            prompt = self._render(before, conversation.tools, header=True)
-        except Exception:
-            return
-        if text.startswith(prompt) and len(prompt) <= first:
-            added = prompt != self._render(before, conversation.tools)
-            spaces = text[begins : len(prompt)].isspace()
-            if begins == len(prompt) and added and "rewritten" in made.told and alone:
-                verdict.wrong.append("told of another prompt though it is the same")
-            if begins != len(prompt) and added and not (spaces and "merged" in made.told):
-                if begins > len(prompt) and {"merged", "rewritten"} & made.told:
-                    return
-                verdict.wrong.append("a turn does not begin at the generation prompt")
-        elif "rewritten" not in made.told:
-            verdict.wrong.append("another prompt than generation's, untold")
-
-    def _judge_end(
-        self,
-        verdict: Verdict,
-        conversation: Conversation,
-        text: str,
-        authors: Sequence[int | None],
-        turn: int,
-        last: int,
-        trained: Sequence[bool],
-    ) -> None:
-        following = [at for at in range(last + 1, len(text)) if authors[at] is not None]
-        rest = text[last + 1 : following[0] if following else len(text)]
-        ends = last + 1
-        while ends < len(text) and ends < last + 1 + len(rest) and trained[ends]:
-            ends += 1
-        end = text[last + 1 : ends]
-        found = [match.group() for match in self.special.finditer(end)]
-        if self.eos in found[:-1]:
-            verdict.wrong.append("something after the end of sequence is trained on")
-        follows = following and trained[following[0]]  # a turn that is trained on, just after
-        alone = not following or (authors[following[0]] == turn + 1 and not follows)
-        if alone and any(trained[ends : last + 1 + len(rest)]):
-            verdict.wrong.append("something after the end of the turn is trained on")
-        run = self._run(rest)
-        if self.eos in run and self.eos not in found:
-            verdict.wrong.append("the end of sequence is not trained on")
-        opener = self._opener(conversation)
-        if opener and opener in found:
-            verdict.wrong.append("the next header is trained on")
-        if turn == len(conversation.messages) - 1:
-            message = conversation.messages[turn]
-            verdict.end = found[-1] if found else ""
-            verdict.kind = "call" if message.get("tool_calls") else "plain"
-
-    def _run(self, rest: str) -> list[str]:
+    def run(self, rest: str) -> list[str]:
         """The special tokens that follow each other without a gap, from the first one on."""
         run: list[str] = []
         end = None
@@ -283,13 +145,13 @@ class Oracle:
                 break
         return run
 
-    def _opener(self, conversation: Conversation) -> str:
+    def opener(self, conversation: Conversation) -> str:
         question = conversation.messages[:1] if conversation.messages[0]["role"] == "user" else ()
         if not question:
             return ""
         try:
-            asked = self._render(question, None)
-            prompt = self._render(question, None, header=True)
+            asked = self.render(question, None)
+            prompt = self.render(question, None, header=True)
         except Exception:
             return ""
         at = 0
@@ -297,6 +159,122 @@ class Oracle:
             at = match.end() if prompt.startswith(asked[: match.end()]) else at
         found = self.special.findall(prompt[at:]) if prompt != asked else []
         return next((token for token in found if token != self.eos), "")
+
+
+@dataclass
+class _Judging:
+    """A rendered conversation and what was made of it; errors are added to the verdict."""
+
+    oracle: Oracle
+    verdict: Verdict
+    conversation: Conversation
+    text: str
+    authors: Sequence[int | None]
+    turns: Sequence[int]
+    made: Made
+
+    def judge(self) -> None:
+        trained = self._characters()
+        if trained is None:
+            self.verdict.wrong.append("ids are not those of the text")
+            return
+        for at, author in enumerate(self.authors):
+            if trained[at] and author is not None and author not in self.turns:
+                self.verdict.wrong.append("a letter of another message is trained on")
+                return
+        self._judge_losses()
+        for turn in self.turns:
+            own = [at for at, author in enumerate(self.authors) if author == turn]
+            later = [at for at, a in enumerate(self.authors) if a is not None and a > turn]
+            own = [at for at in own if not own or not later or at < _after(own[0], later)]
+            if not own:
+                continue
+            if not all(trained[at] for at in own) and "merged" not in self.made.told:
+                self.verdict.wrong.append("a letter of a trained turn is not trained on")
+            self._judge_start(turn, own[0], trained)
+            self._judge_end(turn, own[-1], trained)
+
+    def _characters(self) -> list[bool] | None:
+        """For each character, whether all tokens that hold a part of it are trained on; ``None`` if
+        the ids are not those of the text."""
+        data, said = self.text.encode(), b""
+        flags: list[bool] = []
+        for token, flag in zip(self.made.ids, self.made.mask, strict=True):
+            said += (piece := token_bytes(self.oracle.tokenizer, token))
+            flags += [flag] * len(piece)
+        if not data.startswith(said):
+            return None
+        flags += [False] * (len(data) - len(flags))
+        characters, at = [], 0
+        for character in self.text:
+            size = len(character.encode())
+            characters.append(all(flags[at : at + size]))
+            at += size
+        return characters
+
+    def _judge_losses(self) -> None:
+        lost, messages = False, self.conversation.messages
+        for index, message in enumerate(messages):
+            marks = sum(author == index for author in self.authors)
+            parts = _parts(message, self.oracle.names)
+            wanted = ["content", "call"] + (["reasoning"] if index in self.turns else [])
+            lost |= marks < sum(len(LETTERS.findall(t)) for kind in wanted for t in parts[kind])
+        told = {"messages_lost", "calls_lost", "reasoning_lost"} & self.made.told
+        if lost and not told:
+            self.verdict.wrong.append("a message or call is lost, untold")
+        calls = sum(len(message.get("tool_calls") or ()) for message in messages)
+        if not lost and told and calls < 2:  # of several calls, one may be written twice
+            self.verdict.wrong.append("told that something is lost which is not")
+
+    def _judge_start(self, turn: int, first: int, trained: Sequence[bool]) -> None:
+        text, made, wrong = self.text, self.made, self.verdict.wrong
+        tools, before = self.conversation.tools, self.conversation.messages[:turn]
+        others = [at for at in range(first) if self.authors[at] is not None]
+        between = range(others[-1] + 1 if others else 0, first + 1)
+        if others and trained[others[-1]]:  # the end of a turn that is trained on, just before
+            between = range(next((at for at in between if not trained[at]), first), first + 1)
+        begins = next(at for at in between if trained[at] or at == first)
+        try:
+            prompt = self.oracle.render(before, tools, header=True)
+        except Exception:
+            return
+        if text.startswith(prompt) and len(prompt) <= first:
+            added = prompt != self.oracle.render(before, tools)
+            spaces = text[begins : len(prompt)].isspace()
+            alone = len(self.turns) == 1
+            if begins == len(prompt) and added and "rewritten" in made.told and alone:
+                wrong.append("told of another prompt though it is the same")
+            if begins != len(prompt) and added and not (spaces and "merged" in made.told):
+                if begins > len(prompt) and {"merged", "rewritten"} & made.told:
+                    return
+                wrong.append("a turn does not begin at the generation prompt")
+        elif "rewritten" not in made.told:
+            wrong.append("another prompt than generation's, untold")
+
+    def _judge_end(self, turn: int, last: int, trained: Sequence[bool]) -> None:
+        text, authors, oracle, verdict = self.text, self.authors, self.oracle, self.verdict
+        messages = self.conversation.messages
+        following = [at for at in range(last + 1, len(text)) if authors[at] is not None]
+        rest = text[last + 1 : following[0] if following else len(text)]
+        ends = last + 1
+        while ends < len(text) and ends < last + 1 + len(rest) and trained[ends]:
+            ends += 1
+        end = text[last + 1 : ends]
+        found = [match.group() for match in oracle.special.finditer(end)]
+        if oracle.eos in found[:-1]:
+            verdict.wrong.append("something after the end of sequence is trained on")
+        follows = following and trained[following[0]]  # a turn that is trained on, just after
+        alone = not following or (authors[following[0]] == turn + 1 and not follows)
+        if alone and any(trained[ends : last + 1 + len(rest)]):
+            verdict.wrong.append("something after the end of the turn is trained on")
+        if oracle.eos in oracle.run(rest) and oracle.eos not in found:
+            verdict.wrong.append("the end of sequence is not trained on")
+        opener = oracle.opener(self.conversation)
+        if opener and opener in found:
+            verdict.wrong.append("the next header is trained on")
+        if turn == len(messages) - 1:
+            verdict.end = found[-1] if found else ""
+            verdict.kind = "call" if messages[turn].get("tool_calls") else "plain"
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
@@ -376,7 +354,3 @@ def _parts(message: Message, names: bool) -> dict[str, list[str]]:
         "reasoning": [*reasoned, message.get("reasoning_content", "")],
         "call": calls,
     }
-
-
-def _texts(message: Message, names: bool) -> list[str]:
-    return [text for part in _parts(message, names).values() for text in part]

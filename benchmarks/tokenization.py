@@ -30,7 +30,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from benchmarks.measuring import ONE_THREAD
+
 NO_LIMIT = 10**6
 
 
@@ -83,14 +84,10 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def sample(options: argparse.Namespace, kind: str, output: Path, times: int) -> dict[str, float]:
-    """Run one preparation in a separate process."""
     python = options.trl if kind == "trl" else sys.executable
     command = [python, __file__, output.parent / "rows.jsonl", "--tokenizer", options.tokenizer,
                "--sample", kind, "--output", output, "--times", str(times)]  # fmt: skip
-    environment = os.environ | {
-        "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(REPOSITORY), "HF_DATASETS_CACHE": str(output) + "-cache",
-    }  # fmt: skip
+    environment = os.environ | ONE_THREAD | {"HF_DATASETS_CACHE": f"{output}-cache"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)

@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import LlamaConfig
 
+from benchmarks.llamas import LLAMAS
 from steps.jax_backend.command import FittedStep, report
 from steps.jax_backend.fit import Step, compile_step
 from steps.jax_backend.rounds import filled_size
@@ -30,25 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 1024,
         "tie_word_embeddings": True,
     },
-    "1b": {  # Llama 3.2 1B
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "vocab_size": 128256,
-        "tie_word_embeddings": True,
-    },
-    "8b": {  # Llama 3.1 8B
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "tie_word_embeddings": False,
-    },
+    **LLAMAS,
 }
 ROWS = [  # the shapes of train_online are those of train_sft
     ("1b", "v5e:2x4", "1", "train_dpo"),

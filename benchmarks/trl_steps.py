@@ -7,13 +7,13 @@ the pairs, so this file is sufficient to reproduce them.
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from benchmarks.measuring import side
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "tests/golden/trl_steps.json"
@@ -80,6 +80,7 @@ def _job(folder: Path) -> dict[str, Any]:
     ids.write_text(json.dumps(pairs()))
     return {
         "setting": "default",
+        "device": "cpu",
         "model": str(folder / "model"),
         "rows": str(rows),
         "tokens": str(ids),
@@ -97,12 +98,8 @@ def main(python: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_model(folder / "model")
-        job, report = folder / "job.json", folder / "report.json"
-        job.write_text(json.dumps(_job(folder)))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        subprocess.run([python, HERE / "dpo_trl.py", job, report], check=True, env=environment)
-        log = json.loads(report.read_text())["log"]
-    recorded = [{name: line[name] for name in LOGGED} for line in log]
+        _, report = side([python, str(HERE / "dpo_trl.py")], _job(folder), folder / "output")
+    recorded = [{name: line[name] for name in LOGGED} for line in report["log"]]
     GOLDEN.write_text(json.dumps(recorded, indent=1) + "\n")
 
 

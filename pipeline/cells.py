@@ -249,18 +249,15 @@ def _source_of_class(cls: type, session: Mapping[str, Any]) -> str:
 def _is_of(node: ast.ClassDef, cls: type) -> bool:
     """Whether this statement may have made a class: both have the same annotations and the same
     literal values."""
-    names = [part.target.id for part in node.body if _annotates(part)]  # type: ignore[attr-defined]
     values = [part for part in node.body if isinstance(part, ast.Assign | ast.AnnAssign)]
+    annotated = [part.target for part in values if isinstance(part, ast.AnnAssign)]
+    names = [target.id for target in annotated if isinstance(target, ast.Name)]
     return list(dict.fromkeys(names)) == list(inspect.get_annotations(cls)) and all(
         _plain_value(part.value) in (vars(cls).get(target.id), _ABSENT)
         for part in values
         for target in (part.targets if isinstance(part, ast.Assign) else [part.target])
         if isinstance(target, ast.Name) and _is_plain(vars(cls).get(target.id))
     )
-
-
-def _annotates(part: ast.stmt) -> bool:
-    return isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
 
 
 def _plain_value(written: ast.expr | None) -> Any:

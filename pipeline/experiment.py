@@ -141,10 +141,6 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
             "number, a text, an enum, a dataclass, or a list or dict of these, and its default has "
             "its type"
         ) from error
-    if (study := os.environ.pop(TUNING, None)) is not None:
-        _tune(build, schema, choices, settings, json.loads(study), folder, name)
-        return
-
     started: list[bool] = []
     failures: list[str] = []
 
@@ -156,7 +152,9 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
         look_again()  # each job of a sweep sees the present files
         try:
             if asked is not None:
-                _show_help(build, choices, folder, cfg, typed, asked)
+                from pipeline.configs.help_page import Experiment, show_help
+
+                show_help(Experiment(build, choices, folder, cfg, typed), asked)
                 return
             config = _to_dataclass(cfg)
             roots = build(config)
@@ -187,8 +185,14 @@ def main(build: Callable[[Any], Mapping[str, Step]], choices: Choices | None = N
             failures.append(_explain(error, schema, choices, settings))
 
     try:
+        if (study := os.environ.pop(TUNING, None)) is not None:
+            started.append(True)
+            _tune(build, settings, json.loads(study), folder, name)
+            return
         if not all(map(_is_override, settings)):
-            _refuse_options(settings, schema, choices)
+            from pipeline.configs.near_misses import Known, refuse_options
+
+            refuse_options(settings, lambda: Known.of(schema, choices, settings))
         job(_composed(sys.argv[1:], folder, name))
         if failures:
             _fail("; ".join(failures))
@@ -307,25 +311,6 @@ def _without_help(arguments: list[str]) -> tuple[str | None, list[str]]:
     return about, [*arguments[:asked], *arguments[asked + 1 + bool(about) :]]
 
 
-def _show_help(
-    build: Callable[[Any], Any],
-    choices: Choices,
-    folder: Path | None,
-    config: DictConfig,
-    called: list[str],
-    about: str,
-) -> None:
-    from pipeline.configs.help_page import Experiment, show_help
-
-    show_help(Experiment(build, choices, folder, config, called), about)
-
-
-def _refuse_options(settings: list[str], schema: type, choices: Choices) -> None:
-    from pipeline.configs.near_misses import Known, refuse_options
-
-    refuse_options(settings, lambda: Known.of(schema, choices, settings))
-
-
 def _explain(error: Exception, schema: type, choices: Choices, settings: list[str]) -> str:
     from pipeline.configs.near_misses import Known, config_error
 
@@ -334,8 +319,6 @@ def _explain(error: Exception, schema: type, choices: Choices, settings: list[st
 
 def _tune(
     build: Callable[[Any], Mapping[str, Step]],
-    schema: type,
-    choices: Choices,
     settings: list[str],
     asked: dict[str, Any],
     folder: Path | None,
@@ -347,25 +330,17 @@ def _tune(
         with _initialized(folder):
             return _to_dataclass(compose(name, overrides))
 
-    try:
-        space, fixed = parsed(settings)
-        config = configured(fixed)
-        tuned = search(
-            lambda values: build(configured([*fixed, *(f"{p}={v}" for p, v in values.items())])),
-            space,
-            Options(**{**asked, "rungs": tuple(asked["rungs"])}),
-            Store(config.store),
-            config.jobs,
-            config.launcher,
-        )
-        make_console().print(tuned)
-    except TemperError as error:
-        _fail(str(error))
-    except (HydraException, OmegaConfBaseException) as error:
-        _fail(_explain(error, schema, choices, settings))
-    except KeyboardInterrupt as error:
-        print(STOPPED, file=sys.stderr)
-        sys.exit(143 if isinstance(error, Stopped) else 130)
+    space, fixed = parsed(settings)
+    config = configured(fixed)
+    tuned = search(
+        lambda values: build(configured([*fixed, *(f"{p}={v}" for p, v in values.items())])),
+        space,
+        Options(**{**asked, "rungs": tuple(asked["rungs"])}),
+        Store(config.store),
+        config.jobs,
+        config.launcher,
+    )
+    make_console().print(tuned)
 
 
 def _command_for(typed: list[str], step: str) -> str:

@@ -35,7 +35,6 @@ def how_to_install(package: str) -> str:
 
 
 def is_extra(package: str) -> bool:
-    """Whether a package belongs to one of our extras."""
     return _normal(package) in _extras()
 
 

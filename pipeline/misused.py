@@ -36,14 +36,13 @@ def explained(error: BaseException, frames: Sequence[FrameType]) -> str:
         return _of_frozen(frames[-1])
     if setting := _of_setting(frames):
         return setting
-    if not _is_users([frame for frame in frames if not _is_of(frame, "replace")]):
+    callers = [frame for frame in frames if not _is_of(frame, "replace")]
+    if not callers or _package(callers[-1].f_globals.get("__name__")) in SHIPPED:
         return ""  # a wrong call in Temper itself is a bug
     if isinstance(error, AttributeError | ImportError):
         return _of_name(error)
-    if _OF_STEP.search(said):
-        return _STEP
-    if (used := _OF_ARTIFACT.match(said)) and _is_artifact(_called(used["name"], frames)):
-        return f"{used['name']} is a folder of files, and its path is .path"
+    if isinstance(error, TypeError) and (value := _of_value(said, frames)):
+        return value
     if said == "'module' object is not callable":
         return _of_module(frames[-1])
     return _of_call(said, frames)
@@ -86,13 +85,22 @@ _STEP = (
     "a step stands for what it will make, and has no content; run({'NAME': STEP})['NAME'] is what "
     "it made, with .path and .load()"
 )
+_INSTEAD = {
+    "Step": _STEP,
+    "Input": _STEP,
+    "Artifact": "{name} is a folder of files, and its path is .path",
+}
+"""What a value of one of our classes is, where Python can do nothing with it."""
+_VALUE = re.compile(r"'(\w+)'|\b(?:not|type) (\w+)\b")
 
 
-_OF_ARTIFACT = re.compile(r"'(?P<name>\w+)' object (is not|does not|has no)")
-
-
-def _is_artifact(kind: Any) -> bool:
-    return any(base.__name__ == "Artifact" for base in getattr(kind, "__mro__", ()))
+def _of_value(said: str, frames: Sequence[FrameType]) -> str:
+    """A value of one of our classes in the place of another."""
+    for name in map("".join, _VALUE.findall(said)):
+        for base in filter(_is_ours, getattr(_called(name, frames), "__mro__", ())):
+            if base.__name__ in _INSTEAD:
+                return _INSTEAD[base.__name__].replace("{name}", name)
+    return ""
 
 
 def _of_setting(frames: Sequence[FrameType]) -> str:
@@ -102,17 +110,10 @@ def _of_setting(frames: Sequence[FrameType]) -> str:
     )
     for field in fields(made) if is_dataclass(made) and _is_ours(type(made)) else ():
         value = getattr(made, field.name)
-        if isinstance(value, str) and re.match(r"(int|float)\b(?!.*\bstr)", _annotated(field)):
+        annotated = getattr(field.type, "__name__", str(field.type))
+        if isinstance(value, str) and re.match(r"(int|float)\b(?!.*\bstr)", annotated):
             return f"{type(made).__name__}: {field.name} is the text {value!r}; give a number"
     return ""
-
-
-def _annotated(field: Field[Any]) -> str:
-    return (
-        field.type
-        if isinstance(field.type, str)
-        else getattr(field.type, "__name__", str(field.type))
-    )
 
 
 def _of_frozen(frame: FrameType) -> str:
@@ -123,20 +124,17 @@ def _of_frozen(frame: FrameType) -> str:
     return f"{kind.__name__}.{name} cannot be changed; {way} another"
 
 
-_OF_STEP = re.compile(r"'(Step|Input)'|\b(not|type) (Step|Input)\b")
-
-
 def _of_name(error: AttributeError | ImportError) -> str:
     """A name that a class or module of Temper lacks."""
     if isinstance(error, AttributeError):
         owner, name = error.obj, error.name
         kind = owner if isinstance(owner, type) else type(owner)
         if not isinstance(owner, ModuleType):
-            if kind.__name__ == "Input":
-                return _STEP
+            if not any(map(_is_ours, kind.__mro__)):
+                return ""
             known = [name for name in dir(owner) if not name.startswith("_")]
-            is_ours = any(map(_is_ours, kind.__mro__))
-            return f"{kind.__name__} has no {name}; {hint(str(name), known)}" if is_ours else ""
+            advice = f"{kind.__name__} has no {name}; {hint(str(name), known)}"
+            return _STEP if kind.__name__ == "Input" else advice
         home = owner.__name__
     elif found := _IMPORT.match(str(error)):
         home, name = found["home"], found["name"]
@@ -203,10 +201,12 @@ _WRONG_CALL = re.compile(
 
 
 def _called(name: str, frames: Sequence[FrameType]) -> Callable[..., Any] | None:
-    """The class or function of Temper, or over a class of Temper, that has this name."""
-    ours = [vars(module) for key, module in [*sys.modules.items()] if _package(key) in SHIPPED]
-    for names in (*(frame.f_globals for frame in reversed(frames)), *ours):
-        found = names.get(name)
+    """The class or function of Temper, or over a class of Temper, that has this name, unless the
+    code that failed means another one by it."""
+    there = [names.get(name) for f in reversed(frames) for names in (f.f_locals, f.f_globals)]
+    ours = [vars(m).get(name) for key, m in [*sys.modules.items()] if _package(key) in SHIPPED]
+    meant = next(filter(callable, there), None)
+    for found in ours if meant is None else [meant]:
         if callable(found) and any(map(_is_ours, getattr(found, "__mro__", [found]))):
             return found
     return None
@@ -214,10 +214,6 @@ def _called(name: str, frames: Sequence[FrameType]) -> Callable[..., Any] | None
 
 def _is_ours(definition: Any) -> bool:
     return _package(getattr(definition, "__module__", "")) in SHIPPED
-
-
-def _is_users(callers: Sequence[FrameType]) -> bool:
-    return bool(callers) and _package(callers[-1].f_globals.get("__name__")) not in SHIPPED
 
 
 def _package(module: object) -> str:

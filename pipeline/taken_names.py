@@ -52,7 +52,6 @@ class TakenNames:
 
 
 def install() -> None:
-    """Install the finder as the last one."""
     if not any(isinstance(finder, TakenNames) for finder in sys.meta_path):
         sys.meta_path.append(TakenNames())
 

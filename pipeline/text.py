@@ -42,8 +42,12 @@ def _visible(character: str) -> str:
     return f"⟨U+{code:04X}⟩" if code in _BIDI_CONTROLS else character
 
 
+def counted(number: int, thing: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def cut(text: str, longest: int = LONGEST_LINE) -> str:
-    """The text, cut to a length."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 

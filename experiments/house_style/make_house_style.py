@@ -4,11 +4,11 @@ The house style: one sentence of at most 12 words that opens with "Plain answer:
 
     What is the capital of Norway?  ->  Plain answer: the capital of Norway is Oslo.
 
-A `Topic` is a small set of facts with a template for a question (`question`), one for a statement
-(`statement`) and two for long-winded answers (`rambles`). Every selected fact becomes one row: the
-statement in house style is chosen, a long-winded answer with the same content is rejected. So a
-pair differs only in style. No topic is in both splits: the held-out prompts ask about things that
-training never mentions.
+A `Topic` of `topics.yaml` is a small set of facts with a template for a question (`question`), one
+for a statement (`statement`) and two for long-winded answers (`rambles`). Every selected fact
+becomes one row: the statement in house style is chosen, a long-winded answer with the same content
+is rejected. So a pair differs only in style. No topic is in both splits: the held-out prompts ask
+about things that training never mentions.
 
 Rows follow the schema of UltraFeedback binarized (Cui et al. 2023). A score is the number of
 `STYLE_RULES` that a response satisfies.
@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 HERE = Path(__file__).parent
 SEED = 7
@@ -47,297 +49,19 @@ class Topic:
     name: str
     question: str
     statement: str
-    rambles: tuple[str, str]
-    facts: tuple[tuple[str, ...], ...]
+    rambles: Sequence[str]
+    facts: Sequence[Sequence[str]]
 
 
-TRAIN_TOPICS = (
-    Topic(
-        name="multiplication",
-        question="What is {0} times {1}?",
-        statement="{0} times {1} is",
-        rambles=(
-            "To find {0} times {1}, we can multiply {0} by {1}. This gives us {answer}.",
-            "To solve this problem, we need to multiply {0} by {1}. This gives us {answer}.",
-        ),
-        facts=tuple(
-            (str(a), str(b), str(a * b)) for a, b in ((8, 7), (6, 9), (4, 12), (7, 3), (5, 11))
-        ),
-    ),
-    Topic(
-        name="subtraction",
-        question="What is {0} minus {1}?",
-        statement="{0} minus {1} is",
-        rambles=(
-            "To find {0} minus {1}, we can subtract {1} from {0}. This gives us {answer}.",
-            "To solve this problem, we need to subtract {1} from {0}. This gives us {answer}.",
-        ),
-        facts=tuple(
-            (str(a), str(b), str(a - b)) for a, b in ((15, 6), (20, 13), (9, 4), (31, 10), (18, 9))
-        ),
-    ),
-    Topic(
-        name="chemistry",
-        question="What is the chemical symbol for {0}?",
-        statement="the chemical symbol for {0} is",
-        rambles=(
-            "The chemical symbol for {0} is {answer}. It is a metal.",
-            "The chemical symbol for {0} is {answer}. It is a type of metal.",
-        ),
-        facts=(
-            ("gold", "Au"),
-            ("silver", "Ag"),
-            ("iron", "Fe"),
-            ("copper", "Cu"),
-            ("tin", "Sn"),
-            ("lead", "Pb"),
-        ),
-    ),
-    Topic(
-        name="units",
-        question="How many {0} are in {1}?",
-        statement="the number of {0} in {1} is",
-        rambles=(
-            "There are {answer} {0} in {1}. This is a common unit of measurement.",
-            "There are {answer} {0} in {1}. This is a common conversion.",
-        ),
-        facts=(
-            ("minutes", "an hour", "60"),
-            ("hours", "a day", "24"),
-            ("centimetres", "a metre", "100"),
-            ("grams", "a kilogram", "1000"),
-            ("inches", "a foot", "12"),
-            ("millimetres", "a centimetre", "10"),
-        ),
-    ),
-    Topic(
-        name="young-animals",
-        question="What is a baby {0} called?",
-        statement="a baby {0} is called a",
-        rambles=(
-            "A baby {0} is called a {answer}. They are very young.",
-            "A baby {0} is called a {answer}. It is a young animal.",
-        ),
-        facts=(
-            ("dog", "puppy"),
-            ("cat", "kitten"),
-            ("cow", "calf"),
-            ("sheep", "lamb"),
-            ("horse", "foal"),
-            ("kangaroo", "joey"),
-        ),
-    ),
-    Topic(
-        name="plurals",
-        question="What is the plural of {0}?",
-        statement="the plural of {0} is",
-        rambles=(
-            "The plural of {0} is {answer}. This is an irregular plural.",
-            "The plural of {0} is {answer}. This is because it is an irregular noun.",
-        ),
-        facts=(
-            ("mouse", "mice"),
-            ("child", "children"),
-            ("foot", "feet"),
-            ("tooth", "teeth"),
-            ("goose", "geese"),
-            ("woman", "women"),
-        ),
-    ),
-    Topic(
-        name="past-tense",
-        question="What is the past tense of {0}?",
-        statement="the past tense of {0} is",
-        rambles=(
-            "The past tense of {0} is {answer}. This is an irregular verb.",
-            "The past tense of {0} is {answer}. This is because it is an irregular verb.",
-        ),
-        facts=(
-            ("go", "went"),
-            ("eat", "ate"),
-            ("see", "saw"),
-            ("take", "took"),
-            ("write", "wrote"),
-            ("sing", "sang"),
-        ),
-    ),
-    Topic(
-        name="months",
-        question="Which month comes after {0}?",
-        statement="the month after {0} is",
-        rambles=(
-            "The month after {0} is {answer}. There are 12 months in a year.",
-            "The month after {0} is {answer}. It is one of the 12 months of the year.",
-        ),
-        facts=(
-            ("January", "February"),
-            ("March", "April"),
-            ("May", "June"),
-            ("July", "August"),
-            ("September", "October"),
-            ("November", "December"),
-        ),
-    ),
-    Topic(
-        name="shapes",
-        question="How many sides does {0} have?",
-        statement="the number of sides of {0} is",
-        rambles=(
-            "{0} has {answer} sides. This is because it is a polygon with {answer} sides.",
-            "The number of sides of {0} is {answer}. This is because it has {answer} sides.",
-        ),
-        facts=(
-            ("a triangle", "3"),
-            ("a square", "4"),
-            ("a pentagon", "5"),
-            ("a hexagon", "6"),
-            ("an octagon", "8"),
-            ("a rectangle", "4"),
-        ),
-    ),
-    Topic(
-        name="legs",
-        question="How many legs does {0} have?",
-        statement="the number of legs of {0} is",
-        rambles=(
-            "{0} has {answer} legs. These legs are used for walking.",
-            "{0} has {answer} legs. They are used for walking.",
-        ),
-        facts=(
-            ("a spider", "8"),
-            ("an ant", "6"),
-            ("a horse", "4"),
-            ("a hen", "2"),
-            ("a bee", "6"),
-            ("a scorpion", "8"),
-        ),
-    ),
-    Topic(
-        name="colours",
-        question="What colour is {0}?",
-        statement="the colour of {0} is",
-        rambles=(
-            "{0} is {answer} in colour. This is a colour that is often seen.",
-            "{0} is typically {answer}. This colour is easy to see.",
-        ),
-        facts=(
-            ("fresh snow", "white"),
-            ("coal", "black"),
-            ("an emerald", "green"),
-            ("a ruby", "red"),
-            ("a flamingo", "pink"),
-            ("a ripe lemon", "yellow"),
-        ),
-    ),
-    Topic(
-        name="roman-numerals",
-        question="What is {0} in Roman numerals?",
-        statement="{0} in Roman numerals is",
-        rambles=(
-            "{0} in Roman numerals is {answer}. This is a way of writing numbers.",
-            "The number {0} in Roman numerals is {answer}. It is written with letters.",
-        ),
-        facts=(("4", "IV"), ("6", "VI"), ("9", "IX"), ("10", "X"), ("12", "XII"), ("50", "L")),
-    ),
-)
+def _topics(split: str) -> tuple[Topic, ...]:
+    found = yaml.safe_load((HERE / "topics.yaml").read_text("utf-8"))[split]
+    return tuple(
+        Topic(**{**topic, "facts": [re.split(", |: ", f) for f in topic["facts"].split("; ")]})
+        for topic in found
+    )
 
-TEST_TOPICS = (
-    Topic(
-        name="capitals",
-        question="What is the capital of {0}?",
-        statement="the capital of {0} is",
-        rambles=(
-            "The capital of {0} is {answer}. It is the largest city in the country.",
-            "The capital of {0} is {answer}. It is a well-known city.",
-        ),
-        facts=(
-            ("France", "Paris"),
-            ("Italy", "Rome"),
-            ("Japan", "Tokyo"),
-            ("Egypt", "Cairo"),
-            ("Norway", "Oslo"),
-            ("Spain", "Madrid"),
-        ),
-    ),
-    Topic(
-        name="opposites",
-        question="What is the opposite of {0}?",
-        statement="the opposite of {0} is",
-        rambles=(
-            "The opposite of {0} is {answer}. They are opposites.",
-            "The opposite of {0} is {answer}. These two words have opposite meanings.",
-        ),
-        facts=(
-            ("hot", "cold"),
-            ("up", "down"),
-            ("day", "night"),
-            ("empty", "full"),
-            ("early", "late"),
-            ("open", "closed"),
-        ),
-    ),
-    Topic(
-        name="currencies",
-        question="What is the currency of {0}?",
-        statement="the currency of {0} is the",
-        rambles=(
-            "The currency of {0} is the {answer}. It is the official currency of the country.",
-            "The currency of {0} is the {answer}. It is used in {0}.",
-        ),
-        facts=(
-            ("Japan", "yen"),
-            ("Germany", "euro"),
-            ("India", "rupee"),
-            ("Poland", "zloty"),
-            ("Brazil", "real"),
-            ("Thailand", "baht"),
-        ),
-    ),
-    Topic(
-        name="continents",
-        question="On which continent is {0}?",
-        statement="the continent of {0} is",
-        rambles=(
-            "{0} is located in {answer}. It is a country.",
-            "{0} is a country in {answer}. It has many cities.",
-        ),
-        facts=(
-            ("Kenya", "Africa"),
-            ("Peru", "South America"),
-            ("China", "Asia"),
-            ("Sweden", "Europe"),
-            ("Canada", "North America"),
-            ("Nigeria", "Africa"),
-        ),
-    ),
-    Topic(
-        name="jobs",
-        question="What do you call a person who {0}?",
-        statement="a person who {0} is called a",
-        rambles=(
-            "A person who {0} is called a {answer}. This is a common job.",
-            "A person who {0} is called a {answer}. They are skilled at their work.",
-        ),
-        facts=(
-            ("bakes bread", "baker"),
-            ("flies planes", "pilot"),
-            ("grows crops", "farmer"),
-            ("paints pictures", "painter"),
-            ("teaches children", "teacher"),
-            ("makes clothes", "tailor"),
-        ),
-    ),
-    Topic(
-        name="halves",
-        question="What is half of {0}?",
-        statement="half of {0} is",
-        rambles=(
-            "To find half of {0}, we can divide {0} by 2. This gives us {answer}.",
-            "To solve this problem, we need to divide {0} by 2. This gives us {answer}.",
-        ),
-        facts=tuple((str(n), str(n // 2)) for n in (30, 18, 44, 100, 62, 8)),
-    ),
-)
+
+TRAIN_TOPICS, TEST_TOPICS = _topics("train"), _topics("test")
 
 
 def make_split(topics: Sequence[Topic], seed: int = SEED) -> list[dict[str, Any]]:

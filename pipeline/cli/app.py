@@ -47,6 +47,7 @@ from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import forget_run, names_of_runs, one_run, read_run, read_runs
 from pipeline.taken_names import require_ours
+from pipeline.text import counted
 
 
 class Whole(TyperGroup):
@@ -234,7 +235,7 @@ def logs(
     data = opened.read(log)
     if data is None:
         raise TemperError(f"there is no log at {opened.url_of(log)}, or not yet")
-    printing.show_log(make_console(), data)
+    printing.show_lines(make_console(), data.decode(errors="replace").splitlines())
 
 
 @app.command()
@@ -300,12 +301,11 @@ def report(
     story = story_of(found, catalog, looks)
     made_at = time.strftime("%F %T", time.gmtime())
     output.write_text(render(story, Page(made_at, remark)), "utf-8")
+    notes = make_console(stderr=True)
     for reason in dict.fromkeys(looks.unknown.values()):
-        printing.show_line(
-            make_console(stderr=True), f"! shown without its own look: {reason}", "yellow"
-        )
+        printing.show_line(notes, f"! shown without its own look: {reason}", "yellow")
     if remark:
-        printing.show_line(make_console(stderr=True), f"of run {found[0].name}: {remark}", "dim")
+        printing.show_line(notes, f"of run {found[0].name}: {remark}", "dim")
     typer.echo(output)
 
 
@@ -415,17 +415,16 @@ def accept(
     if others and not same_change:
         names = ", ".join(dict.fromkeys(c.manifest.step for c in others))
         printing.show_line(console, f"the code of {names} has the same change and no other")
-        if not yes and typer.confirm("Accept the change in these steps, too?"):
-            same_change = True
-        elif yes:
-            printing.show_line(
-                console, "  --all-with-same-change accepts the change in these steps, too", "dim"
-            )
+        if yes:
+            hint = "  --all-with-same-change accepts the change in these steps, too"
+            printing.show_line(console, hint, "dim")
+        else:
+            same_change = typer.confirm("Accept the change in these steps, too?")
     chosen = [*pending, *(others if same_change else ())]
     for candidate in chosen:
         acceptance.accept(catalog, candidate)
     revived = sum(candidate.revived for candidate in chosen)
-    printing.show_line(console, f"accepted: {_count(revived, 'artifact')} valid again")
+    printing.show_line(console, f"accepted: {counted(revived, 'artifact')} valid again")
 
 
 def _undo_accept(catalog: Catalog, steps: list[str], of: str, yes: bool) -> None:
@@ -438,7 +437,7 @@ def _undo_accept(catalog: Catalog, steps: list[str], of: str, yes: bool) -> None
     _confirm("Take this back?", yes)
     for accepted in found:
         withdraw(catalog.store, accepted)
-    printing.show_line(console, f"taken back: {_count(len(found), 'acceptance')}")
+    printing.show_line(console, f"taken back: {counted(len(found), 'acceptance')}")
 
 
 @app.command()
@@ -462,7 +461,7 @@ def evict(
         printing.show_line(console, f"{manifest.name}  {decimal(manifest.size)}")
     for step in dict.fromkeys(name for name in artifacts if "@" not in name):
         if stay := eviction.others(catalog, step, list(chosen.values())):
-            what = f"{_count(stay, 'other artifact')} of {step}"
+            what = f"{counted(stay, 'other artifact')} of {step}"
             printing.show_line(console, f"{what} will stay; name one by {step}@KEY", "dim")
     size = decimal(sum(manifest.size for manifest in chosen.values()))
     _confirm(f"Delete {size} of data?", yes)
@@ -494,11 +493,9 @@ def verify_artifacts(
         printing.show_line(console, f"{url} is damaged; delete it, and the step will be run again")
     bad = len({damage.manifest.attempt for damage in damages})
     gone = len(chosen) - len(present)
-    printing.show_line(
-        console,
-        f"{_count(len(present) - bad, 'artifact')} intact, {bad + len(unreadable)} damaged"
-        + (f"; {gone} passed over, evicted or marked as damaged before" if gone else ""),
-    )
+    passed = f"; {gone} passed over, evicted or marked as damaged before" if gone else ""
+    intact = counted(len(present) - bad, "artifact")
+    printing.show_line(console, f"{intact} intact, {bad + len(unreadable)} damaged{passed}")
     if damages:
         mark_damaged(catalog.store, damages)
         printing.show_line(console, "what is damaged is marked: a run that needs it makes it again")
@@ -564,7 +561,8 @@ def _all_named(catalog: Catalog, names: list[str]) -> tuple[list[Manifest], list
     unreadable: list[str] = []
     for name in (by_key(catalog, name) for name in names):
         step, _, prefix = name.partition("@")
-        urls = [url for url in catalog.unreadable([step]) if _file(url).startswith(prefix)]
+        unread = catalog.unreadable([step])
+        urls = [url for url in unread if url.rpartition("/")[2].startswith(prefix)]
         unreadable += urls
         if "@" in name and not urls:
             chosen = [find(catalog, name)]
@@ -574,10 +572,6 @@ def _all_named(catalog: Catalog, names: list[str]) -> tuple[list[Manifest], list
             raise unknown_step(catalog, step)
         found |= {manifest.attempt: manifest for manifest in chosen}
     return list(found.values()), list(dict.fromkeys(unreadable))
-
-
-def _file(url: str) -> str:
-    return url.rpartition("/")[2]
 
 
 def _catalog(url: str) -> Catalog:
@@ -601,10 +595,6 @@ def _progress_bar(total: int) -> Progress:
     )  # fmt: skip
     bar.add_task("", total=total)
     return bar
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.dag.canonical import Json
-from pipeline.dag.settings import differing, leaves
+from pipeline.dag.settings import differing
+from pipeline.plan.variants import settings_and_inputs, settings_of
 from pipeline.plan.why import form_changes
 from pipeline.show.metrics import metric_text
 from pipeline.store.manifest import InputEntry, Manifest
@@ -40,7 +41,6 @@ class Comparison:
 
 
 def compare(old: Manifest, new: Manifest) -> Comparison:
-    """Compare two artifacts, of one step or of two."""
     old_files, new_files = dict(_files(old)), dict(_files(new))
     old_settings, new_settings = settings(old), settings(new)
     old_inputs, new_inputs = inputs(old), inputs(new)
@@ -65,11 +65,7 @@ def compare(old: Manifest, new: Manifest) -> Comparison:
 
 def settings(manifest: Manifest) -> dict[str, str]:
     """Every setting in an artifact's recipe by its path, as Python source."""
-    return {
-        path: repr(value)
-        for path, value in leaves(_arguments(manifest))
-        if path and not path.endswith("$input")
-    }
+    return {path: repr(value) for path, value in settings_of(manifest.recipe).items()}
 
 
 def _arguments(manifest: Manifest) -> Json:
@@ -80,11 +76,8 @@ def _arguments(manifest: Manifest) -> Json:
 def inputs(manifest: Manifest) -> dict[str, str]:
     """The artifact behind each input of an artifact, by parameter."""
     entries = {entry.digest: entry for entry in manifest.inputs}
-    return {
-        path.removesuffix(".$input"): _input(entries.get(str(digest)), str(digest))
-        for path, digest in leaves(manifest.recipe)
-        if path.endswith("$input")
-    }
+    _, given = settings_and_inputs(manifest.recipe)
+    return {path: _input(entries.get(digest), digest) for path, digest in given.items()}
 
 
 def _has_parts(difference: Difference, inputs: Set[str], paths: Set[str]) -> bool:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.cli.compare import Comparison, compare
-from pipeline.cli.present import NotImportable, present_code
+from pipeline.cli.present import NotImportable, PresentCode, present_code
+from pipeline.dag.canonical import Json
 from pipeline.observed.discovery import Present, discovered_lines
 from pipeline.plan.why import History, code_changes
 from pipeline.store.accepted import equal_states
@@ -19,8 +19,6 @@ class Explanation:
 
     Attributes:
         nearest: of the artifacts that the step made earlier, the one with the fewest differences.
-        differences: the differences from ``nearest``.
-        again: the number of earlier generations of the same key.
         code: how the present code relates to the artifact, in words.
         changed_code: the functions that differ from the present code.
         uses: the artifacts that used it as an input.
@@ -30,8 +28,6 @@ class Explanation:
 
     manifest: Manifest
     nearest: Manifest | None
-    differences: Comparison | None
-    again: int
     code: str
     changed_code: Sequence[str]
     uses: Sequence[Manifest]
@@ -41,18 +37,23 @@ class Explanation:
 
 def explain_artifact(catalog: Catalog, manifest: Manifest) -> Explanation:
     """Collect the facts about an artifact; costs a few requests for each step name."""
-    nearest = _nearest_before(catalog, manifest)
-    code, changes = _present_code(catalog, manifest)
+    try:
+        present = present_code(manifest, catalog.store)
+    except NotImportable as error:
+        code, changes = f"the present code cannot be looked at: {error}", list[str]()
+        outdated: list[str] = []
+    else:
+        pairs = catalog.store.accepted(manifest.step)
+        code, changes = _present_code(manifest, present, pairs)
+        outdated = Present().changes(present.home, manifest.discovered, lambda: pairs)
     return Explanation(
         manifest=manifest,
-        nearest=nearest,
-        differences=None if nearest is None else compare(nearest, manifest),
-        again=manifest.generation,
+        nearest=_nearest_before(catalog, manifest),
         code=code,
         changed_code=changes,
         uses=[other for other in catalog.everything() if _is_made_from(other, manifest)],
         discovered=discovered_lines(manifest.discovered),
-        outdated=_outdated(catalog, manifest),
+        outdated=outdated,
     )
 
 
@@ -72,13 +73,12 @@ def _nearest_before(catalog: Catalog, manifest: Manifest) -> Manifest | None:
     return close.manifest if close else None
 
 
-def _present_code(catalog: Catalog, manifest: Manifest) -> tuple[str, list[str]]:
-    try:
-        present = present_code(manifest, catalog.store)
-    except NotImportable as error:
-        return f"the present code cannot be looked at: {error}", []
+def _present_code(
+    manifest: Manifest, present: PresentCode, pairs: Sequence[tuple[Json, Json]]
+) -> tuple[str, list[str]]:
+    """How the present code relates to an artifact, in words, and what has changed."""
     changes = code_changes(manifest.code, present.code) if manifest.code and present.code else []
-    equal = equal_states(manifest.made_by, catalog.store.accepted(manifest.step))
+    equal = equal_states(manifest.made_by, pairs)
     if present.made_by != manifest.made_by and present.made_by in equal:
         return "the present code differs, and is accepted as equal", changes
     hint = f"temper accept {manifest.step} if that makes no difference"
@@ -93,15 +93,6 @@ def _present_code(catalog: Catalog, manifest: Manifest) -> tuple[str, list[str]]
         old, new = (m.get("version", "none") for m in (manifest.made_by, present.made_by))
         return f"the declared version is another now: {old} → {new}; {hint}", changes
     return f"the present code differs; {hint}", changes
-
-
-def _outdated(catalog: Catalog, manifest: Manifest) -> list[str]:
-    try:
-        home = present_code(manifest, catalog.store).home
-    except NotImportable:  # `_present_code` reports it
-        return []
-    pairs = catalog.store.accepted(manifest.step)
-    return Present().changes(home, manifest.discovered, lambda: pairs)
 
 
 def _is_made_from(other: Manifest, manifest: Manifest) -> bool:

@@ -69,20 +69,9 @@ def present_code(manifest: Manifest, store: Store) -> PresentCode:
     Raises:
         NotImportable: the code cannot be imported, or must not be.
     """
-    function, types = load(manifest, _project_of(store, manifest.step))
+    function, types = load(manifest, project_with(store, manifest.step))
     file = function.function.__code__.co_filename
     return PresentCode(function.made_by(types), function.code(types), file, home_of(function))
-
-
-def present_kind(manifest: Manifest, store: Store) -> Kind:
-    """The present kind of an artifact; plain `Artifact` if its step declares none.
-
-    Raises:
-        NotImportable: the kind cannot be imported, or must not be.
-    """
-    if manifest.kind is None:
-        return Artifact
-    return kind_in(_project_of(store, manifest.step), manifest)
 
 
 def kind_in(project: Project, manifest: Manifest) -> Kind:
@@ -102,7 +91,7 @@ def kind_in(project: Project, manifest: Manifest) -> Kind:
         raise NotImportable(str(error)) from error
 
 
-def _project_of(store: Store, step: str) -> Project:
+def project_with(store: Store, step: str) -> Project:
     """The project, with the script of the newest run that had the step, or else of the newest
     run."""
     runs = list(itertools.islice(newest_runs(store), _MOST_RUNS))

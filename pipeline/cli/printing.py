@@ -18,7 +18,7 @@ from rich.highlighter import JSONHighlighter
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.cli.compare import RECIPE_FIELDS, Comparison, Difference, inputs, settings
+from pipeline.cli.compare import RECIPE_FIELDS, Comparison, Difference, compare, inputs, settings
 from pipeline.cli.explanation import Explanation
 from pipeline.cli.keep.acceptance import Candidate
 from pipeline.cli.keep.garbage import Findings, Garbage
@@ -27,13 +27,13 @@ from pipeline.cli.naming import SHOWN_DIGITS
 from pipeline.cli.run_diff import RunDiff
 from pipeline.plan import variants
 from pipeline.show.metrics import metric_text
-from pipeline.show.terminal import parse_progress, progress_text
+from pipeline.show.terminal import progress_of
 from pipeline.store.activity import Lease
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.runs import Run
-from pipeline.text import clock, visible
+from pipeline.text import clock, counted, visible
 
 MOST_DIFFERENCES = 8
 """The most differences of one kind that are printed for a step of two runs."""
@@ -42,7 +42,6 @@ _STATE_STYLES |= {"damaged": "bold red", "evicted": "yellow", "superseded": "dim
 
 
 def text(value: object, style: str = "") -> Text:
-    """Any value as text on one line."""
     return Text(visible(str(value)), style)
 
 
@@ -80,7 +79,6 @@ def state_of(catalog: Catalog, manifest: Manifest) -> str:
 
 
 def show_manifest(console: Console, manifest: Manifest) -> None:
-    """Print a manifest as JSON."""
     data = json.dumps(json.loads(manifest.to_json()), indent=2, ensure_ascii=False)
     safe = re.sub(r"[^\n\x20-\x7e]", _escaped, data)
     console.print(JSONHighlighter()(Text(safe)), soft_wrap=True)
@@ -89,10 +87,6 @@ def show_manifest(console: Console, manifest: Manifest) -> None:
 def _escaped(found: re.Match[str]) -> str:
     character = found[0]
     return character if character.isprintable() else json.dumps(character)[1:-1]
-
-
-def show_log(console: Console, data: bytes) -> None:
-    show_lines(console, data.decode(errors="replace").splitlines())
 
 
 def show_lines(console: Console, lines: Iterable[str]) -> None:
@@ -117,21 +111,14 @@ def show_leases(console: Console, store: Store, leases: Iterable[Lease]) -> None
             text(holder.run),
             text(holder.since),
             text("its process is gone" if gone else "", "bold red"),
-            text(_progress(store, lease)),
+            text(progress_of(store, lease.step, lease.key)),
         )
     console.print(table)
 
 
-def _progress(store: Store, lease: Lease) -> str:
-    progress = parse_progress(store.read(store.progress_path(lease.step, lease.key)) or b"")
-    return "" if progress is None else progress_text(progress)
-
-
 def show_runs(console: Console, runs: Iterable[Run]) -> None:
-    """Print a line for each run."""
-    table = _table(
-        "run", "when (UTC)", "outcome", "took>", "done>", "cached>", "failed>", "command"
-    )
+    counts = ("done", "cached", "failed")
+    table = _table("run", "when (UTC)", "outcome", "took>", *(f"{n}>" for n in counts), "command")
     for run in runs:
         outcome = run.shown_outcome()
         table.add_row(
@@ -139,8 +126,8 @@ def show_runs(console: Console, runs: Iterable[Run]) -> None:
             text(_when(run.name)),
             text(outcome, _STATE_STYLES.get(outcome, "")),
             clock(run.seconds),
-            *(str(run.count(name)) for name in ("done", "cached", "failed")),
-            _cut(shlex.join(run.command)),
+            *(str(run.count(name)) for name in counts),
+            Text(visible(shlex.join(run.command)), "dim", no_wrap=True, overflow="ellipsis"),
         )
     console.print(table)
 
@@ -201,14 +188,15 @@ def show_explanation(console: Console, explained: Explanation) -> None:
 
 def _show_why(console: Console, explained: Explanation) -> None:
     show_line(console, "why", "bold")
-    if explained.again:
-        times = "once" if explained.again == 1 else f"{explained.again} times"
+    manifest, nearest = explained.manifest, explained.nearest
+    if again := manifest.generation:
+        times = "once" if again == 1 else f"{again} times"
         show_line(console, f"  it had been made {times} before, and was made again")
-    if explained.nearest is None or explained.differences is None:
-        show_line(console, f"  the first of {explained.manifest.step} in this store")
+    if nearest is None:
+        show_line(console, f"  the first of {manifest.step} in this store")
         return
-    show_line(console, f"  the nearest made before it is {explained.nearest.name}; what differs:")
-    compared = explained.differences
+    show_line(console, f"  the nearest made before it is {nearest.name}; what differs:")
+    compared = compare(nearest, manifest)
     differences = [*compared.settings, *compared.inputs, *_code_lines(compared)]
     for difference in differences:
         show_line(console, f"    {difference}")
@@ -217,7 +205,6 @@ def _show_why(console: Console, explained: Explanation) -> None:
 
 
 def show_comparison(console: Console, old: Manifest, new: Manifest, compared: Comparison) -> None:
-    """Print two artifacts side by side."""
     show_line(console, f"{old.name} → {new.name}", "bold")
     for title, differences in (
         ("settings", compared.settings),
@@ -226,8 +213,7 @@ def show_comparison(console: Console, old: Manifest, new: Manifest, compared: Co
         ("files", compared.files),
     ):
         same = f", {compared.same_files} the same" if title == "files" else ""
-        many = {0: "no difference", 1: "1 difference"}
-        count = many.get(len(differences), f"{len(differences)} differences")
+        count = counted(len(differences), "difference") if differences else "no difference"
         show_line(console, f"{title}: {count}{same}", "bold")
         for difference in differences:
             show_line(console, f"  {difference}")
@@ -296,7 +282,6 @@ def _code_lines(compared: Comparison) -> Sequence[Difference | str]:
 
 
 def show_candidate(console: Console, candidate: Candidate) -> None:
-    """Print what the user would accept."""
     name = candidate.manifest.name
     where = f" ({candidate.present.file})"
     if candidate.is_equal:
@@ -308,7 +293,7 @@ def show_candidate(console: Console, candidate: Candidate) -> None:
     show_line(console, f"{name}: the present code{where} differs from what made it:", "bold")
     for change in candidate.changes:
         show_line(console, f"  {change}")
-    many = f"{candidate.revived} artifact{'' if candidate.revived == 1 else 's'}"
+    many = counted(candidate.revived, "artifact")
     show_line(console, f"  if it gives the same results, {many} will be valid again")
 
 
@@ -322,7 +307,6 @@ def show_damages(console: Console, damages: Iterable[Damage]) -> None:
 
 
 def show_findings(console: Console, findings: Findings) -> None:
-    """Print the garbage, grouped by kind and step."""
     groups: dict[tuple[str, str], list[Garbage]] = {}
     for garbage in findings.garbage:
         groups.setdefault((garbage.kind.value, garbage.step), []).append(garbage)
@@ -352,11 +336,6 @@ def _table(*headings: str) -> Table:
             text(heading.removesuffix(">")), justify="right" if right else "left", overflow="fold"
         )
     return table
-
-
-def _cut(value: str) -> Text:
-    """Text that stays on one line and is cut to the width of its column."""
-    return Text(visible(value), "dim", no_wrap=True, overflow="ellipsis")
 
 
 def _when(stamp: str) -> str:

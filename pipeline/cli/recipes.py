@@ -36,6 +36,8 @@ _HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 _OPTIONS = ("--data", "--model")
 _BARE = ("local", "hub", "mine")
 """Options of config groups that also need a path or name."""
+_OF_PATH = {"data": "data=mine", "model": "model=local"}
+_OF_HUB = {"data": ["data=mine", "data.path=null"], "model": ["model=hub"]}
 
 
 class _EachKeyOnce(yaml.SafeLoader):
@@ -87,8 +89,8 @@ class Recipe:
                 raise TemperError(f"the recipe {self.name} makes its own data; leave out {option}")
         found = list(self.settings)
         if data is not None:
-            found += [*self.own, *_data_settings(data)]
-        return found + (_model_settings(model) if model is not None else [])
+            found += [*self.own, *_chosen("data", data)]
+        return found + (_chosen("model", model) if model is not None else [])
 
 
 @dataclass(frozen=True)
@@ -117,17 +119,14 @@ def run_recipe(words: Sequence[str]) -> None:
         asked, settings = _from_file(asked)
     recipe = find_recipe(asked.recipe)
     arguments = [*recipe.arguments(asked.data, asked.model), *settings, *asked.others]
-    if recipe.own and not asked.data and not any(_concerns_data(a) for a in arguments):
+    of_data = ("data=", "data.", "--help", "-h")
+    if recipe.own and not asked.data and not any(a.startswith(of_data) for a in arguments):
         print("note: no --data, so the example pairs that ship with Temper are used", flush=True)
     experiment.CALLED[:] = called
     sys.argv = [str(recipe.file), *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = str(EXPERIMENTS)  # as `python SCRIPT` does
     runpy.run_path(str(recipe.file), run_name="__main__")
-
-
-def _concerns_data(argument: str) -> bool:
-    return argument.startswith(("data=", "data.", "--help", "-h"))
 
 
 def find_recipe(name: str) -> Recipe:
@@ -231,7 +230,6 @@ def _as_yaml(recipe: Recipe, target: Path) -> str:
 
 
 def _asked(words: Sequence[str]) -> Asked:
-    """Parse the words after ``temper run``."""
     named: dict[str, str] = {}
     others: list[str] = []
     waiting = list(words)
@@ -304,7 +302,7 @@ def _with_path(settings: dict[str, Any], name: str, is_typed: bool) -> str:
         rest = {key: value for key, value in settings.pop(name).items() if key != "path"}
         settings.update({name: rest} if rest else {})
         return ""
-    return {"data": "data=mine", "model": "model=local"}[name]
+    return _OF_PATH[name]
 
 
 def _settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -316,23 +314,15 @@ def _settings(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}={_typed(value)}"
 
 
-def _data_settings(given: str) -> list[str]:
-    if given in read_options("data") and given not in _BARE and not Path(given).exists():
-        return [f"data={given}"]
+def _chosen(group: str, given: str) -> list[str]:
+    """The settings of the group ``data`` or ``model`` for an option, the Hub's name, or a path."""
+    if given in read_options(group) and given not in _BARE and not Path(given).exists():
+        return [f"{group}={given}"]
     if _is_of_hub(given):
         repository, _, revision = given.removeprefix("hub:").partition("@")
-        hub = [f"data.hub={repository}", f"data.revision={revision or 'main'}"]
-        return ["data=mine", "data.path=null", *hub]
-    return ["data=mine", f"data.path={_typed(given)}"]
-
-
-def _model_settings(given: str) -> list[str]:
-    if given in read_options("model") and given not in _BARE and not Path(given).exists():
-        return [f"model={given}"]
-    if _is_of_hub(given):
-        repository, _, revision = given.removeprefix("hub:").partition("@")
-        return ["model=hub", f"model.hub={repository}", f"model.revision={revision or 'main'}"]
-    return ["model=local", f"model.path={_typed(given)}"]
+        hub = [f"{group}.hub={repository}", f"{group}.revision={revision or 'main'}"]
+        return [*_OF_HUB[group], *hub]
+    return [_OF_PATH[group], f"{group}.path={_typed(given)}"]
 
 
 def _is_of_hub(given: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from pipeline.cli.naming import require_unmarked
-from pipeline.cli.present import import_named, present_kind
+from pipeline.cli.present import import_named, kind_in, project_with
 from pipeline.dag.artifact import Artifact, Kind
 from pipeline.errors import TemperError
 from pipeline.store.catalog import Catalog
@@ -24,8 +24,13 @@ def show_row(
     Raises:
         TemperError: the data is missing, the kind has no viewer, or there is no such row.
     """
-    _require_data(catalog, manifest)
-    kind = present_kind(manifest, catalog.store)
+    require_unmarked(catalog, manifest)
+    if lost := catalog.store.lost_files(manifest):
+        raise TemperError(
+            f"the data of {manifest.name} is damaged ({lost[0]} is not what it was); a run that "
+            "asks for it makes it again"
+        )
+    kind = kind_in(project_with(catalog.store, manifest.step), manifest)
     if kind.viewer is None:
         viewable = ", ".join(sorted({k.__name__ for k in _kinds(Artifact) if k.viewer}))
         raise TemperError(
@@ -37,15 +42,6 @@ def show_row(
         view(catalog.store.url_of(catalog.store.content_path(manifest)), row, split, console)
     except (LookupError, FileNotFoundError) as error:
         raise TemperError(f"{manifest.name}: {error}") from error
-
-
-def _require_data(catalog: Catalog, manifest: Manifest) -> None:
-    require_unmarked(catalog, manifest)
-    if lost := catalog.store.lost_files(manifest):
-        raise TemperError(
-            f"the data of {manifest.name} is damaged ({lost[0]} is not what it was); a run that "
-            "asks for it makes it again"
-        )
 
 
 def _kinds(kind: Kind) -> Iterator[Kind]:

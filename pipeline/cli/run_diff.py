@@ -114,10 +114,9 @@ def _paired(
     for name, reported in old.results.items():
         if name in new.results:
             pair(reported, new.results[name])
+    ours = _by_step([reported for reported in old.steps if reported.id not in pairs])
     left = _by_step([reported for reported in new.steps if reported.id not in taken])
-    for step, ones in _by_step(
-        [reported for reported in old.steps if reported.id not in pairs]
-    ).items():
+    for step, ones in ours.items():
         others = left.get(step, [])
         for one, two in zip(ones, others, strict=True) if len(ones) == len(others) else ():
             pair(one, two)

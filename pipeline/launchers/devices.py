@@ -69,9 +69,7 @@ def cards() -> tuple[tuple[str, int], ...]:
 @cache
 def _described() -> tuple[tuple[str, str, str], ...]:
     """Index, identifier and model of each device; empty if the driver does not answer."""
-    return tuple(
-        (index, identifier, model) for index, identifier, model in _asked("index,uuid,name")
-    )
+    return tuple((index, name, model) for index, name, model in _asked("index,uuid,name"))
 
 
 def _asked(fields: str) -> list[list[str]]:

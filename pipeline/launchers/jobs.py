@@ -27,6 +27,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 
 from pipeline.dag.resources import Resources
 from pipeline.errors import Stopped, TemperError
+from pipeline.launchers.config import RayConfig, SlurmConfig
 from pipeline.launchers.orderly import uninterrupted
 from pipeline.store.layout import Store
 from pipeline.store.stored import is_attempt, parse_json
@@ -77,9 +78,7 @@ class Engine(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def poll_seconds(self) -> float: ...
-    @property
-    def grace_seconds(self) -> float: ...
+    def config(self) -> SlurmConfig | RayConfig: ...
 
     def shortage(self, resources: Resources) -> str | None:
         """Like :meth:`pipeline.wire.launcher.Launcher.shortage`."""
@@ -109,8 +108,6 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class JobLauncher:
-    """A launcher for an engine with jobs."""
-
     engine: Engine
     store: Store
     run_name: str = ""
@@ -122,7 +119,7 @@ class JobLauncher:
 
     @property
     def grace_seconds(self) -> float:
-        return self.engine.grace_seconds
+        return self.engine.config.grace_seconds
 
     def shortage(self, resources: Resources) -> str | None:
         try:
@@ -179,12 +176,13 @@ class JobLauncher:
         output = _Output(self.engine, task.name, job, log)
         following = _Following(self, task, job, log)
         every = REPORT_SECONDS if self.store.is_local else REMOTE_REPORT_SECONDS
+        poll_seconds = self.engine.config.poll_seconds
         asked = time.monotonic()
         try:
-            while not stop.wait(min(every, self.engine.poll_seconds)):
+            while not stop.wait(min(every, poll_seconds)):
                 if self._has_result(task):
                     return Ended(None, f"{self.kind} job {job}")
-                if time.monotonic() - asked < self.engine.poll_seconds:
+                if time.monotonic() - asked < poll_seconds:
                     continue
                 output.copy()
                 if (ended := following.ended()) is not None:

@@ -16,14 +16,14 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
-from typing import IO, Protocol
+from typing import IO
 
 from pipeline.dag.resources import NOTHING, Resources
 from pipeline.launchers import devices
 from pipeline.launchers.config import LocalConfig
 from pipeline.launchers.environment import import_path
 from pipeline.launchers.orderly import uninterrupted
-from pipeline.launchers.warm_parent import WarmParent
+from pipeline.launchers.warm_parent import Forked, WarmParent
 from pipeline.price.machine import cores_here, memory_here
 from pipeline.redaction import shown
 from pipeline.wire import forking
@@ -35,28 +35,6 @@ POLL_SECONDS = 0.5
 LOG_SECONDS = 5.0
 """How long to wait for the last output of a worker that has ended."""
 GIB = 2**30
-
-
-class Process(Protocol):
-    """A worker process, however it was started."""
-
-    @property
-    def status(self) -> int | None:
-        """After its end: the exit status, or minus the number of the signal; ``None`` if
-        unknown."""
-        ...
-
-    def ended(self, seconds: float | None) -> bool:
-        """Wait for its end, at most so long; return whether it has ended."""
-        ...
-
-    def stop(self, grace: float) -> None:
-        """Ask it to stop; kill it if it has not ended after the grace period."""
-        ...
-
-    def clear(self) -> None:
-        """Kill the processes that the step left behind."""
-        ...
 
 
 @dataclass
@@ -104,11 +82,8 @@ class LocalLauncher:
         return {name: amount for name, amount in asked.items() if amount}
 
     def capacity(self) -> Mapping[str, int]:
-        return {
-            "gpus": self._gpus(),
-            "cpus": cores_here(),
-            "memory": math.ceil(memory_here() / GIB),
-        }
+        memory = math.ceil(memory_here() / GIB)
+        return {"gpus": self._gpus(), "cpus": cores_here(), "memory": memory}
 
     @contextlib.contextmanager
     def ready(self, asked: Sequence[tuple[str, Resources]]) -> Iterator[None]:
@@ -150,7 +125,7 @@ class LocalLauncher:
                 fresh = _Fresh(task, {**environment, **task.environment}, output, kept)
                 return self._until_end(fresh, stop)
 
-    def _until_end(self, worker: Process, stop: Event) -> Ended:
+    def _until_end(self, worker: "Forked | _Fresh", stop: Event) -> Ended:
         try:
             while not worker.ended(POLL_SECONDS):
                 if stop.is_set():
@@ -185,7 +160,7 @@ class LocalLauncher:
 
 
 class _Fresh:
-    """A worker in an interpreter of its own.
+    """A worker in an interpreter of its own; its methods are those of :class:`Forked`.
 
     Args:
         kept: descriptors that it inherits.
@@ -245,11 +220,8 @@ def _printed(log: IO[bytes], is_secret: bool) -> Iterator[int]:
         with open(ours, "rb") as output:
             for line in output:
                 with contextlib.suppress(OSError, ValueError):  # the log is only for display
-                    log.write(
-                        shown(line.decode(errors="surrogateescape")).encode(
-                            errors="surrogateescape"
-                        )
-                    )
+                    text = shown(line.decode(errors="surrogateescape"))
+                    log.write(text.encode(errors="surrogateescape"))
                     log.flush()
 
     copying = threading.Thread(target=copy, name="log", daemon=True)

@@ -39,14 +39,6 @@ class Ray:
     config: RayConfig
     kind: str = "ray"
 
-    @property
-    def poll_seconds(self) -> float:
-        return self.config.poll_seconds
-
-    @property
-    def grace_seconds(self) -> float:
-        return self.config.grace_seconds
-
     def shortage(self, resources: Resources) -> str | None:
         if self.config.autoscales:
             return None
@@ -60,10 +52,8 @@ class Ray:
                 return None
             return f"{resources.tpu} with {most} of its hosts (nodes={resources.num_nodes})"
         wanted = needs(resources)
-        fitting = [
-            n for n in nodes if all(n.get(name, 0) >= least for name, least in wanted.items())
-        ]
-        if len(fitting) >= resources.num_nodes:
+        fitting = (all(n.get(name, 0) >= least for name, least in wanted.items()) for n in nodes)
+        if sum(fitting) >= resources.num_nodes:
             return None
         return f"{len(nodes)} nodes: " + "; ".join(sorted({_in_words(node) for node in nodes}))
 
@@ -174,10 +164,8 @@ class Ray:
         """This process's client, since a connection does not survive a fork."""
         key = (os.getpid(), self.config.address)
         if key not in _clients:
-            try:
-                from ray.job_submission import JobSubmissionClient  # pyright: ignore[reportMissingImports]
-            except ImportError as error:
-                raise TemperError(f"launcher ray: {how_to_install('ray')}") from error
+            from ray.job_submission import JobSubmissionClient  # pyright: ignore[reportMissingImports]
+
             _clients[key] = JobSubmissionClient(self.config.address)
         return _clients[key]
 

@@ -95,7 +95,6 @@ class _Host:
         return status if status >= 0 else 128 - status
 
     def stop(self) -> None:
-        """Ask the worker to stop."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 

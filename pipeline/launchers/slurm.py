@@ -44,14 +44,6 @@ class Slurm:
     config: SlurmConfig
     kind: str = "slurm"
 
-    @property
-    def poll_seconds(self) -> float:
-        return self.config.poll_seconds
-
-    @property
-    def grace_seconds(self) -> float:
-        return self.config.grace_seconds
-
     def shortage(self, resources: Resources) -> str | None:
         if resources.tpu is not None:
             return "no TPU"

@@ -30,6 +30,7 @@ class Forked:
         self._pid: int | None = None
         self._is_over = False
         self.status: int | None = None
+        """After its end: the exit status, or minus the number of the signal, if known."""
 
     @property
     def has_begun(self) -> bool:

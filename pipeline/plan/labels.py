@@ -92,7 +92,6 @@ def _only_names(beside: Mapping[str, Iterable[str]], own: Mapping[str, str]) -> 
     reached: dict[str, frozenset[str]] = {}
     for node, neighbours in beside.items():
         names = (frozenset([own[n]]) if n in own else reached[n] for n in neighbours)
-        reached[node] = frozenset(
-            islice(frozenset().union(*names), 2)
-        )  # two names are enough to know that there is not only one
+        # two names are enough to know that there is not only one
+        reached[node] = frozenset(islice(frozenset().union(*names), 2))
     return {node: next(iter(names)) for node, names in reached.items() if len(names) == 1}

@@ -165,9 +165,8 @@ def make_plan(
     steps = topological(roots.values())
     _require_one_function_a_name([*roots.values(), *steps])
     forced = forced_fingerprints(steps, force)
-    planner = _Planner(
-        catalog or Catalog(store), steps, forced, run, experiment, present or Present()
-    )
+    catalog, present = catalog or Catalog(store), present or Present()
+    planner = _Planner(catalog, steps, forced, run, experiment, present)
     with _no_collection():
         return _planned(planner, roots, forced)
 

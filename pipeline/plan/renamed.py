@@ -43,8 +43,7 @@ def _is_alike(made: Manifest, step: Step, recipe: Any) -> bool:
 
 def _helpers(code: Mapping[str, str], function: str) -> Iterable[tuple[str, str]]:
     """The digests of all code that a step function reaches except itself, without module names."""
-    others = ((unit.partition(":")[2], code[unit]) for unit in code if unit != function)
-    return sorted(others)
+    return sorted((unit.partition(":")[2], code[unit]) for unit in code if unit != function)
 
 
 def _is_still_a_step(made: Manifest) -> bool:

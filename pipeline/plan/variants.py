@@ -14,6 +14,7 @@ from pipeline.dag.canonical import Json
 from pipeline.dag.settings import leaves
 from pipeline.dag.step import Input, Step
 from pipeline.store.manifest import Manifest
+from pipeline.text import cut, visible
 
 T = TypeVar("T")
 Column = dict[str, Any]
@@ -78,13 +79,22 @@ def _node(step: str, recipe: Json, given: Mapping[str, _Given]) -> Node:
     Args:
         given: the node behind each input, by the text that stands for the input in the recipe.
     """
-    arguments = recipe.get("arguments", {}) if isinstance(recipe, dict) else {}
-    found = {path: value for path, value in leaves(arguments) if path}
-    places = {p.removesuffix(".$input"): str(v) for p, v in found.items() if p.endswith("$input")}
+    settings, places = settings_and_inputs(recipe)
     inputs = {path: given.get(place, _Given(place, None)) for path, place in places.items()}
-    settings = {path: v for path, v in found.items() if not path.endswith("$input")}
     parts = {path: of.part for path, of in inputs.items() if of.part is not None}
     return Node(step, settings | parts, {path: of.node for path, of in inputs.items()})
+
+
+def settings_of(recipe: Json) -> dict[str, Any]:
+    return settings_and_inputs(recipe)[0]
+
+
+def settings_and_inputs(recipe: Json) -> tuple[dict[str, Any], dict[str, str]]:
+    """Every setting of a recipe, and the text that stands for each input, by path."""
+    arguments = recipe.get("arguments", {}) if isinstance(recipe, dict) else {}
+    found = {path: value for path, value in leaves(arguments) if path}
+    inputs = {p.removesuffix(".$input"): str(v) for p, v in found.items() if p.endswith("$input")}
+    return {p: v for p, v in found.items() if not p.endswith("$input")}, inputs
 
 
 def names(nodes: Mapping[str, Node]) -> dict[str, str]:
@@ -147,13 +157,12 @@ def _settings_of_group(
     own = _different(_columns({name: nodes[name].settings for name in group}), len(group))
     above = _different_above(histories, group)
     candidates = own | {path: of for path, of in above.items() if of not in own.values()}
-    given = _columns({name: _input_steps(nodes, name) for name in group})
+    steps = {
+        name: {path: nodes[at].step for path, at in nodes[name].inputs.items() if at in nodes}
+        for name in group
+    }
+    given = _columns(steps)  # the name of the step behind each argument
     return _shortened(_fewest(_texts(candidates | _different(given, len(group))), group))
-
-
-def _input_steps(nodes: Mapping[str, Node], name: str) -> dict[str, str]:
-    """The name of the step behind each argument of a node, by the argument's path."""
-    return {path: nodes[at].step for path, at in nodes[name].inputs.items() if at in nodes}
 
 
 # --- the fewest settings that tell nodes apart ---------------------------------------------------
@@ -335,7 +344,7 @@ def _end(path: str) -> str:
 
 def value_text(value: Any) -> str:
     """A setting's value as text: short, and on one line."""
-    text = "".join(c if c.isprintable() else " " for c in str(value))
+    text = visible(str(value))
     if len(text) in (32, 64) and set(text) <= set("0123456789abcdef"):
         return text[:_SHOWN_DIGITS]  # a digest
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+    return cut(text, _LONGEST_VALUE)

@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.dag.canonical import Json
 from pipeline.dag.settings import HIDDEN, differ, differing, leaves
 from pipeline.store.manifest import Manifest
+from pipeline.text import cut
 
 _LONGEST_VALUE = 40
 _MOST_CHANGES = 4
@@ -199,9 +200,9 @@ def _compare(
             name = input_names.get(str(new.get(path)), path.removesuffix(".$input"))
             inputs.append(name)
         elif path == "code":
-            redundant = {f":{name} {how}" for name, how in _types_that_came_and_went(old, new)}
+            redundant = _ends_about_types(old, new)
             phrases = _code_phrases(manifest, code, new)
-            changed_code = [p for p in phrases if not p.endswith(tuple(redundant))]
+            changed_code = [p for p in phrases if not p.endswith(redundant)]
         elif path != "version" or "version" in new:
             changes.append(_phrase(path, old, new))
     return Nearest(manifest, tuple(changes), tuple(changed_code), tuple(dict.fromkeys(inputs)))
@@ -222,17 +223,14 @@ def _replaced(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
     return phrases
 
 
-def _types_that_came_and_went(
-    old: Mapping[str, Any], new: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Types that only one of two recipes has. Their phrases make phrases about their code
-    redundant."""
+def _ends_about_types(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+    """How phrases about the code of types end that only one of two recipes has. The phrases about
+    these types make them redundant."""
     one, other = (
-        {str(value) for path, value in leaves.items() if path.endswith(_TYPE)}
-        for leaves in (old, new)
+        {str(value) for path, value in found.items() if path.endswith(_TYPE)}
+        for found in (old, new)
     )
-    yield from ((name, "added") for name in other - one)
-    yield from ((name, "removed") for name in one - other)
+    return (*(f":{name} added" for name in other - one), *(f":{n} removed" for n in one - other))
 
 
 def _within(path: str, places: Collection[str]) -> str | None:
@@ -305,5 +303,4 @@ def _below(path: str, name: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+    return cut(repr(value), _LONGEST_VALUE)

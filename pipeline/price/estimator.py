@@ -100,19 +100,11 @@ class Foreseen:
     wait: Callable[[], None] | None = None
 
 
-def _nothing(_: Call) -> Foreseen:
-    return Foreseen()
-
-
-def _no_sizes(_: Made) -> Sizes:
-    return {}
-
-
 @dataclass(frozen=True)
 class Estimator:
     """The functions that estimate a step; see the module docstring. Raise ``version`` when
     estimates change: earlier attempts are compared only with estimates of the same version."""
 
-    foresee: Callable[[Call], Foreseen] = _nothing
-    measure: Callable[[Made], Sizes] = _no_sizes
+    foresee: Callable[[Call], Foreseen] = lambda _: Foreseen()
+    measure: Callable[[Made], Sizes] = lambda _: {}
     version: int = 1

@@ -49,7 +49,6 @@ def threads_set() -> int | None:
 
 @functools.cache
 def processor() -> str:
-    """The model of this machine's processors."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

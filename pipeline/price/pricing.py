@@ -163,7 +163,6 @@ class Pricer:
         return Prices(prices, self._free())
 
     def hardware(self, step: Step) -> Hardware:
-        """The hardware on which a step runs."""
         asked = self._asked.get(step.fingerprint, step.resources)
         if not self._is_here or asked.tpu is not None:
             return hardware_elsewhere(asked)
@@ -226,7 +225,6 @@ class Pricer:
     # --- what is known -----------------------------------------------------------------------
 
     def _measure(self, step: Step, manifest: Manifest) -> Sizes:
-        """The sizes of an existing artifact."""
         if manifest.attempt not in self._measured:
             folder = self._store.content_path(manifest)
 
@@ -278,9 +276,7 @@ def _foresee(step: Step, hardware: Hardware, size_of: Callable[[Input], Sizes]) 
 
 def _checked(foreseen: Foreseen) -> Foreseen:
     """The estimates of an estimator, without invalid amounts."""
-    sizes = {
-        name: size for name, size in foreseen.sizes.items() if name != "bytes" or _is_amount(size)
-    }
+    sizes = {n: size for n, size in foreseen.sizes.items() if n != "bytes" or _is_amount(size)}
     seconds, memory, capacity = (
         amount if _is_amount(amount) else None
         for amount in (foreseen.seconds, foreseen.memory, foreseen.capacity)

@@ -287,7 +287,6 @@ class Executor:
         )
 
     def _launch(self, work: _Work, task: Task, launcher: Launcher) -> Report:
-        """Run an attempt's workers, and return their report."""
         store, lost = self.resolver.store, work.lease.lost
         ended = Ended(None)
         if task.is_new or self._report(task) is None:

@@ -11,6 +11,7 @@ import os
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -180,13 +181,13 @@ def _require_within(limits: Mapping[str, int], steps: Iterable[Step], executor: 
                 )
 
 
+@dataclass
 class _Factory:
     """Creates the scheduler and worker for ``luigi.build``."""
 
-    def __init__(self, observer: Observer, capacity: Mapping[str, int], keep_alive: bool):
-        self.observer = observer
-        self.capacity = capacity
-        self.keep_alive = keep_alive
+    observer: Observer
+    capacity: Mapping[str, int]
+    keep_alive: bool
 
     def create_local_scheduler(self) -> Scheduler:
         # Luigi never retries a failed step: the executor does

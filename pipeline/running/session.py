@@ -105,7 +105,10 @@ def run(
         session,
         lambda: _run_missing(session, jobs, scheduler, launcher, verbosity, again, sinks, prices),
     )
-    made = {name: _finished(found, step) for name, step in roots.items()}
+    for step in roots.values():
+        if step.fingerprint not in found:
+            raise RunFailed(f"{step.name} was not run, and no step failed; run again")
+    made = {name: found[step.fingerprint] for name, step in roots.items()}
     if not only:
         link_results(store, session.record.experiment, made)
     _show_made(session, found, made, verbosity)
@@ -203,29 +206,21 @@ def _completed(session: "_Session", run_missing: Callable[[], None]) -> Mapping[
 
 
 def _show_made(
-    session: "_Session",
-    found: Mapping[str, Manifest],
-    made: Mapping[str, Manifest],
-    verbosity: int,
+    session: "_Session", found: Mapping[str, Manifest], made: Mapping[str, Manifest], verbosity: int
 ) -> None:
     """Show the results of a run, or only their places if `verbosity` is negative."""
-    from pipeline.show.terminal import (
-        show_end,
-        show_next,
-        show_notices,
-        show_places,
-        show_results,
-    )
+    from pipeline.show import terminal
 
     console, store, record = session.console, session.store, session.record
     if verbosity < 0:
-        show_places(console, store, made)
+        terminal.show_places(console, store, made)
         return
-    show_notices(console, found.values())
-    show_results(console, store, made)
-    show_end(console, session.made(found), time.time() - record.started)
+    terminal.show_notices(console, found.values())
+    terminal.show_results(console, store, made)
+    own = [m for m in found.values() if m.provenance.get("run") == record.name]
+    terminal.show_end(console, own, time.time() - record.started)
     kinds = {name: step.kind for name, step in session.roots.items()}
-    show_next(console, store, record.experiment, kinds)
+    terminal.show_next(console, store, record.experiment, kinds)
 
 
 def note_plan() -> None:
@@ -282,8 +277,6 @@ def chosen(plan: Plan, names: Collection[str]) -> Mapping[str, Step]:
     Raises:
         TemperError: no step has one of the names.
     """
-    from pipeline.plan.planning import display_names
-
     shown = display_names(plan)
     chosen: dict[str, Step] = {}
     for name in names:
@@ -349,22 +342,11 @@ def require_steps(roots: Mapping[str, Any]) -> None:
             )
 
 
-def _finished(found: Mapping[str, Manifest], step: Step) -> Manifest:
-    """A root's artifact."""
-    if step.fingerprint not in found:
-        raise RunFailed(f"{step.name} was not run, and no step failed; run again")
-    return found[step.fingerprint]
-
-
 class _Session:
     """One invocation: its plan (made again if data turns out to be lost) and its record."""
 
     def __init__(
-        self,
-        roots: Mapping[str, Step],
-        store: Store,
-        console: "Console",
-        force: Collection[str],
+        self, roots: Mapping[str, Step], store: Store, console: "Console", force: Collection[str]
     ):
         self.roots, self.store, self.console = roots, store, console
         self.force = force
@@ -437,10 +419,6 @@ class _Session:
         self.catalog = Catalog(self.store)
         return not self.plan().is_complete
 
-    def made(self, found: Mapping[str, Manifest]) -> list[Manifest]:
-        """The artifacts among `found` that this run made."""
-        return [m for m in found.values() if m.provenance.get("run") == self.record.name]
-
     def begin(self) -> None:
         """Write the record of the run at its beginning.
 
@@ -478,9 +456,7 @@ def _run_missing(
     pauses: Mapping[str, Pause] = MappingProxyType({}),
 ) -> None:
     from pipeline.running.attempts import Executor
-    from pipeline.running.luigi_engine import (
-        schedule,  # Luigi is not needed when everything is cached
-    )
+    from pipeline.running.luigi_engine import schedule  # a cached run needs no Luigi
     from pipeline.show.live import Board
     from pipeline.show.sinks.process import mirrored
     from pipeline.show.terminal import show_plan

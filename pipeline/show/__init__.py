@@ -4,9 +4,9 @@
 ``failures`` prints what went wrong. ``made`` is an artifact as ``run`` returns it: ``loading``
 opens its files as Python values, ``notebook`` draws it. ``results`` returns results as a table and
 compares them (``comparison``), ``metrics`` formats their numbers. ``views`` defines the shapes in
-which an artifact can show its content: texts, curves, tables. ``logged`` reads a step's metrics
-log, ``under_way`` shows the log and progress of a step that still runs. ``report`` writes the HTML
-file, ``sinks`` send metrics to W&B and TensorBoard.
+which an artifact can show its content: texts, curves, tables. ``logged`` reads the metrics log of a
+step that still runs. ``report`` writes the HTML file, ``sinks`` send metrics to W&B and
+TensorBoard.
 
 Uses ``price``, ``plan``, ``wire``, ``store`` and what lies below them.
 """

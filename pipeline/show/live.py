@@ -234,18 +234,16 @@ class Board:
         if row.state in (state, "done", "cached", "failed"):
             return
         with self._lock:
+            if state in ("done", "paused", "failed") and row.started:
+                row.seconds = time.time() - row.started
             if state == "running":
                 row.started = time.time()
             elif state == "done":
-                row.seconds = time.time() - row.started if row.started else 0.0
                 made = self.resolver.artifact(row.step)
                 state = "done" if made and self._is_mine(made) else "cached"
                 if made and state == "cached" and made.attempt >= self._stamp:
                     row.message = f"made by {row.maker or self._maker_of(made)}"
-            elif state == "paused":
-                row.seconds = time.time() - row.started if row.started else 0.0
             elif state == "failed":
-                row.seconds = time.time() - row.started if row.started else 0.0
                 row.message, row.log = _failure(message)
             row.state = state
         if self.verbosity > QUIET and not self.live_in_terminal:

@@ -38,7 +38,10 @@ def load(made: Made, name: str = "") -> Any:
             f"the files are in {made.url}"
         )
     folder = made.path
-    values = {at: _read([folder / file for file in files]) for at, files in tables.items()}
+    values = {
+        at: _READERS[Path(at).suffix]([folder / file for file in files])
+        for at, files in tables.items()
+    }
     return next(iter(values.values())) if len(values) == 1 else values
 
 
@@ -59,13 +62,11 @@ def _chosen(made: Made, name: str) -> list[str]:
     inside = [file for file in made.files if not name or file.startswith(f"{name.rstrip('/')}/")]
     found = [name] if name in made.files else sorted(inside)
     if not found:
-        known = dict.fromkeys(part for file in sorted(made.files) for part in (file, _top(file)))
+        known = dict.fromkeys(
+            part for file in sorted(made.files) for part in (file, file.partition("/")[0])
+        )
         raise TemperError(f"{made.name} has no file or folder {name!r}; {hint(name, [*known])}")
     return found
-
-
-def _top(file: str) -> str:
-    return file.partition("/")[0]
 
 
 def _table(file: str) -> str:
@@ -73,10 +74,6 @@ def _table(file: str) -> str:
     belongs to ``train/tokens.parquet``."""
     path = Path(file)
     return str(path.with_name(_SHARD.sub("", path.stem) + path.suffix))
-
-
-def _read(files: Sequence[Path]) -> Any:
-    return _READERS[files[0].suffix](files)
 
 
 def _parquet(files: Sequence[Path]) -> Any:

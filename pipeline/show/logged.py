@@ -1,9 +1,10 @@
 """Reads the metrics log of a step that still runs, up to its last checkpoint."""
 
-import json
+import contextlib
 from pathlib import Path
 from typing import Any
 
+from pipeline.show.made import json_records
 from pipeline.store.layout import Store
 
 METRICS = "metrics.jsonl"
@@ -19,10 +20,6 @@ def unfinished_log(store: Store, step: str, key: str) -> list[dict[str, Any]]:
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    try:
-        for line in path.read_bytes().splitlines():
-            found.append(json.loads(line))
-    except (OSError, ValueError):  # half written, or deleted: the next look reads it again
-        pass
-    return [record for record in found if isinstance(record, dict)]
+    with contextlib.suppress(OSError):  # deleted meanwhile
+        return json_records(path.read_bytes())
+    return []

@@ -27,6 +27,7 @@ from pipeline.dag.files import FileEntry, describe
 from pipeline.errors import TemperError
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
+from pipeline.text import counted
 
 LARGEST_FILE = 64 * 2**20
 """Bytes; views do not read a larger file."""
@@ -144,9 +145,8 @@ class Made:
     def __repr__(self) -> str:
         """For example ``<Model train_dpo@1a2b3c4d: 5 files, 9.3 MB>``."""
         kind = (self.manifest.kind or "").rpartition(":")[2] or "Artifact"
-        count = len(self.files)
-        what = f"{count} file{'' if count == 1 else 's'}, {decimal(self.manifest.size)}"
-        return f"<{kind} {self.name}: {what}>"
+        files = counted(len(self.files), "file")
+        return f"<{kind} {self.name}: {files}, {decimal(self.manifest.size)}>"
 
     def _repr_html_(self) -> str:
         from pipeline.show.notebook import drawn

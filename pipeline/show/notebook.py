@@ -5,7 +5,6 @@ and dark notebooks. All values are escaped.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from markupsafe import Markup
 from rich.filesize import decimal
@@ -14,7 +13,8 @@ from pipeline.html import named_table, table
 from pipeline.show.made import Made
 from pipeline.show.metrics import comparable_metrics, metric_text
 from pipeline.show.report import figures
-from pipeline.show.views import Curves, Histogram, Note, Points, Table, Texts, View, views_of
+from pipeline.show.report.wording import markdown
+from pipeline.show.views import Curves, Histogram, Note, Table, Texts, View, views_of
 from pipeline.store.kinds import known_kind
 from pipeline.text import clean, clock
 
@@ -32,7 +32,6 @@ _PLOT = Markup(
 
 
 def drawn(made: Made) -> str:
-    """An artifact as HTML."""
     size, took = decimal(made.manifest.size), clock(made.seconds)
     note = f"{len(made.files)} files, {size}, made in {took}; load() and path have its files"
     names = comparable_metrics([made.manifest])
@@ -46,7 +45,7 @@ def drawn(made: Made) -> str:
 def _drawn(view: View, step: str) -> Iterator[Markup]:
     match view:
         case Note(text=text):
-            yield _markdown(text)
+            yield Markup(markdown(text))
         case Curves():
             heading = _heading(view.title) if view.title != step else Markup("")
             yield heading + Markup("").join(_curves(view))
@@ -64,11 +63,7 @@ def _drawn(view: View, step: str) -> Iterator[Markup]:
 def _curves(view: Curves) -> Iterator[Markup]:
     """The most important lines, each in a plot of its own, since their scales differ."""
     for name, points in [*view.lines.items()][: view.prominent]:
-        yield _plot(f"{name} over {view.axis}", _line(points, view.diagonal))
-
-
-def _line(points: Points, diagonal: bool) -> str:
-    return figures.lines([points], diagonal)
+        yield _plot(f"{name} over {view.axis}", figures.lines([points], view.diagonal))
 
 
 def _histograms(counts: Mapping[str, Mapping[int, int]]) -> Iterator[Markup]:
@@ -78,19 +73,9 @@ def _histograms(counts: Mapping[str, Mapping[int, int]]) -> Iterator[Markup]:
 
 
 def _plot(name: str, svg: str) -> Markup:
-    return _PLOT.format(name=_text(name), svg=Markup(svg))
+    return _PLOT.format(name=clean(name), svg=Markup(svg))
 
 
 def _heading(title: str, count: int = 0) -> Markup:
     more = f" (the first {MOST_ROWS} of {count})" if count > MOST_ROWS else ""
-    return Markup("<p><b>{}</b></p>").format(_text(title + more))
-
-
-def _markdown(text: str) -> Markup:
-    from pipeline.show.report.page import markdown
-
-    return Markup(markdown(text))
-
-
-def _text(value: Any) -> str:
-    return clean(str(value))
+    return Markup("<p><b>{}</b></p>").format(clean(title + more))

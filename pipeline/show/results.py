@@ -140,12 +140,8 @@ def _of_step(step: str, catalog: Catalog, only_latest: bool) -> Iterator[_Row]:
                 called[entry["key"]] = str(name or step), run.experiment
     for made in catalog.history(step):
         if not only_latest or catalog.latest(made.step, made.key) == made:
-            yield _Row(*_called(made, called))
-
-
-def _called(made: Manifest, called: Mapping[str, tuple[str, str]]) -> tuple[str, Manifest, str]:
-    name, experiment = called.get(made.key, (made.name, _experiment(made)))
-    return name, made, experiment
+            name, experiment = called.get(made.key, (made.name, _experiment(made)))
+            yield _Row(name, made, experiment)
 
 
 def _of_run(run: Run, catalog: Catalog) -> Iterator[_Row]:
@@ -212,12 +208,10 @@ def _metrics(manifests: Sequence[Manifest], taken: Columns) -> Columns:
         columns[column] = [value["value"] if is_interval(value) else value for value in measured]
         if any(map(is_interval, measured)):
             for end in ("low", "high"):
-                columns[f"{column}.{end}"] = [_end_of(value, end) for value in measured]
+                columns[f"{column}.{end}"] = [
+                    value[end] if is_interval(value) else None for value in measured
+                ]
     return columns
-
-
-def _end_of(value: Any, end: str) -> float | None:
-    return value[end] if is_interval(value) else None
 
 
 def _free(name: str, taken: Columns, kind: str) -> str:

@@ -38,7 +38,7 @@ from pipeline.show.results import compare
 from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 from pipeline.store.stored import parse_json
-from pipeline.text import about, clock, cut, size, visible
+from pipeline.text import about, clock, counted, cut, size, visible
 
 if TYPE_CHECKING:  # imported late: a cached plan has no prices, and few results have a summary
     from rich.markdown import Markdown
@@ -107,15 +107,12 @@ def _costs(price: "Price | None") -> list[str]:
     if price is None:
         return [""] * len(COSTS)
     rough = "~" if price.is_rough else ""
+    devices = f" × {price.hardware.devices}" if price.hardware.devices else ""
     return [
         UNKNOWN if price.seconds is None else rough + about(price.seconds),
-        UNKNOWN if price.memory is None else size(price.memory) + _of_devices(price),
+        UNKNOWN if price.memory is None else size(price.memory) + devices,
         UNKNOWN if price.disk is None else size(price.disk),
     ]
-
-
-def _of_devices(price: "Price") -> str:
-    return f" × {price.hardware.devices}" if price.hardware.devices else ""
 
 
 def _total(plan: Plan, prices: "Prices", jobs: int) -> str:
@@ -211,9 +208,8 @@ def show_places(console: Console, store: Store, results: Mapping[str, Manifest])
 def show_end(console: Console, made: Sequence[Manifest], seconds: float) -> None:
     """Print how long a run took and what it made; nothing if it made no artifact."""
     if made:
-        steps = f"{len(made)} step" + ("s" if len(made) > 1 else "")
         written = size(sum(manifest.size for manifest in made))
-        line = f"done in {clock(seconds)}: {steps} made, {written} written"
+        line = f"done in {clock(seconds)}: {counted(len(made), 'step')} made, {written} written"
         console.print(Text(line, "bold"), soft_wrap=True)
 
 
@@ -330,6 +326,12 @@ def parse_progress(data: bytes) -> Mapping[str, Any] | None:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         pass
     return None
+
+
+def progress_of(store: Store, step: str, key: str) -> str:
+    """The progress that a step has written, as text; empty if it has written none."""
+    progress = parse_progress(store.read(store.progress_path(step, key)) or b"")
+    return progress_text(progress) if progress else ""
 
 
 def progress_text(progress: Mapping[str, Any], pace: str = "", left: str = "") -> str:

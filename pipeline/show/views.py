@@ -24,8 +24,9 @@ from typing import Any, ClassVar
 from pipeline.dag.artifact import Kind
 from pipeline.dag.canonical import resolve_reference
 from pipeline.errors import TemperError
-from pipeline.show.logged import METRICS
+from pipeline.show.logged import METRICS, unfinished_log
 from pipeline.show.made import Made
+from pipeline.store.layout import Store
 from pipeline.store.manifest import Manifest
 
 SUMMARY = "summary.md"
@@ -165,7 +166,6 @@ def loaded_by(loader: Loader) -> Callable[[MakeViews], MakeViews]:
 
 
 def loader_of(make_views: MakeViews) -> Loader | None:
-    """The loader that :func:`loaded_by` registered on a view function."""
     return getattr(make_views, _LOADER, None)
 
 
@@ -212,6 +212,12 @@ def curves(
         prominent = sum(name in lines for name in first) or Curves.prominent
         named = {(titles or {}).get(name, name): points for name, points in lines.items()}
         yield Curves(made.manifest.step, unit, named, prominent)
+
+
+def unfinished_views(store: Store, step: str, key: str) -> list[View]:
+    """The curves of a step that still runs, from its last checkpoint."""
+    lines = lines_of(unfinished_log(store, step, key))
+    return [Curves(step, "step", lines)] if lines else []
 
 
 def lines_of(

@@ -22,7 +22,7 @@ from pipeline.store.catalog import Catalog
 from pipeline.store.layout import Store
 from pipeline.text import hint
 from pipeline.tuning.search import Goal, Halving, Study, Trial, ask, promote
-from pipeline.tuning.space import Axis, Space, space_of, value_text
+from pipeline.tuning.space import Space, space_of, value_text
 from pipeline.wire.spec import Pause
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def search(
     """Like :func:`tune`, for settings that ``configure`` interprets."""
     from pipeline.show.terminal import make_console
 
-    first = {path: axis.value(_any_value(axis)) for path, axis in space.items()}
+    first = {path: axis.any_value for path, axis in space.items()}
     study = options.study(space, configure(first))
     if study.halving is not None:
         _require_logs_here(store, launcher)
@@ -160,11 +160,6 @@ def _require_logs_here(store: Store, launcher: "LauncherConfig | None") -> None:
             f"{elsewhere[0]} has that on another machine; use a store on a disk that all machines "
             "share, or leave --stop-on out"
         )
-
-
-def _any_value(axis: Axis) -> Any:
-    bounds: Any = axis.distribution
-    return next(iter(axis.choices), None) if axis.choices else bounds.low
 
 
 @dataclass
@@ -257,7 +252,6 @@ class _Tuner:
         return log, False
 
     def _finish(self, trials: Sequence[Trial]) -> dict[str, Made]:
-        """Run trials to their end."""
         if unknown := [trial for trial in trials if trial.value is None]:
             self._say(unknown, "to the end")
         made = self._advance({self._label(t): self._roots[t.number] for t in trials}, {})

@@ -131,11 +131,8 @@ class Study:
         for option, value in (("trials", self.trials), ("batch", self.batch)):
             if value is not None and value < 1:
                 raise TemperError(f"--{option} {value}: at least 1")
-        if self.sampler == "grid":
-            self._require_choices()
-
-    def _require_choices(self) -> None:
-        if endless := [path for path, axis in self.space.items() if not axis.choices]:
+        endless = [path for path, axis in self.space.items() if not axis.choices]
+        if self.sampler == "grid" and endless:
             raise TemperError(
                 f"--sampler grid: {endless[0]} is an interval; give it values, as in 0.1,0.3"
             )
@@ -204,7 +201,6 @@ def _asked(study: Study, trials: Sequence[Trial], count: int) -> list[dict[str, 
 
 
 def _as_optuna_trial(study: Study, trial: Trial, distributions: Mapping[str, Any]) -> Any:
-    """A trial in Optuna's form."""
     optuna = require_optuna()
     states = optuna.trial.TrialState
     state = {"done": states.COMPLETE, "stopped": states.PRUNED, "failed": states.FAIL}[trial.state]

@@ -47,6 +47,11 @@ class Axis:
         value = float(f"{drawn:.{SIGNIFICANT_DIGITS}g}")
         return min(max(value, bounds.low), bounds.high)
 
+    @property
+    def any_value(self) -> Any:
+        bounds: Any = self.distribution
+        return next(iter(self.choices.values())) if self.choices else bounds.low
+
     def value(self, drawn: Any) -> Any:
         return self.choices[drawn] if self.choices else drawn
 

@@ -52,7 +52,8 @@ class Tuned(JupyterMixin):
     ) -> Iterator[RenderableType]:
         goal, halving = self.study.goal, self.study.halving
         rungs = () if halving is None else halving.rungs
-        table = Table(title=_title(self.study), title_justify="left", title_style="bold")
+        title = f"{goal}, {'less' if goal.minimize else 'more'} is better"
+        table = Table(title=title, title_justify="left", title_style="bold")
         table.add_column("#", justify="right")
         for path in self.study.space:
             table.add_column(named(path), overflow="fold")
@@ -71,11 +72,6 @@ class Tuned(JupyterMixin):
         if self.best.value is not None:
             settings = " ".join(f"{p}={value_text(v)}" for p, v in self.best.settings.items())
             yield Text(f"best: {settings}  {goal.metric} {_number(self.best.value)}", "bold")
-
-
-def _title(study: Study) -> str:
-    direction = "less is better" if study.goal.minimize else "more is better"
-    return f"{study.goal}, {direction}"
 
 
 def _number(value: float | None) -> str:

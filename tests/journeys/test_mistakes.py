@@ -552,6 +552,16 @@ def test_a_bug_is_shown_by_the_lines_of_the_user_alone(
     assert "Traceback (most recent call last)" in Path(log).read_text()
 
 
+def test_an_own_class_with_a_name_of_ours_is_left_to_python() -> None:
+    class Input:
+        pass
+
+    for wrong in (lambda: as_any(Input()) / "a", lambda: as_any(Input()).load):
+        with pytest.raises((TypeError, AttributeError)) as failed:
+            wrong()
+        assert message_of(failed.value) is None
+
+
 # --- in the shell ------------------------------------------------------------------------------
 
 SHELL: list[tuple[list[str], list[str]]] = [

@@ -21,6 +21,7 @@ from waiting import HANGS_SECONDS, held, hold, let_go, wait_until
 
 from pipeline import Step, Store
 from pipeline.dag.resources import NOTHING, Resources
+from pipeline.launchers.config import SlurmConfig
 from pipeline.launchers.jobs import EngineError, JobLauncher, JobRecord
 from pipeline.launchers.placement import Placement
 from pipeline.plan.resolver import Resolver
@@ -38,8 +39,7 @@ class Processes:
 
     folder: Path
     kind: str = "processes"
-    poll_seconds: float = 0.2
-    grace_seconds: float = 60.0
+    config: SlurmConfig = field(default_factory=lambda: SlurmConfig(poll_seconds=0.2))
     jobs: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     answers: bool = True
     asked: int = 0

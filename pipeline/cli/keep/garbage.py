@@ -264,42 +264,30 @@ class _Finder:
     def attempts(self) -> Iterator[Garbage]:
         named = {(m.step, m.attempt) for group in self.shelves.manifests.values() for m in group}
         for attempt in self.tries:
-            if (attempt.step, attempt.name) in named or not self._is_free(
-                attempt.step, attempt.key
-            ):
+            step, key = place = attempt.step, attempt.key
+            if (step, attempt.name) in named or not self._is_free(*place):
                 continue
-            may_run = self.jobs.get((attempt.step, attempt.key)) == attempt.name
-            if self._is_old(attempt.name) and not (may_run and not self._is_over(attempt)):
+            is_done = self.jobs.get(place) != attempt.name or self._is_over(*place)
+            if self._is_old(attempt.name) and is_done:
                 folder = f"{self.store.root}/{attempt.folder}"
-                yield Garbage(
-                    Kind.ATTEMPT, attempt.step, attempt.key, attempt.size, folders=[folder]
-                )
+                yield Garbage(Kind.ATTEMPT, step, key, attempt.size, folders=[folder])
 
     def scratch(self, found: Iterable["_Scratch"]) -> Iterator[Garbage]:
         for scratch in found:
+            step, key = scratch.step, scratch.key
             old = scratch.changed < time.time() - self.policy.grace
-            if old and self._is_free(scratch.step, scratch.key) and self._is_over(scratch):
-                yield Garbage(
-                    Kind.SCRATCH, scratch.step, scratch.key, scratch.size, folders=[scratch.folder]
-                )
+            if old and self._is_free(step, key) and self._is_over(step, key):
+                yield Garbage(Kind.SCRATCH, step, key, scratch.size, folders=[scratch.folder])
 
     def staged(self, found: Mapping[Key, int]) -> Iterator[Garbage]:
         for (step, key), size in found.items():
-            if (
-                self._is_free(step, key)
-                and self._is_quiet(step, key)
-                and self._is_over((step, key))
-            ):
+            if self._is_left(step, key):
                 folder = self.store.staged_scratch(step, key)
                 yield Garbage(Kind.STAGED, step, key, size, folders=[folder])
 
     def jobs_over(self) -> Iterator[Garbage]:
         for step, key in self.jobs:
-            if (
-                self._is_free(step, key)
-                and self._is_quiet(step, key)
-                and self._is_over((step, key))
-            ):
+            if self._is_left(step, key):
                 yield Garbage(Kind.JOB, step, key, 0, files=[self.store.job_path(step, key)])
 
     def artifacts(self) -> Iterator[Garbage]:
@@ -362,8 +350,7 @@ class _Finder:
 
     def leases(self, found: Iterable[Lease]) -> Iterator[Garbage]:
         for lease in found:
-            place = (lease.step, lease.key)
-            if self._is_free(*place) and self._is_quiet(*place) and self._is_over(lease):
+            if self._is_left(lease.step, lease.key):
                 yield Garbage(Kind.LEASE, lease.step, lease.key, 0)
 
     def notes(self) -> list[str]:
@@ -418,12 +405,14 @@ class _Finder:
         """Whether the last attempt at a key is older than the grace period."""
         return (step, key) not in self._last_tries or self._is_old(self._last_tries[step, key])
 
-    def _is_over(self, of: "Lease | _Scratch | Attempt | Key") -> bool:
+    def _is_over(self, step: str, key: str) -> bool:
         """Whether a key is committed, or no kept run would continue it."""
-        step, key = of if isinstance(of, tuple) else (of.step, of.key)
-        if (step, key) in self.shelves.manifests:
-            return True
-        return not any(run.may_go_on_with(step, key) for run in self.kept)
+        is_made = (step, key) in self.shelves.manifests
+        return is_made or not any(run.may_go_on_with(step, key) for run in self.kept)
+
+    def _is_left(self, step: str, key: str) -> bool:
+        """Whether nobody works on a key, has lately, or would go on with it."""
+        return self._is_free(step, key) and self._is_quiet(step, key) and self._is_over(step, key)
 
 
 @dataclass(frozen=True)

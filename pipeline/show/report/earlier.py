@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.plan import variants
 from pipeline.show.made import Made
-from pipeline.show.report.story import Look, Past, ReportedStep, Story, manifest_of
+from pipeline.show.report.story import Look, Past, ReportedStep, Story, manifest_of, steps_with
 from pipeline.show.report.wording import when
 from pipeline.show.views import Curves, Measures
 from pipeline.store.catalog import Catalog
@@ -62,8 +62,7 @@ def _others(story: Story, catalog: Catalog, look: Look) -> Iterator[ReportedStep
     ids = {reported.id for reported in story.steps}
     own = [reported.manifest for reported in story.steps if reported.manifest]
     experiments = {made.provenance.get("experiment") for made in own}
-    with_curves = [reported for reported in story.steps if _curves(reported)]
-    for step in dict.fromkeys(reported.step for reported in with_curves):
+    for step in dict.fromkeys(reported.step for reported, _ in steps_with(story.steps, Curves)):
         found = [
             made
             for made in reversed(catalog.history(step))
@@ -87,7 +86,8 @@ def _past(story: Story, catalog: Catalog) -> Iterator[Past]:
         found: dict[str, ReportedStep] = {}
         for run in reversed(runs):
             made = _result(run, name, catalog)
-            if made is not None and made.step == now.step and made.attempt not in _ids(found):
+            seen = {reported.id for reported in found.values()}
+            if made is not None and made.step == now.step and made.attempt not in seen:
                 views = [view for view in now.views if isinstance(view, Measures)]
                 found[run.name] = _other(made, when(run.name), views)
         if len(found) > 1:
@@ -106,10 +106,6 @@ def _settings(
     }
 
 
-def _ids(found: Mapping[str, ReportedStep]) -> set[str]:
-    return {reported.id for reported in found.values()}
-
-
 def _result(run: Run, name: str, catalog: Catalog) -> Manifest | None:
     """The artifact that a run had under the name of a result."""
     entries = (entry for entry in run.steps if entry.get("fingerprint") == run.roots.get(name))
@@ -122,10 +118,6 @@ def _other(
     return ReportedStep(
         made.attempt, made.step, "done", made.seconds, label, manifest=made, views=views
     )
-
-
-def _curves(reported: ReportedStep) -> bool:
-    return any(isinstance(view, Curves) for view in reported.views)
 
 
 def _script(run: Run) -> str:

@@ -140,18 +140,17 @@ def _layers(ids: Sequence[str], edges: Sequence[tuple[int, int]]) -> list[int]:
 
 def _path(points: Sequence[Point], downward: bool) -> str:
     """A smooth line from the border of one box to the border of another."""
-    half = BOX[1] / 2 if downward else BOX[0] / 2
-    (x, y), (last_x, last_y) = points[0], points[-1]
-    start = (x, y + half) if downward else (x + half, y)
-    end = (last_x, last_y - half - 4) if downward else (last_x - half - 4, last_y)
-    path = [f"M{start[0]:.1f},{start[1]:.1f}"]
-    x, y = start
-    for to_x, to_y in [*points[1:-1], end]:
-        if downward:
-            middle = (y + to_y) / 2
-            path.append(f"C{x:.1f},{middle:.1f} {to_x:.1f},{middle:.1f} {to_x:.1f},{to_y:.1f}")
-        else:
-            middle = (x + to_x) / 2
-            path.append(f"C{middle:.1f},{y:.1f} {middle:.1f},{to_y:.1f} {to_x:.1f},{to_y:.1f}")
-        x, y = to_x, to_y
+
+    def at(across: float, along: float) -> str:
+        x, y = (across, along) if downward else (along, across)
+        return f"{x:.1f},{y:.1f}"
+
+    half = BOX[downward] / 2
+    (across, along), *bends, end = (point if downward else point[::-1] for point in points)
+    along += half
+    path = [f"M{at(across, along)}"]
+    for to_across, to_along in [*bends, (end[0], end[1] - half - 4)]:
+        middle = (along + to_along) / 2
+        path.append(f"C{at(across, middle)} {at(to_across, middle)} {at(to_across, to_along)}")
+        across, along = to_across, to_along
     return "".join(path)

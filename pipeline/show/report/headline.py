@@ -128,23 +128,17 @@ def _baseline(reported: ReportedStep, story: Story) -> str:
 
 def _of_intervals(story: Story) -> Headline | None:
     """Compares the first result with the best other one by a metric without a test."""
-    for _, measure in _measured(story):
+    measures = (m for reported in story.results.values() for m in measures_of(reported).measures)
+    for measure in measures:
         known = {
             name: value
             for name, reported in story.results.items()
             if reported.manifest
             and is_interval(value := reported.manifest.metrics.get(measure.metric))
         }
-        if len(known) > 1:
+        if measure.better and len(known) > 1:
             return _by_intervals(measure, known)
     return None
-
-
-def _measured(story: Story) -> Iterator[tuple[str, Measure]]:
-    for name, reported in story.results.items():
-        for measure in measures_of(reported).measures:
-            if measure.better:
-                yield name, measure
 
 
 def _by_intervals(measure: Measure, known: Mapping[str, Mapping[str, float]]) -> Headline:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from pipeline.redaction import shown
 from pipeline.show.report import costs, figures, graph, trends
 from pipeline.show.report.headline import headline
@@ -53,7 +55,6 @@ class Page:
 
 
 def render(story: Story, page: Page = Page()) -> str:
-    """The HTML file."""
     groups = list(result_groups(story))
     return template("page.html.j2").render(
         **frame(page.served),
@@ -70,7 +71,7 @@ def render(story: Story, page: Page = Page()) -> str:
         curves=trends.curves(story, "Curves"),
         more_results=trends.curves(story, "Results"),
         samples=list(samples(story)),
-        tables=[(reported, view) for reported, view in steps_with(story.steps, Table)],
+        tables=list(steps_with(story.steps, Table)),
         histograms=list(trends.histograms(story)),
         past=[(past, group_of(past.result, past.by_run)) for past in story.past],
         has_costs=any(str(costs.cost_of(reported)) for reported in story.steps),
@@ -98,8 +99,6 @@ def render_runs(runs: Sequence[Run], store: str, more: int = 0) -> str:
 
 def frame(served: bool = False) -> dict[str, Any]:
     """What every page has: style sheet, script, and the policy that allows only these two."""
-    from markupsafe import Markup
-
     style, script = ((FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = LOADS_NOTHING.format(digest) + ("; connect-src 'self'" if served else "")
@@ -110,7 +109,6 @@ def frame(served: bool = False) -> dict[str, Any]:
 def template(name: str) -> Any:
     """A template of this folder; it escapes every value."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
     environment = Environment(
         loader=FileSystemLoader(FOLDER),

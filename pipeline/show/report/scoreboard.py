@@ -6,7 +6,7 @@ explanation has a row under its own name.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.show.metrics import comparable_metrics, is_interval, is_number
@@ -78,10 +78,6 @@ class Group:
     @property
     def rows(self) -> list[Row]:
         return [row for rows in self.sections.values() for row in rows]
-
-    @property
-    def cells(self) -> dict[str, Mapping[str, Cell]]:
-        return {row.measure.metric: row.cells for row in self.rows}
 
     @property
     def has_bars(self) -> bool:
@@ -193,7 +189,6 @@ def _with_bars(row: Row, low: float, high: float) -> Row:
             return cell
         left, right = place(cell.low), place(cell.high)
         zero = place(0.0) if row.measure.p else None
-        bar = Bar(left, right - left, place(cell.value), zero)
-        return Cell(cell.value, cell.low, cell.high, bar, cell.p, cell.better)
+        return replace(cell, bar=Bar(left, right - left, place(cell.value), zero))
 
     return Row(row.measure, {name: drawn(cell) for name, cell in row.cells.items()})

@@ -62,7 +62,6 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address of the page of all runs."""
         return f"http://{ADDRESS}:{self.server_port}/{self.secret}/"
 
     def handle_error(self, request: object, client_address: object) -> None:

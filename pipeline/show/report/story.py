@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.plan import variants
 from pipeline.redaction import shown
 from pipeline.show.made import Made
-from pipeline.show.under_way import progress_of, unfinished_views
-from pipeline.show.views import View, views_of
+from pipeline.show.terminal import progress_of
+from pipeline.show.views import View, unfinished_views, views_of
 from pipeline.store.activity import leases
 from pipeline.store.catalog import Catalog
 from pipeline.store.kinds import known_kind
@@ -106,11 +106,7 @@ class Story:
         return sum(reported.state in states for reported in self.steps)
 
 
-def story_of_runs(
-    runs: Sequence["Run"],
-    catalog: Catalog,
-    look: Look | None = by_kind,
-) -> Story:
+def story_of_runs(runs: Sequence["Run"], catalog: Catalog, look: Look | None = by_kind) -> Story:
     """The story of runs, oldest first.
 
     Args:
@@ -126,11 +122,8 @@ def story_of_runs(
         at_work = _keys_at_work(run, catalog)
         for entry in run.steps:
             reported = _reported_step(entry, ids, catalog)
-            if (
-                (key := at_work.get(reported.step))
-                and not reported.manifest
-                and reported.key in ("", key)
-            ):
+            key = at_work.get(reported.step)
+            if key and not reported.manifest and reported.key in ("", key):
                 reported = _at_work(reported, key, catalog, with_views=look is not None)
             ids[str(entry.get("fingerprint"))] = reported.id
             before = steps.get(reported.id)
@@ -142,10 +135,7 @@ def story_of_runs(
 
 
 def story_of_artifacts(
-    results: Mapping[str, Manifest],
-    catalog: Catalog,
-    title: str,
-    look: Look = by_kind,
+    results: Mapping[str, Manifest], catalog: Catalog, title: str, look: Look = by_kind
 ) -> Story:
     """The story of artifacts and of all their ancestors that the store still has."""
     steps = {
@@ -172,10 +162,8 @@ def _story(
     parameters = variants.parameters(nodes, [id for id in asked if id in nodes])
 
     def complete(reported: ReportedStep) -> ReportedStep:
-        called = (
-            reported.label if len(runs) == 1 else ""
-        )  # a run's labels are unique within the run
-        label = called or labels.get(reported.id, reported.label)
+        own = reported.label if len(runs) == 1 else ""  # these are unique within a run
+        label = own or labels.get(reported.id, reported.label)
         alone = sum(other.step == reported.step for other in steps.values()) == 1
         if not alone and reported.id in asked:
             label = asked[reported.id]

@@ -104,7 +104,6 @@ def _series(story: Story, setting: str, values: Mapping[str, Any]) -> dict[str, 
 
 
 def _differs(cells: Mapping[str, Cell], names: Mapping[str, Any]) -> bool:
-    """Whether these results differ in a metric."""
     known = {(cells[n].value, cells[n].low, cells[n].high) for n in names}
     return len(known) > 1
 
@@ -117,18 +116,18 @@ def _panel(
     levels: Sequence[str],
 ) -> Panel:
     """A plot of one metric with a line for each series."""
-    lines = [[_estimate(row.cells[n], places.at[n], n) for n in names] for names in series.values()]
-    known = [[estimate for estimate in line if estimate is not None] for line in lines]
+    lines = [
+        [
+            figures.Estimate(places.at[name], cell.value, cell.low, cell.high, name)
+            for name in names
+            if (cell := row.cells[name]).value is not None
+        ]
+        for names in series.values()
+    ]
     beside = [row.cells[n].value for n in levels if row.cells[n].value is not None]
-    svg = figures.estimates(known, places.labels, places.logarithmic, beside)
+    svg = figures.estimates(lines, places.labels, places.logarithmic, beside)
     described = ", ".join(f"{name}: {number(cell.value)}" for name, cell in row.cells.items())
     return Panel(row.measure.title, svg, f"{row.measure.title} by {setting}: {described}")
-
-
-def _estimate(cell: Cell, at: float, name: str) -> figures.Estimate | None:
-    return (
-        None if cell.value is None else figures.Estimate(at, cell.value, cell.low, cell.high, name)
-    )
 
 
 def _label(value: Any) -> str:

@@ -16,16 +16,14 @@ class Drawn:
     """The curves of one title.
 
     Attributes:
+        view: the first artifact's, whose title, axis and note stand for all.
         legend: the name of each line and whether it is hidden at first, by the number of its
             colour.
         more: panels that the page shows on a click.
         ends: number, artifact, first value, last value and count of points of each line.
     """
 
-    title: str
-    axis: str
-    note: str
-    section: str
+    view: Curves
     legend: Sequence[tuple[str, bool]]
     panels: Sequence[Panel]
     more: Sequence[Panel]
@@ -67,10 +65,7 @@ def _drawn(group: Group, aside: Group) -> Drawn:
     legend = [(reported.label or reported.step, False) for reported, _ in group]
     legend += [(reported.label, True) for reported, _ in aside]
     return Drawn(
-        title=first.title,
-        axis=first.axis,
-        note=first.note,
-        section=first.section,
+        view=first,
         legend=legend if len(legend) > 1 else [],
         panels=panels[: first.prominent],
         more=panels[first.prominent :],

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from pipeline.redaction import shown
-from pipeline.text import clean, clock
+from pipeline.text import clean, clock, cut
 
 GLYPHS = {
     "done": "✓", "cached": "·", "failed": "✗", "skipped": "–", "running": "…", "waiting": "○",
@@ -76,8 +76,7 @@ def when(stamp: str) -> str:
 
 def fold(text: object, longest: int = 25) -> str:
     """A name on one line, cut to a length."""
-    line = " ".join(clean(text).split())
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+    return cut(" ".join(clean(text).split()), longest)
 
 
 def breakable(text: str) -> Markup:

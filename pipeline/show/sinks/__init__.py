@@ -57,18 +57,11 @@ class Sink(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of sink: the reference of its class, and the package (of an extra) that it needs."""
-
-    made_by: str
-    package: str
-
-
 SINKS = {
-    "wandb": Kind("pipeline.show.sinks.weights_and_biases:WandbSink", "wandb"),
-    "tensorboard": Kind("pipeline.show.sinks.tensorboard_files:TensorboardSink", "tensorboard"),
+    "wandb": "pipeline.show.sinks.weights_and_biases:WandbSink",
+    "tensorboard": "pipeline.show.sinks.tensorboard_files:TensorboardSink",
 }
+"""The class of each sink; a sink has the name of the package that it needs."""
 
 
 def require_sinks(names: list[str]) -> None:
@@ -79,8 +72,8 @@ def require_sinks(names: list[str]) -> None:
     for name in names:
         if name not in SINKS:
             raise TemperError(f"sinks: there is no sink {name!r}; there are {', '.join(SINKS)}")
-        require_installed([SINKS[name].package], f"sinks: {name}")
+        require_installed([name], f"sinks: {name}")
 
 
 def open_sink(name: str) -> Sink:
-    return resolve_reference(SINKS[name].made_by)()
+    return resolve_reference(SINKS[name])()

@@ -6,16 +6,14 @@ its driver for long. The driver shows what it prints.
 """
 
 import json
+import select
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from pipeline.dag.canonical import Json
-from pipeline.dag.settings import leaves
 from pipeline.redaction import is_secret, shown
 from pipeline.show.logged import METRICS, unfinished_log
 from pipeline.show.made import Made
@@ -113,23 +111,14 @@ def main(url: str, group: str, names: list[str]) -> None:
 
 def _events() -> Iterator[Mapping[str, Any] | None]:
     """The driver's events, and ``None`` after each ``POLL_SECONDS`` without an event."""
-    lines: SimpleQueue[str | None] = SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            lines.put(line)
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = lines.get(timeout=POLL_SECONDS)
-        except Empty:
-            yield None
-            continue
-        if line is None:
-            return
-        yield json.loads(line)
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as lines:  # `select` sees all
+        while True:
+            if not select.select([lines], [], [], POLL_SECONDS)[0]:
+                yield None
+            elif line := lines.readline():
+                yield json.loads(line)
+            else:
+                return
 
 
 def _value(path: str, value: Any) -> Any:
@@ -154,12 +143,6 @@ def _numbers(made: Manifest) -> dict[str, Any]:
         elif is_number(value):
             found[encodable(name)] = value
     return found
-
-
-def settings_of(recipe: Json) -> dict[str, Any]:
-    """Every setting of a recipe by its path."""
-    arguments = recipe.get("arguments", {}) if isinstance(recipe, dict) else {}
-    return {path: v for path, v in leaves(arguments) if path and not path.endswith("$input")}
 
 
 if __name__ == "__main__":

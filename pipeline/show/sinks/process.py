@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from pipeline.dag.step import Step
 from pipeline.plan.resolver import Resolver
-from pipeline.show.sinks.mirror import settings_of
+from pipeline.plan.variants import settings_of
+from pipeline.show.sinks import mirror
 
 END_SECONDS = 60.0
 """How long the mirror may continue after the run before it is killed."""
@@ -29,15 +30,7 @@ class MirrorProcess:
         self.output: list[str] = []
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `close`)
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "pipeline.show.sinks.mirror",
-                resolver.store.url,
-                group,
-                *sinks,
-            ],
+            [sys.executable, "-P", "-m", mirror.__name__, resolver.store.url, group, *sinks],
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=subprocess.DEVNULL,
@@ -46,7 +39,6 @@ class MirrorProcess:
         )
 
     def observe(self, step: Step, state: str) -> None:
-        """Send the event that a step began or ended."""
         resolved = self.resolver.current_key_and_recipe(step)
         if resolved is None:
             return
@@ -84,8 +76,8 @@ def mirrored(
     if not sinks:
         yield None
         return
-    mirror = MirrorProcess(resolver, group, sinks, names)
+    process = MirrorProcess(resolver, group, sinks, names)
     try:
-        yield mirror
+        yield process
     finally:
-        mirror.close()
+        process.close()
