@@ -70,7 +70,7 @@ def test_the_tests_of_a_project_pass_in_this_process(
 
 
 def _run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-    said = script(*command[1:])
+    said = script(Path(command[1]).absolute(), *command[2:])
     return subprocess.CompletedProcess(command, said.status, said.out, said.err)
 
 

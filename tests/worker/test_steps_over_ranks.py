@@ -208,7 +208,7 @@ def test_training_goes_on_to_the_bit_from_the_checkpoint_before_a_rank_was_kille
     first, second = run_ranks(train_until_killed, killed, model, tokens, config, reference)
     assert first != 0
     assert second == -signal.SIGKILL
-    assert [path.name for path in killed.glob("scratch/**/step-*")] == ["step-5"]
+    assert [path.name for path in killed.glob("scratch/**/step-*")] == ["step-000005"]
     assert run_ranks(train, killed, model, tokens, config, reference) == [0, 0]
     assert folder_bytes(killed / "model") == folder_bytes(plain / "model")
 
