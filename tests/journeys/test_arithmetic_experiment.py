@@ -1,4 +1,4 @@
-"""The verifiable experiment: by default, that it comes to its end; its claim, in ``make attack``."""
+"""The verifiable experiment: that it comes to its end; and its claim, in ``make attack``."""
 
 from pathlib import Path
 from typing import Any
