@@ -595,16 +595,6 @@ def test_damaged_progress_is_no_progress(lab: Lab, progress: str) -> None:
         assert temper(lab, "status").splitlines()[1].startswith("multiply@00000000")
 
 
-def test_a_lease_with_fields_of_other_types_is_named(lab: Lab) -> None:
-    lab.store.prepare()
-    with Leases(lab.store.objects, lab.store.root, "other").held(
-        "multiply", "0" * 32, lambda: True
-    ):
-        (path,) = (Path(lab.store.root) / "leases").rglob("*.json")
-        path.write_text(json.dumps({**json.loads(path.read_text()), "pid": "x"}))
-        assert "leases/multiply/" in refusal(lab, "status")
-
-
 # --- the terminal --------------------------------------------------------------------------------
 
 HOSTILE = "[bold]x[/bold] \x1b[31mred\x9b2J [/nonsense]"

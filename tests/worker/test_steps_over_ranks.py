@@ -266,33 +266,6 @@ def test_a_step_whose_rank_is_killed_or_that_is_told_to_leave_ends_as_if_undistu
     assert len((content / "metrics.jsonl").read_text().splitlines()) == 72
 
 
-@pytest.mark.attack
-def test_training_on_one_device_that_is_told_to_leave_goes_on_to_the_bit(
-    store: Store, console: Console, model: Path, tokens: Path, tmp_path: Path, mark: str
-) -> None:
-    config = replace(TrainConfig(**SETTINGS), epochs=20)
-    assert run_ranks(train, tmp_path / "1", model, tokens, config, tmp_path, count=1) == [0]
-
-    def has_trained() -> bool:
-        told = Path(store.root).glob("progress/train_sft/*.json")
-        return any(json.loads(path.read_bytes())["done"] for path in told)
-
-    def tell() -> None:
-        wait_until(has_trained)
-        os.kill(processes(mark, "pipeline.worker.attempt")[0], signal.SIGTERM)
-
-    teller = threading.Thread(target=tell)
-    teller.start()
-    root = train_sft(adopt(str(tokens), PairTokens), adopt(str(model), Model), config)
-    (made,) = run([root], store, console=console, launcher=CPU_ONLY).values()
-    teller.join()
-
-    content = made.path
-    (left,) = errors(store)
-    assert re.search(r"left after step \d+ of 240, of which there is a checkpoint", left)
-    assert folder_bytes(content) == folder_bytes(tmp_path / "1/model")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.attack)])
 def test_training_that_pauses_goes_on_to_the_bit(
