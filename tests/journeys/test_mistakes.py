@@ -141,9 +141,6 @@ def require_message(text: str, *remedies: str) -> None:
 
 COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["dpo.loss.bta=1"], ["dpo.loss.bta", "did you mean dpo.loss.beta"]),
-    (["dpo.los.beta=1"], ["did you mean", "dpo.loss"]),
-    (["learning_rate=1"], ["learning_rate", "did you mean"]),
-    (["dpo.beta=1"], ["did you mean dpo.loss.beta"]),
     (["dpo.loss.beta=much"], ["dpo.loss.beta=much"]),
     (["dpo.loss.beta="], ["dpo.loss.beta=", "a number is needed"]),
     (["dpo.loss.beta=0,1"], ["several values", "-m dpo.loss.beta=0,1"]),
