@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from browser import cells_of, chromium, grave_faults, opened
+from command_line import script
 from experiment_desk import Desk
 from typer.testing import CliRunner
 from waiting import wait_until
@@ -103,8 +104,9 @@ def test_a_second_run_starts_no_step_and_does_nothing_that_it_need_not(finished:
     ("setting", "jobs"), [("job: {env_set: {COLOUR: red}}", ["red"]), ("mode: MULTIRUN", ["", ""])]
 )
 def test_what_a_config_asks_of_hydra_itself_is_done(
-    tmp_path: Path, setting: str, jobs: list[str]
+    tmp_path: Path, setting: str, jobs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/painted.yaml").write_text(
         f"defaults:\n  - schema\n  - _self_\nhydra:\n  {setting}\n"
@@ -121,11 +123,8 @@ def test_what_a_config_asks_of_hydra_itself_is_done(
         "main(painted)\n"
     )
     asked = "jobs=1,2" if len(jobs) > 1 else "jobs=1"
-    done = subprocess.run(
-        [sys.executable, "painted.py", asked, "--plan"],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    shown = [line for line in done.stdout.splitlines() if line.startswith("painted")]
+    said = script(tmp_path / "painted.py", asked, "--plan")
+    shown = [line for line in said.out.splitlines() if line.startswith("painted")]
     assert shown == [f"painted {number} {colour}" for number, colour in enumerate(jobs, start=1)]
 
 

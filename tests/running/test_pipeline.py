@@ -179,7 +179,6 @@ def test_the_plan_says_what_runs_and_why(lab: Lab) -> None:
     assert "content of source changed" in lab.reasons(**roots(Times()))["numbers"]
 
 
-@pytest.mark.real_workers
 def test_a_failed_step_leaves_no_result_and_stops_only_what_needs_it(lab: Lab) -> None:
     broken = fail(lab.numbers()["test"], lab.journal)
     with pytest.raises(RunFailed, match="fail"):
@@ -208,7 +207,6 @@ def test_an_input_that_lost_a_file_is_made_again_for_the_step_that_needs_it(lab:
     assert lab.run(product=lab.product(Times(8))) == ["multiply"]
 
 
-@pytest.mark.real_workers
 def test_an_input_of_other_bytes_is_noticed_and_made_again(lab: Lab) -> None:
     """Same size, other content: only the worker, which reads it, can tell."""
     lab.run(product=lab.product())
