@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
 from manifests import manifest
 from numbers_lab import Lab, end, start_held_driver
@@ -221,17 +222,20 @@ def test_a_forgotten_run_is_off_the_record(lab: Lab) -> None:
     assert "1 " in temper(lab, "gc", "--grace", "0")
 
 
-def test_the_plan_of_a_script_is_shown_and_its_status_passed_on(tmp_path: Path) -> None:
+def test_the_plan_of_a_script_is_shown_and_its_status_passed_on(
+    lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "experiment.py"
     script.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
-    command = [str(TEMPER), "plan", str(script), "dpo.beta=0.05", "-m", "--cfg", "job"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 7
-    assert done.stdout == "['--plan', 'dpo.beta=0.05', '-m', '--cfg', 'job']\n"
+    planned = call(lab, "plan", str(script), "dpo.beta=0.05", "-m", "--cfg", "job")
+    assert planned.exit_code == 7
+    assert capfd.readouterr().out == "['--plan', 'dpo.beta=0.05', '-m', '--cfg', 'job']\n"
 
 
-def test_a_script_that_calls_run_itself_is_planned_and_runs_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
+def test_a_script_that_calls_run_itself_is_planned_and_runs_nothing(
+    lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "touching.py"
     script.write_text(
         "from pathlib import Path\n"
         "from pipeline import Output, run, step\n"
@@ -242,12 +246,13 @@ def test_a_script_that_calls_run_itself_is_planned_and_runs_nothing(tmp_path: Pa
         f"    run([touch({str(tmp_path / 'touched')!r})], {str(tmp_path / 'store')!r})\n"
         "    print('it went on')\n"
     )
-    done = subprocess.run([str(TEMPER), "plan", str(script)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "1 to run, 0 cached" in done.stdout
-    assert "it went on" not in done.stdout
-    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["script.py"]
-    subprocess.run([sys.executable, str(script)], check=True, capture_output=True)
+    before = {path.name for path in tmp_path.iterdir()}
+    assert call(lab, "plan", str(script)).exit_code == 0
+    shown = capfd.readouterr().out
+    assert "1 to run, 0 cached" in shown
+    assert "it went on" not in shown
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == before
+    command_line.script(script)
     assert (tmp_path / "touched").exists(), "without the command it runs"
 
 

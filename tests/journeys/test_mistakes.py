@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import temper
 from mistaken_steps import (
     Backend,
     Training,
@@ -590,9 +591,9 @@ def test_a_mistake_in_the_shell(
     require_message(told, *remedies)
 
 
-def in_a_script(folder: Path, source: str, *more: str) -> subprocess.CompletedProcess[str]:
+def in_a_script(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
     (folder / "plain.py").write_text(source)
-    command = [*(more or [sys.executable]), "plain.py"]
+    command = [sys.executable, "plain.py"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
@@ -613,16 +614,20 @@ def test_a_plain_script_ends_with_one_sentence_and_its_own_line(tmp_path: Path) 
     )
 
 
-def test_a_planned_script_does_too(tmp_path: Path) -> None:
-    planned = in_a_script(tmp_path, COMPOSED, sys.executable, "-c", PLAN, "plan")
-    assert planned.returncode == 1
-    require_message(planned.stderr, "nope.jsonl does not exist")
-
-
-def test_a_script_without_a_plan_is_no_success(tmp_path: Path) -> None:
-    planned = in_a_script(tmp_path, "import pipeline\n", sys.executable, "-c", PLAN, "plan")
-    assert planned.returncode == 1
-    require_message(planned.stderr, "plain.py has ended without a plan")
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (COMPOSED, "nope.jsonl does not exist"),
+        ("import pipeline\n", "plain.py has ended without a plan"),
+    ],
+)
+def test_a_planned_script_does_too(
+    tmp_path: Path, source: str, told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (script := tmp_path / "plain.py").write_text(source)
+    planned = temper("plan", str(script))
+    assert planned.status == 1
+    require_message(planned.err + capfd.readouterr().err, told)
 
 
 CAUGHT = """
@@ -633,8 +638,6 @@ try:
 except Exception as error:
     print(type(error).__name__)
 """
-
-PLAN = "from pipeline.cli import main; main()"
 
 UNGUARDED = """
 from pipeline import Output, run, step
