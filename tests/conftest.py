@@ -1,6 +1,7 @@
 """Fixtures shared by all tests. Nothing here replaces a part of Temper: stores are real folders or
 real servers, workers real processes."""
 
+import importlib
 import io
 import logging.config
 import os
@@ -9,6 +10,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from workers_here import instead_of_processes
 
 from benchmarks.gcs import gcs_server
 from pipeline import Store
+from pipeline.running import record
+from pipeline.show import terminal
 from pipeline.wire import forking
 
 # Tests run side by side: more threads than cores would mostly wait for each other. torch reads this
@@ -59,6 +63,14 @@ def _commands(app: typer.Typer, how_many: int) -> Any:
 typer.testing._get_command = lambda app: _commands(  # pyright: ignore[reportPrivateImportUsage]
     app, len(app.registered_commands)
 )
+
+
+# What is installed and the commit stay as they are; to ask for them costs more than a small run.
+_ask_git = record.git_state
+_git_state = cache(lambda folder: _ask_git())
+record.git_state = lambda: _git_state(os.getcwd())
+for module in (terminal, importlib.import_module("pipeline.cli.app")):
+    vars(module)["entry_points"] = cache(entry_points)
 
 
 def pytest_configure() -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
 from manifests import manifest
 from numbers_lab import Lab, end, start_held_driver
@@ -221,17 +222,20 @@ def test_a_forgotten_run_is_off_the_record(lab: Lab) -> None:
     assert "1 " in temper(lab, "gc", "--grace", "0")
 
 
-def test_the_plan_of_a_script_is_shown_and_its_status_passed_on(tmp_path: Path) -> None:
+def test_the_plan_of_a_script_is_shown_and_its_status_passed_on(
+    lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "experiment.py"
     script.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(7)\n")
-    command = [str(TEMPER), "plan", str(script), "dpo.beta=0.05", "-m", "--cfg", "job"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 7
-    assert done.stdout == "['--plan', 'dpo.beta=0.05', '-m', '--cfg', 'job']\n"
+    planned = call(lab, "plan", str(script), "dpo.beta=0.05", "-m", "--cfg", "job")
+    assert planned.exit_code == 7
+    assert capfd.readouterr().out == "['--plan', 'dpo.beta=0.05', '-m', '--cfg', 'job']\n"
 
 
-def test_a_script_that_calls_run_itself_is_planned_and_runs_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
+def test_a_script_that_calls_run_itself_is_planned_and_runs_nothing(
+    lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "touching.py"
     script.write_text(
         "from pathlib import Path\n"
         "from pipeline import Output, run, step\n"
@@ -242,12 +246,13 @@ def test_a_script_that_calls_run_itself_is_planned_and_runs_nothing(tmp_path: Pa
         f"    run([touch({str(tmp_path / 'touched')!r})], {str(tmp_path / 'store')!r})\n"
         "    print('it went on')\n"
     )
-    done = subprocess.run([str(TEMPER), "plan", str(script)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "1 to run, 0 cached" in done.stdout
-    assert "it went on" not in done.stdout
-    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["script.py"]
-    subprocess.run([sys.executable, str(script)], check=True, capture_output=True)
+    before = {path.name for path in tmp_path.iterdir()}
+    assert call(lab, "plan", str(script)).exit_code == 0
+    shown = capfd.readouterr().out
+    assert "1 to run, 0 cached" in shown
+    assert "it went on" not in shown
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == before
+    command_line.script(script)
     assert (tmp_path / "touched").exists(), "without the command it runs"
 
 
@@ -535,21 +540,24 @@ def failures(lab: Lab, *commands: tuple[str, ...]) -> dict[str, str]:
     return refused
 
 
-@pytest.mark.parametrize(
-    "stray",
-    ["manifests/multiply/{key}.old.json", "manifests/multiply/x.sync-conflict.json",
-     "manifests/multiply/{key}.old.evicted", "manifests/README.json", "leases/README",
-     "leases/multiply/README", "leases/multiply/{key}/README", "progress/README",
-     "progress/multiply/notes.json", "attempts/README", "attempts/multiply/README",
-     "scratch/README", "runs/README.md", "accepted/multiply/README"],
+STRAY = (
+    "manifests/multiply/{key}.old.json", "manifests/multiply/x.sync-conflict.json",
+    "manifests/multiply/{key}.old.evicted", "manifests/README.json", "leases/README",
+    "leases/multiply/README", "leases/multiply/{key}/README", "progress/README",
+    "progress/multiply/notes.json", "attempts/README", "attempts/multiply/README",
+    "scratch/README", "runs/README.md", "accepted/multiply/README",
 )  # fmt: skip
+
+
 @pytest.mark.usefixtures("product")
-def test_a_stray_file_changes_nothing_and_is_left_alone(lab: Lab, stray: str) -> None:
-    path = Path(lab.store.root) / stray.format(key=newest(lab, "multiply").key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("by someone else")
+def test_stray_files_change_nothing_and_are_left_alone(lab: Lab) -> None:
+    key = newest(lab, "multiply").key
+    paths = [Path(lab.store.root) / stray.format(key=key) for stray in STRAY]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("by someone else")
     assert failures(lab, *COMMANDS, ("gc", "--grace", "0", "--yes")) == {}
-    assert path.exists()
+    assert all(path.exists() for path in paths)
 
 
 @pytest.mark.parametrize("folder", ["leases", "leases/multiply", "progress", "accepted", "runs"])
@@ -590,16 +598,6 @@ def test_damaged_progress_is_no_progress(lab: Lab, progress: str) -> None:
         path.parent.mkdir(parents=True)
         path.write_text(progress)
         assert temper(lab, "status").splitlines()[1].startswith("multiply@00000000")
-
-
-def test_a_lease_with_fields_of_other_types_is_named(lab: Lab) -> None:
-    lab.store.prepare()
-    with Leases(lab.store.objects, lab.store.root, "other").held(
-        "multiply", "0" * 32, lambda: True
-    ):
-        (path,) = (Path(lab.store.root) / "leases").rglob("*.json")
-        path.write_text(json.dumps({**json.loads(path.read_text()), "pid": "x"}))
-        assert "leases/multiply/" in refusal(lab, "status")
 
 
 # --- the terminal --------------------------------------------------------------------------------

@@ -111,13 +111,6 @@ def test_data_and_models_may_be_files_repositories_or_what_ships(
     assert all(setting in told for setting in settings)
 
 
-@pytest.mark.attack
-def test_a_plan_is_shown_as_by_the_script() -> None:
-    shown = config(temper("run", "dpo", "--data", "my rows.jsonl", "--model", "a model", "--plan"))
-    assert "train_dpo" in shown
-    assert "10 to run" in shown
-
-
 def test_all_recipes_are_listed_with_a_sentence() -> None:
     listed = config(temper("recipes"))
     for name, recipe in recipes().items():

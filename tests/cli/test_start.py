@@ -1,13 +1,17 @@
 """``temper init``: a project to begin from."""
 
+import inspect
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from command_line import temper
+from command_line import script, temper
 from places import REPOSITORY
+from workers_here import instead_of_processes
 
 
 @pytest.fixture
@@ -46,7 +50,31 @@ def test_a_name_that_no_package_can_have_is_refused(desk: Path) -> None:
     assert not list(desk.iterdir())
 
 
-@pytest.mark.slow
+def test_the_tests_of_a_project_pass_in_this_process(
+    desk: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert temper("init", "haiku").status == 0
+    instead_of_processes(monkeypatch)
+    monkeypatch.syspath_prepend(desk / "haiku")
+    for name in ("own_step", "own_loss", "own_checker"):
+        monkeypatch.setitem(sys.modules, name, None)  # what is imported goes when the test ends
+        del sys.modules[name]
+    tests = runpy.run_path("haiku/tests/test_project.py")
+    monkeypatch.chdir("haiku")
+    for name in [name for name in tests if name.startswith("test_")]:
+        monkeypatch.setitem(tests[name].__globals__, "subprocess", SimpleNamespace(run=_run))
+        fixtures = {"tiny_model": tiny_model, "tmp_path": desk / name}
+        wanted = inspect.signature(tests[name]).parameters
+        (desk / name).mkdir()
+        tests[name](**{fixture: fixtures[fixture] for fixture in wanted})
+
+
+def _run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    said = script(Path(command[1]).absolute(), *command[2:])
+    return subprocess.CompletedProcess(command, said.status, said.out, said.err)
+
+
+@pytest.mark.attack
 def test_the_tests_of_a_project_pass(desk: Path) -> None:
     assert temper("init", "haiku").status == 0
     done = subprocess.run(

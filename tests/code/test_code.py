@@ -1611,7 +1611,7 @@ def call_graphs(draw: st.DrawFn) -> tuple[list[set[int]], int]:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(graph=call_graphs(), styles=st.randoms(use_true_random=False))
 def test_an_edit_is_seen_exactly_if_its_function_is_reachable(

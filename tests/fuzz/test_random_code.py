@@ -16,7 +16,7 @@ from mutants import mutant
 from neutral_edits import rename_locals
 from search import trials
 
-PROJECTS, EDITS, BATCHES, SOURCES = 12, 10, 2, 15
+PROJECTS, EDITS, BATCHES, SOURCES = 6, 10, 2, 8
 pytestmark = pytest.mark.slow
 
 

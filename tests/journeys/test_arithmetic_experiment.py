@@ -1,5 +1,4 @@
-"""The verifiable experiment, with as little supervised training as its claim bears; it takes long,
-so it has a file to itself, and others run beside it."""
+"""The verifiable experiment: that it comes to its end; and its claim, in ``make attack``."""
 
 from pathlib import Path
 from typing import Any
@@ -7,23 +6,38 @@ from typing import Any
 import pytest
 from experiment_desk import Desk
 
-SMALL = ("sft.max_steps=150", "sft.batch_size=64", "sft.optimizer.learning_rate=5e-3")
+SMALL = (
+    "train_problems=20", "test_problems=5", "sft.max_steps=40", "sft.batch_size=16",
+    "sft.optimizer.learning_rate=5e-3", "dpo.max_steps=2", "dpo.batch_size=4",
+)  # fmt: skip
+"""Few enough to be learnt by heart, so that some samples are right and some are wrong."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [SMALL, pytest.param((), marks=pytest.mark.attack)])
+def test_the_experiment_comes_to_its_end(repository: Path, tmp_path: Path) -> None:
+    """The labels of so few pairs may be shuffled into what they were."""
+    desk = scored(repository, tmp_path, *SMALL)
+    assert len(desk.made("score_completions")) > 1
+
+
+@pytest.mark.attack
 def test_the_preference_signal_transfers_and_shuffled_labels_do_not(
-    repository: Path, tmp_path: Path, settings: tuple[str, ...]
+    repository: Path, tmp_path: Path
 ) -> None:
-    desk = Desk(repository, "dpo_arithmetic", tmp_path, settings)
-    shown = desk.run_here().stdout
-    for name in ("SFT", "DPO", "shuffled labels", "exact match"):
-        assert name in shown
+    desk = scored(repository, tmp_path)
     sft, dpo, shuffled = (m.metrics["exact_match"] for m in desk.made("score_completions"))
     assert is_above(dpo, sft)
     assert is_above(dpo, shuffled)
     # training on as it is may do a little, in either direction
     assert abs(shuffled["value"] - sft["value"]) < 0.5 * (dpo["value"] - sft["value"])
+
+
+def scored(repository: Path, folder: Path, *settings: str) -> Desk:
+    desk = Desk(repository, "dpo_arithmetic", folder, settings)
+    shown = desk.run_here().stdout
+    for name in ("SFT", "DPO", "shuffled labels", "exact match"):
+        assert name in shown
+    return desk
 
 
 def is_above(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import temper
 from mistaken_steps import (
     Backend,
     Training,
@@ -141,9 +142,6 @@ def require_message(text: str, *remedies: str) -> None:
 
 COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["dpo.loss.bta=1"], ["dpo.loss.bta", "did you mean dpo.loss.beta"]),
-    (["dpo.los.beta=1"], ["did you mean", "dpo.loss"]),
-    (["learning_rate=1"], ["learning_rate", "did you mean"]),
-    (["dpo.beta=1"], ["did you mean dpo.loss.beta"]),
     (["dpo.loss.beta=much"], ["dpo.loss.beta=much"]),
     (["dpo.loss.beta="], ["dpo.loss.beta=", "a number is needed"]),
     (["dpo.loss.beta=0,1"], ["several values", "-m dpo.loss.beta=0,1"]),
@@ -251,6 +249,18 @@ COMMAND_LINE: list[tuple[list[str], list[str]]] = [
     (["launcher.steps.train_dpo.gpus=64"], ["train_dpo asks for gpus=64", "ask for less"]),
     (["launcher.use=[pbs]"], ["pbs", "local, slurm, ray"]),
     (["scheduler=http://127.0.0.1:9"], ["does not answer", "leave out scheduler="]),
+    (["dpo/loss=ipo", "dpo.loss.label_smoothing=0.1"], ["config key 'dpo.loss.label_smoothing'"]),
+    (["dpo/loss=combined"], ["losses must name at least one loss"]),
+    (["dpo.keep_best=eval_loss"], ["keep_best needs eval_every_steps"]),
+    (["model.path=null"], ["set one of model.path, model.hub, model.package"]),
+    (
+        ["model.path=null", "model.package=no_such", "model.file=x", "model.install='pip it'"],
+        ["install it with: pip it"],
+    ),
+    (
+        ["data.path=null", "data.hub=owner/name"],
+        ["cannot find out which commit the dataset owner/name has at revision 'main'"],
+    ),
 ]
 
 
@@ -591,9 +601,9 @@ def test_a_mistake_in_the_shell(
     require_message(told, *remedies)
 
 
-def in_a_script(folder: Path, source: str, *more: str) -> subprocess.CompletedProcess[str]:
+def in_a_script(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
     (folder / "plain.py").write_text(source)
-    command = [*(more or [sys.executable]), "plain.py"]
+    command = [sys.executable, "plain.py"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
@@ -614,16 +624,20 @@ def test_a_plain_script_ends_with_one_sentence_and_its_own_line(tmp_path: Path) 
     )
 
 
-def test_a_planned_script_does_too(tmp_path: Path) -> None:
-    planned = in_a_script(tmp_path, COMPOSED, sys.executable, "-c", PLAN, "plan")
-    assert planned.returncode == 1
-    require_message(planned.stderr, "nope.jsonl does not exist")
-
-
-def test_a_script_without_a_plan_is_no_success(tmp_path: Path) -> None:
-    planned = in_a_script(tmp_path, "import pipeline\n", sys.executable, "-c", PLAN, "plan")
-    assert planned.returncode == 1
-    require_message(planned.stderr, "plain.py has ended without a plan")
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (COMPOSED, "nope.jsonl does not exist"),
+        ("import pipeline\n", "plain.py has ended without a plan"),
+    ],
+)
+def test_a_planned_script_does_too(
+    tmp_path: Path, source: str, told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (script := tmp_path / "plain.py").write_text(source)
+    planned = temper("plan", str(script))
+    assert planned.status == 1
+    require_message(planned.err + capfd.readouterr().err, told)
 
 
 CAUGHT = """
@@ -634,8 +648,6 @@ try:
 except Exception as error:
     print(type(error).__name__)
 """
-
-PLAN = "from pipeline.cli import main; main()"
 
 UNGUARDED = """
 from pipeline import Output, run, step

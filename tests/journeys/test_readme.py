@@ -2,13 +2,13 @@
 
 import importlib
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import script
 from places import model_for_plans
 from pyarrow import parquet
 
@@ -27,17 +27,12 @@ def folder(tmp_path: Path, repository: Path) -> Path:
     return tmp_path
 
 
-def call(folder: Path, script: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, script], cwd=folder, env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_the_experiment_is_planned_with_all_its_steps(folder: Path) -> None:
-    shown = call(folder, "readme.py", **{PLAN_ONLY: "1"})
+def test_the_experiment_is_planned_with_all_its_steps(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv(PLAN_ONLY, "1")
+    shown = script(folder / "readme.py").out
     assert "10 to run, 0 cached" in shown
     assert "beta=0.05" in shown
 
@@ -54,7 +49,7 @@ def test_the_step_of_one_s_own_keeps_both_splits(folder: Path) -> None:
         "limit: int = 2000", "limit: int = 200"
     )
     (folder / "own.py").write_text(moved)
-    call(folder, "own.py")
+    subprocess.run([sys.executable, "own.py"], cwd=folder, check=True)
     (made,) = (folder / "store" / "attempts" / "drop_long").glob("*/*/content")
     for split in ("train", "test"):
         rows = parquet.read_table(made / split / "pairs-00000.parquet").to_pylist()
@@ -71,9 +66,13 @@ def test_its_key_reaches_nothing_of_the_experiment_in_the_same_file(
     assert not [name for name in reached if name.startswith(("readme:betas", "steps.train"))]
 
 
-def test_the_how_to_s_step_runs(folder: Path, repository: Path) -> None:
+@pytest.mark.usefixtures("workers_here")
+def test_the_how_to_s_step_runs(
+    folder: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
     page = (repository / "docs" / "howto" / "own_step.md").read_text()
     (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (folder / "lengths.py").write_text(snippet)
-    said = call(folder, "lengths.py").splitlines()
+    said = script(folder / "lengths.py").out.splitlines()
     assert any(line.startswith("{'rows': ") and "} [" in line for line in said)

@@ -7,10 +7,10 @@ import pytest
 from experiment_desk import Desk
 
 SMALL = (
-    "train_problems=300", "test_problems=20", "iterations=2", "segment=1", "replay=true",
+    "train_problems=24", "test_problems=4", "iterations=2", "segment=1", "replay=true",
     "shape.hidden_size=48", "shape.layers=2", "shape.heads=2", "shape.feed_forward=96",
-    "sft.max_steps=100", "sft.batch_size=64", "sft.optimizer.learning_rate=5e-3",
-    "rl.prompts=6", "rl.completions=4", "rl.max_new_tokens=48", "answering.max_new_tokens=48",
+    "sft.max_steps=60", "sft.batch_size=24", "sft.optimizer.learning_rate=5e-3",
+    "rl.prompts=4", "rl.completions=4", "rl.max_new_tokens=48", "answering.max_new_tokens=48",
 )  # fmt: skip
 
 

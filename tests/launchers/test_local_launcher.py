@@ -180,8 +180,8 @@ def test_ranks_work_together_and_make_one_artifact(
 @pytest.mark.parametrize(
     ("fail", "message"),
     [
-        ("raise 1", "rank 1: this rank has no data"),
-        pytest.param("kill 1", "rank 1 was killed", marks=pytest.mark.attack),  # as in training
+        pytest.param("raise 1", "rank 1: this rank has no data", marks=pytest.mark.attack),
+        ("kill 1", "rank 1 was killed"),
     ],
 )
 def test_when_a_rank_ends_badly_the_step_fails_and_no_rank_is_left(

@@ -170,6 +170,7 @@ def test_ranks_on_two_nodes_that_are_stopped_by_hand_all_save_and_go_on(
     assert made.metrics == {"ranks": 2}
 
 
+@pytest.mark.attack  # a step of one node, below, is killed alike
 def test_ranks_on_two_nodes_of_which_one_is_killed_go_on(
     store: Store,
     launcher: LauncherConfig,

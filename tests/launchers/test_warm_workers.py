@@ -134,25 +134,23 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
 
 
-def test_a_library_is_imported_once_for_all_steps_of_a_run(lab: Lab) -> None:
+def test_a_library_is_imported_once_for_all_steps_and_results_are_those_of_fresh_workers(
+    lab: Lab,
+) -> None:
     (lab.library / "__init__.py").write_text(LIBRARY + "print('heavy is old', flush=True)\n")
-    made = lab.run(jobs=3)
-    (importer,) = lab.importers
-    assert {said["parent"] for said in made} == {importer}
-    assert len({said["pid"] for said in made} - {importer}) == 3
-    # a worker finds what it would find in a fresh interpreter
-    assert all(said["hidden"] and said["part"] for said in made)
-    assert len({said["draw"] for said in made}) == 3
-    # and what the import printed is in the log of every worker
-    assert lab.logs().count("heavy is old") == 3
 
-
-def test_results_are_those_of_fresh_workers(lab: Lab) -> None:
     def lasting(said: dict[str, Any]) -> Any:
         return said["digest"], said["discovered"], said["mode"]
 
-    warm = lab.run("warm")
-    assert lab.importers == [warm[0]["parent"]]
+    warm = lab.run("warm", jobs=3)
+    (importer,) = lab.importers
+    assert {said["parent"] for said in warm} == {importer}
+    assert len({said["pid"] for said in warm} - {importer}) == 3
+    # a worker finds what it would find in a fresh interpreter
+    assert all(said["hidden"] and said["part"] for said in warm)
+    assert len({said["draw"] for said in warm}) == 3
+    # and what the import printed is in the log of every worker
+    assert lab.logs().count("heavy is old") == 3
     fresh = lab.run("fresh")
     assert lab.importers == [said["pid"] for said in fresh]
     assert list(map(lasting, warm)) == list(map(lasting, fresh))

@@ -22,7 +22,7 @@ from pipeline.plan.resolver import Resolver
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import InputEntry, Manifest, files_digest
 
-STEPS = 100
+STEPS = 64
 """More than are listed one by one in a plan."""
 TWICE = 2.5
 """What twice as many steps may cost. Where every step looks at all others, it is about four."""

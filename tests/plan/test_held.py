@@ -166,15 +166,15 @@ def test_a_manifest_in_the_place_of_another_is_not_served(lab: Lab) -> None:
         lab.run(a=lab.product(Times(2)), b=lab.product(Times(3)))
 
 
-@pytest.mark.parametrize("field", ["digest", "recipe", "files", "metrics", "attempt"])
-def test_a_manifest_that_contradicts_itself_is_not_served(lab: Lab, field: str) -> None:
+def test_a_manifest_that_contradicts_itself_is_not_served(lab: Lab) -> None:
     lab.run(product=lab.product())
     (path,) = manifests(lab, "multiply")
     data = json.loads(path.read_text())
     changed = {"digest": "0" * 32, "recipe": {}, "files": {}, "metrics": [1], "attempt": 5}
-    path.write_text(json.dumps({**data, field: changed[field]}))
-    with pytest.raises(TemperError, match=r"multiply/.*\.json is damaged"):
-        lab.run(product=lab.product())
+    for name, value in changed.items():
+        path.write_text(json.dumps({**data, name: value}))
+        with pytest.raises(TemperError, match=r"multiply/.*\.json is damaged"):
+            lab.run(product=lab.product())
 
 
 def test_an_altered_copy_in_the_index_is_not_used(lab: Lab) -> None:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import script
+from places import REPOSITORY
 from priced_steps import write_rows
 from tiny_models import model_folder
 
@@ -45,14 +47,14 @@ def test_what_steps_name_as_their_estimators_are_some() -> None:
 
 
 def test_a_plan_is_priced_without_torch_or_transformers() -> None:
-    script = (
+    code = (
         "import sys; from pipeline.price.pricing import _named;"
         "[_named(f'steps.prices.{n}') for n in ('of_models:IMPORTED', 'of_rows:LOADED',"
         " 'of_training:PREFERENCE', 'of_generation:EVALUATED', 'of_online:ONLINE')];"
         "print(sorted({'torch', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules)))"
     )
     path = {"PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-c", code]
     told = subprocess.run(command, capture_output=True, text=True, check=True, env=path)
     assert told.stdout.strip() == "[]"
 
@@ -205,9 +207,9 @@ def test_a_run_that_samples_behind_training_holds_weights_for_each_iteration_of_
 
 
 def test_the_arithmetic_experiment_and_the_demo_are_priced_whole(tmp_path: Path) -> None:
-    for script, options in (("dpo_arithmetic", []), ("dpo_ultrafeedback", ["scale=smoke"])):
-        command = [sys.executable, f"experiments/{script}.py", f"store={tmp_path}", "--plan"]
-        done = subprocess.run([*command, *options], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert ": about " in done.stdout.splitlines()[-1]
-        assert "–" not in done.stdout
+    for name, options in (("dpo_arithmetic", []), ("dpo_ultrafeedback", ["scale=smoke"])):
+        path = REPOSITORY / "experiments" / f"{name}.py"
+        planned = script(path, f"store={tmp_path}", "--plan", *options)
+        assert planned.status == 0, planned.err
+        assert ": about " in planned.out.splitlines()[-1]
+        assert "–" not in planned.out

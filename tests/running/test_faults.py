@@ -279,7 +279,9 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.attack) for n in range(4, 40))]
+)
 def test_a_file_system_that_fails_spoils_nothing(
     lab: Lab, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -21,7 +21,6 @@ from toy_steps import (
     list_files,
     misbehave,
     multiply,
-    numbers,
     only_train,
     parity,
     slow_count,
@@ -180,7 +179,6 @@ def test_the_plan_says_what_runs_and_why(lab: Lab) -> None:
     assert "content of source changed" in lab.reasons(**roots(Times()))["numbers"]
 
 
-@pytest.mark.real_workers
 def test_a_failed_step_leaves_no_result_and_stops_only_what_needs_it(lab: Lab) -> None:
     broken = fail(lab.numbers()["test"], lab.journal)
     with pytest.raises(RunFailed, match="fail"):
@@ -209,7 +207,6 @@ def test_an_input_that_lost_a_file_is_made_again_for_the_step_that_needs_it(lab:
     assert lab.run(product=lab.product(Times(8))) == ["multiply"]
 
 
-@pytest.mark.real_workers
 def test_an_input_of_other_bytes_is_noticed_and_made_again(lab: Lab) -> None:
     """Same size, other content: only the worker, which reads it, can tell."""
     lab.run(product=lab.product())
@@ -220,24 +217,6 @@ def test_an_input_of_other_bytes_is_noticed_and_made_again(lab: Lab) -> None:
     assert made["product"].metrics == {"largest": 21}
     assert "values.json of the artifact of numbers is damaged" in lab.printed()
     assert lab.run(product=lab.product(Times(7))) == []
-
-
-def test_a_damaged_manifest_is_an_error_that_names_it(lab: Lab) -> None:
-    lab.run(product=lab.product())
-    path = next(Path(lab.store.root).glob("manifests/numbers/*.json"))
-    path.write_text('{"step": "numb')
-    with pytest.raises(TemperError, match=r"manifests/numbers/.* is damaged .*delete it"):
-        lab.run(product=lab.product())
-
-
-def test_an_unwritable_store_is_one_clear_error(lab: Lab) -> None:
-    with pytest.raises(TemperError, match=r"cannot write to the store /proc/nowhere: .*store=PATH"):
-        run({"product": lab.product()}, "/proc/nowhere", console=lab.console)
-
-
-def test_a_missing_input_file_is_one_clear_error(lab: Lab) -> None:
-    with pytest.raises(TemperError, match=r"input .*absent\.txt does not exist"):
-        numbers(File(str(lab.source.with_name("absent.txt"))), lab.journal)
 
 
 def test_wrong_arguments_are_refused_when_the_dag_is_built(lab: Lab) -> None:

@@ -103,21 +103,27 @@ def numbers(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.slow
-def test_an_offline_wandb_run_is_the_metrics_file_also_after_a_kill(store: Store) -> None:
-    pytest.importorskip("wandb")
+def killed_and_run_again(store: Store, sink: str, begun: str) -> str:
+    """What a run prints that goes on with one which was killed with something in its sink."""
+    pytest.importorskip(sink)
     log = Path(store.root) / "scratch"
     hold(Path(store.root), 13)
-    first = start(store, "wandb")
+    first = start(store, sink)
     wait_until(lambda: [p for p in log.rglob("metrics.jsonl") if p.read_bytes().count(b"\n") > 11])
-    wait_until(lambda: list((Path(store.root) / "sinks/wandb").glob("offline-run-*")))
+    wait_until(lambda: list((Path(store.root) / "sinks" / sink).glob(begun)))
     first.kill()
     first.wait()
     let_go(Path(store.root))
     wait_until(lambda: not list_mirrors(store))
-    again = start(store, "wandb")
+    again = start(store, sink)
     output = again.communicate(timeout=HANGS_SECONDS)[0].decode()
     assert again.returncode == 0, output
+    return output
+
+
+@pytest.mark.attack
+def test_an_offline_wandb_run_is_the_metrics_file_also_after_a_kill(store: Store) -> None:
+    output = killed_and_run_again(store, "wandb", "offline-run-*")
     header, history, summary = wandb_run(store)
     assert numbers(history) == log_of(store)
     assert [row["_step"] for row in history] == list(range(1, 41))
@@ -183,18 +189,23 @@ def test_hostile_names_reach_every_sink_as_text(store: Store, console: Console) 
     assert [row["_step"] for row in history] == [0, 1, 2]
     assert {HOSTILE["html"], HOSTILE["ansi"]} <= history[0].keys()
     assert summary[HOSTILE["script"]] == made[HOSTILE["html"]].metrics[HOSTILE["script"]]
+    (hostile_one,) = Catalog(store).history("hostile")
+    assert header.job_type == "hostile"
+    assert header.run_id == f"hostile-{hostile_one.key[:16]}"
     config = {item.key: json.loads(item.value_json) for item in header.config.update}
+    assert config["temper/key"] == hostile_one.key
+    assert config["temper/store"] == store.url
     assert config["note"] == "? half"
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "Error" not in shown
     assert "wandb sync" in shown
 
 
-def test_tensorboard_shows_the_metrics_file(store: Store, console: Console) -> None:
-    pytest.importorskip("tensorboard")
+@pytest.mark.slow
+def test_tensorboard_shows_the_metrics_file_also_after_a_kill(store: Store) -> None:
+    output = killed_and_run_again(store, "tensorboard", "*/train-*/*")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run({"trained": train(12)}, store, console=console, sinks=["tensorboard"])
     (folder,) = (Path(store.root) / "sinks/tensorboard").glob("*/train-*")
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0})
     events.Reload()
@@ -204,7 +215,7 @@ def test_tensorboard_shows_the_metrics_file(store: Store, console: Console) -> N
         assert shown == expected
     (final,) = events.Tensors("final/accuracy.low")
     assert final.tensor_proto.float_val[0] == 0.25
-    assert "tensorboard --logdir" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "tensorboard --logdir" in output
 
 
 def test_a_sink_that_cannot_write_says_so_and_stops_nothing(store: Store, console: Console) -> None:

@@ -91,7 +91,6 @@ def test_a_failure_ends_with_the_log_and_the_command_that_runs_that_step_alone(d
     assert "learn (" not in alone.stdout  # there is no other
 
 
-@pytest.mark.real_workers
 def test_only_makes_the_steps_that_are_named_and_what_they_need(desk: Path) -> None:
     first = call(desk, "only=[sure]")
     assert first.status == 0
@@ -101,7 +100,6 @@ def test_only_makes_the_steps_that_are_named_and_what_they_need(desk: Path) -> N
     assert "only: there is no step teach in this experiment; it has: sure, learn" in unknown.err
 
 
-@pytest.mark.real_workers
 def test_quiet_says_where_results_lie_and_what_failed_and_nothing_else(desk: Path) -> None:
     done = call(desk, "broken=9", "-q")
     assert [line.split("  ")[0] for line in done.out.splitlines()] == ["beta 0.1", "beta 0.5"]

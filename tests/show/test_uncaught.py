@@ -42,9 +42,7 @@ def steps_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(filter(None, sys.path)))
 
 
-@pytest.mark.parametrize(
-    "module", ["pipeline.dag.step", "pipeline.plan.planning", "rich.console", "luigi"]
-)
+@pytest.mark.parametrize("module", ["pipeline.dag.step", "luigi"])
 def test_ctrl_c_while_something_is_imported_is_no_traceback(module: str, tmp_path: Path) -> None:
     driver = start(tmp_path, module, str(tmp_path / "begun"))
     _, told = driver.communicate(timeout=300)

@@ -209,7 +209,7 @@ NO_RECORDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.attack)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.attack)])
 @pytest.mark.parametrize("data", NO_RECORDS, ids=lambda data: repr(data[:12]))
 def test_json_that_is_none_or_too_much_is_one_error_or_ignored(
     data: bytes, every: int, written: tuple[Store, Manifest]

@@ -195,7 +195,7 @@ if __name__ == "__main__":
     ("moment", "workers"),
     [
         pytest.param("0.1 2 1", "here", marks=pytest.mark.attack),
-        ("0.3 1 2", "here"),
+        pytest.param("0.3 1 2", "here", marks=pytest.mark.attack),
         ("0.3 2 3", "processes"),
         pytest.param("0.1 2 4", "here", marks=pytest.mark.attack),
         pytest.param("0.3 2 7", "here", marks=pytest.mark.attack),

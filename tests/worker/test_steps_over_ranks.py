@@ -1,11 +1,13 @@
 """Real steps over several ranks: evaluated, killed, told to leave."""
 
+import itertools
 import json
 import os
 import re
 import signal
 import threading
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from steps.evaluation.config import EvaluateConfig
 from steps.generation.config import SamplingConfig
 from steps.kinds import Model, PairTokens, ReferenceLogps
 from steps.models.ranks import together
-from steps.models.workplace import Workplace
+from steps.models.workplace import Workplace, never
 from steps.scoring.reference import read_reference, run_reference
 from steps.train_dpo import train_dpo
 from steps.train_sft import train_sft
@@ -150,9 +152,16 @@ def errors(store: Store) -> list[str]:
     return [report["error"] for report in found if report["error"]]
 
 
-def train(work: Path, model: Path, tokens: Path, config: TrainConfig, reference: Path) -> None:
+def train(
+    work: Path,
+    model: Path,
+    tokens: Path,
+    config: TrainConfig,
+    reference: Path,
+    stopping: Callable[[], bool] = never,
+) -> None:
     with together() as ranks:
-        place = Workplace(work / "model", work / "scratch", ranks=ranks)
+        place = Workplace(work / "model", work / "scratch", ranks=ranks, stopping=stopping)
         if isinstance(config, DpoConfig):
             run_dpo(model, read_rows(tokens), reference, config, place)
         else:
@@ -163,27 +172,62 @@ def train(work: Path, model: Path, tokens: Path, config: TrainConfig, reference:
             run_sft(model, records, config, place)
 
 
-@pytest.mark.slow
+def killed_in_step(number: int) -> Callable[[], bool]:
+    """What kills the second rank when a run asks for that time whether to stop."""
+    asked = itertools.count(1)
+
+    def stopping() -> bool:
+        if next(asked) == number and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    return stopping
+
+
+def train_until_killed(*arguments: Any) -> None:
+    train(*arguments, stopping=killed_in_step(8))
+
+
+DISTURBED = DpoConfig(**SETTINGS, checkpoint_every_steps=5)
+
+
+@pytest.fixture
+def reference(model: Path, tokens: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "reference"
+    place = Workplace(folder, tmp_path / "reference-scratch")
+    run_reference(model, read_rows(tokens), DISTURBED.reference(), place)
+    return folder
+
+
+def test_training_goes_on_to_the_bit_from_the_checkpoint_before_a_rank_was_killed(
+    model: Path, tokens: Path, reference: Path, tmp_path: Path
+) -> None:
+    config = replace(DISTURBED, epochs=1)
+    plain, killed = tmp_path / "plain", tmp_path / "killed"
+    assert run_ranks(train, plain, model, tokens, config, reference) == [0, 0]
+    first, second = run_ranks(train_until_killed, killed, model, tokens, config, reference)
+    assert first != 0
+    assert second == -signal.SIGKILL
+    assert [path.name for path in killed.glob("scratch/**/step-*")] == ["step-000005"]
+    assert run_ranks(train, killed, model, tokens, config, reference) == [0, 0]
+    assert folder_bytes(killed / "model") == folder_bytes(plain / "model")
+
+
+@pytest.mark.attack
 @pytest.mark.parametrize(
-    "is_told_to_leave",
-    [False, pytest.param(True, marks=pytest.mark.attack)],
-    ids=["killed", "killed and told to leave"],
+    "is_told_to_leave", [False, True], ids=["killed", "killed and told to leave"]
 )
 def test_a_step_whose_rank_is_killed_or_that_is_told_to_leave_ends_as_if_undisturbed(
     store: Store,
     console: Console,
     model: Path,
     tokens: Path,
+    reference: Path,
     tmp_path: Path,
     mark: str,
     is_told_to_leave: bool,
 ) -> None:
-    config = DpoConfig(**SETTINGS, checkpoint_every_steps=5)
-    reference = tmp_path / "reference"
-    scoring = config.reference()
-    run_reference(
-        model, read_rows(tokens), scoring, Workplace(reference, tmp_path / "reference-scratch")
-    )
+    config = DISTURBED
     assert run_ranks(train, tmp_path / "undisturbed", model, tokens, config, reference) == [0, 0]
 
     loaded = []
@@ -220,33 +264,6 @@ def test_a_step_whose_rank_is_killed_or_that_is_told_to_leave_ends_as_if_undistu
     assert all(re.search(r"left after step \d+ of 72", error) for error in left)
     assert folder_bytes(content) == folder_bytes(tmp_path / "undisturbed/model")
     assert len((content / "metrics.jsonl").read_text().splitlines()) == 72
-
-
-@pytest.mark.attack
-def test_training_on_one_device_that_is_told_to_leave_goes_on_to_the_bit(
-    store: Store, console: Console, model: Path, tokens: Path, tmp_path: Path, mark: str
-) -> None:
-    config = replace(TrainConfig(**SETTINGS), epochs=20)
-    assert run_ranks(train, tmp_path / "1", model, tokens, config, tmp_path, count=1) == [0]
-
-    def has_trained() -> bool:
-        told = Path(store.root).glob("progress/train_sft/*.json")
-        return any(json.loads(path.read_bytes())["done"] for path in told)
-
-    def tell() -> None:
-        wait_until(has_trained)
-        os.kill(processes(mark, "pipeline.worker.attempt")[0], signal.SIGTERM)
-
-    teller = threading.Thread(target=tell)
-    teller.start()
-    root = train_sft(adopt(str(tokens), PairTokens), adopt(str(model), Model), config)
-    (made,) = run([root], store, console=console, launcher=CPU_ONLY).values()
-    teller.join()
-
-    content = made.path
-    (left,) = errors(store)
-    assert re.search(r"left after step \d+ of 240, of which there is a checkpoint", left)
-    assert folder_bytes(content) == folder_bytes(tmp_path / "1/model")
 
 
 @pytest.mark.slow

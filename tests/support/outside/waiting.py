@@ -15,11 +15,13 @@ HANGS_SECONDS = 300.0
 
 
 def wait_until(condition: Callable[[], T], what: str = "", seconds: float = HANGS_SECONDS) -> T:
-    """What the condition says as soon as that is true."""
-    deadline = time.monotonic() + seconds
+    """What the condition says soon after that is true. To look may cost much, as where it looks at
+    all processes; so the longer this waits, the more rarely it looks."""
+    begun = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.02)
+        waited = time.monotonic() - begun
+        assert waited < seconds, f"in vain: {what}"
+        time.sleep(min(0.01 + waited / 20, 0.25))
     return found
 
 
