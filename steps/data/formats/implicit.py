@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, ClassVar
 
+from steps.data.formats import RecordFormat
 from steps.data.formats.preference import paired
 from steps.data.records.record_fields import found, text
 from steps.data.rows.reasons import MalformedRow
@@ -16,7 +17,7 @@ from steps.data.rows.rows import Message, PreferenceRow
 
 
 @dataclass(frozen=True)
-class ImplicitFormat:
+class ImplicitFormat(RecordFormat):
     """Names of fields, both plain texts; `system` is given to every prompt."""
 
     chosen: str = "chosen"
@@ -25,16 +26,7 @@ class ImplicitFormat:
 
     makes: ClassVar[type] = PreferenceRow
 
-    @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> None:
-        """Nothing: it has to be named."""
-
     def parse(self, record: Mapping[str, Any], row: str) -> PreferenceRow:
-        """The pair that `record` describes, labelled `row`.
-
-        Raises:
-            MalformedRow: a text is missing, or they do not begin with the same words.
-        """
         for field in (self.chosen, self.rejected):
             if found(record, field) is None:
                 reason = "no chosen" if field == self.chosen else "no rejected"

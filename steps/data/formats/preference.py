@@ -33,17 +33,17 @@ names, where it is true or 1.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from steps.data.formats import RecordFormat
 from steps.data.formats.layouts import pair_layout
 from steps.data.records.conversations import question, read_system, response_messages, with_system
 from steps.data.records.record_fields import (
+    for_template,
     found,
     score,
     show,
-    template_kwargs,
     texts_in,
-    tools,
     weight,
 )
 from steps.data.rows.reasons import MalformedRow, Reason
@@ -62,7 +62,7 @@ _WHOLE = re.compile(r"([+-]?\d{1,9})\.0{1,9}")
 
 
 @dataclass(frozen=True)
-class PreferenceFormat:
+class PreferenceFormat(RecordFormat):
     """Names of fields. `system_field` holds a system prompt; `system` is one for rows without it.
 
     A record must have `chosen` and `rejected`, and also `weight` and `better` if these are set.
@@ -89,17 +89,11 @@ class PreferenceFormat:
     makes: ClassVar[type] = PreferenceRow
 
     @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> "PreferenceFormat | None":
-        """The format with the names of fields of a known layout, if `record` looks like one."""
+    def detected(cls, record: Mapping[str, Any]) -> Self | None:
         layout = pair_layout(record)
         return None if layout is None else cls(**layout)
 
     def parse(self, record: Mapping[str, Any], row: str) -> PreferenceRow:
-        """The pair that `record` describes, labelled `row`.
-
-        Raises:
-            MalformedRow: the record is no usable pair.
-        """
         prompt, several = None, self._several_turns(record)
         if several is None and found(record, self.prompt) is not None:
             prompt = question(record, self.prompt, self.input)
@@ -127,8 +121,7 @@ class PreferenceFormat:
             names=(self.chosen, self.rejected),
             system=self.system,
             turns=self.turns,
-            tools=tools(record, self.tools),
-            template_kwargs=template_kwargs(record, self.template_kwargs),
+            **for_template(record, self),
             score_chosen=score(record, self.score_chosen),
             score_rejected=score(record, self.score_rejected),
             weight=weight(record, self.weight),

@@ -15,7 +15,7 @@ from itertools import islice, starmap
 from pathlib import Path
 from typing import Any
 
-from steps.data.formats.by_name import Format
+from steps.data.formats import RecordFormat
 from steps.data.formats.choice import FormatChoice, choose_format
 from steps.data.images.finding import ImageColumn, Pictures
 from steps.data.images.image_table import IMAGES, write_images
@@ -49,7 +49,7 @@ class Part:
     """A source of a mixture; its `name`, if it has one, prefixes the labels of its rows."""
 
     source: Source
-    format: Format
+    format: RecordFormat
     weight: float = 1.0
     name: str = ""
     images: ImageColumn | None = None
