@@ -85,7 +85,11 @@ def test_what_is_nearly_the_same_does_not_depend_on_kills(
 
     def load(name: str, stop: int | None = None) -> Path:
         part = Part(source, _format())
-        wanted = Load(PreferenceRow, Reading("rows", (part,)), near=NearDuplicates())
+        wanted = Load(
+            PreferenceRow,
+            Reading("rows", (part,)),
+            config=LoadConfig(near_duplicates=NearDuplicates()),
+        )
 
         def progress(done: int, _: Any) -> None:
             if done == stop:
