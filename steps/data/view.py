@@ -11,12 +11,16 @@ import heapq
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from steps.data.images.of_tokens import described_images
+from steps.shared.beginnings import shared_length
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,15 +137,9 @@ def _no_such_row(folder: _Folder, row: str, split: str | None) -> str:
 def _similar(labels: list[str], row: str) -> list[str]:
     """Up to three labels similar to `row`. Of very many labels, only those with the longest common
     prefix are compared."""
-
-    def shared(label: str) -> int:
-        pairs = enumerate(zip(label, row, strict=False))
-        return next((i for i, (a, b) in pairs if a != b), min(len(label), len(row)))
-
-    among = labels
     if len(labels) > _MOST_COMPARED:
-        among = heapq.nlargest(_MOST_COMPARED, labels, key=shared)
-    return difflib.get_close_matches(row, among, n=3, cutoff=0.5)
+        labels = heapq.nlargest(_MOST_COMPARED, labels, partial(shared_length, row))
+    return difflib.get_close_matches(row, labels, n=3, cutoff=0.5)
 
 
 # --- printing ------------------------------------------------------------------------------------
@@ -190,14 +188,12 @@ def _facts(record: Mapping[str, Any]) -> str:
 
 def _images(folder: _Folder, split: str, record: Mapping[str, Any]) -> list[str]:
     """The images of a record's prompt, and where among its tokens their placeholders lie."""
-    extras = (message["extra"] for message in record.get("prompt") or ())
-    images = [image for extra in extras if extra for image in json.loads(extra).get("images", ())]
-    if not images:
-        return []
     lines = [
         f"image {number}: {image['width']} x {image['height']} pixels, sha256 {image['sha256']}"
-        for number, image in enumerate(images, start=1)
+        for number, image in enumerate(described_images(record), start=1)
     ]
+    if not lines:
+        return []
     for name in (f"{split}/images/placeholder.json", "images/placeholder.json"):
         if folder.fs.isfile(f"{folder.path}/{name}"):
             with folder.open(name) as opened:

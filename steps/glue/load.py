@@ -150,8 +150,8 @@ def _empty(split: str, load: Load) -> str:
     if load.test is None:
         return (
             f"no row is left for {split} when test_fraction={load.config.test_fraction} of the "
-            "prompts is held out; change data.test_fraction, add rows, or name a file with data.test_path "
-            "(in Python LoadConfig(test_fraction=…) and test=File(…))"
+            "prompts is held out; change data.test_fraction, add rows, or name a file with "
+            "data.test_path (in Python LoadConfig(test_fraction=…) and test=File(…))"
         )
     return f"every row of {split} equals one of train; name other rows, or deduplicate=false"
 

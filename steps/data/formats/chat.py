@@ -19,14 +19,7 @@ from steps.data.records.conversations import (
     with_system,
 )
 from steps.data.records.one_message import listed_calls
-from steps.data.records.record_fields import (
-    are_texts,
-    for_template,
-    found,
-    is_list,
-    show,
-    text,
-)
+from steps.data.records.record_fields import are_texts, for_template, found, is_list, show, text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, Messages
 from steps.data.rows.turn_order import ordered
@@ -99,11 +92,7 @@ class ChatFormat(RecordFormat):
         if told and system is not None:
             system = system.removeprefix("SYSTEM:").strip()
         turns = ordered(with_system(listed, system), self.messages, self.turns)
-        return ConversationRow(
-            row,
-            with_system(turns, self.system),
-            **for_template(record, self),
-        )
+        return ConversationRow(row, with_system(turns, self.system), **for_template(record, self))
 
 
 @dataclass(frozen=True)
@@ -153,11 +142,7 @@ class CompletionFormat(RecordFormat):
         turns = (*before, *prompt, *self._answer(record))
         turns = with_system(turns, read_system(record, self.system_field))
         turns = ordered(turns, f"{self.prompt} + {self.completion}", self.turns)
-        return ConversationRow(
-            row,
-            with_system(turns, self.system),
-            **for_template(record, self),
-        )
+        return ConversationRow(row, with_system(turns, self.system), **for_template(record, self))
 
     def _answer(self, record: Mapping[str, Any]) -> Messages:
         value = found(record, self.completion)

@@ -6,7 +6,6 @@ automatically, because two texts may begin alike by chance.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, ClassVar
 
 from steps.data.formats import RecordFormat
@@ -14,6 +13,7 @@ from steps.data.formats.preference import paired
 from steps.data.records.record_fields import found, text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, PreferenceRow
+from steps.shared.beginnings import shared_length
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class ImplicitFormat(RecordFormat):
                 reason = "no chosen" if field == self.chosen else "no rejected"
                 raise MalformedRow(reason, f"{field} is missing")
         chosen, rejected = (text(found(record, f), f) for f in (self.chosen, self.rejected))
-        alike = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
-        shared = "".join(character for character, _ in alike)
+        shared = chosen[: shared_length(chosen, rejected)]
         words = max((at for at, character in enumerate(shared) if character.isspace()), default=0)
         prompt = shared[:words].rstrip()
         if not prompt:

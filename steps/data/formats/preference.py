@@ -39,6 +39,7 @@ from steps.data.formats import RecordFormat
 from steps.data.formats.layouts import pair_layout
 from steps.data.records.conversations import question, read_system, response_messages, with_system
 from steps.data.records.record_fields import (
+    are_texts,
     for_template,
     found,
     score,
@@ -49,6 +50,7 @@ from steps.data.records.record_fields import (
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Messages, PreferenceRow
 from steps.data.rows.turn_order import check_question, ordered
+from steps.shared.beginnings import shared_length
 
 BY_SCORE = "scores"
 _FIRST = re.compile(r"(?:model|response|answer|side|output)?[ _]?(?:a|first)")
@@ -99,9 +101,10 @@ class PreferenceFormat(RecordFormat):
             prompt = question(record, self.prompt, self.input)
         record = several or record
         own_system = read_system(record, self.system_field)
+        missing: dict[str, Reason] = {self.chosen: "no chosen", self.rejected: "no rejected"}
         given = {
-            field: response_messages(found(record, field), field, missing)
-            for field, missing in self._sides
+            field: response_messages(found(record, field), field, reason)
+            for field, reason in missing.items()
         }
         if prompt is None:
             texts = [isinstance(found(record, field), str) for field in given]
@@ -148,10 +151,6 @@ class PreferenceFormat(RecordFormat):
         }
         return {**record, **whole}
 
-    @property
-    def _sides(self) -> tuple[tuple[str, Reason], tuple[str, Reason]]:
-        return (self.chosen, "no chosen"), (self.rejected, "no rejected")
-
     def _is_told_again(self, record: Mapping[str, Any], given: Mapping[str, Messages]) -> bool:
         """Whether both sides are whole conversations and the prompt, a single text, repeats a user
         message that they share (as in Capybara)."""
@@ -159,7 +158,7 @@ class PreferenceFormat(RecordFormat):
         chosen, rejected = given.values()
         if not isinstance(said, str) or "assistant" in (chosen[0]["role"], rejected[0]["role"]):
             return False
-        shared = chosen[: _shared_messages(chosen, rejected)]
+        shared = chosen[: shared_length(chosen, rejected)]
         asked = [m["content"].strip() for m in shared if m["role"] == "user"]
         return any(text and (text in said or said.strip() in text) for text in asked)
 
@@ -218,15 +217,9 @@ class PreferenceFormat(RecordFormat):
 
     def _names(self, record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         """What else a verdict may call a side: its column, and the model that wrote it."""
-        for names in ((self.chosen, self.rejected), *_models(record)):
+        models = [[record.get(column) for column in columns] for columns in _MODELS]
+        for names in ((self.chosen, self.rejected), *filter(are_texts, models)):
             yield from zip(names, (1.0, -1.0), strict=True)
-
-
-def _models(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for columns in _MODELS:
-        first, second = map(record.get, columns)
-        if isinstance(first, str) and isinstance(second, str):
-            yield first, second
 
 
 def _spelled(value: Any) -> str:
@@ -264,7 +257,7 @@ def paired(
     chosen, rejected = ordered(chosen, names[0], turns), ordered(rejected, names[1], turns)
     if chosen == rejected:
         raise MalformedRow("identical responses", "chosen and rejected hold the same text")
-    shared = _shared_messages(chosen, rejected)
+    shared = shared_length(chosen, rejected)
     parted = (*chosen[shared : shared + 1], *rejected[shared : shared + 1])
     if [message["role"] for message in parted] != ["assistant", "assistant"]:
         raise MalformedRow(
@@ -287,11 +280,6 @@ def _swapped(pair: PreferenceRow) -> PreferenceRow:
         score_chosen=pair.score_rejected,
         score_rejected=pair.score_chosen,
     )
-
-
-def _shared_messages(one: Messages, other: Messages) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _after(prompt: Messages, given: Messages, field: str, prompt_field: str) -> Messages:

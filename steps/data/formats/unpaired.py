@@ -14,14 +14,7 @@ from steps.data.records.conversations import (
     unpacked,
     with_system,
 )
-from steps.data.records.record_fields import (
-    for_template,
-    found,
-    is_list,
-    score,
-    show,
-    weight,
-)
+from steps.data.records.record_fields import for_template, found, is_list, score, show, weight
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import UnpairedRow
 from steps.data.rows.turn_order import check_conversation, merged

@@ -20,7 +20,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from steps.data.tokens.rendering import Span
+from steps.data.tokens.rendering import Span, any_of, load_bare_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -52,7 +52,7 @@ class Encoder:
 
     @cached_property
     def anchor_pattern(self) -> re.Pattern[str]:
-        return re.compile(_any_of(self.anchors))
+        return re.compile(any_of(self.anchors))
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text."""
@@ -131,7 +131,7 @@ def encoder(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
         and not (token.normalized or token.lstrip or token.rstrip or token.single_word)
     }
     unknown = tokenizer.unk_token_id
-    greedy = _any_of(str(t) for t in tokenizer.added_tokens_decoder.values() if t.rstrip)
+    greedy = any_of(str(t) for t in tokenizer.added_tokens_decoder.values() if t.rstrip)
     return Encoder(
         core,
         anchors,
@@ -241,15 +241,8 @@ def _described(part: Any) -> list[dict[str, Any]]:
     return described.get("pretokenizers", described.get("normalizers", [described]))
 
 
-def _any_of(texts: Iterable[str]) -> str:
-    longest_first = sorted(texts, key=lambda text: (-len(text), text))
-    return "|".join(map(re.escape, longest_first)) or r"(?!)"
-
-
 def save_tokenizer(folder: Path, path: Path) -> None:
     """Write the tokenizer of a folder as one file, with which ids can be decoded."""
-    from steps.data.tokens.rendering import load_bare_tokenizer
-
     path.parent.mkdir(parents=True, exist_ok=True)
     encoder(load_bare_tokenizer(folder)).core.save(str(path), pretty=False)
 
