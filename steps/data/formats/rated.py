@@ -50,18 +50,8 @@ class RatedFormat(RecordFormat):
                 "one completion",
                 f"the rows beside it have another {self.prompt}; sort the rows by {self.prompt}",
             )
-        ranked = RankedFormat(
-            prompt=self.prompt,
-            completions=_RECORDS,
-            text=self.completion,
-            score=self.score,
-            tools=self.tools,
-            template_kwargs=self.template_kwargs,
-            system_field=self.system_field,
-            system=self.system,
-            turns=self.turns,
-            pairs=self.pairs,
-        )
+        shared = {name: value for name, value in vars(self).items() if name != "completion"}
+        ranked = RankedFormat(completions=_RECORDS, text=self.completion, **shared)
         return ranked.parse(record, row)
 
 

@@ -25,18 +25,21 @@ Node = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class TreeFormat(RecordFormat):
-    """The best conversation of the tree in the field `tree`."""
-
+class _OfTrees(RecordFormat):
     tree: str = "prompt"
     system: str | None = None
     turns: str = "alternating"
 
-    makes: ClassVar[type] = ConversationRow
-
     @classmethod
     def detected(cls, record: Mapping[str, Any]) -> Self | None:
         return cls() if _is_node(record.get("prompt")) else None
+
+
+@dataclass(frozen=True)
+class TreeFormat(_OfTrees):
+    """The best conversation of the tree in the field `tree`."""
+
+    makes: ClassVar[type] = ConversationRow
 
     def parse(self, record: Mapping[str, Any], row: str) -> ConversationRow:
         path, node = [], _root(record, self.tree)
@@ -53,19 +56,12 @@ class TreeFormat(RecordFormat):
 
 
 @dataclass(frozen=True)
-class TreePairsFormat(RecordFormat):
+class TreePairsFormat(_OfTrees):
     """Pairs of the assistant's replies in the tree in the field `tree`."""
 
-    tree: str = "prompt"
-    system: str | None = None
-    turns: str = "alternating"
     pairs: str = PAIRS[0]
 
     makes: ClassVar[type] = PreferenceRow
-
-    @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> Self | None:
-        return cls() if _is_node(record.get("prompt")) else None
 
     def parse(self, record: Mapping[str, Any], row: str) -> list[PreferenceRow]:
         rows: list[PreferenceRow] = []

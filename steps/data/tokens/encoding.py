@@ -167,18 +167,18 @@ def _word(added: Iterable[str], *, by_kind: bool) -> re.Pattern[str]:
 
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False}
-_SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA = _ENDING + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
-_QWEN = _LLAMA.replace("{1,3}", "")
+LLAMA = _ENDING + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
+QWEN = LLAMA.replace("{1,3}", "")
 _GPT_OSS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     rf"{_ENDING}?|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+"
     rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_ENDING}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*"
     + _SPACES
 )
-_PATTERNS = {_LLAMA, _QWEN, _GPT_OSS}
+_PATTERNS = {LLAMA, QWEN, _GPT_OSS}
 """Patterns of which every alternative has a space at its start or among white space alone, and
 nothing of `_PUNCTUATION` after a letter, and none looks back: so a match ends before each space
 that follows another character, and between such a letter and what follows, and begins there."""
@@ -229,7 +229,7 @@ def _splits_into_words(core: "Tokenizer") -> bool:
     if last["use_regex"]:
         return all(part["type"] == "Digits" for part in before)
     return len(before) == 1 and any(
-        before[0] == _SPLIT | {"pattern": {"Regex": p}} for p in _PATTERNS
+        before[0] == SPLIT | {"pattern": {"Regex": p}} for p in _PATTERNS
     )
 
 
