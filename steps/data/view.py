@@ -16,7 +16,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import fsspec
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from steps.data.images.of_tokens import described_images
@@ -100,15 +99,12 @@ def _labelled(folder: _Folder, name: str, row: str) -> list[dict[str, Any]]:
     with folder.open(name) as opened:
         file = pq.ParquetFile(opened)
         for group in range(file.num_row_groups):
-            labels = _column(file.read_row_group(group, columns=["row"], use_threads=False), "row")
+            table = file.read_row_group(group, columns=["row"], use_threads=False)
+            labels = table["row"].to_pylist()
             hits = [i for i, label in enumerate(labels) if label == row or label.startswith(piece)]
             if hits:
                 found += file.read_row_group(group, use_threads=False).take(hits).to_pylist()
     return found
-
-
-def _column(table: pa.Table, name: str) -> list[str]:
-    return table[name].to_pylist()
 
 
 def _tokenizer(folder: _Folder) -> "Tokenizer":
@@ -121,10 +117,10 @@ def _tokenizer(folder: _Folder) -> "Tokenizer":
 def _no_such_row(folder: _Folder, row: str, split: str | None) -> str:
     with folder.open("ledger.parquet") as opened:
         table = pq.ParquetFile(opened).read(columns=["row", "split"], use_threads=False)
-    places = _column(table, "split")
+    places = table["split"].to_pylist()
     if split is not None and split not in places:
         return f"there is no split {split!r}; there is {', '.join(sorted(set(places)))}"
-    labelled = zip(_column(table, "row"), places, strict=True)
+    labelled = zip(table["row"].to_pylist(), places, strict=True)
     labels = [label for label, place in labelled if split in (None, place)]
     similar = _similar(labels, row)
     known = f"similar are {', '.join(similar)}" if similar else f"the first is {labels[0]}"

@@ -25,35 +25,29 @@ def undecided(
         seen: the first records.
     """
     names = sorted({str(key) for record in seen for key in record})[:30]
-    what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
     told = [n for n in names if seen and all(_is_told(record.get(n)) for record in seen)]
     suggested = _suggested(wanted, told if "chat" in wanted and told else names, seen)
     pairs = "preference" in wanted
     if not found and seen and all(map(_judges_steps, seen)):
         return f"{where}: {_STEPS_JUDGED}"
-    hint = _hint(names, seen) if pairs else _tree_hint(names)
-    if hint:
-        return (
-            f"{where}: cannot tell the format of its rows (their fields: {', '.join(names)}){hint}"
-        )
+    cannot = f"{where}: cannot tell the format of its rows"
+    listed = f"their fields: {', '.join(names) or 'none'}"
+    if hint := _hint(names, seen) if pairs else _tree_hint(names):
+        return f"{cannot} ({listed}){hint}"
     if (pairs or "unpaired" in wanted) and not found and (rated := _rated(seen)):
-        what = "each of its rows holds one response with a verdict"
         how = "read them with load_unpaired (temper run kto) and " if pairs else "name them: "
-        return f"{where}: {what}; {how}{rated}"
+        return f"{where}: each of its rows holds one response with a verdict; {how}{rated}"
     if not found and (not suggested or _UNCLEAR in suggested) and (others := _made_by(seen)):
         return f"{where}: no format fits its rows as they are read here, but they are {others}"
     if not suggested:
-        return (
-            f"{where}: cannot tell the format of its rows (their fields: "
-            f"{', '.join(names) or 'none'}), and no settings by their names read them; {_ANEW}"
-        )
+        return f"{cannot} ({listed}), and no settings by their names read them; {_ANEW}"
+    what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
+    unclear = "NAME stands for a column of yours; if no column holds it"
     return (
-        f"{where}: cannot tell the format of its rows ({what}; their fields: "
-        f"{', '.join(names) or 'none'}); name it, and the fields whose names differ from its own: "
+        f"{cannot} ({what}; {listed}); name it, and the fields whose names differ from its own: "
         f"{suggested} (formats: {', '.join(wanted)})"
-        + (f"; NAME stands for a column of yours; if no column holds it, {_ANEW}"
-           if _UNCLEAR in suggested else "")
-    )  # fmt: skip
+        + (f"; {unclear}, {_ANEW}" if _UNCLEAR in suggested else "")
+    )
 
 
 _ANEW = (

@@ -71,13 +71,9 @@ class Rendered:
     closes: bool = True
 
 
-def assistant_turns(messages: Sequence[Message], start: int = 0) -> list[int]:
-    """The positions from `start` on of messages that an assistant wrote."""
-    return [
-        index
-        for index, message in enumerate(messages)
-        if index >= start and message["role"] == "assistant"
-    ]
+def assistant_turns(messages: Sequence[Message]) -> list[int]:
+    """The positions of messages that an assistant wrote."""
+    return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
 
 
 @dataclass(frozen=True)
