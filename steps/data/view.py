@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pyarrow.parquet as pq
 
-from steps.data.images.of_tokens import described_images
 from steps.shared.beginnings import shared_length
 
 if TYPE_CHECKING:
@@ -184,9 +183,11 @@ def _facts(record: Mapping[str, Any]) -> str:
 
 def _images(folder: _Folder, split: str, record: Mapping[str, Any]) -> list[str]:
     """The images of a record's prompt, and where among its tokens their placeholders lie."""
+    extras = (message["extra"] for message in record.get("prompt") or ())
+    images = [image for extra in extras if extra for image in json.loads(extra).get("images", ())]
     lines = [
         f"image {number}: {image['width']} x {image['height']} pixels, sha256 {image['sha256']}"
-        for number, image in enumerate(described_images(record), start=1)
+        for number, image in enumerate(images, start=1)
     ]
     if not lines:
         return []
