@@ -13,11 +13,7 @@ from places import SHARED_ROWS
 from steps.data.formats import RecordFormat
 from steps.data.formats.by_name import FORMATS
 from steps.data.formats.chat import ChatFormat, CompletionFormat
-from steps.data.formats.choice import (
-    FormatChoice,
-    choose_format,
-    format_name,
-)
+from steps.data.formats.choice import FormatChoice, choose_format, format_name
 from steps.data.formats.hh_rlhf import HHFormat
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.prompt import PromptFormat
