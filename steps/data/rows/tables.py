@@ -126,11 +126,7 @@ def messages_to_column(messages: Iterable[Message]) -> list[dict[str, str | None
         {
             "role": message["role"],
             "content": message["content"],
-            "extra": None
-            if len(message) == 2
-            else _to_json(
-                {key: value for key, value in message.items() if key not in ("role", "content")}
-            ),
+            "extra": _extra(message) if len(message) > 2 else None,
         }
         for message in messages
     ]
@@ -151,6 +147,10 @@ def _message(turn: Mapping[str, Any]) -> Message:
 def _to_json(value: Any) -> str:
     """JSON text; keys in their own order."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _extra(message: Message) -> str:
+    return _to_json({k: value for k, value in message.items() if k not in ("role", "content")})
 
 
 def _to_column(name: str, value: Any) -> Any:
