@@ -116,7 +116,7 @@ def _scope(row: Row) -> bytes:
 
 def _runs(row: Row, words: int) -> Iterator[bytes]:
     """The runs of words of a row; if a text has fewer words than a run, all of them are one run."""
-    for part, text in named_texts(row):
-        found = words_of(text)
-        for start in range(max(1, len(found) - words + 1) if found else 0):
-            yield "\0".join([part, *found[start : start + words]]).encode()
+    for part, texts in named_texts(row):
+        for found in map(words_of, texts):
+            for start in range(max(1, len(found) - words + 1) if found else 0):
+                yield "\0".join([part, *found[start : start + words]]).encode()

@@ -48,18 +48,19 @@ def normal_text(text: str) -> str:
 
 def texts_of(row: Row) -> Iterator[str]:
     """The text of every message of `row`, or its text, in order; system prompts are left out."""
-    return (text for _, text in named_texts(row))
+    for _, texts in named_texts(row):
+        yield from texts
 
 
-def named_texts(row: Row) -> Iterator[tuple[str, str]]:
-    """The texts of `row`, each with the name of the part that it is in."""
+def named_texts(row: Row) -> Iterator[tuple[str, list[str]]]:
+    """The names of the parts of `row`, each with its texts."""
     if isinstance(row, TextRow):
-        yield "text", row.text
+        yield "text", [row.text]
         return
     for name in _names(type(row)):
         value = getattr(row, name)
         if isinstance(value, tuple):
-            yield from [(name, m["content"]) for m in value if m["role"] != "system"]
+            yield name, [m["content"] for m in value if m["role"] != "system"]
 
 
 @cache

@@ -215,7 +215,7 @@ def response_messages(value: Any, field: str, missing: Reason) -> Messages:
                 "content not a string",
                 f"{field} holds {len(value)} texts; if they are answers, name one: {field}.0",
             )
-        return (Message(role="assistant", content=_one_turn(value[0], f"{field}[0]")),)
+        return ({"role": "assistant", "content": _one_turn(value[0], f"{field}[0]")},)
     return _turns(value, field, "assistant", missing, "empty conversation")
 
 
@@ -227,7 +227,7 @@ def _turns(value: Any, field: str, role: str, missing: Reason, empty: Reason) ->
     if is_message(value):
         return messages([value], field)
     if not is_list(value):
-        return (Message(role=role, content=_one_turn(value, field)),)
+        return ({"role": role, "content": _one_turn(value, field)},)
     if not value:
         raise MalformedRow(empty, f"{field} is an empty list")
     return messages(value, field)
