@@ -1,6 +1,7 @@
 """``evaluate``: measure a model on held-out pairs, by its logps and by its answers."""
 
 import json
+from dataclasses import asdict
 
 from pipeline import Metrics, Output, step
 from steps.data.images.of_tokens import rows_with_images
@@ -60,8 +61,7 @@ def evaluate(
     metrics = preference_metrics(records, out.path, reference, loss)
     if baseline is not None and loss is not None:
         margins = reward_margins(records, out.path, reference, loss)
-        bins = [one.to_json() for one in reliability(margins)]
-        write_json_lines(out.path / "calibration.jsonl", bins)
+        write_json_lines(out.path / "calibration.jsonl", map(asdict, reliability(margins)))
     answers = held_out.judge(answers, config.checks)
     write_json_lines(out.path / "answers.jsonl", answers)
     if baseline is not None and answers:

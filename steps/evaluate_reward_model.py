@@ -49,8 +49,8 @@ def evaluate_reward_model(
 
     records = _records(pairs, "pair_id", "pairs")
     metrics: Metrics = pair_metrics(records)
-    bins = [one.to_json() for one in reliability(pair_margins(records))]
-    write_json_lines(out.path / "calibration.jsonl", bins)
+    bins = reliability(pair_margins(records))
+    write_json_lines(out.path / "calibration.jsonl", map(asdict, bins))
     if completions is not None:
         prompts = [Sampled.of(r) for r in _records(completions, "completions", "completions")]
         try:

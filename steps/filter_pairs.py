@@ -1,17 +1,12 @@
 """``filter_pairs``: keep preference pairs of sufficient score margin and of suitable lengths."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
-from pipeline import Metrics, Output, TemperError, step
-from steps.data.images.image_table import copy_images
+from pipeline import Metrics, Output, step
 from steps.data.load.language import Languages
-from steps.data.rows.ledger import Entry, Tally
-from steps.data.rows.parquet import iter_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Messages, PreferenceRow
-from steps.data.rows.tables import LEDGER, PAIRS, from_record
 from steps.kinds import Preferences
 
 
@@ -48,44 +43,12 @@ def filter_pairs(out: Output, pairs: Preferences, config: FilterConfig = FilterC
     Raises:
         TemperError: a split has no pairs left.
     """
-    tally, kept = Tally(), dict[str, int]()
-    for path in sorted(pairs.path.glob("*/pairs-*.parquet")):
-        split, name = path.parent.name, f"{path.parent.name}/{path.name}"
-        records, entries = iter_rows(path), list[Entry]()
-        if split in config.splits:
-            records = _filtered(records, config, split, name, entries)
-        kept[split] = kept.get(split, 0) + write_rows(out.path / name, PAIRS, records)
-        write_rows(out.scratch / name, LEDGER, map(vars, entries))
-        for entry in entries:
-            tally.add(entry)
-    if missing := [split for split in config.splits if not kept.get(split)]:
-        raise TemperError(f"nothing is left of {', '.join(missing)}: {tally.metrics()}")
-    for split in kept:
-        copy_images(pairs.path / split, out.path / split)
-    lines = (line for path in sorted(out.scratch.glob("*/*.parquet")) for line in iter_rows(path))
-    write_rows(out.path / "ledger.parquet", LEDGER, lines)
-    return {**kept, **tally.metrics()}
+    from steps.glue.kept_pairs import keep_pairs
+
+    return keep_pairs(out, pairs, config.splits, partial(_check, config))
 
 
-def _filtered(
-    records: Iterator[dict[str, Any]],
-    config: FilterConfig,
-    split: str,
-    source: str,
-    entries: list[Entry],
-) -> Iterator[dict[str, Any]]:
-    for record in records:
-        row = from_record(PreferenceRow, record)
-        try:
-            _check(row, config)
-        except MalformedRow as problem:
-            entries.append(Entry.dropped(split, source, row.row, problem))
-            continue
-        entries.append(Entry(split, source, row.row, "kept"))
-        yield record
-
-
-def _check(row: PreferenceRow, config: FilterConfig) -> None:
+def _check(config: FilterConfig, row: PreferenceRow) -> None:
     """Raises why a pair does not stay."""
     if config.languages is not None:
         config.languages.check(row)

@@ -9,10 +9,7 @@ from steps.kinds import Judged, Rollouts
 
 @step(makes=Judged)
 def judge(
-    out: Output,
-    rollouts: Rollouts,
-    checker: Checker = Boxed(),
-    config: JudgeConfig = JudgeConfig(),
+    out: Output, rollouts: Rollouts, checker: Checker = Boxed(), config: JudgeConfig = JudgeConfig()
 ) -> Metrics:
     """Write the rollouts with the checker's ``verdict`` (right, wrong or none), its ``reason``, and
     a reward under the checker's name: 1 for right, 0 for wrong, none without a verdict.

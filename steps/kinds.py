@@ -31,7 +31,6 @@ class TokenizedPreferences(Tokens):
     """:class:`PairTokens` for every split."""
 
     views = "steps.views:tokens"
-
     parts = PairTokens
 
 
@@ -45,7 +44,6 @@ class ConversationSplits(Artifact):
     """:class:`Conversations` for every split, and ``ledger.parquet``."""
 
     views = "steps.views:rows"
-
     parts = Conversations
 
 
@@ -107,7 +105,6 @@ class PromptSplits(Artifact):
     """:class:`Prompts` for every split, and ``ledger.parquet``."""
 
     views = "steps.views:rows"
-
     parts = Prompts
 
 
@@ -143,7 +140,6 @@ class OnlineTraining(Artifact):
     """A policy trained on rollouts, and its state; ``metrics.jsonl`` has one line per iteration."""
 
     views = "steps.views:online"
-
     parts = {"model": Model, "state": OnlineState}  # noqa: RUF012
 
 

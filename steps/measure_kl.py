@@ -9,11 +9,7 @@ from steps.kinds import Divergence, Model, PairTokens
 
 @step(makes=Divergence)
 def measure_kl(
-    out: Output,
-    tokens: PairTokens,
-    model: Model,
-    reference: Model,
-    config: KlConfig = KlConfig(),
+    out: Output, tokens: PairTokens, model: Model, reference: Model, config: KlConfig = KlConfig()
 ) -> Metrics:
     """Write ``kl.jsonl``: the sampled responses with their logps under both models. Return
     KL(model‖reference) per response and per token, in nats, with 95 % intervals.

@@ -23,9 +23,4 @@ def reference_logprobs(
     from steps.scoring.reference import run_reference
 
     with at_work(out) as place:
-        return run_reference(
-            model.path,
-            rows_with_images(tokens.path),
-            config,
-            place,
-        )
+        return run_reference(model.path, rows_with_images(tokens.path), config, place)

@@ -172,11 +172,11 @@ class PartData:
     def part(self, name: str) -> MixturePart:
         if bool(self.path) == bool(self.hub):
             raise TemperError(f"data.mixture.{name}: set either path or hub")
-        source = data_at(self.path) if self.path else self._hub()
+        if self.path:
+            source = data_at(self.path)
+        else:
+            source = HubDataset(str(self.hub), self.revision or "", self.split)
         return MixturePart(name, source, self.weight, self.choice(), self.repeat)
-
-    def _hub(self) -> HubDataset:
-        return HubDataset(str(self.hub), self.revision or "", self.split)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,7 @@ from steps.kinds import Model, Preferences, TokenizedPreferences
 
 @step(makes=TokenizedPreferences, estimate="steps.prices.of_rows:TOKENIZED_PAIRS")
 def tokenize_preferences(
-    out: Output,
-    pairs: Preferences,
-    tokenizer: Model,
-    config: TokenizeConfig = TokenizeConfig(),
+    out: Output, pairs: Preferences, tokenizer: Model, config: TokenizeConfig = TokenizeConfig()
 ) -> Metrics:
     """Write ``SPLIT/tokens-00000.parquet`` and so on for every split of ``pairs``, the outcome of
     each row in ``ledger.parquet``, and a ``summary.md`` of lengths.

@@ -84,11 +84,7 @@ _PREDICTED = "predicted probability of being right"
 
 def open_model(folder: Path) -> tuple[Any, Any]:
     """The model of a Hugging Face folder, in the dtype of its weights file, and its tokenizer."""
-    from transformers import (
-        AutoConfig,
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-    )
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     from steps.models.folders import language_model_of
 
@@ -258,14 +254,7 @@ def _over_iterations(made: Made) -> list[Text]:
         of_rows.setdefault(record["row"], []).append(record)
     often = sorted(of_rows.values(), key=len, reverse=True)[:MOST_PROMPTS_OVER_ITERATIONS]
     return [
-        Text(
-            record["row"],
-            decode(record["prompt_ids"]),
-            _by_speaker(record, decode),
-            ", ".join(_remarks(record)),
-            {"judged right": record["verdict"] == "right"} if record["verdict"] else {},
-            f"iteration {record['iteration'] + 1}",
-        )
+        _completion(record, decode, f"iteration {record['iteration'] + 1}")
         for records in often
         for record in _spread(records, MOST_ITERATIONS_OF_A_PROMPT)
     ]
@@ -281,16 +270,20 @@ def _episodes(made: Made) -> list[Text]:
     records = list(islice(_drawn(made, ""), MOST_TEXTS))
     if all(all(record["scored"]) for record in records):
         return []
-    return [
-        Text(
-            record["row"],
-            decode(record["prompt_ids"]),
-            _by_speaker(record, decode),
-            ", ".join(_remarks(record)),
-            {"judged right": record["verdict"] == "right"} if record["verdict"] else {},
-        )
-        for record in records
-    ]
+    return [_completion(record, decode) for record in records]
+
+
+def _completion(
+    record: Mapping[str, Any], decode: Callable[[list[int]], str], by: str = ""
+) -> Text:
+    return Text(
+        record["row"],
+        decode(record["prompt_ids"]),
+        _by_speaker(record, decode),
+        ", ".join(_remarks(record)),
+        {"judged right": record["verdict"] == "right"} if record["verdict"] else {},
+        by,
+    )
 
 
 def _by_speaker(record: Mapping[str, Any], decode: Callable[[list[int]], str]) -> str:

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from numbers import Real
 from pathlib import Path
-from types import TracebackType
 
 from steps.checking.kept_verdicts import KeptVerdicts, content_of
 from steps.checking.verdicts import Answered, Checker, Judgement, Verdict, no_verdict
@@ -168,12 +167,7 @@ class Judges:
     def __enter__(self) -> "Judges":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -11,12 +11,14 @@ import heapq
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import fsspec
-import pyarrow as pa
 import pyarrow.parquet as pq
+
+from steps.shared.beginnings import shared_length
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,15 +98,12 @@ def _labelled(folder: _Folder, name: str, row: str) -> list[dict[str, Any]]:
     with folder.open(name) as opened:
         file = pq.ParquetFile(opened)
         for group in range(file.num_row_groups):
-            labels = _column(file.read_row_group(group, columns=["row"], use_threads=False), "row")
+            table = file.read_row_group(group, columns=["row"], use_threads=False)
+            labels = table["row"].to_pylist()
             hits = [i for i, label in enumerate(labels) if label == row or label.startswith(piece)]
             if hits:
                 found += file.read_row_group(group, use_threads=False).take(hits).to_pylist()
     return found
-
-
-def _column(table: pa.Table, name: str) -> list[str]:
-    return table[name].to_pylist()
 
 
 def _tokenizer(folder: _Folder) -> "Tokenizer":
@@ -117,10 +116,10 @@ def _tokenizer(folder: _Folder) -> "Tokenizer":
 def _no_such_row(folder: _Folder, row: str, split: str | None) -> str:
     with folder.open("ledger.parquet") as opened:
         table = pq.ParquetFile(opened).read(columns=["row", "split"], use_threads=False)
-    places = _column(table, "split")
+    places = table["split"].to_pylist()
     if split is not None and split not in places:
         return f"there is no split {split!r}; there is {', '.join(sorted(set(places)))}"
-    labelled = zip(_column(table, "row"), places, strict=True)
+    labelled = zip(table["row"].to_pylist(), places, strict=True)
     labels = [label for label, place in labelled if split in (None, place)]
     similar = _similar(labels, row)
     known = f"similar are {', '.join(similar)}" if similar else f"the first is {labels[0]}"
@@ -133,15 +132,9 @@ def _no_such_row(folder: _Folder, row: str, split: str | None) -> str:
 def _similar(labels: list[str], row: str) -> list[str]:
     """Up to three labels similar to `row`. Of very many labels, only those with the longest common
     prefix are compared."""
-
-    def shared(label: str) -> int:
-        pairs = enumerate(zip(label, row, strict=False))
-        return next((i for i, (a, b) in pairs if a != b), min(len(label), len(row)))
-
-    among = labels
     if len(labels) > _MOST_COMPARED:
-        among = heapq.nlargest(_MOST_COMPARED, labels, key=shared)
-    return difflib.get_close_matches(row, among, n=3, cutoff=0.5)
+        labels = heapq.nlargest(_MOST_COMPARED, labels, partial(shared_length, row))
+    return difflib.get_close_matches(row, labels, n=3, cutoff=0.5)
 
 
 # --- printing ------------------------------------------------------------------------------------
@@ -192,12 +185,12 @@ def _images(folder: _Folder, split: str, record: Mapping[str, Any]) -> list[str]
     """The images of a record's prompt, and where among its tokens their placeholders lie."""
     extras = (message["extra"] for message in record.get("prompt") or ())
     images = [image for extra in extras if extra for image in json.loads(extra).get("images", ())]
-    if not images:
-        return []
     lines = [
         f"image {number}: {image['width']} x {image['height']} pixels, sha256 {image['sha256']}"
         for number, image in enumerate(images, start=1)
     ]
+    if not lines:
+        return []
     for name in (f"{split}/images/placeholder.json", "images/placeholder.json"):
         if folder.fs.isfile(f"{folder.path}/{name}"):
             with folder.open(name) as opened:

@@ -14,7 +14,7 @@ from steps.data.rows.tables import from_record
 from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.evaluation.intervals import Interval, proportion
-from steps.evaluation.matches import compile_checks, count_matches
+from steps.evaluation.matches import compile_checks
 from steps.evaluation.paired import paired_shares
 from steps.generation.config import SamplingConfig
 from steps.generation.sampling import decoded, sample
@@ -94,12 +94,11 @@ def _prompt_ids(
 
 def judge(answers: Sequence[Answer], checks: Mapping[str, str]) -> list[Answer]:
     """Add ``checks`` to each answer: for each named regular expression, whether it is found."""
-    patterns = compile_checks(checks)
-
-    def passed(answer: Answer) -> dict[str, bool]:
-        return {n: pattern.search(answer["answer"]) is not None for n, pattern in patterns.items()}
-
-    return [{**answer, "checks": passed(answer)} for answer in answers]
+    passed = _passed(answers, checks)
+    return [
+        {**answer, "checks": {name: marks[index] for name, marks in passed.items()}}
+        for index, answer in enumerate(answers)
+    ]
 
 
 def check_answers(
@@ -108,8 +107,10 @@ def check_answers(
     """The share of answers that contain each named regular expression; the number of answers."""
     if not answers:
         return {}
-    counts = count_matches(checks, [answer["answer"] for answer in answers])
-    shares = {f"answers/{name}": proportion(count, len(answers)) for name, count in counts.items()}
+    shares = {
+        f"answers/{name}": proportion(sum(marks), len(marks))
+        for name, marks in _passed(answers, checks).items()
+    }
     return {**shares, "answers": len(answers)}
 
 
@@ -122,15 +123,20 @@ def compare_answers(
         ValueError: the two sets of answers are not to the same prompts.
     """
     _require_same_prompts(before, after)
+    one, other = _passed(before, checks), _passed(after, checks)
     found: dict[str, Any] = {}
-    for name, pattern in compile_checks(checks).items():
-        one, other = (
-            [pattern.search(answer["answer"]) is not None for answer in answers]
-            for answers in (before, after)
-        )
-        gain = paired_shares(one, other)
+    for name in checks:
+        gain = paired_shares(one[name], other[name])
         found |= {f"gain/answers/{name}": gain.difference, f"gain/answers/{name}/p": gain.p}
     return found
+
+
+def _passed(answers: Sequence[Answer], checks: Mapping[str, str]) -> dict[str, list[bool]]:
+    """For each named regular expression, whether each answer contains it."""
+    return {
+        name: [pattern.search(answer["answer"]) is not None for answer in answers]
+        for name, pattern in compile_checks(checks).items()
+    }
 
 
 @execution_detail

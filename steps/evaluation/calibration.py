@@ -6,7 +6,7 @@ prediction of about 0.8, four in five should be ranked right.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,9 +25,6 @@ class Bin:
     low: float
     high: float
     pairs: int
-
-    def to_json(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def reliability(margins: Sequence[float] | np.ndarray) -> list[Bin]:

@@ -11,7 +11,7 @@ import numpy as np
 from steps.evaluation.intervals import Interval, bootstrap, mean
 
 
-def sampled_kl(log_ratios: Sequence[Sequence[float]] | np.ndarray, seed: int = 0) -> Interval:
+def sampled_kl(log_ratios: Sequence[Sequence[float]] | np.ndarray) -> Interval:
     """KL(π‖π_ref) in nats per response. The interval resamples prompts, as samples of one prompt
     are not independent.
 
@@ -21,7 +21,7 @@ def sampled_kl(log_ratios: Sequence[Sequence[float]] | np.ndarray, seed: int = 0
     Raises:
         ValueError: there are no prompts.
     """
-    return mean([float(np.mean(ratios)) for ratios in log_ratios], seed)
+    return mean([float(np.mean(ratios)) for ratios in log_ratios])
 
 
 def kl_per_token(

@@ -23,13 +23,12 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
 from steps.evaluation.config import HarnessConfig
-from steps.evaluation.intervals import Interval, proportion
+from steps.evaluation.intervals import Interval, Z, proportion
 from steps.models.folders import load_model
 from steps.models.positions import forget_lengths
 
 _RESAMPLES = 1000
 """The number of bootstrap resamples for standard errors without a formula."""
-_Z = 1.96  # of the standard normal distribution, for 95 %
 _REPEATABLE = ("results", "groups", "group_subtasks", "versions", "n-shot", "higher_is_better",
                "n-samples")  # fmt: skip
 """The parts of the harness's results that are the same in every run."""
@@ -172,7 +171,7 @@ def _estimate(value: float, error: Any, each: Sequence[Any]) -> float | Interval
     hits = sum(one == 1 for one in each)
     if each and hits + sum(one == 0 for one in each) == len(each) and value == hits / len(each):
         return {**proportion(hits, len(each)), "stderr": float(error)}
-    spread = _Z * error
+    spread = Z * error
     return {"value": value, "low": value - spread, "high": value + spread, "stderr": float(error)}
 
 

@@ -9,7 +9,7 @@ Interval = dict[str, float]
 """``value`` with the ``low`` and ``high`` end of its 95 % interval."""
 
 RESAMPLES = 2000
-_Z = 1.96  # of the standard normal distribution, for 95 %
+Z = 1.96  # of the standard normal distribution, for 95 %
 
 
 def proportion(successes: int, n: int) -> Interval:
@@ -21,9 +21,9 @@ def proportion(successes: int, n: int) -> Interval:
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"{successes} successes of {n} is not a proportion")
     rate = successes / n
-    centre = rate + _Z**2 / (2 * n)
-    spread = _Z * math.sqrt(rate * (1 - rate) / n + _Z**2 / (4 * n**2))
-    scale = 1 + _Z**2 / n
+    centre = rate + Z**2 / (2 * n)
+    spread = Z * math.sqrt(rate * (1 - rate) / n + Z**2 / (4 * n**2))
+    scale = 1 + Z**2 / n
     low, high = max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
     return {"value": rate, "low": low, "high": high}
 

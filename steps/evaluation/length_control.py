@@ -21,7 +21,6 @@ _STEPS, _CLOSE, _LONGEST = 30, 1e-6, 2.0
 def length_controlled(
     wins: Sequence[bool] | np.ndarray,
     length_differences: Sequence[float] | np.ndarray,
-    seed: int = 0,
 ) -> Interval:
     """The probability of a win at equal lengths, with a bootstrap interval. If every pair is a win,
     or none is, lengths explain nothing, and it is the share of wins with its `proportion` interval.
@@ -41,7 +40,7 @@ def length_controlled(
     if won.all() or not won.any():  # no resample differs: a bootstrap would find no uncertainty
         return proportion(int(won.sum()), len(won))
     scaled = apart / (apart.std() or 1.0)
-    return bootstrap(len(won), lambda chosen: _rate(won[chosen], scaled[chosen]), seed)
+    return bootstrap(len(won), lambda chosen: _rate(won[chosen], scaled[chosen]))
 
 
 def _rate(won: np.ndarray, scaled: np.ndarray) -> float:

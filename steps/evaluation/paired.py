@@ -23,9 +23,7 @@ class Paired:
     p: float
 
 
-def paired_means(
-    one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray, seed: int = 0
-) -> Paired:
+def paired_means(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> Paired:
     """The mean of ``other`` minus the mean of ``one``; p from a permutation test over signs."""
     from scipy.stats import permutation_test
 
@@ -38,28 +36,26 @@ def paired_means(
         lambda x, axis: x.mean(axis=axis),
         permutation_type="samples",
         n_resamples=_PERMUTATIONS,
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(0),
     )
-    return Paired(mean(differences.tolist(), seed), float(test.pvalue))
+    return Paired(mean(differences.tolist()), float(test.pvalue))
 
 
-def paired_shares(
-    one: Sequence[bool] | np.ndarray, other: Sequence[bool] | np.ndarray, seed: int = 0
-) -> Paired:
+def paired_shares(one: Sequence[bool] | np.ndarray, other: Sequence[bool] | np.ndarray) -> Paired:
     """How much more often ``other`` is right than ``one``; p from McNemar's exact test (1947)."""
     from scipy.stats import binomtest
 
     first, second = _both(one, other)
     gained, lost = int((second > first).sum()), int((second < first).sum())
     p = float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
-    return Paired(_share_of_change(second - first, seed), p)
+    return Paired(_share_of_change(second - first), p)
 
 
-def _share_of_change(changes: np.ndarray, seed: int) -> Interval:
+def _share_of_change(changes: np.ndarray) -> Interval:
     """The mean of changes −1, 0 or 1 with its interval. If all are equal, no resample differs; then
     as many others may exist as the interval of a `proportion` of none allows."""
     if changes.min() < changes.max():
-        return mean(changes.tolist(), seed)
+        return mean(changes.tolist())
     value, apart = float(changes[0]), proportion(0, len(changes))["high"]
     return {"value": value, "low": max(-1.0, value - apart), "high": min(1.0, value + apart)}
 

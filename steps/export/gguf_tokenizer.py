@@ -12,26 +12,22 @@ from typing import Any
 
 from gguf import GGUFWriter, TokenType
 
+from steps.data.tokens.encoding import LLAMA, QWEN, SPLIT
 from steps.data.tokens.rendering import load_bare_tokenizer
 
 _GPT2 = {"type": "ByteLevel", "use_regex": True}
 _BYTES = {"type": "ByteLevel", "use_regex": False}
-_LETTERS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
-def _split(numbers: str) -> list[Mapping[str, Any]]:
-    pattern = {"Regex": _LETTERS % numbers}
-    return [{"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}, _BYTES]
+def _split(pattern: str) -> list[Mapping[str, Any]]:
+    return [SPLIT | {"pattern": {"Regex": pattern}}, _BYTES]
 
 
 _RULES: Mapping[str, list[Mapping[str, Any]]] = {
     "gpt-2": [_GPT2],
     "smollm": [{"type": "Digits", "individual_digits": True}, _GPT2],
-    "llama-bpe": _split(r"\p{N}{1,3}"),
-    "qwen2": _split(r"\p{N}"),
+    "llama-bpe": _split(LLAMA),
+    "qwen2": _split(QWEN),
 }
 """The splitting rules before BPE, in the format of ``tokenizer.json``, by llama.cpp's names."""
 

@@ -1,8 +1,8 @@
 """Code that joins steps to libraries, which several step files would otherwise repeat.
 
 Begin with ``load``, which reads sources into splits of rows. ``tokenize`` turns splits of rows into
-splits of tokens. ``held_out_rows`` and ``workplace_of`` convert the arguments of a training step to
-the arguments of the training library.
+splits of tokens, ``kept_pairs`` leaves out pairs. ``held_out_rows`` and ``workplace_of`` convert
+the arguments of a training step to the arguments of the training library.
 
 Uses ``pipeline`` and the libraries.
 """

@@ -35,11 +35,7 @@ def write_splits(
             kind,
             _reading(train, config.format, kind),
             None if test is None else _reading(test, config.format, kind),
-            config.test_fraction,
-            {"train": config.max_train, "test": config.max_test},
-            config.deduplicate,
-            config.near_duplicates,
-            config.workers,
+            config,
         )
         loaded = load_rows(
             load, out.path, out.scratch, lambda done, shown: out.progress(done, None, shown)
@@ -103,7 +99,7 @@ def check_load(load: Load, loaded: Loaded, max_dropped: float) -> None:
         if tally.rows == 1 and any(map(are_columns, _only_record(reading.parts[0]))):
             raise TemperError(f"{reading.name}: {COLUMNS}")
     for split in ("train", "test"):
-        if not loaded.kept[split] and (split == "train" or load.test or load.test_fraction):
+        if not loaded.kept[split] and (split == "train" or load.test or load.config.test_fraction):
             raise TemperError(_empty(split, load))
 
 
@@ -153,9 +149,9 @@ def _only_record(part: Part) -> list[Mapping[str, Any]]:
 def _empty(split: str, load: Load) -> str:
     if load.test is None:
         return (
-            f"no row is left for {split} when test_fraction={load.test_fraction} of the prompts "
-            "is held out; change data.test_fraction, add rows, or name a file with data.test_path "
-            "(in Python LoadConfig(test_fraction=…) and test=File(…))"
+            f"no row is left for {split} when test_fraction={load.config.test_fraction} of the "
+            "prompts is held out; change data.test_fraction, add rows, or name a file with "
+            "data.test_path (in Python LoadConfig(test_fraction=…) and test=File(…))"
         )
     return f"every row of {split} equals one of train; name other rows, or deduplicate=false"
 

@@ -273,7 +273,8 @@ class PreferenceLoss(Loss):
             weights: [n]; a factor of each pair's loss. Metrics are not weighted. The denominator
                 does not contain the weights: twice the weight gives twice the gradient.
         """
-        pairs, nll_weight = _of_each_pair(self, logps), self.total_nll_weight
+        pairs, nll_weight = self.per_pair(logps), self.total_nll_weight
+        _require_one_each(self, "per_pair", pairs, PairLosses, logps.chosen, "pair")
         losses = pairs.losses / totals.examples
         metrics = {name: v / totals.examples for name, v in _pair_metrics(logps, pairs).items()}
         if nll_weight:
@@ -371,7 +372,9 @@ class UnpairedLoss(Loss):
         weights: "Tensor | None" = None,
     ) -> Shares:
         """The responses' shares of the batch's loss and metrics; see `PreferenceLoss.shares`."""
-        responses = _of_each_response(self, logps, baseline)
+        responses = self.per_response(logps, baseline)
+        of = logps.responses
+        _require_one_each(self, "per_response", responses, UnpairedLosses, of, "response")
         losses = responses.losses / totals.examples
         _require_gradient(self, losses, logps.responses)
         metrics = _unpaired_metrics(logps, responses.rewards, totals)
@@ -411,37 +414,21 @@ def _ratios(policy: "Tensor", reference: "Tensor | None") -> "Tensor":
     return policy - reference
 
 
-def _of_each_pair(loss: PreferenceLoss, logps: PairLogps) -> PairLosses:
-    """The result of `per_pair`, which must be one value for each pair."""
-    found = loss.per_pair(logps)
-    method = f"{type(loss).__name__}.per_pair"
-    if not isinstance(found, PairLosses):
-        raise TypeError(f"{method} must return PairLosses, got {type(found).__name__}")
-    _require_one_each(method, {**vars(found), **found.metrics}, logps.chosen, "pair")
-    return found
-
-
-def _of_each_response(
-    loss: UnpairedLoss, logps: UnpairedLogps, baseline: "Tensor | None"
-) -> UnpairedLosses:
-    """The result of `per_response`, which must be one value for each response."""
-    found = loss.per_response(logps, baseline)
-    method = f"{type(loss).__name__}.per_response"
-    if not isinstance(found, UnpairedLosses):
-        raise TypeError(f"{method} must return UnpairedLosses, got {type(found).__name__}")
-    _require_one_each(method, vars(found), logps.responses, "response")
-    return found
-
-
-def _require_one_each(method: str, found: Mapping[str, object], given: "Tensor", what: str) -> None:
-    """Raise ValueError, which names the loss, unless each value is a tensor of the shape [n] of
-    `given`: a mean or a sum would be trained on as if it were each example's loss."""
-    for name, values in found.items():
-        shape = getattr(values, "shape", None)
-        if shape != given.shape and name != "metrics":
+def _require_one_each(
+    loss: Loss, name: str, found: object, kind: type, given: "Tensor", what: str
+) -> None:
+    """Raise TypeError or ValueError, which names the loss, unless its method `name` returned its
+    `kind` of losses, and each value is a tensor of the shape [n] of `given`: a mean or a sum would
+    be trained on as if it were each example's loss."""
+    method = f"{type(loss).__name__}.{name}"
+    if not isinstance(found, kind):
+        raise TypeError(f"{method} must return {kind.__name__}, got {type(found).__name__}")
+    for value, tensor in {**vars(found), **getattr(found, "metrics", {})}.items():
+        shape = getattr(tensor, "shape", None)
+        if shape != given.shape and value != "metrics":
             was = "no tensor" if shape is None else f"shape {list(shape)}"
             raise ValueError(
-                f"{method} returned {name} with {was} for {len(given)} {what}s; "
+                f"{method} returned {value} with {was} for {len(given)} {what}s; "
                 f"return one value for each {what}, without a mean or a sum"
             )
 

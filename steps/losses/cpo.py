@@ -3,13 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from steps.losses.base import (
-    LikelihoodLoss,
-    PairLogps,
-    PairLosses,
-    logistic,
-    require_smoothing,
-)
+from steps.losses.base import LikelihoodLoss, PairLogps, PairLosses, logistic, require_smoothing
 
 
 @dataclass(frozen=True)

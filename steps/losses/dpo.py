@@ -3,12 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from steps.losses.base import (
-    PairLogps,
-    PairLosses,
-    SmoothedLoss,
-    logistic,
-)
+from steps.losses.base import PairLogps, PairLosses, SmoothedLoss, logistic
 
 
 @dataclass(frozen=True)

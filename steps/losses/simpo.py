@@ -4,13 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from steps.losses.base import (
-    PairLogps,
-    PairLosses,
-    ReferenceFreeLoss,
-    logistic,
-    require_smoothing,
-)
+from steps.losses.base import PairLogps, PairLosses, ReferenceFreeLoss, logistic, require_smoothing
 from steps.shared.checks import require
 
 

@@ -17,10 +17,7 @@ from steps.models.config import Dtype, Quantization
 
 BYTES = {Dtype.float32: 4, Dtype.bfloat16: 2, Dtype.float64: 8}
 """The size of a number of each dtype."""
-_ROUNDED = {
-    Quantization.nf4: 0.5 + 4 / 64,
-    Quantization.nf4_double: 0.5 + 1 / 64 + 4 / (64 * 256),
-}
+_ROUNDED = {Quantization.nf4: 0.5 + 4 / 64, Quantization.nf4_double: 0.5 + 1 / 64 + 4 / (64 * 256)}
 """Bytes of a weight of 4 bits, with its share of a block's scale."""
 TOKENIZER_BYTES_A_TOKEN = 75
 """The size of a ``tokenizer.json`` per token: 72 for SmolLM2, 71 for Llama 3, 75 for Qwen 2.5."""

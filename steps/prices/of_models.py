@@ -61,12 +61,7 @@ def _exported(call: Call) -> Foreseen:
 
 
 def _loaded_and_saved(
-    call: Call,
-    sizes: Sizes,
-    dtype: Dtype,
-    copies: float,
-    seconds: float = 0.0,
-    reads: bool = False,
+    call: Call, sizes: Sizes, dtype: Dtype, copies: float, seconds: float = 0.0, reads: bool = False
 ) -> Foreseen:
     speed: Speed | None = speed_of(call.hardware)
     size = folder_bytes(sizes, dtype)

@@ -1,5 +1,6 @@
 """Estimates of steps that read rows and tokenise them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.price.estimator import Call, Estimator, Foreseen, Sizes
@@ -101,23 +102,16 @@ def tokens_of(sizes: Sizes) -> float:
 
 
 def _arithmetic(call: Call) -> Foreseen:
-    train, test = call.arguments["train"], call.arguments["test"]
-    row = {"total": 26.0, "prompt": 14.0}
-    parts = {
-        "sft": {"rows": train, **row},
-        "train": {"rows": train, **row},
-        "test": {"rows": test, **row},
-    }
-    return Foreseen(
-        {"rows": train, "parts": parts, "bytes": 26 * train + 8000}, START_PLAIN, _READING
-    )
+    train = call.arguments["train"]
+    sizes = {"rows": train, **_parts_of_task(call.arguments), "bytes": 26 * train + 8000}
+    return Foreseen(sizes, START_PLAIN, _READING)
 
 
-def _of_arithmetic(made: Any) -> Sizes:
-    metrics = made.manifest.metrics
+def _parts_of_task(counts: Mapping[str, Any]) -> Sizes:
+    """The sizes of a task's parts, from the numbers of its training and test problems."""
     row = {"total": 26.0, "prompt": 14.0}
-    counts = {"sft": metrics["train"], "train": metrics["train"], "test": metrics["test"]}
-    return {"parts": {name: {"rows": count, **row} for name, count in counts.items()}}
+    rows = {"sft": counts["train"], "train": counts["train"], "test": counts["test"]}
+    return {"parts": {name: {"rows": count, **row} for name, count in rows.items()}}
 
 
 def _built(call: Call) -> Foreseen:
@@ -136,5 +130,5 @@ def _built(call: Call) -> Foreseen:
 LOADED = Estimator(_loaded, of_rows)
 TOKENIZED_PAIRS = Estimator(_pairs, of_tokens, version=2)
 TOKENIZED_CONVERSATIONS = Estimator(_conversations, of_tokens, version=2)
-ARITHMETIC = Estimator(_arithmetic, _of_arithmetic)
+ARITHMETIC = Estimator(_arithmetic, lambda made: _parts_of_task(made.manifest.metrics))
 BUILT_PAIRS = Estimator(_built, of_rows)

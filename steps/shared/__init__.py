@@ -2,5 +2,5 @@
 
 ``checks`` validates config dataclasses, ``execution_detail`` marks settings and code that cannot
 change a result, ``markdown`` escapes untrusted text, ``named`` finds the losses or checkers in a
-folder, ``accelerators`` holds figures from vendors' data sheets.
+folder, ``accelerators`` holds figures from vendors' data sheets, ``beginnings`` compares sequences.
 """

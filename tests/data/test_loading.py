@@ -170,7 +170,7 @@ def load(folder: Path, urls: list[str], progress: Any = lambda *_: None, **setti
         )
     )
     reading = Reading("rows", parts, settings.pop("until", "first exhausted"))
-    what = Load(PreferenceRow, reading, test_fraction=0.1, **settings)
+    what = Load(PreferenceRow, reading, None, LoadConfig(test_fraction=0.1, **settings))
     return load_rows(what, folder / "out", folder / "scratch", progress)
 
 

@@ -85,7 +85,8 @@ def test_what_is_nearly_the_same_does_not_depend_on_kills(
 
     def load(name: str, stop: int | None = None) -> Path:
         part = Part(source, _format())
-        wanted = Load(PreferenceRow, Reading("rows", (part,)), near=NearDuplicates())
+        config = LoadConfig(near_duplicates=NearDuplicates())
+        wanted = Load(PreferenceRow, Reading("rows", (part,)), None, config)
 
         def progress(done: int, _: Any) -> None:
             if done == stop:

@@ -10,14 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import SHARED_ROWS
 
-from steps.data.formats.by_name import FORMATS, Format
+from steps.data.formats import RecordFormat
+from steps.data.formats.by_name import FORMATS
 from steps.data.formats.chat import ChatFormat, CompletionFormat
-from steps.data.formats.choice import (
-    FormatChoice,
-    choose_format,
-    format_name,
-    named_format,
-)
+from steps.data.formats.choice import FormatChoice, choose_format, format_name
 from steps.data.formats.hh_rlhf import HHFormat
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.prompt import PromptFormat
@@ -296,7 +292,7 @@ ASKED, END = "\n\nHuman: Capital of France?", "\n\nAssistant:"
 DIALOGUE = f"{ASKED}{END} Paris."
 GOOD = {"prompt": "Q", "completion": "a"}
 BESIDE = {"prompt": "Capital of France?", "chosen": DIALOGUE, "rejected": DIALOGUE + "x"}
-BAD_ROWS: list[tuple[Format, Reason, dict[str, Any], str]] = [
+BAD_ROWS: list[tuple[RecordFormat, Reason, dict[str, Any], str]] = [
     *((PAIR, *bad) for bad in BAD_PAIRS),
     (HHFormat(), "no turn markers", {"chosen": "Paris.", "rejected": DIALOGUE}, "chosen"),
     (HHFormat(), "no chosen", {"rejected": DIALOGUE}, "chosen"),
@@ -326,7 +322,7 @@ BAD_ROWS: list[tuple[Format, Reason, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("form", "reason", "record", "named"), BAD_ROWS)
 def test_a_record_that_is_no_row_is_refused_with_its_reason(
-    form: Format, reason: Reason, record: dict[str, Any], named: str
+    form: RecordFormat, reason: Reason, record: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(MalformedRow) as caught:
         form.parse(record, "1")
@@ -379,7 +375,7 @@ def test_a_score_missing_from_a_table_is_no_score() -> None:
     ],
 )
 def test_a_record_of_each_format_becomes_its_row(
-    form: Format, record: dict[str, Any], expected: Row
+    form: RecordFormat, record: dict[str, Any], expected: Row
 ) -> None:
     row = form.parse(record, "1")
 
@@ -391,7 +387,7 @@ def test_a_record_of_each_format_becomes_its_row(
 # --- which format ------------------------------------------------------------------------------
 
 
-def chosen(records: list[dict[str, Any]], makes: type = PreferenceRow) -> Format:
+def chosen(records: list[dict[str, Any]], makes: type = PreferenceRow) -> RecordFormat:
     return choose_format(FormatChoice(), records, makes, "rows.jsonl")
 
 
@@ -409,7 +405,7 @@ def chosen(records: list[dict[str, Any]], makes: type = PreferenceRow) -> Format
     ],
 )
 def test_a_format_is_found_out_where_there_is_no_doubt(
-    records: list[dict[str, Any]], makes: type, expected: Format
+    records: list[dict[str, Any]], makes: type, expected: RecordFormat
 ) -> None:
     assert chosen(records, makes) == expected
 
@@ -491,7 +487,7 @@ FIELDS = st.sampled_from(
 )  # fmt: skip
 
 
-def outcome(form: Format, record: dict[str, Any]) -> Row | MalformedRow:
+def outcome(form: RecordFormat, record: dict[str, Any]) -> Row | MalformedRow:
     try:
         row = form.parse(record, "1")
     except MalformedRow as problem:
@@ -504,7 +500,7 @@ def outcome(form: Format, record: dict[str, Any]) -> Row | MalformedRow:
 def test_whatever_a_record_holds_it_is_a_row_or_dropped_for_a_listed_reason(
     name: str, record: dict[str, Any]
 ) -> None:
-    row = outcome(named_format(name, {}), record)
+    row = outcome(FormatChoice(name).format_named(name, {}), record)
 
     if isinstance(row, MalformedRow):
         assert row.reason in get_args(Reason)

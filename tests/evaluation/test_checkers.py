@@ -4,7 +4,7 @@ import pytest
 
 from steps.checking.boxed import boxed_answer, is_correct
 from steps.evaluation.intervals import mean, proportion
-from steps.evaluation.matches import count_matches
+from steps.evaluation.matches import compile_checks
 
 
 @pytest.mark.parametrize("text", [r"\boxed{42}", r"  \boxed{42}" + "\n", r"\boxed{ 42 }"])
@@ -37,12 +37,9 @@ def test_the_boxed_answer_is_read_only_when_it_is_all_there_is() -> None:
     assert boxed_answer(r"so \boxed{7}") is None
 
 
-def test_style_checks_count_the_responses_a_pattern_is_found_in() -> None:
-    responses = ["Yes: 4.", "It is 4", "yes"]
-    counts = count_matches({"says yes": "(?i)yes", "full stop": r"\.$"}, responses)
-    assert counts == {"says yes": 2, "full stop": 1}
+def test_a_style_check_is_a_regular_expression() -> None:
     with pytest.raises(ValueError, match="check 'open' is no regular expression"):
-        count_matches({"open": "("}, responses)
+        compile_checks({"open": "("})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pipeline import TemperError
 from pipeline.foreseen import message_of
 from pipeline.worker.calling import checked_metrics
 from pipeline.worker.failure import failure_of
-from steps.data.formats.choice import named_format
+from steps.data.formats.choice import FormatChoice
 from steps.data.load.shards import splits_of
 from steps.losses.base import ReferenceFreeLoss
 
@@ -44,7 +44,7 @@ def wrapped() -> None:
 
 def test_a_library_s_raise_statement_is_a_message_and_its_bug_is_none() -> None:
     """Both are exceptions of Python's, from modules that know nothing of the core."""
-    refused = raised_by(lambda: named_format("preferences", {}))
+    refused = raised_by(lambda: FormatChoice("preferences"))
     assert str(message_of(refused)).startswith("unknown format 'preferences'")
     bug = raised_by(lambda: splits_of([None]))  # type: ignore[list-item]
     assert message_of(bug) is None

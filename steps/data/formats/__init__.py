@@ -1,9 +1,39 @@
-"""The formats of records; one module a format, each a frozen dataclass.
+"""The formats of records; one module a format, each a frozen dataclass of the fields that it reads.
 
-A format names the fields that it reads. ``parse(record, row)`` turns a record into a row, or raises
-``MalformedRow``. Begin with ``preference``. ``by_name`` lists them, ``choice``
-finds one by name or by its records, and ``undecided`` says what to type where it cannot.
+`RecordFormat` is what they have in common. Begin with ``preference``. ``by_name`` lists them,
+``choice`` finds one by name or by its records, and ``undecided`` says what to type where it cannot.
 ``layouts`` lists the field names of popular data sets.
 
 Uses ``records``, ``readers`` and ``rows``.
 """
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from steps.data.rows.rows import Row
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """A layout of records, as names of fields. `system` is given to rows without a system prompt.
+
+    `makes` is the kind of row.
+    """
+
+    makes: ClassVar[type]
+    system = None  # a field of the formats whose rows have messages
+
+    @classmethod
+    def detected(cls, record: Mapping[str, Any]) -> Self | None:
+        """The format with the names of its fields, if `record` looks like it in one way only; one
+        that is never found so has to be named."""
+        return None
+
+    def parse(self, record: Mapping[str, Any], row: str) -> Row | Sequence[Row]:
+        """The row that `record` describes, labelled `row`; or several, `row#1`, `row#2` and so on.
+
+        Raises:
+            MalformedRow: the record is no row of this format.
+        """
+        raise NotImplementedError

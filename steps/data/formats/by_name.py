@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from steps.data.formats import RecordFormat
 from steps.data.formats.chat import ChatFormat, CompletionFormat
 from steps.data.formats.hh_rlhf import HHFormat
 from steps.data.formats.implicit import ImplicitFormat
@@ -13,22 +14,7 @@ from steps.data.formats.text import TextFormat
 from steps.data.formats.tree import TreeFormat, TreePairsFormat
 from steps.data.formats.unpaired import UnpairedFormat
 
-Format = (
-    PreferenceFormat
-    | RankedFormat
-    | RatedFormat
-    | ImplicitFormat
-    | TreePairsFormat
-    | HHFormat
-    | ChatFormat
-    | CompletionFormat
-    | TreeFormat
-    | PromptFormat
-    | UnpairedFormat
-    | TextFormat
-)
-
-FORMATS: Mapping[str, type[Format]] = {
+FORMATS: Mapping[str, type[RecordFormat]] = {
     "preference": PreferenceFormat,
     "ranked": RankedFormat,
     "rated": RatedFormat,

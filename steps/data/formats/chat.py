@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from steps.data.formats import RecordFormat
 from steps.data.records.conversations import (
     THOUGHTS,
     dialogue,
@@ -18,15 +19,7 @@ from steps.data.records.conversations import (
     with_system,
 )
 from steps.data.records.one_message import listed_calls
-from steps.data.records.record_fields import (
-    are_texts,
-    found,
-    is_list,
-    show,
-    template_kwargs,
-    text,
-    tools,
-)
+from steps.data.records.record_fields import are_texts, for_template, found, is_list, show, text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import ConversationRow, Messages
 from steps.data.rows.turn_order import ordered
@@ -61,7 +54,7 @@ _WHOLE = re.compile(f"{THOUGHTS.pattern}|attempt|generations|respons|definition"
 
 
 @dataclass(frozen=True)
-class ChatFormat:
+class ChatFormat(RecordFormat):
     """A list of messages in the field `messages`, or of texts of user and assistant in turn, or one
     text with the marks of the speakers (`### Human:`, `USER:`)."""
 
@@ -75,17 +68,11 @@ class ChatFormat:
     makes: ClassVar[type] = ConversationRow
 
     @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> "ChatFormat | None":
-        """The format under whichever usual name the messages are found, if under one only."""
+    def detected(cls, record: Mapping[str, Any]) -> Self | None:
         names = [name for name in _USUAL_NAMES if is_list(unpacked(record.get(name)))]
         return cls(messages=names[0]) if len(names) == 1 else None
 
     def parse(self, record: Mapping[str, Any], row: str) -> ConversationRow:
-        """The conversation that `record` describes, labelled `row`.
-
-        Raises:
-            MalformedRow: the record is no conversation that ends in a response.
-        """
         value = unpacked(found(record, self.messages))
         if value is None:
             raise MalformedRow("no messages", f"{self.messages} is missing")
@@ -105,16 +92,11 @@ class ChatFormat:
         if told and system is not None:
             system = system.removeprefix("SYSTEM:").strip()
         turns = ordered(with_system(listed, system), self.messages, self.turns)
-        return ConversationRow(
-            row,
-            with_system(turns, self.system),
-            tools(record, self.tools),
-            template_kwargs(record, self.template_kwargs),
-        )
+        return ConversationRow(row, with_system(turns, self.system), **for_template(record, self))
 
 
 @dataclass(frozen=True)
-class CompletionFormat:
+class CompletionFormat(RecordFormat):
     """A prompt (a string or messages) and its completion (a string or messages).
 
     `input` is text that is appended to the prompt after a line break (as in Alpaca), `history` what
@@ -137,8 +119,7 @@ class CompletionFormat:
     makes: ClassVar[type] = ConversationRow
 
     @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> "CompletionFormat | None":
-        """The format with usual field names, if `record` looks like it in one way only."""
+    def detected(cls, record: Mapping[str, Any]) -> Self | None:
         if record.get("label") is not None:
             return None
         answered = [name for name in _RESPONSES if record.get(name)]
@@ -156,22 +137,12 @@ class CompletionFormat:
         return cls(prompt, completion, None if prompt in _COMPLETE else "input")
 
     def parse(self, record: Mapping[str, Any], row: str) -> ConversationRow:
-        """The conversation that `record` describes, labelled `row`.
-
-        Raises:
-            MalformedRow: prompt and completion are no conversation.
-        """
         prompt = question(record, self.prompt, self.input)
         before = history(found(record, self.history), self.history)
         turns = (*before, *prompt, *self._answer(record))
         turns = with_system(turns, read_system(record, self.system_field))
         turns = ordered(turns, f"{self.prompt} + {self.completion}", self.turns)
-        return ConversationRow(
-            row,
-            with_system(turns, self.system),
-            tools(record, self.tools),
-            template_kwargs(record, self.template_kwargs),
-        )
+        return ConversationRow(row, with_system(turns, self.system), **for_template(record, self))
 
     def _answer(self, record: Mapping[str, Any]) -> Messages:
         value = found(record, self.completion)

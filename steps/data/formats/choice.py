@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from steps.data.formats.by_name import FORMATS, Format
+from steps.data.formats import RecordFormat
+from steps.data.formats.by_name import FORMATS
 from steps.data.formats.prompt import PromptFormat
 from steps.data.formats.ranked import PAIRS
 from steps.data.formats.undecided import undecided
@@ -49,46 +50,34 @@ class FormatChoice:
         else:
             self.format_named(self.name, self.fields or {})
 
-    def format_named(self, name: str, field_names: Mapping[str, str | None]) -> Format:
+    def format_named(self, name: str, field_names: Mapping[str, str | None]) -> RecordFormat:
         """The format `name` with other names of fields, and these settings.
 
         Raises:
             ValueError: there is no such format, or it has no such field.
         """
-        return named_format(name, field_names, self)
+        if name not in FORMATS:
+            close = get_close_matches(name, FORMATS, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"unknown format {name!r}: {', '.join(FORMATS)}, or {AUTO}{hint}")
+        kind = FORMATS[name]
+        every = [field.name for field in fields(kind)]
+        known = [field for field in every if field not in _SETTINGS]
+        if unknown := sorted(set(field_names) - set(known)):
+            raise ValueError(f"format {name} has no field {', '.join(unknown)}: {', '.join(known)}")
+        if self.system is not None and "system" not in every:
+            raise ValueError("plain text has no system prompt")
+        settings = {name: getattr(self, name) for name in _SETTINGS if name in every}
+        return kind(**field_names, **settings)
 
 
 _SETTINGS = ("system", "turns", "pairs")
 """Fields of formats that do not name a column."""
 
 
-def named_format(
-    name: str, field_names: Mapping[str, str | None], choice: FormatChoice = FormatChoice()
-) -> Format:
-    """The format `name` with other names of fields and the settings of `choice`.
-
-    Raises:
-        ValueError: there is no such format, or it has no such field.
-    """
-    if name not in FORMATS:
-        close = get_close_matches(name, FORMATS, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"unknown format {name!r}: {', '.join(FORMATS)}, or {AUTO}{hint}")
-    kind = FORMATS[name]
-    every = [field.name for field in fields(kind)]
-    known = [field for field in every if field not in _SETTINGS]
-    if unknown := sorted(set(field_names) - set(known)):
-        raise ValueError(f"format {name} has no field {', '.join(unknown)}: {', '.join(known)}")
-    settings: dict[str, Any] = {**field_names}
-    if choice.system is not None and "system" not in every:
-        raise ValueError("plain text has no system prompt")
-    settings |= {name: getattr(choice, name) for name in _SETTINGS if name in every}
-    return kind(**settings)
-
-
 def choose_format(
     choice: FormatChoice, records: Iterable[Mapping[str, Any]], makes: type, where: str
-) -> Format:
+) -> RecordFormat:
     """The format that `choice` names; with `auto`, the format of the first `records`.
 
     Args:
@@ -100,7 +89,7 @@ def choose_format(
             several.
     """
     if choice.name != AUTO:
-        chosen = named_format(choice.name, choice.fields or {}, choice)
+        chosen = choice.format_named(choice.name, choice.fields or {})
         if chosen.makes is not makes:
             raise ValueError(f"{where}: format {choice.name} makes {_plural(chosen.makes)}, "
                              f"and {_plural(makes)} are wanted")  # fmt: skip
@@ -108,7 +97,7 @@ def choose_format(
     wanted = {name: kind for name, kind in FORMATS.items() if kind.makes is makes}
     seen = list(records)
     if not seen:  # nothing that could be read: whatever the format, every row will be dropped
-        return named_format(next(iter(wanted)), {}, choice)
+        return choice.format_named(next(iter(wanted)), {})
     found = {
         (name, detected)
         for record in seen
@@ -119,7 +108,7 @@ def choose_format(
         raise ValueError(undecided(where, [name for name, _ in found], seen, list(wanted)))
     ((name, detected),) = found
     names = {f.name: getattr(detected, f.name) for f in fields(detected) if f.name not in _SETTINGS}
-    return named_format(name, names, choice)
+    return choice.format_named(name, names)
 
 
 _NO_TURNS = ("tools", "completions", *_SETTINGS)
@@ -142,7 +131,7 @@ class IgnoredKeys:
     """Finds what a format does not read of records, although it probably matters: columns (such as
     `image`) and keys of messages (`messages[].weight`)."""
 
-    def __init__(self, chosen: Format) -> None:
+    def __init__(self, chosen: RecordFormat) -> None:
         names = (field.name for field in fields(chosen) if field.name not in _NO_TURNS)
         self._names = {getattr(chosen, name) for name in names}
         inputs = INPUTS if getattr(chosen, "input", None) == "input" else ()
@@ -189,7 +178,7 @@ def _is_read(key: Any, turn: Mapping[Any, Any]) -> bool:
     return key in READ_KEYS or exchanged
 
 
-def format_name(chosen: Format) -> str:
+def format_name(chosen: RecordFormat) -> str:
     """The name of a format, with the names of fields that are not the usual ones."""
     name = next(name for name, kind in FORMATS.items() if kind is type(chosen))
     changed = [

@@ -7,17 +7,18 @@ White space around a turn's text belongs to the markers and is removed.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from steps.data.formats import RecordFormat
 from steps.data.formats.preference import paired
 from steps.data.records.conversations import HH_MARKER, dialogue, is_dialogue
-from steps.data.records.record_fields import template_kwargs, text, tools
+from steps.data.records.record_fields import for_template, text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Messages, PreferenceRow
 
 
 @dataclass(frozen=True)
-class HHFormat:
+class HHFormat(RecordFormat):
     """Names of fields; `system` is given to every dialogue, since none has one of its own."""
 
     chosen: str = "chosen"
@@ -30,8 +31,7 @@ class HHFormat:
     makes: ClassVar[type] = PreferenceRow
 
     @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> "HHFormat | None":
-        """The format, if both sides are dialogues in one string, or the prompt before them is."""
+    def detected(cls, record: Mapping[str, Any]) -> Self | None:
         sides, prompt = (record.get("chosen"), record.get("rejected")), record.get("prompt")
         if not all(isinstance(side, str) for side in sides):
             return None
@@ -40,11 +40,6 @@ class HHFormat:
         return cls() if all(HH_MARKER.match(str(side)) for side in sides) else None
 
     def parse(self, record: Mapping[str, Any], row: str) -> PreferenceRow:
-        """The pair that `record` describes, labelled `row`.
-
-        Raises:
-            MalformedRow: the record is no usable pair.
-        """
         if record.get(self.chosen) is None:
             raise MalformedRow("no chosen", f"{self.chosen} is missing")
         if record.get(self.rejected) is None:
@@ -59,8 +54,7 @@ class HHFormat:
             *sides,
             names=(self.chosen, self.rejected),
             system=self.system,
-            tools=tools(record, self.tools),
-            template_kwargs=template_kwargs(record, self.template_kwargs),
+            **for_template(record, self),
         )
 
 

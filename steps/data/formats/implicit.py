@@ -6,17 +6,18 @@ automatically, because two texts may begin alike by chance.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, ClassVar
 
+from steps.data.formats import RecordFormat
 from steps.data.formats.preference import paired
 from steps.data.records.record_fields import found, text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message, PreferenceRow
+from steps.shared.beginnings import shared_length
 
 
 @dataclass(frozen=True)
-class ImplicitFormat:
+class ImplicitFormat(RecordFormat):
     """Names of fields, both plain texts; `system` is given to every prompt."""
 
     chosen: str = "chosen"
@@ -25,23 +26,13 @@ class ImplicitFormat:
 
     makes: ClassVar[type] = PreferenceRow
 
-    @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> None:
-        """Nothing: it has to be named."""
-
     def parse(self, record: Mapping[str, Any], row: str) -> PreferenceRow:
-        """The pair that `record` describes, labelled `row`.
-
-        Raises:
-            MalformedRow: a text is missing, or they do not begin with the same words.
-        """
         for field in (self.chosen, self.rejected):
             if found(record, field) is None:
                 reason = "no chosen" if field == self.chosen else "no rejected"
                 raise MalformedRow(reason, f"{field} is missing")
         chosen, rejected = (text(found(record, f), f) for f in (self.chosen, self.rejected))
-        alike = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
-        shared = "".join(character for character, _ in alike)
+        shared = chosen[: shared_length(chosen, rejected)]
         words = max((at for at, character in enumerate(shared) if character.isspace()), default=0)
         prompt = shared[:words].rstrip()
         if not prompt:

@@ -33,22 +33,24 @@ names, where it is true or 1.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from steps.data.formats import RecordFormat
 from steps.data.formats.layouts import pair_layout
 from steps.data.records.conversations import question, read_system, response_messages, with_system
 from steps.data.records.record_fields import (
+    are_texts,
+    for_template,
     found,
     score,
     show,
-    template_kwargs,
     texts_in,
-    tools,
     weight,
 )
 from steps.data.rows.reasons import MalformedRow, Reason
 from steps.data.rows.rows import Messages, PreferenceRow
 from steps.data.rows.turn_order import check_question, ordered
+from steps.shared.beginnings import shared_length
 
 BY_SCORE = "scores"
 _FIRST = re.compile(r"(?:model|response|answer|side|output)?[ _]?(?:a|first)")
@@ -62,7 +64,7 @@ _WHOLE = re.compile(r"([+-]?\d{1,9})\.0{1,9}")
 
 
 @dataclass(frozen=True)
-class PreferenceFormat:
+class PreferenceFormat(RecordFormat):
     """Names of fields. `system_field` holds a system prompt; `system` is one for rows without it.
 
     A record must have `chosen` and `rejected`, and also `weight` and `better` if these are set.
@@ -89,25 +91,20 @@ class PreferenceFormat:
     makes: ClassVar[type] = PreferenceRow
 
     @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> "PreferenceFormat | None":
-        """The format with the names of fields of a known layout, if `record` looks like one."""
+    def detected(cls, record: Mapping[str, Any]) -> Self | None:
         layout = pair_layout(record)
         return None if layout is None else cls(**layout)
 
     def parse(self, record: Mapping[str, Any], row: str) -> PreferenceRow:
-        """The pair that `record` describes, labelled `row`.
-
-        Raises:
-            MalformedRow: the record is no usable pair.
-        """
         prompt, several = None, self._several_turns(record)
         if several is None and found(record, self.prompt) is not None:
             prompt = question(record, self.prompt, self.input)
         record = several or record
         own_system = read_system(record, self.system_field)
+        missing: dict[str, Reason] = {self.chosen: "no chosen", self.rejected: "no rejected"}
         given = {
-            field: response_messages(found(record, field), field, missing)
-            for field, missing in self._sides
+            field: response_messages(found(record, field), field, reason)
+            for field, reason in missing.items()
         }
         if prompt is None:
             texts = [isinstance(found(record, field), str) for field in given]
@@ -127,8 +124,7 @@ class PreferenceFormat:
             names=(self.chosen, self.rejected),
             system=self.system,
             turns=self.turns,
-            tools=tools(record, self.tools),
-            template_kwargs=template_kwargs(record, self.template_kwargs),
+            **for_template(record, self),
             score_chosen=score(record, self.score_chosen),
             score_rejected=score(record, self.score_rejected),
             weight=weight(record, self.weight),
@@ -155,10 +151,6 @@ class PreferenceFormat:
         }
         return {**record, **whole}
 
-    @property
-    def _sides(self) -> tuple[tuple[str, Reason], tuple[str, Reason]]:
-        return (self.chosen, "no chosen"), (self.rejected, "no rejected")
-
     def _is_told_again(self, record: Mapping[str, Any], given: Mapping[str, Messages]) -> bool:
         """Whether both sides are whole conversations and the prompt, a single text, repeats a user
         message that they share (as in Capybara)."""
@@ -166,7 +158,7 @@ class PreferenceFormat:
         chosen, rejected = given.values()
         if not isinstance(said, str) or "assistant" in (chosen[0]["role"], rejected[0]["role"]):
             return False
-        shared = chosen[: _shared_messages(chosen, rejected)]
+        shared = chosen[: shared_length(chosen, rejected)]
         asked = [m["content"].strip() for m in shared if m["role"] == "user"]
         return any(text and (text in said or said.strip() in text) for text in asked)
 
@@ -225,15 +217,9 @@ class PreferenceFormat:
 
     def _names(self, record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         """What else a verdict may call a side: its column, and the model that wrote it."""
-        for names in ((self.chosen, self.rejected), *_models(record)):
+        models = [[record.get(column) for column in columns] for columns in _MODELS]
+        for names in ((self.chosen, self.rejected), *filter(are_texts, models)):
             yield from zip(names, (1.0, -1.0), strict=True)
-
-
-def _models(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for columns in _MODELS:
-        first, second = map(record.get, columns)
-        if isinstance(first, str) and isinstance(second, str):
-            yield first, second
 
 
 def _spelled(value: Any) -> str:
@@ -271,7 +257,7 @@ def paired(
     chosen, rejected = ordered(chosen, names[0], turns), ordered(rejected, names[1], turns)
     if chosen == rejected:
         raise MalformedRow("identical responses", "chosen and rejected hold the same text")
-    shared = _shared_messages(chosen, rejected)
+    shared = shared_length(chosen, rejected)
     parted = (*chosen[shared : shared + 1], *rejected[shared : shared + 1])
     if [message["role"] for message in parted] != ["assistant", "assistant"]:
         raise MalformedRow(
@@ -294,11 +280,6 @@ def _swapped(pair: PreferenceRow) -> PreferenceRow:
         score_chosen=pair.score_rejected,
         score_rejected=pair.score_chosen,
     )
-
-
-def _shared_messages(one: Messages, other: Messages) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _after(prompt: Messages, given: Messages, field: str, prompt_field: str) -> Messages:

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from steps.data.formats import RecordFormat
 from steps.data.records.conversations import prompt_messages, read_system, unpacked, with_system
-from steps.data.records.record_fields import found, is_list, template_kwargs, text, tools
+from steps.data.records.record_fields import for_template, found, is_list, text
 from steps.data.rows.rows import PromptRow
 from steps.data.rows.turn_order import check_prompt, merged
 
@@ -20,7 +21,7 @@ _MARKED = re.compile(r".*\n#### *(\S[^\n]*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class PromptFormat:
+class PromptFormat(RecordFormat):
     """`prompt` is a string (one user message) or messages that end with the user's.
 
     `answer` is a string or a whole number, and may be absent. Of a solution whose last line begins
@@ -38,8 +39,7 @@ class PromptFormat:
     makes: ClassVar[type] = PromptRow
 
     @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> "PromptFormat | None":
-        """The format with its usual field names, if `record` has a prompt."""
+    def detected(cls, record: Mapping[str, Any]) -> Self | None:
         asked = next((name for name in _QUESTIONS if record.get(name)), None)
         if asked is None and _ends_with_a_question(record.get("messages")):
             asked = "messages"
@@ -52,11 +52,6 @@ class PromptFormat:
         )
 
     def parse(self, record: Mapping[str, Any], row: str) -> PromptRow:
-        """The prompt that `record` describes, labelled `row`.
-
-        Raises:
-            MalformedRow: the record holds nothing that could be answered.
-        """
         given = prompt_messages(found(record, self.prompt), self.prompt)
         prompt = with_system(given, read_system(record, self.system_field))
         prompt = merged(prompt) if self.turns == "merged" else prompt
@@ -65,8 +60,7 @@ class PromptFormat:
             row,
             with_system(prompt, self.system),
             _answer(found(record, self.answer), self.answer),
-            tools(record, self.tools),
-            template_kwargs(record, self.template_kwargs),
+            **for_template(record, self),
         )
 
 

@@ -15,8 +15,9 @@ The rows have the labels `RECORD#1`, `RECORD#2` and so on, the widest margin fir
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from steps.data.formats import RecordFormat
 from steps.data.formats.layouts import ranked_layout
 from steps.data.formats.preference import paired
 from steps.data.records.conversations import (
@@ -26,14 +27,7 @@ from steps.data.records.conversations import (
     response_messages,
     with_system,
 )
-from steps.data.records.record_fields import (
-    found,
-    is_list,
-    score,
-    show,
-    template_kwargs,
-    tools,
-)
+from steps.data.records.record_fields import for_template, found, is_list, score, show
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Messages, PreferenceRow
 
@@ -44,7 +38,7 @@ PAIRS = ("best_vs_worst", "adjacent", "all")
 
 
 @dataclass(frozen=True)
-class RankedFormat:
+class RankedFormat(RecordFormat):
     """Names of fields: of the record, and (`text`, `score`, `rank`) of its completions."""
 
     prompt: str = "prompt"
@@ -64,17 +58,11 @@ class RankedFormat:
     makes: ClassVar[type] = PreferenceRow
 
     @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> "RankedFormat | None":
-        """The format with the names of fields of a known layout, if `record` looks like one."""
+    def detected(cls, record: Mapping[str, Any]) -> Self | None:
         layout = ranked_layout(record)
         return None if layout is None else cls(**layout)
 
     def parse(self, record: Mapping[str, Any], row: str) -> list[PreferenceRow]:
-        """The pairs that `record` describes, labelled `row#1` and so on.
-
-        Raises:
-            MalformedRow: there is no prompt, or a completion without a text or a score.
-        """
         asked = with_system(self._prompt(record), read_system(record, self.system_field))
         scored = list(self._scored(record))
         chosen = pairs_of(scored, self.pairs)
@@ -83,8 +71,7 @@ class RankedFormat:
         shared: dict[str, Any] = {
             "system": self.system,
             "turns": self.turns,
-            "tools": tools(record, self.tools),
-            "template_kwargs": template_kwargs(record, self.template_kwargs),
+            **for_template(record, self),
         }
         return [
             paired(

@@ -6,8 +6,9 @@ So HelpSteer 2 is written. :func:`of_one_prompt` joins the records before they a
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from steps.data.formats import RecordFormat
 from steps.data.formats.ranked import PAIRS, RankedFormat
 from steps.data.readers import Item
 from steps.data.records.record_fields import found
@@ -19,7 +20,7 @@ _MOST_RECORDS = 1000
 
 
 @dataclass(frozen=True)
-class RatedFormat:
+class RatedFormat(RecordFormat):
     """Names of fields: each record has a `prompt`, a `completion` and its `score` (higher is
     better). Records of one prompt stand one after another; the first has their tools and system
     prompt."""
@@ -37,36 +38,20 @@ class RatedFormat:
     makes: ClassVar[type] = PreferenceRow
 
     @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> "RatedFormat | None":
-        """The format with HelpSteer 2's fields, if `record` has them all."""
+    def detected(cls, record: Mapping[str, Any]) -> Self | None:
         names = ("prompt", "response", "helpfulness", "correctness", "coherence")
         is_one = all(record.get(name) is not None for name in names)
         return cls(score="helpfulness") if is_one else None
 
     def parse(self, record: Mapping[str, Any], row: str) -> list[PreferenceRow]:
-        """The pairs of the records that `record` joins, labelled `row#1` and so on.
-
-        Raises:
-            MalformedRow: as for ranked completions, or the records beside it have other prompts.
-        """
         joined = record.get(_RECORDS, [record])
         if len(joined) < 2:
             raise MalformedRow(
                 "one completion",
                 f"the rows beside it have another {self.prompt}; sort the rows by {self.prompt}",
             )
-        ranked = RankedFormat(
-            prompt=self.prompt,
-            completions=_RECORDS,
-            text=self.completion,
-            score=self.score,
-            tools=self.tools,
-            template_kwargs=self.template_kwargs,
-            system_field=self.system_field,
-            system=self.system,
-            turns=self.turns,
-            pairs=self.pairs,
-        )
+        shared = {name: value for name, value in vars(self).items() if name != "completion"}
+        ranked = RankedFormat(completions=_RECORDS, text=self.completion, **shared)
         return ranked.parse(record, row)
 
 

@@ -2,33 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from steps.data.formats import RecordFormat
 from steps.data.records.record_fields import text
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import TextRow
 
 
 @dataclass(frozen=True)
-class TextFormat:
+class TextFormat(RecordFormat):
     """A string in the field `text`, which is also what a line of a `.txt` file is."""
 
     text: str = "text"
 
     makes: ClassVar[type] = TextRow
-    system: ClassVar[None] = None
 
     @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> "TextFormat | None":
-        """The format with its usual field name, if `record` has it."""
+    def detected(cls, record: Mapping[str, Any]) -> Self | None:
         return cls() if isinstance(record.get("text"), str) else None
 
     def parse(self, record: Mapping[str, Any], row: str) -> TextRow:
-        """The text of `record`, labelled `row`.
-
-        Raises:
-            MalformedRow: there is none.
-        """
         value = record.get(self.text)
         if value is None:
             raise MalformedRow("no text", f"{self.text} is missing")

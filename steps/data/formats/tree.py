@@ -10,8 +10,9 @@ one with the lowest `rank` is the best. A tree becomes either
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from steps.data.formats import RecordFormat
 from steps.data.formats.preference import paired
 from steps.data.formats.ranked import PAIRS, pairs_of
 from steps.data.records.conversations import messages, with_system
@@ -24,26 +25,23 @@ Node = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class TreeFormat:
-    """The best conversation of the tree in the field `tree`."""
-
+class _OfTrees(RecordFormat):
     tree: str = "prompt"
     system: str | None = None
     turns: str = "alternating"
 
-    makes: ClassVar[type] = ConversationRow
-
     @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> "TreeFormat | None":
-        """The format with its usual field name, if that holds a tree."""
+    def detected(cls, record: Mapping[str, Any]) -> Self | None:
         return cls() if _is_node(record.get("prompt")) else None
 
-    def parse(self, record: Mapping[str, Any], row: str) -> ConversationRow:
-        """The conversation along the best replies of `record`, labelled `row`.
 
-        Raises:
-            MalformedRow: the record holds no tree, or one without a reply of the assistant.
-        """
+@dataclass(frozen=True)
+class TreeFormat(_OfTrees):
+    """The best conversation of the tree in the field `tree`."""
+
+    makes: ClassVar[type] = ConversationRow
+
+    def parse(self, record: Mapping[str, Any], row: str) -> ConversationRow:
         path, node = [], _root(record, self.tree)
         while len(path) < MOST_NESTED:
             path.append(node)
@@ -58,27 +56,14 @@ class TreeFormat:
 
 
 @dataclass(frozen=True)
-class TreePairsFormat:
+class TreePairsFormat(_OfTrees):
     """Pairs of the assistant's replies in the tree in the field `tree`."""
 
-    tree: str = "prompt"
-    system: str | None = None
-    turns: str = "alternating"
     pairs: str = PAIRS[0]
 
     makes: ClassVar[type] = PreferenceRow
 
-    @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> "TreePairsFormat | None":
-        """The format with its usual field name, if that holds a tree."""
-        return cls() if _is_node(record.get("prompt")) else None
-
     def parse(self, record: Mapping[str, Any], row: str) -> list[PreferenceRow]:
-        """The pairs of the tree in `record`, labelled `row#1` and so on.
-
-        Raises:
-            MalformedRow: the record holds no tree, or one without two replies of different ranks.
-        """
         rows: list[PreferenceRow] = []
         for path, replies in _asked(_root(record, self.tree)):
             asked = messages(path, self.tree)

@@ -25,35 +25,29 @@ def undecided(
         seen: the first records.
     """
     names = sorted({str(key) for record in seen for key in record})[:30]
-    what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
     told = [n for n in names if seen and all(_is_told(record.get(n)) for record in seen)]
     suggested = _suggested(wanted, told if "chat" in wanted and told else names, seen)
     pairs = "preference" in wanted
     if not found and seen and all(map(_judges_steps, seen)):
         return f"{where}: {_STEPS_JUDGED}"
-    hint = _hint(names, seen) if pairs else _tree_hint(names)
-    if hint:
-        return (
-            f"{where}: cannot tell the format of its rows (their fields: {', '.join(names)}){hint}"
-        )
+    cannot = f"{where}: cannot tell the format of its rows"
+    listed = f"their fields: {', '.join(names) or 'none'}"
+    if hint := _hint(names, seen) if pairs else _tree_hint(names):
+        return f"{cannot} ({listed}){hint}"
     if (pairs or "unpaired" in wanted) and not found and (rated := _rated(seen)):
-        what = "each of its rows holds one response with a verdict"
         how = "read them with load_unpaired (temper run kto) and " if pairs else "name them: "
-        return f"{where}: {what}; {how}{rated}"
+        return f"{where}: each of its rows holds one response with a verdict; {how}{rated}"
     if not found and (not suggested or _UNCLEAR in suggested) and (others := _made_by(seen)):
         return f"{where}: no format fits its rows as they are read here, but they are {others}"
     if not suggested:
-        return (
-            f"{where}: cannot tell the format of its rows (their fields: "
-            f"{', '.join(names) or 'none'}), and no settings by their names read them; {_ANEW}"
-        )
+        return f"{cannot} ({listed}), and no settings by their names read them; {_ANEW}"
+    what = f"the first rows fit {' and '.join(sorted(set(found)))}" if found else "no format fits"
+    unclear = "NAME stands for a column of yours; if no column holds it"
     return (
-        f"{where}: cannot tell the format of its rows ({what}; their fields: "
-        f"{', '.join(names) or 'none'}); name it, and the fields whose names differ from its own: "
+        f"{cannot} ({what}; {listed}); name it, and the fields whose names differ from its own: "
         f"{suggested} (formats: {', '.join(wanted)})"
-        + (f"; NAME stands for a column of yours; if no column holds it, {_ANEW}"
-           if _UNCLEAR in suggested else "")
-    )  # fmt: skip
+        + (f"; {unclear}, {_ANEW}" if _UNCLEAR in suggested else "")
+    )
 
 
 _ANEW = (
@@ -201,13 +195,13 @@ def _hint(names: list[str], seen: list[Mapping[str, Any]]) -> str:
         )
     if len(sides := [(a, b) for a in names for b in names if _are_sides(a, b)]) == 1:
         return (
-            "; where another column says which of the two is better: data.format=preference "
-            f"'data.fields={{{_judged(names, *sides[0], seen)}}}'"
+            "; where another column says which of the two is better: "
+            f"{_spelled('preference', _judged(names, *sides[0], seen))}"
         )
     if "full_chosen" in names:
         return (
             "; chosen and rejected are single steps here, full_chosen and full_rejected answers: "
-            "data.format=preference 'data.fields={chosen: full_chosen, rejected: full_rejected}'"
+            f"{_spelled('preference', {'chosen': 'full_chosen', 'rejected': 'full_rejected'})}"
         )
     if "initial_reason_steps" in names:
         return "; chosen and rejected are single steps here, after initial_reason_steps"
@@ -216,10 +210,9 @@ def _hint(names: list[str], seen: list[Mapping[str, Any]]) -> str:
     lists = [n for n in names if any(map(is_list, listed[n]))]
     if len(twos) == 1 and lists == twos:
         asked = _column("prompt", [name for name in names if name != twos[0]])
-        return (
-            f"; if the first of the two texts in {twos[0]} is the better: data.format=preference "
-            f"'data.fields={{prompt: {asked}, chosen: {twos[0]}.0, rejected: {twos[0]}.1}}'"
-        )
+        named = {"prompt": asked, "chosen": f"{twos[0]}.0", "rejected": f"{twos[0]}.1"}
+        said = f"; if the first of the two texts in {twos[0]} is the better"
+        return f"{said}: {_spelled('preference', named)}"
     return _tree_hint(names)
 
 
@@ -235,19 +228,22 @@ def _tree_hint(names: list[str]) -> str:
 _VERDICT = re.compile("better|winner|prefer|choice|label|verdict|safer|best")
 
 
-def _judged(names: list[str], first: str, second: str, seen: list[Mapping[str, Any]]) -> str:
+def _judged(
+    names: list[str], first: str, second: str, seen: list[Mapping[str, Any]]
+) -> dict[str, str]:
     """The fields of two responses of which another column says which is better, or their scores."""
     left = [name for name in names if name not in (first, second)]
     verdicts = [name for name in left if _VERDICT.search(name.lower())]
     better = verdicts[0] if len(verdicts) == 1 else "COLUMN"
+    judged = {"chosen": first, "rejected": second, "better": better}
     scores = [name for name in left if all(_are_two_numbers(r.get(name)) for r in seen)]
     if len(scores) == 1 and better == "COLUMN":
-        better = f"scores, score_chosen: {scores[0]}.0, score_rejected: {scores[0]}.1"
+        judged["better"] = "scores"
+        judged |= {"score_chosen": f"{scores[0]}.0", "score_rejected": f"{scores[0]}.1"}
     beside = [name for name in left if name.startswith(f"{first.partition('_')[0]}_")]
     asked = _column("prompt", beside)
     asked = _column("prompt", left) if asked == "NAME" else asked
-    prompt = "" if asked == "prompt" else f"prompt: {asked}, "
-    return f"{prompt}chosen: {first}, rejected: {second}, better: {better}"
+    return judged if asked == "prompt" else {"prompt": asked, **judged}
 
 
 def _column(field: str, names: list[str]) -> str:
@@ -261,27 +257,22 @@ def _column(field: str, names: list[str]) -> str:
 def _rated(seen: list[Mapping[str, Any]]) -> str:
     """The settings for single responses with a rating, if the records are that."""
     names = sorted({str(key) for record in seen for key in record})
-    numbers = [n for n in names if all(_is_rating(record.get(n)) for record in seen)]
+    values = {n: [record.get(n) for record in seen] for n in names}
+    numbers = [n for n in names if all(isinstance(v, bool) or is_number(v) for v in values[n])]
     texts = [n for n in names if n not in numbers]
     rating, answer = _column("label", numbers), _column("completion", texts)
     asked = _column("prompt", [name for name in texts if name != answer])
     if "NAME" in (rating, answer, asked) or not seen:
         return ""
-    flag = all(isinstance(record.get(rating), bool) for record in seen)
-    prompt = "" if asked == "prompt" else f"prompt: {asked}, "
-    if flag:
-        fields = f"{prompt}completion: {answer}, label: {rating}"
-        return f"data.format=unpaired 'data.fields={{{fields}}}'"
-    fields = f"{prompt}completion: {answer}, label: {rating}, good: NUMBER"
+    named = {} if asked == "prompt" else {"prompt": asked}
+    named["completion"] = answer
+    if all(isinstance(value, bool) for value in values[rating]):
+        return _spelled("unpaired", named | {"label": rating})
+    unpaired = _spelled("unpaired", named | {"label": rating, "good": "NUMBER"})
     return (
-        f"data.format=unpaired 'data.fields={{{fields}}}', where NUMBER is the lowest rating of a "
-        "good response; if rows of one prompt are adjacent, they make pairs: data.format=rated "
-        f"'data.fields={{{prompt}completion: {answer}, score: {rating}}}'"
+        f"{unpaired}, where NUMBER is the lowest rating of a good response; if rows of one prompt "
+        f"are adjacent, they make pairs: {_spelled('rated', named | {'score': rating})}"
     )
-
-
-def _is_rating(value: Any) -> bool:
-    return isinstance(value, bool) or is_number(value)
 
 
 def _are_two_numbers(value: Any) -> bool:

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from steps.data.formats import RecordFormat
 from steps.data.formats.chat import asked_in
 from steps.data.records.conversations import (
     question,
@@ -13,22 +14,14 @@ from steps.data.records.conversations import (
     unpacked,
     with_system,
 )
-from steps.data.records.record_fields import (
-    found,
-    is_list,
-    score,
-    show,
-    template_kwargs,
-    tools,
-    weight,
-)
+from steps.data.records.record_fields import for_template, found, is_list, score, show, weight
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import UnpairedRow
 from steps.data.rows.turn_order import check_conversation, merged
 
 
 @dataclass(frozen=True)
-class UnpairedFormat:
+class UnpairedFormat(RecordFormat):
     """`prompt` and `completion` are strings or messages; `label` is true for a good completion.
 
     Without a prompt, `completion` is a conversation, and its last turn is judged. `weight` must be
@@ -51,8 +44,7 @@ class UnpairedFormat:
     makes: ClassVar[type] = UnpairedRow
 
     @classmethod
-    def detected(cls, record: Mapping[str, Any]) -> "UnpairedFormat | None":
-        """The format with usual field names, if `record` has all that it needs in one way only."""
+    def detected(cls, record: Mapping[str, Any]) -> Self | None:
         labels = [name for name in _VERDICTS if record.get(name) is not None]
         asked = ["prompt"] if record.get("prompt") is not None else asked_in(record)
         chats = [] if asked else [n for n in _CHATS if is_list(unpacked(record.get(n)))]
@@ -70,11 +62,6 @@ class UnpairedFormat:
             raise ValueError(f"data.fields.good is {self.good!r}, expected a number")
 
     def parse(self, record: Mapping[str, Any], row: str) -> UnpairedRow:
-        """The completion that `record` describes, labelled `row`.
-
-        Raises:
-            MalformedRow: prompt and completion are no conversation, or there is no verdict.
-        """
         answer = response_messages(found(record, self.completion), self.completion, "no completion")
         given = found(record, self.prompt)
         if given is None and len(answer) > 1 and answer[-1]["role"] == "assistant":
@@ -91,9 +78,8 @@ class UnpairedFormat:
             with_system(prompt, self.system),
             answer,
             self._verdict(record),
-            tools(record, self.tools),
-            template_kwargs(record, self.template_kwargs),
-            weight(record, self.weight),
+            **for_template(record, self),
+            weight=weight(record, self.weight),
         )
 
     def _verdict(self, record: Mapping[str, Any]) -> bool:

@@ -78,7 +78,9 @@ def with_images(row: PreferenceRow, pictures: Pictures) -> PreferenceRow:
         raise MalformedRow(
             "images not matched", f"the row has {len(pictures)} images, its prompt marks {found}"
         )
-    described = iter(map(_described, pictures))
+    described: Iterator[dict[str, Any]] = (
+        {"sha256": image.sha256, "width": image.width, "height": image.height} for image in pictures
+    )
     return replace(row, prompt=tuple(_with_own(message, described) for message in prompt))
 
 
@@ -99,10 +101,6 @@ def parts_of(message: Message) -> list[dict[str, str]]:
 def _with_own(message: Message, described: Iterator[dict[str, Any]]) -> Message:
     count = message["content"].count(MARK)
     return {**message, "images": [next(described) for _ in range(count)]} if count else message
-
-
-def _described(image: Picture) -> dict[str, Any]:
-    return {"sha256": image.sha256, "width": image.width, "height": image.height}
 
 
 def _placed(prompt: Messages, count: int) -> Messages:

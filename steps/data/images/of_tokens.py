@@ -31,9 +31,7 @@ class ImageOfRow:
         return pixels(_table(self.folder).content(self.sha256))
 
 
-@lru_cache(maxsize=8)
-def _table(folder: Path) -> ImageTable:
-    return ImageTable(folder)
+_table = lru_cache(maxsize=8)(ImageTable)
 
 
 def rows_with_images(folder: Path) -> Iterator[dict[str, Any]]:

@@ -10,19 +10,20 @@ Rows beyond a limit are also read and checked, so that the ledger is complete.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice, starmap
 from pathlib import Path
 from typing import Any
 
-from steps.data.formats.by_name import Format
+from steps.data.formats import RecordFormat
 from steps.data.formats.choice import FormatChoice, choose_format
 from steps.data.images.finding import ImageColumn, Pictures
 from steps.data.images.image_table import IMAGES, write_images
 from steps.data.images.pictures import Picture
 from steps.data.load.ahead import ReadAhead
+from steps.data.load.config import LoadConfig
 from steps.data.load.mixture import Mixture, Opener
-from steps.data.load.near import NearDuplicates, NearRows
+from steps.data.load.near import NearRows
 from steps.data.load.one_object import advice
 from steps.data.load.parsing import Parsed, ParsedRow, Parser
 from steps.data.load.shards import Source, open_shard
@@ -49,7 +50,7 @@ class Part:
     """A source of a mixture; its `name`, if it has one, prefixes the labels of its rows."""
 
     source: Source
-    format: Format
+    format: RecordFormat
     weight: float = 1.0
     name: str = ""
     images: ImageColumn | None = None
@@ -63,11 +64,6 @@ class Reading:
     parts: tuple[Part, ...]
     until: str = "first exhausted"
 
-    def mixture(self, position: Any, openers: Sequence[Opener]) -> Mixture:
-        sources = [part.source for part in self.parts]
-        weights = [part.weight for part in self.parts]
-        return Mixture(sources, weights, self.until, position, openers)
-
 
 @dataclass(frozen=True)
 class Load:
@@ -75,21 +71,14 @@ class Load:
 
     Args:
         kind: the kind of row.
-        test: without it, `test_fraction` of the prompts of `train` are held out.
-        limits: keep only the first so many rows of a split.
-        deduplicate: drop rows that say what an earlier row of either split says.
-        near: drop those that say nearly that.
-        workers: the number of processes, of which one decides and writes; 0: one for each core.
+        test: without it, `config.test_fraction` of the prompts of `train` are held out.
+        config: the settings, but for the format, which each part has.
     """
 
     kind: type
     train: Reading
     test: Reading | None = None
-    test_fraction: float = 0.0
-    limits: Mapping[str, int | None] = field(default_factory=dict)
-    deduplicate: bool = False
-    near: NearDuplicates | None = None
-    workers: int = 1
+    config: LoadConfig = field(default_factory=LoadConfig)
 
     def readings(self) -> list[tuple[str, Reading]]:
         every = (("train", self.train), ("test", self.test))
@@ -141,17 +130,8 @@ def load_rows(load: Load, folder: Path, scratch: Path, progress: Progress) -> Lo
     _publish(scratch / "shards", folder)
     state = work.state
     tallies = {split: Tally.from_json(data) for split, data in state["tallies"].items()}
-    return Loaded(
-        state["kept"],
-        state["kept_of"],
-        tallies,
-        state["drawn"],
-        state["ended_by"],
-        state["trained_on"],
-        state["ignored"],
-        state["scored_lower"],
-        state["verdicts"],
-    )
+    found = {field.name: state[field.name] for field in fields(Loaded)}
+    return Loaded(**found | {"tallies": tallies})
 
 
 def part_of(
@@ -183,7 +163,8 @@ class _Work:
         self.state: dict[str, Any] = resumed.state or _beginning(load)
         self.readings = load.readings()
         self._ahead: list[ReadAhead] = []
-        self._near = None if load.near is None else NearRows(load.near, resumed)
+        near = load.config.near_duplicates
+        self._near = None if near is None else NearRows(near, resumed)
         self._pictures: dict[str, list[Picture]] = {}
         self._image_bytes = 0
         self._open_reading()
@@ -194,17 +175,18 @@ class _Work:
         self.close()
         parts = self.reading.parts
         openers = [self._opener(part, n, len(parts)) for n, part in enumerate(parts)]
-        self.mixture = self.reading.mixture(self.state["position"], openers)
+        sources, weights = [p.source for p in parts], [p.weight for p in parts]
+        position = self.state["position"]
+        self.mixture = Mixture(sources, weights, self.reading.until, position, openers)
         self.tally = Tally.from_json(self.state["tallies"][self.split])
 
     def _opener(self, part: Part, number: int, parts: int) -> Opener:
         """How the files of a part are read: by other processes, of which it gets its share, or by
         this one. Files of images are always read by this one, which is observed."""
-        load = self.load
-        fraction = load.test_fraction if load.test is None else None
-        compared = load.test is not None
-        parser = Parser(part.format, part.images, fraction, load.deduplicate, compared)
-        others = (load.workers or os.cpu_count() or 1) - 1
+        config, compared = self.load.config, self.load.test is not None
+        fraction = None if compared else config.test_fraction
+        parser = Parser(part.format, part.images, fraction, config.deduplicate, compared)
+        others = (config.workers or os.cpu_count() or 1) - 1
         if others > number and part.images is None:
             processes = others // parts + (number < others % parts)
             self._ahead.append(ReadAhead(part.source, parser, processes))
@@ -298,10 +280,11 @@ class _Work:
 
     def _choose(self, made: ParsedRow, name: str, split: str) -> None:
         """Drop a valid row that is over a limit or a duplicate."""
-        limit = self.load.limits.get(split)
+        config = self.load.config
+        limit = config.max_train if split == "train" else config.max_test
         if limit is not None and self.state["kept"][split] >= limit:
             raise MalformedRow(OVER_LIMIT, f"{split} has its {limit} rows already")
-        if self.load.deduplicate and not self.resumed.is_new("content", made.content):
+        if config.deduplicate and not self.resumed.is_new("content", made.content):
             raise MalformedRow("duplicate", "an earlier row has the same prompt and responses")
         if self._near:
             number = sum(self.state["kept"].values())
@@ -408,9 +391,4 @@ def _publish(shards: Path, folder: Path) -> None:
             place(path, folder / path.parent.name / path.name)
     for path in sorted(shards.glob(f"*/{IMAGES}/*.parquet")):
         place(path, folder / path.relative_to(shards))
-    write_rows(folder / "ledger.parquet", LEDGER, _lines(shards / "ledger"))
-
-
-def _lines(folder: Path) -> Iterator[Mapping[str, Any]]:
-    for path in sorted(folder.glob("*.parquet")):
-        yield from iter_rows(path)
+    write_rows(folder / "ledger.parquet", LEDGER, iter_rows(shards / "ledger"))

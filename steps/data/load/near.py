@@ -14,12 +14,12 @@ on with them.
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steps.data.images.finding import images_of
-from steps.data.load.overlap import words_of
-from steps.data.rows.rows import Row, TextRow
+from steps.data.load.overlap import named_texts, words_of
+from steps.data.rows.rows import Row
 from steps.data.work.resume_point import ResumePoint
 
 _MINIMA, _SEED, _SCHEME = 128, 1, "affine32"
@@ -116,19 +116,7 @@ def _scope(row: Row) -> bytes:
 
 def _runs(row: Row, words: int) -> Iterator[bytes]:
     """The runs of words of a row; if a text has fewer words than a run, all of them are one run."""
-    for part, text in _texts(row):
-        found = words_of(text)
-        for start in range(max(1, len(found) - words + 1) if found else 0):
-            yield "\0".join([part, *found[start : start + words]]).encode()
-
-
-def _texts(row: Row) -> Iterator[tuple[str, str]]:
-    """Every text of a row except system prompts, with the name of the part that it is in."""
-    if isinstance(row, TextRow):
-        yield "text", row.text
-        return
-    for field in fields(row):
-        value = getattr(row, field.name)
-        if isinstance(value, tuple) and field.name != "tools":
-            said = (m for m in value if m["role"] != "system")
-            yield from ((field.name, message["content"]) for message in said)
+    for part, texts in named_texts(row):
+        for found in map(words_of, texts):
+            for start in range(max(1, len(found) - words + 1) if found else 0):
+                yield "\0".join([part, *found[start : start + words]]).encode()

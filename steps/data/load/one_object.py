@@ -37,9 +37,7 @@ def _is_column(value: Any) -> bool:
 
 
 def _are_rows(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_row, value))
-
-
-def _is_row(item: Any) -> bool:
-    """Whether an item of a list is an object that is no message."""
-    return isinstance(item, Mapping) and not {"role", "from"} & item.keys()
+    """Whether a value is a list of objects that are no messages."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(i, Mapping) and not {"role", "from"} & i.keys() for i in value)

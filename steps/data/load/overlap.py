@@ -48,13 +48,19 @@ def normal_text(text: str) -> str:
 
 def texts_of(row: Row) -> Iterator[str]:
     """The text of every message of `row`, or its text, in order; system prompts are left out."""
+    for _, texts in named_texts(row):
+        yield from texts
+
+
+def named_texts(row: Row) -> Iterator[tuple[str, list[str]]]:
+    """The names of the parts of `row`, each with its texts."""
     if isinstance(row, TextRow):
-        yield row.text
+        yield "text", [row.text]
         return
     for name in _names(type(row)):
         value = getattr(row, name)
         if isinstance(value, tuple):
-            yield from [m["content"] for m in value if m["role"] != "system"]
+            yield name, [m["content"] for m in value if m["role"] != "system"]
 
 
 @cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steps.data.formats.by_name import Format
+from steps.data.formats import RecordFormat
 from steps.data.formats.choice import IgnoredKeys
 from steps.data.formats.preference import PreferenceFormat
 from steps.data.formats.rated import RatedFormat, of_one_prompt
@@ -67,7 +67,7 @@ class Parser:
         contents, prompts: whether rows need these keys.
     """
 
-    format: Format
+    format: RecordFormat
     images: ImageColumn | None
     fraction: float | None
     contents: bool
@@ -88,7 +88,7 @@ class Parser:
     def _parsed(
         self,
         record: Mapping[str, Any] | MalformedRow,
-        bare: Format,
+        bare: RecordFormat,
         folder: Path | None,
         ignored: IgnoredKeys,
     ) -> Parsed:

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from steps.data.readers import Item
 from steps.data.readers.blocks import read_blocks
-from steps.data.readers.cells import comma_separated, tab_separated
+from steps.data.readers.cells import separated_values
 from steps.data.readers.columns import arrow_rows, parquet_rows, without_nulls
 from steps.data.readers.json_file import json_file
 from steps.data.readers.lines import json_lines, text_lines
@@ -34,11 +35,17 @@ from steps.shared.execution_detail import execution_detail, kept
 
 _TEXT_READERS = {
     ".jsonl": json_lines, ".json": json_file, ".txt": text_lines,
-    ".csv": comma_separated, ".tsv": tab_separated,
+    ".csv": separated_values, ".tsv": partial(separated_values, separator="\t"),
 }  # fmt: skip
 _TABLE_READERS = {".parquet": parquet_rows, ".arrow": arrow_rows}
 _CODECS = {"": None, ".gz": "gzip", ".zst": "zstd"}
-SUFFIXES = (*(kind + codec for kind in _TEXT_READERS for codec in _CODECS), *_TABLE_READERS)
+_KINDS = {
+    **{kind + end: (kind, codec) for kind in _TEXT_READERS for end, codec in _CODECS.items()},
+    **{kind: (kind, None) for kind in _TABLE_READERS},
+}
+"""For the end of a file's name, the suffix that selects its reader, and Arrow's name for its
+compression."""
+SUFFIXES = (*_KINDS,)
 _CODEC = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
 _UNREAD = re.compile(
     r"\.(xlsx?|ndjson|jsonlines|jl|feather|avro|orc|pq|parq|ipc)(\.(gz|zst|zstd|xz|bz2|lz4|zip))?$"
@@ -128,23 +135,18 @@ def files_at(url: str, *, one_split: bool = False) -> tuple[FileShard, ...]:
             splits, data in an unsupported format, or one file in two compressions.
     """
     with reaching(url):
-        shards = _shards_at(url, one_split)
+        filesystem, path = fsspec.url_to_fs(url)
+        shards = _shards_at(filesystem, path, url, one_split)
     if not shards:
-        what = "the folder holds no data file" if _is_folder(url) else "no such file"
+        what = "the folder holds no data file" if filesystem.isdir(path) else "no such file"
         raise FileNotFoundError(f"{url}: {what}; check the path of the data")
     for shard in shards:
         _kind(shard.url)
     return shards
 
 
-def _is_folder(url: str) -> bool:
-    filesystem, path = fsspec.url_to_fs(url)
-    return filesystem.isdir(path)
-
-
-def _shards_at(url: str, one_split: bool) -> tuple[FileShard, ...]:
-    filesystem, path = fsspec.url_to_fs(url)
-    if is_pattern(path) and not _is_there(filesystem, path):
+def _shards_at(filesystem: Any, path: str, url: str, one_split: bool) -> tuple[FileShard, ...]:
+    if _is_glob(filesystem, path):
         root = _fixed_part(path)
         found = [name for name in sorted(filesystem.glob(path)) if filesystem.isfile(name)]
         return _files(filesystem, [n for n in found if not _is_hidden(n, root)], root)
@@ -239,14 +241,9 @@ class Reader:
 
 
 def _kind(url: str) -> tuple[str, str | None]:
-    """The suffix that selects the reader of a file, and Arrow's name for its compression."""
-    for suffix in SUFFIXES:
+    for suffix, kind in _KINDS.items():
         if url.lower().endswith(suffix):
-            kind, codec = suffix, ""
-            for ending in (".gz", ".zst"):
-                if suffix.endswith(ending):
-                    kind, codec = suffix.removesuffix(ending), ending
-            return kind, _CODECS[codec]
+            return kind
     raise ValueError(f"{url}: {_unknown_ending(url)}")
 
 
@@ -275,8 +272,12 @@ def _unknown_ending(url: str) -> str:
 
 def is_glob(url: str) -> bool:
     """Whether a path or URL is a glob pattern, and not the name of an existing file."""
-    filesystem, path = fsspec.url_to_fs(url)
-    return is_pattern(path) and not _is_there(filesystem, path)
+    return _is_glob(*fsspec.url_to_fs(url))
+
+
+def _is_glob(filesystem: Any, path: str) -> bool:
+    is_there = isinstance(filesystem, LocalFileSystem) and Path(path).exists()
+    return is_pattern(path) and not is_there
 
 
 def is_pattern(path: str) -> bool:
@@ -363,11 +364,6 @@ def _saved_by_datasets(filesystem: Any, found: Sequence[str], root: str) -> list
     states = {name.rpartition("/")[0] for name in found if name.endswith("/state.json")}
     arrow = [name for name in found if name.endswith(".arrow")]
     return arrow if arrow and states >= {name.rpartition("/")[0] for name in arrow} else []
-
-
-def _is_there(filesystem: Any, path: str) -> bool:
-    """Whether a path with wildcard characters is the name of an existing file or folder."""
-    return isinstance(filesystem, LocalFileSystem) and Path(path).exists()
 
 
 def _refuse_links(filesystem: Any, root: str, url: str) -> None:

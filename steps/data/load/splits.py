@@ -24,7 +24,8 @@ def in_test_split(prompt: Sequence[Message], fraction: float) -> bool:
     """
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"the test fraction is {fraction}; it must lie between 0 and 1")
-    return _place(prompt) < fraction
+    # A number in [0, 1), uniform over prompts: the leading 53 bits (a float's worth) of a hash.
+    return (int.from_bytes(prompt_key(prompt)[:8], "big") >> 11) / 2**53 < fraction
 
 
 def prompt_of(row: Row) -> Sequence[Message]:
@@ -43,8 +44,3 @@ def prompt_key(prompt: Sequence[Message]) -> bytes:
     messages = [[message["role"], normal_text(message["content"])] for message in prompt]
     messages += [[image["sha256"]] for image in images_of(prompt)]
     return hashlib.sha256(json.dumps(messages).encode()).digest()
-
-
-def _place(prompt: Sequence[Message]) -> float:
-    """A number in [0, 1), uniform over prompts: the leading 53 bits (a float's worth) of a hash."""
-    return (int.from_bytes(prompt_key(prompt)[:8], "big") >> 11) / 2**53

@@ -19,17 +19,10 @@ from steps.data.rows.reasons import MalformedRow
 _SURROGATE = re.compile("[\udc80-\udcff]")
 
 
-def comma_separated(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
-    """The rows of a CSV file, from row `start` on."""
-    return _rows(blocks, start, ",")
-
-
-def tab_separated(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
-    """The rows of a TSV file, from row `start` on."""
-    return _rows(blocks, start, "\t")
-
-
-def _rows(blocks: Iterable[bytes], start: int, separator: str) -> Iterator[Item]:
+def separated_values(
+    blocks: Iterable[bytes], start: int = 1, separator: str = ","
+) -> Iterator[Item]:
+    """The rows of a CSV file, from row `start` on; with tabs for separators, of a TSV file."""
     csv.field_size_limit(MAX_ROW_BYTES)
     lines = csv.reader(_lines(blocks), delimiter=separator, strict=True)
     number = 0

@@ -7,7 +7,7 @@ JSON forbids them.
 
 import json
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from steps.data.readers import Item
@@ -18,6 +18,8 @@ MAX_ROW_BYTES = 16 * 2**20
 """A longer row is dropped: it would have about four million tokens, and is probably a mistake."""
 
 BOM = b"\xef\xbb\xbf"
+
+Parse = Callable[[str], Mapping | MalformedRow]
 
 
 class RepeatedKey(ValueError):
@@ -39,16 +41,12 @@ LENIENT_DECODER = json.JSONDecoder(strict=False)
 
 def json_lines(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
     """One object a line, from line `start` on."""
-    for number, line in _numbered(blocks):
-        if number >= start and (isinstance(line, MalformedRow) or not _is_blank(line)):
-            yield number, line if isinstance(line, MalformedRow) else _parse(line)
+    return _records(blocks, start, lambda line: as_object(DECODER.decode(line)))
 
 
 def text_lines(blocks: Iterable[bytes], start: int = 1) -> Iterator[Item]:
     """Each line as the record `{"text": LINE}`, from line `start` on."""
-    for number, line in _numbered(blocks):
-        if number >= start and (isinstance(line, MalformedRow) or not _is_blank(line)):
-            yield number, line if isinstance(line, MalformedRow) else _text(line)
+    return _records(blocks, start, lambda line: {"text": line.removesuffix("\r")})
 
 
 def too_large(size: int) -> MalformedRow:
@@ -65,24 +63,23 @@ def as_object(value: object) -> Mapping | MalformedRow:
     return MalformedRow("not an object", f"found a {type(value).__name__}, expected an object")
 
 
-def _parse(line: bytes) -> Mapping | MalformedRow:
+def _records(blocks: Iterable[bytes], start: int, parse: Parse) -> Iterator[Item]:
+    for number, line in _numbered(blocks):
+        if number < start:
+            continue
+        if isinstance(line, MalformedRow):
+            yield number, line
+        elif line and not line.isspace():
+            yield number, _parsed(line, parse)
+
+
+def _parsed(line: bytes, parse: Parse) -> Mapping | MalformedRow:
     try:
-        return as_object(DECODER.decode(line.decode()))
+        return parse(line.decode())
     except UnicodeDecodeError as error:
         return MalformedRow("not valid UTF-8", str(error.reason) + f" at byte {error.start}")
     except (ValueError, RecursionError) as error:
         return MalformedRow("broken JSON", str(error))
-
-
-def _text(line: bytes) -> Mapping | MalformedRow:
-    try:
-        return {"text": line.removesuffix(b"\r").decode()}
-    except UnicodeDecodeError as error:
-        return MalformedRow("not valid UTF-8", str(error.reason) + f" at byte {error.start}")
-
-
-def _is_blank(line: bytes) -> bool:
-    return not line or line.isspace()
 
 
 def _numbered(blocks: Iterable[bytes]) -> Iterator[tuple[int, bytes | MalformedRow]]:

@@ -183,18 +183,9 @@ def in_turn(texts: Sequence[Any], field: str) -> Messages:
 
 def prompt_messages(value: Any, field: str) -> Messages:
     """A prompt: a string stands for one user message."""
-    value = unpacked(value)
-    if value is None:
-        raise MalformedRow("no prompt", f"{field} is missing")
-    if is_message(value):
-        return messages([value], field)
-    if not is_list(value):
-        if isinstance(value, str) and value.startswith('["') and is_list(parsed_json(value)):
-            raise no_speakers(field)
-        return ({"role": "user", "content": _one_turn(value, field)},)
-    if not value:
-        raise MalformedRow("no prompt", f"{field} is an empty list")
-    return messages(value, field)
+    if isinstance(value, str) and value.startswith('["') and is_list(parsed_json(value)):
+        raise no_speakers(field)
+    return _turns(value, field, "user", "no prompt", "no prompt")
 
 
 def question(record: Mapping[str, Any], field: str, more: str | None) -> Messages:
@@ -218,28 +209,28 @@ def question(record: Mapping[str, Any], field: str, more: str | None) -> Message
 def response_messages(value: Any, field: str, missing: Reason) -> Messages:
     """A response, or a conversation that ends in one: a string stands for one message, and so does
     an object."""
+    if are_texts(value):
+        if len(value) > 1:
+            raise MalformedRow(
+                "content not a string",
+                f"{field} holds {len(value)} texts; if they are answers, name one: {field}.0",
+            )
+        return ({"role": "assistant", "content": _one_turn(value[0], f"{field}[0]")},)
+    return _turns(value, field, "assistant", missing, "empty conversation")
+
+
+def _turns(value: Any, field: str, role: str, missing: Reason, empty: Reason) -> Messages:
+    """Messages, or the only turn of `role` as one text."""
     value = unpacked(value)
     if value is None:
         raise MalformedRow(missing, f"{field} is missing")
     if is_message(value):
         return messages([value], field)
     if not is_list(value):
-        return ({"role": "assistant", "content": _one_turn(value, field)},)
+        return ({"role": role, "content": _one_turn(value, field)},)
     if not value:
-        raise MalformedRow("empty conversation", f"{field} is an empty list")
-    if are_texts(value):
-        return _one_of(value, field)
+        raise MalformedRow(empty, f"{field} is an empty list")
     return messages(value, field)
-
-
-def _one_of(texts: Sequence[str], field: str) -> Messages:
-    """The only text of a list, as a message of the assistant."""
-    if len(texts) > 1:
-        raise MalformedRow(
-            "content not a string",
-            f"{field} holds {len(texts)} texts; if they are answers, name one: {field}.0",
-        )
-    return ({"role": "assistant", "content": _one_turn(texts[0], f"{field}[0]")},)
 
 
 def _one_turn(value: Any, field: str) -> str:

@@ -94,8 +94,17 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def tools(record: Mapping[str, Any], field: str) -> Tools | None:
-    """Tool descriptions: a list of objects, or that as JSON text; absent or empty: `None`."""
+def for_template(record: Mapping[str, Any], names: Any) -> dict[str, Any]:
+    """What the chat template gets besides messages, from the fields that a format names: tool
+    descriptions, a list of objects, and arguments, an object; or these as JSON text. Absent or
+    empty ones are `None`."""
+    return {
+        "tools": _tools(record, names.tools),
+        "template_kwargs": _template_kwargs(record, names.template_kwargs),
+    }
+
+
+def _tools(record: Mapping[str, Any], field: str) -> Tools | None:
     value = parsed_json(found(record, field))
     if value is None or (is_list(value) and not value):
         return None
@@ -106,8 +115,7 @@ def tools(record: Mapping[str, Any], field: str) -> Tools | None:
     return tuple(plain(value, field))
 
 
-def template_kwargs(record: Mapping[str, Any], field: str) -> Mapping[str, Any] | None:
-    """Arguments for the chat template: an object, or that as JSON text; absent or empty: `None`."""
+def _template_kwargs(record: Mapping[str, Any], field: str) -> Mapping[str, Any] | None:
     value = parsed_json(record.get(field))
     if value is None:
         return None

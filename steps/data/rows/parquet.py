@@ -8,7 +8,7 @@ is complete.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,8 @@ def write_rows(path: str | Path, schema: "pa.Schema", rows: Iterable[Mapping[str
     try:
         settings: dict[str, Any] = {"compression": "zstd", "use_dictionary": _short_texts(schema)}
         with pq.ParquetWriter(unfinished, schema, store_schema=False, **settings) as writer:
-            for group in _groups(rows):
+            remaining = iter(rows)
+            while group := list(islice(remaining, ROWS_PER_GROUP)):
                 writer.write_table(_table(group, schema, path, count), row_group_size=len(group))
                 count += len(group)
         unfinished.replace(path)
@@ -59,16 +60,10 @@ def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> list[di
 
 
 def iter_rows(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The rows that `read_rows` reads, one row group in memory at a time."""
-    return chain.from_iterable(iter_groups(path, columns))
-
-
-def iter_groups(
-    path: str | Path, columns: Sequence[str] | None = None
-) -> Iterator[list[dict[str, Any]]]:
-    """The rows that `read_rows` reads, by row group; a missing file is reported at once."""
+    """The rows that `read_rows` reads, one row group in memory at a time; a missing file is
+    reported at once."""
     files = shards(path)
-    return chain.from_iterable(_file_groups(file, columns) for file in files)
+    return (row for file in files for group in _file_groups(file, columns) for row in group)
 
 
 def shards(path: str | Path) -> list[Path]:
@@ -112,12 +107,6 @@ def _short_texts(schema: "pa.Schema") -> list[str]:
     import pyarrow as pa
 
     return [field.name for field in schema if pa.types.is_string(field.type)]
-
-
-def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    remaining = iter(rows)
-    while group := list(islice(remaining, ROWS_PER_GROUP)):
-        yield group
 
 
 def _table(

@@ -28,67 +28,41 @@ ROWS_PER_SHARD = 2048
 """The most rows in one file."""
 
 
-def _required(name: str, kind: pa.DataType) -> pa.Field:
-    return pa.field(name, kind, nullable=False)
+def required(kind: pa.DataType, *names: str) -> list[pa.Field]:
+    """Columns without nulls."""
+    return [pa.field(name, kind, nullable=False) for name in names]
 
 
-MESSAGES = pa.list_(
-    pa.field(
-        "element",
-        pa.struct(
-            [
-                _required("role", pa.string()),
-                _required("content", pa.string()),
-                pa.field("extra", pa.string()),
-            ]
-        ),
-        nullable=False,
-    )
-)
+def _may_be_null(kind: pa.DataType, *names: str) -> list[pa.Field]:
+    return [pa.field(name, kind) for name in names]
+
+
+_TEXT = pa.string()
+_MESSAGE = [*required(_TEXT, "role", "content"), *_may_be_null(_TEXT, "extra")]
+MESSAGES = pa.list_(pa.field("element", pa.struct(_MESSAGE), nullable=False))
 """A column of conversations."""
 
-ROW = _required("row", pa.string())
-SCORES = (pa.field("score_chosen", pa.float64()), pa.field("score_rejected", pa.float64()))
-WEIGHT = pa.field("weight", pa.float64())
+(ROW,) = required(_TEXT, "row")
+SCORES = _may_be_null(pa.float64(), "score_chosen", "score_rejected")
+WEIGHT = _may_be_null(pa.float64(), "weight")
 """The weight of a row; null means 1."""
-FOR_TEMPLATE = (pa.field("tools", pa.string()), pa.field("template_kwargs", pa.string()))
+FOR_TEMPLATE = _may_be_null(_TEXT, "tools", "template_kwargs")
 """The arguments of a chat template besides the messages."""
 
-PAIRS = pa.schema(
-    [
-        ROW,
-        _required("prompt", MESSAGES),
-        _required("chosen", MESSAGES),
-        _required("rejected", MESSAGES),
-        *FOR_TEMPLATE,
-        *SCORES,
-        WEIGHT,
-    ]
-)
-CONVERSATIONS = pa.schema([ROW, _required("messages", MESSAGES), *FOR_TEMPLATE])
+_SIDES = required(MESSAGES, "prompt", "chosen", "rejected")
+PAIRS = pa.schema([ROW, *_SIDES, *FOR_TEMPLATE, *SCORES, *WEIGHT])
+CONVERSATIONS = pa.schema([ROW, *required(MESSAGES, "messages"), *FOR_TEMPLATE])
 PROMPTS = pa.schema(
-    [ROW, _required("prompt", MESSAGES), pa.field("answer", pa.string()), *FOR_TEMPLATE]
+    [ROW, *required(MESSAGES, "prompt"), *_may_be_null(_TEXT, "answer"), *FOR_TEMPLATE]
 )
-UNPAIRED = pa.schema(
-    [
-        ROW,
-        _required("prompt", MESSAGES),
-        _required("completion", MESSAGES),
-        _required("label", pa.bool_()),
-        *FOR_TEMPLATE,
-        WEIGHT,
-    ]
-)
-TEXTS = pa.schema([ROW, _required("text", pa.string())])
+_LABELLED = [*required(MESSAGES, "prompt", "completion"), *required(pa.bool_(), "label")]
+UNPAIRED = pa.schema([ROW, *_LABELLED, *FOR_TEMPLATE, *WEIGHT])
+TEXTS = pa.schema([ROW, *required(_TEXT, "text")])
 
 LEDGER = pa.schema(
     [
-        _required("split", pa.string()),
-        _required("source", pa.string()),
-        ROW,
-        _required("outcome", pa.string()),
-        pa.field("reason", pa.string()),
-        pa.field("detail", pa.string()),
+        *required(_TEXT, "split", "source", "row", "outcome"),
+        *_may_be_null(_TEXT, "reason", "detail"),
     ]
 )
 """One line for every row that was read; the fields of `ledger.Entry`."""
@@ -152,7 +126,7 @@ def messages_to_column(messages: Iterable[Message]) -> list[dict[str, str | None
         {
             "role": message["role"],
             "content": message["content"],
-            "extra": None if len(message) == 2 else _extra(message),
+            "extra": _extra(message) if len(message) > 2 else None,
         }
         for message in messages
     ]
@@ -175,9 +149,8 @@ def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _extra(message: Message) -> str | None:
-    extra = {key: value for key, value in message.items() if key not in ("role", "content")}
-    return _to_json(extra) if extra else None
+def _extra(message: Message) -> str:
+    return _to_json({k: value for k, value in message.items() if k not in ("role", "content")})
 
 
 def _to_column(name: str, value: Any) -> Any:

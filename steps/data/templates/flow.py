@@ -17,6 +17,8 @@ from enum import Enum
 
 from jinja2 import nodes
 
+from steps.data.templates.programs import is_generation
+
 
 class _Kind(Enum):
     """What a value may be.
@@ -98,7 +100,7 @@ class _Reader:
                 self.loop(node, scope)
             case nodes.Assign():
                 self.assign(node, scope)
-            case nodes.CallBlock() if getattr(node.call.node, "name", "") == "_generation_support":
+            case nodes.CallBlock() if is_generation(node):
                 within = dict(scope)
                 self.block(node.body, within)
                 _merge_into(scope, [scope, within])

@@ -20,7 +20,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from steps.data.tokens.rendering import Span
+from steps.data.tokens.rendering import Span, any_of, load_bare_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -52,7 +52,7 @@ class Encoder:
 
     @cached_property
     def anchor_pattern(self) -> re.Pattern[str]:
-        return re.compile(_any_of(self.anchors))
+        return re.compile(any_of(self.anchors))
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text."""
@@ -131,7 +131,7 @@ def encoder(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
         and not (token.normalized or token.lstrip or token.rstrip or token.single_word)
     }
     unknown = tokenizer.unk_token_id
-    greedy = _any_of(str(t) for t in tokenizer.added_tokens_decoder.values() if t.rstrip)
+    greedy = any_of(str(t) for t in tokenizer.added_tokens_decoder.values() if t.rstrip)
     return Encoder(
         core,
         anchors,
@@ -167,18 +167,18 @@ def _word(added: Iterable[str], *, by_kind: bool) -> re.Pattern[str]:
 
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False}
-_SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA = _ENDING + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
-_QWEN = _LLAMA.replace("{1,3}", "")
+LLAMA = _ENDING + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
+QWEN = LLAMA.replace("{1,3}", "")
 _GPT_OSS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     rf"{_ENDING}?|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+"
     rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_ENDING}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*"
     + _SPACES
 )
-_PATTERNS = {_LLAMA, _QWEN, _GPT_OSS}
+_PATTERNS = {LLAMA, QWEN, _GPT_OSS}
 """Patterns of which every alternative has a space at its start or among white space alone, and
 nothing of `_PUNCTUATION` after a letter, and none looks back: so a match ends before each space
 that follows another character, and between such a letter and what follows, and begins there."""
@@ -229,7 +229,7 @@ def _splits_into_words(core: "Tokenizer") -> bool:
     if last["use_regex"]:
         return all(part["type"] == "Digits" for part in before)
     return len(before) == 1 and any(
-        before[0] == _SPLIT | {"pattern": {"Regex": p}} for p in _PATTERNS
+        before[0] == SPLIT | {"pattern": {"Regex": p}} for p in _PATTERNS
     )
 
 
@@ -241,15 +241,8 @@ def _described(part: Any) -> list[dict[str, Any]]:
     return described.get("pretokenizers", described.get("normalizers", [described]))
 
 
-def _any_of(texts: Iterable[str]) -> str:
-    longest_first = sorted(texts, key=lambda text: (-len(text), text))
-    return "|".join(map(re.escape, longest_first)) or r"(?!)"
-
-
 def save_tokenizer(folder: Path, path: Path) -> None:
     """Write the tokenizer of a folder as one file, with which ids can be decoded."""
-    from steps.data.tokens.rendering import load_bare_tokenizer
-
     path.parent.mkdir(parents=True, exist_ok=True)
     encoder(load_bare_tokenizer(folder)).core.save(str(path), pretty=False)
 

@@ -19,8 +19,10 @@ from typing import Any
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
 from steps.data.templates.flow import looked_for_in_contents
-from steps.data.tokens.rendering import Chat, ChatFormat, render
+from steps.data.templates.programs import program_of
+from steps.data.tokens.rendering import Chat, ChatFormat, added_tokens, any_of, render
 from steps.data.tokens.spans import Rendered, SpanFinder, is_doubled
+from steps.data.tokens.tracing import Form
 
 CHECKED_ONE_IN = 256
 _MOST_OUTLINES = 1024
@@ -121,10 +123,8 @@ class Outlines:
         looked_for = _looked_for(self.finder.format)
         if looked_for is None:
             return None
-        texts = {*looked_for, *_special(self.finder)}
-        longest_first = sorted(texts, key=lambda text: (-len(text), text))
         marks = self.finder.format.looked_for.pattern[1:-1]
-        return re.compile("|".join([*map(re.escape, longest_first), marks]))
+        return re.compile(f"{any_of({*looked_for, *_special(self.finder)})}|{marks}")
 
     def _cores(self, chat: Chat) -> _Cores | None:
         """None if a chat has more than roles and contents, or a content that is not proven of."""
@@ -166,25 +166,22 @@ class Outlines:
             return None
         cut = re.split(f"{_NAME.format('')}([0-9]+)x", rendered.text)
         parts, slots = cut[::2], [int(index) for index in cut[1::2]]
-        edges = [
-            _edge(parts, [len(names[index]) for index in slots], place)
-            for span in rendered.spans
-            for place in span
-        ]
+        form = Form(tuple(parts), tuple(names[index] for index in slots))
+        places = [form.place(place) for span in rendered.spans for place in span]
         if any(self._crosses(before, after) for before, after in pairwise(parts)):
             return None
-        if not rendered.closes or None in edges:
+        if not rendered.closes or None in places:
             return None
-        return _Outline(vars(rendered), parts, slots, [edge for edge in edges if edge is not None])
+        reached = [0, *accumulate(map(len, parts))]
+        edges = [(place[0], reached[place[0]] + place[1]) for place in places if place is not None]
+        return _Outline(vars(rendered), parts, slots, edges)
 
     @cached_property
     def _cuts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The beginnings of special tokens, and their ends."""
         texts = _special(self.finder)
-        starts = {text[:at] for text in texts for at in range(1, len(text))}
-        return tuple(sorted(starts)), tuple(
-            sorted({text[at:] for text in texts for at in range(1, len(text))})
-        )
+        cuts = [(text[:at], text[at:]) for text in texts for at in range(1, len(text))]
+        return tuple({start for start, _ in cuts}), tuple({end for _, end in cuts})
 
     def _crosses(self, before: str, after: str) -> bool:
         """Whether a special token could begin in the template's text and end in the content between
@@ -202,45 +199,25 @@ _NAME = "TemperOutline{}"
 
 
 def _looked_for(chat_format: ChatFormat) -> frozenset[str] | None:
-    from jinja2 import TemplateError
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
     if chat_format.in_parts:
         return None
     try:
-        template = chat_format.tokenizer.get_chat_template(tools=None)
-        program = _compile_jinja_template(template).environment.parse(template)
-    except (TemplateError, SyntaxError, ValueError):  # it refuses every row, and each says so
+        program = program_of(chat_format.tokenizer.get_chat_template(tools=None))
+    except ValueError:  # there is none without tools, which every row says
         return None
-    return looked_for_in_contents(program)
+    return None if program is None else looked_for_in_contents(program)
 
 
 def _special(finder: SpanFinder) -> list[str]:
     """The texts of all added tokens, of which the special ones are some."""
     tokenizer = finder.format.tokenizer
-    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if str(token).strip()}
-    return sorted({*added, *map(str, tokenizer.all_special_tokens), *finder.ends} - {""})
+    special = map(str, tokenizer.all_special_tokens)
+    return sorted({*added_tokens(tokenizer), *special, *finder.ends} - {""})
 
 
 def _message(kept: str | tuple[str, str, str], name: str) -> Message:
     role, before, after = (kept, "", "") if isinstance(kept, str) else kept
     return Message(role=role, content=before + name + after)
-
-
-def _edge(parts: Sequence[str], slots: Sequence[int], place: int) -> tuple[int, int] | None:
-    """A place in a text as the number of slots before it and the place without them; None in a
-    slot. `slots` are their lengths."""
-    without = 0
-    for before, part in enumerate(parts):
-        if place <= len(part):
-            return before, without + place
-        place -= len(part)
-        without += len(part)
-        if before < len(slots):
-            if place < slots[before]:
-                return None
-            place -= slots[before]
-    return None
 
 
 def _check(filled: Rendered, rendered: Rendered) -> None:

@@ -31,6 +31,7 @@ from steps.data.tokens.tokenizing import (
     render_answered,
     tokens_id,
 )
+from steps.shared.beginnings import shared_length
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class TokenizedPair:
     @property
     def shared_prefix(self) -> int:
         """The number of tokens with which both full sequences start."""
-        return len(self.prompt) + _common(self.chosen.ids, self.rejected.ids)
+        return len(self.prompt) + shared_length(self.chosen.ids, self.rejected.ids)
 
 
 def tokenize_pairs(
@@ -184,16 +185,10 @@ def _divide(pair: _Sides, whole: tuple[Pieces, Pieces]) -> _PairIds:
         limits.append(pieces.until(len(side.before)))
         masks.append(mask)
         merged += straddling
-    shared = min(*limits, _common(whole[0].ids, whole[1].ids))
+    shared = min(*limits, shared_length(whole[0].ids, whole[1].ids))
     prompt = Tokens(whole[0].ids[:shared], masks[0][:shared])
     sides = (Tokens(p.ids[shared:], m[shared:]) for p, m in zip(whole, masks, strict=True))
     return _PairIds(prompt, *sides, merged=merged)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many items two sequences share at their start."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 # --- lengths -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ never ends the job. Templates write their own BOS, so rendered text is always en
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, cached_property, partial
@@ -19,6 +19,7 @@ from steps.data.images.finding import MARK, parts_of
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
 from steps.data.templates.arguments import Call, Way, fitted, way_of
+from steps.shared.beginnings import shared_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -123,7 +124,7 @@ class ChatFormat:
 
     def added(self, header: str, asked: str) -> str:
         """The part of `header` after its common beginning with `asked`; no token is cut in two."""
-        shared = len(common_start(header, asked))
+        shared = shared_length(header, asked)
         cut = (m.start() for m in self.special.finditer(header) if m.start() < shared < m.end())
         return header[next(cut, shared) :]
 
@@ -228,13 +229,6 @@ def load_bare_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def common_start(one: str, other: str) -> str:
-    """The common beginning of two texts."""
-    pairs = enumerate(zip(one, other, strict=False))
-    length = next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-    return one[:length]
-
-
 def _rendered(chat_format: ChatFormat, chat: Chat, **settings: bool) -> tuple[str, Any]:
     """The text, and positions of blocks if requested, of a chat with fitted arguments."""
     return _written(chat_format, chat_format.fitted(chat), **settings)
@@ -328,18 +322,19 @@ _SPECIAL_TOKENS = [
 
 def _special_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
     added = (str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)
-    return _any_of({*added, *map(str, tokenizer.all_special_tokens)} - {""})
+    return re.compile(any_of({*added, *map(str, tokenizer.all_special_tokens)} - {""}))
 
 
-def _added_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
-    """Matches added tokens, except runs of white space, which never end a turn."""
-    added = (str(token) for token in tokenizer.added_tokens_decoder.values())
-    return _any_of({text for text in added if text.strip()})
+def added_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
+    """The texts of added tokens, except runs of white space, which never end a turn."""
+    added = map(str, tokenizer.added_tokens_decoder.values())
+    return {text for text in added if text.strip()}
 
 
-def _any_of(texts: set[str]) -> re.Pattern[str]:
+def any_of(texts: Iterable[str]) -> str:
+    """A regular expression that matches any of the texts, the longest that fits."""
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+    return "|".join(map(re.escape, longest_first)) or r"(?!)"
 
 
 def _templates(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
@@ -351,16 +346,14 @@ def _marks_generation(template: str) -> bool:
     """Whether a template has `{% generation %}` blocks, all outside captured text. In a macro,
     `{% set %}`, `{% call %}`, `{% filter %}` or recursive loop, jinja's positions of the blocks are
     wrong, as they count from the last piece written outside."""
-    from jinja2 import TemplateError, nodes
-    from transformers.utils.chat_template_utils import _compile_jinja_template
+    from jinja2 import nodes
+
+    from steps.data.templates.programs import is_generation, program_of
 
     def blocks(within: nodes.Node) -> list[nodes.CallBlock]:
-        every = within.find_all(nodes.CallBlock)
-        return [block for block in every if _is_generation(block)]
+        return list(filter(is_generation, within.find_all(nodes.CallBlock)))
 
-    try:
-        program = _compile_jinja_template(template).environment.parse(template)
-    except (TemplateError, SyntaxError):  # it refuses every row, and each says so
+    if (program := program_of(template)) is None:
         return False
     kinds = (nodes.Macro, nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock, nodes.For)
     capturing = (
@@ -371,25 +364,17 @@ def _marks_generation(template: str) -> bool:
     return bool(blocks(program)) and not any(map(blocks, capturing))
 
 
-def _is_generation(block: Any) -> bool:
-    """Whether a node is a `{% generation %}` block: a call of the extension that tracks it."""
-    return getattr(block.call.node, "name", "") == "_generation_support"
-
-
 def _looked_for(templates: list[str], also: set[str]) -> re.Pattern[str]:
     """The texts that a template holds as values, with a sign in them, in a group of their own."""
-    from jinja2 import TemplateError, nodes
-    from transformers.utils.chat_template_utils import _compile_jinja_template
+    from jinja2 import nodes
+
+    from steps.data.templates.programs import program_of
 
     found = {"<think>", "</think>", *also}
-    for template in templates:
-        try:
-            program = _compile_jinja_template(template).environment.parse(template)
-        except (TemplateError, SyntaxError):  # it refuses every row, and each says so
-            continue
+    for program in filter(None, map(program_of, templates)):
         values = (str(node.value).strip() for node in program.find_all(nodes.Const))
         found |= {value for value in values if _MARK.fullmatch(value)}
-    return re.compile(f"({_any_of(found).pattern})")
+    return re.compile(f"({any_of(found)})")
 
 
 _MARK = re.compile(r"(?=.{3,40}\Z)(?=.*[^\w\s])\S+")
@@ -413,7 +398,7 @@ def _probed(chat_format: ChatFormat) -> ChatFormat:
     gap = before.removeprefix(header)
     late = before.startswith(header) and header == asked and gap.strip()
     special, end = chat_format.special, chat_format.special.search(rest)
-    if end is None and (end := _added_tokens(chat_format.tokenizer).search(rest)):
+    if end is None and (end := re.search(any_of(added_tokens(chat_format.tokenizer)), rest)):
         special = re.compile(f"{re.escape(end.group())}|{special.pattern}")
     probed = replace(
         chat_format,

@@ -27,7 +27,7 @@ from typing import Any
 
 from steps.data.rows.reasons import MalformedRow
 from steps.data.rows.rows import Message
-from steps.data.tokens.rendering import Chat, ChatFormat, Span, common_start, render, render_marked
+from steps.data.tokens.rendering import Chat, ChatFormat, Span, render, render_marked
 from steps.data.tokens.tracing import (
     CALL,
     CONTENT,
@@ -39,6 +39,7 @@ from steps.data.tokens.tracing import (
     Tracer,
     shape_of,
 )
+from steps.shared.beginnings import shared_length
 
 Place = tuple[int, int]
 """A position in a form: the index of a piece, and an offset in it."""
@@ -70,13 +71,9 @@ class Rendered:
     closes: bool = True
 
 
-def assistant_turns(messages: Sequence[Message], start: int = 0) -> list[int]:
-    """The positions from `start` on of messages that an assistant wrote."""
-    return [
-        index
-        for index, message in enumerate(messages)
-        if index >= start and message["role"] == "assistant"
-    ]
+def assistant_turns(messages: Sequence[Message]) -> list[int]:
+    """The positions of messages that an assistant wrote."""
+    return [index for index, message in enumerate(messages) if message["role"] == "assistant"]
 
 
 @dataclass(frozen=True)
@@ -126,12 +123,13 @@ class SpanFinder:
             bos = self.format.special_tokens["bos_token"]
             raise MalformedRow("doubled special token", f"the text starts with {bos} twice")
         last = turns[-1]
-        given = {last: self._header(chat, last)} if headers is None else headers
-        self._refuse_lost_messages(trace, given)
+        if headers is None:
+            headers = {last: render(self.format, chat.until(last), header=True)}
+        self._refuse_lost_messages(trace, headers)
         return Rendered(
             text[: spans[-1][1]],
             tuple(spans),
-            extends=self._extends(trace, turns, spans, given, text),
+            extends=self._extends(trace, turns, spans, headers, text),
             shows_tools=not trace.said.loses(TOOL),
             shows_messages=not trace.said.changed and not trace.said.loses(CONTENT),
             shows_calls=not trace.said.loses(CALL),
@@ -152,9 +150,6 @@ class SpanFinder:
                 "it has {% generation %} blocks, but none is written for this conversation",
             )
         return text, blocks
-
-    def _header(self, chat: Chat, turn: int) -> str:
-        return render(self.format, chat.until(turn), header=True)
 
     def _trace(self, chat: Chat, turns: Sequence[int], text: str) -> "_Trace":
         """Assign every character of the text to the template or to a message.
@@ -251,15 +246,13 @@ class SpanFinder:
     def _found(self, trace: "_Trace", turn: int) -> tuple[Place, Place]:
         """Where a turn begins and ends, which depends on the shape, and on no text."""
         own = trace.own(turn)
-        start = self._start(trace, turn, own)
+        start = None if own is None else self._start(trace, turn, own)
         if start is None or own is None:
             raise _not_found(turn)
-        return start, self._end(trace, turn, own or range(start[0], start[0]), start)
+        return start, self._end(trace, turn, own, start)
 
-    def _start(self, trace: "_Trace", turn: int, own: "range | None") -> Place | None:
+    def _start(self, trace: "_Trace", turn: int, own: range) -> Place | None:
         """Where generation of the turn would begin."""
-        if own is None:
-            return None
         place = self._given(trace, turn)
         if place and (not own or place[0] == own[0]):
             found = self._after_late_header(trace, place)
@@ -274,18 +267,15 @@ class SpanFinder:
         piece = trace.form.pieces[own[0]]
         offset = _after_header(piece, added)
         if offset is None:
-            offset = len(piece) - (len(self.format.opening) if self._opens(piece) else 0)
+            offset = len(piece.removesuffix(self.format.opening))
         return self._after_inserted(trace, turn, (own[0], offset))
 
     def _given(self, trace: "_Trace", turn: int) -> Place | None:
         """The end of the turn's generation prompt, if the text before the turn equals it."""
         header = self.tracer.form(trace.shape, turn, header=True)
-        if header is None or not str(trace.form).startswith(str(header)):
+        if trace.form.after(header) is None:
             return None
         return trace.form.place(len(str(header)))
-
-    def _opens(self, piece: str) -> bool:
-        return bool(self.format.opening) and piece.endswith(self.format.opening)
 
     def _after_late_header(self, trace: "_Trace", place: Place) -> Place:
         index, offset = place
@@ -302,9 +292,8 @@ class SpanFinder:
             return place
         before = trace.form.pieces[index][offset:]
         plain = trace.plain_answer(self.tracer, turn)
-        inserted = common_start(before, plain) if plain is not None else ""
-        if inserted.endswith(self.format.opening):
-            inserted = inserted.removesuffix(self.format.opening)
+        inserted = before[: shared_length(before, plain)] if plain is not None else ""
+        inserted = inserted.removesuffix(self.format.opening)
         return (index, offset + len(inserted)) if inserted.strip() else place
 
     def _end(self, trace: "_Trace", turn: int, own: range, start: Place) -> Place:
@@ -330,11 +319,8 @@ class SpanFinder:
         if own:
             names = [i for i, name in enumerate(alone.names) if trace.owner(name) == turn]
             return alone.pieces[names[-1] + 1] if names else None
-        header = self.tracer.form(trace.shape, turn, header=True)
-        begins = header is not None and str(alone).startswith(str(header))
-        return (
-            str(alone)[len(str(header)) :].removeprefix(self.format.late_header) if begins else None
-        )
+        after = alone.after(self.tracer.form(trace.shape, turn, header=True))
+        return None if after is None else after.removeprefix(self.format.late_header)
 
     def _end_in(self, tail: str) -> int:
         """Where a turn ends in the template's text after the turn's last own character."""
@@ -351,7 +337,7 @@ class SpanFinder:
     def _end_between(self, alone: str, after: str) -> str:
         """The end of a turn before another turn, if it differs from `alone`, the end of a last
         turn."""
-        shared = common_start(alone, after)
+        shared = alone[: shared_length(alone, after)]
         ends = [match.end() for match in self.format.special.finditer(shared)]
         if ends:
             return shared[: ends[-1]]
@@ -489,10 +475,8 @@ class _Trace:
         chat = replace(shape.chat, messages=messages)
 
         form = tracer.form(replace(shape, chat=chat))
-        header = tracer.form(shape, turn, header=True)
-        if form is None or header is None or not str(form).startswith(str(header)):
-            return None
-        return str(form)[len(str(header)) :].partition(name)[0]
+        after = form and form.after(tracer.form(shape, turn, header=True))
+        return None if after is None else after.partition(name)[0]
 
 
 _SEGMENT = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|\w+|.", re.DOTALL)

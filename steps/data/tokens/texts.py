@@ -114,12 +114,11 @@ def _within_limit(config: TextConfig, row: str, ids: list[int]) -> TokenizedText
     if len(ids) < 2:
         raise MalformedRow("no trained token", "the text has no token of its own")
     limit, cut = config.max_length, len(ids) > config.max_length
-    kept = [ids]
+    kept, what = [ids], f"{len(ids)} tokens, over max_length={limit}"
     match config.too_long if cut else None:
         case LongText.drop:
-            raise MalformedRow("too long", f"{len(ids)} tokens, over max_length={limit}")
+            raise MalformedRow("too long", what)
         case LongText.error:
-            what = f"{len(ids)} tokens, over max_length={limit}"
             raise RowTooLong(f"row {row}: the text has {what}")
         case LongText.keep_start:
             kept = [ids[:limit]]

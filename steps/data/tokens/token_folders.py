@@ -9,7 +9,7 @@ If all rows of a shard are dropped, its file is empty, so the numbers of files s
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +105,11 @@ def _metrics(report: Report) -> dict[str, Any]:
         **{metric: report.noticed[finding] for finding, (metric, _) in _NOTICED.items()},
         "lengths": {name: quantiles(report.lengths[name]) for name in _plotted(report)},
         **dropped,
-        "notices": [*dropped.get("notices", ()), *_notices(report)],
+        "notices": [
+            *dropped.get("notices", ()),
+            *(f"{n} {said}" for name, (_, said) in _NOTICED.items() if (n := report.noticed[name])),
+        ],
     }
-
-
-def _notices(report: Report) -> Iterable[str]:
-    for finding, (_, said) in _NOTICED.items():
-        if count := report.noticed[finding]:
-            yield f"{count} {said}"
 
 
 _NOTICED: Mapping[str, tuple[str, str]] = {

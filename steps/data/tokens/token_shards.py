@@ -153,7 +153,7 @@ def _with_template(tokenize: Any) -> Any:
     return opened
 
 
-def _open_for_texts(folder: str, config: TextConfig) -> Any:
+def _without_template(folder: str, config: TextConfig) -> Any:
     return partial(tokenize_texts, text_tokenization(load_bare_tokenizer(folder), config))
 
 
@@ -171,17 +171,11 @@ def _completion_lines(made: TokenizedCompletion) -> Iterator[Line]:
     yield named | columns, lengths | {"total": sum(lengths.values())}
 
 
-def _conversation_lines(conversation: TokenizedConversation) -> Iterator[Line]:
-    yield _sequence(conversation.row, conversation.tokens)
-
-
-def _text_lines(text: TokenizedText) -> Iterator[Line]:
-    return (_sequence(row, piece) for row, piece in text.named_pieces())
-
-
-def _sequence(row: str, tokens: Tokens) -> Line:
-    columns = {"row": row, "input_ids": tokens.ids, "mask": tokens.mask, "length": len(tokens)}
-    return columns, {"trained": sum(tokens.mask), "total": len(tokens)}
+def _sequences(made: TokenizedConversation | TokenizedText) -> Iterator[Line]:
+    is_text = isinstance(made, TokenizedText)
+    for row, tokens in made.named_pieces() if is_text else [(made.row, made.tokens)]:
+        columns = {"row": row, "input_ids": tokens.ids, "mask": tokens.mask, "length": len(tokens)}
+        yield columns, {"trained": sum(tokens.mask), "total": len(tokens)}
 
 
 def _parts(parts: Mapping[str, Tokens]) -> Line:
@@ -193,37 +187,26 @@ def _parts(parts: Mapping[str, Tokens]) -> Line:
     return columns, lengths
 
 
-_FOR_TEMPLATE = ("tools", "template_kwargs")
+_TEMPLATE = ("tools", "template_kwargs")
 _KINDS: Mapping[RowKind, _Rows[Any, Any]] = {
     "pairs": _Rows(
         PreferenceRow,
         PAIR_TOKENS,
         _with_template(tokenize_pairs),
         _pair_lines,
-        (
-            "score_chosen",
-            "score_rejected",
-            "weight",
-            "prompt",
-            "chosen",
-            "rejected",
-            *_FOR_TEMPLATE,
-        ),
+        ("score_chosen", "score_rejected", "weight", "prompt", "chosen", "rejected", *_TEMPLATE),
     ),
     "conversations": _Rows(
-        ConversationRow,
-        CONVERSATION_TOKENS,
-        _with_template(tokenize_conversations),
-        _conversation_lines,
+        ConversationRow, CONVERSATION_TOKENS, _with_template(tokenize_conversations), _sequences
     ),
     "completions": _Rows(
         UnpairedRow,
         COMPLETION_TOKENS,
         _with_template(tokenize_completions),
         _completion_lines,
-        ("label", "weight", "prompt", "completion", *_FOR_TEMPLATE),
+        ("label", "weight", "prompt", "completion", *_TEMPLATE),
     ),
-    "texts": _Rows(TextRow, CONVERSATION_TOKENS, _open_for_texts, _text_lines),
+    "texts": _Rows(TextRow, CONVERSATION_TOKENS, _without_template, _sequences),
 }
 
 
@@ -239,7 +222,8 @@ def _process(
     report, entries = Report(), []
 
     def lines() -> Iterator[dict[str, Any]]:
-        for batch in _batches(iter_rows(shard.source)):
+        records = iter_rows(shard.source)
+        while batch := list(islice(records, BATCH)):
             tokenized = tokenize([from_record(rows.kind, record) for record in batch])
             for record, tokens in zip(batch, tokenized, strict=True):
                 entries.append(_entry(shard, record["row"], tokens))
@@ -255,11 +239,6 @@ def _process(
     for entry in entries:
         report.tally.add(entry)
     return report.to_json()
-
-
-def _batches(records: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    while batch := list(islice(records, BATCH)):
-        yield batch
 
 
 def _entry(shard: Shard, row: str, tokens: Tokenized | MalformedRow) -> Entry:

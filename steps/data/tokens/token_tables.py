@@ -2,41 +2,27 @@
 
 import pyarrow as pa
 
-from steps.data.rows.tables import FOR_TEMPLATE, MESSAGES, ROW, SCORES, WEIGHT
+from steps.data.rows.tables import FOR_TEMPLATE, MESSAGES, ROW, SCORES, WEIGHT, required
 
 
-def _required(name: str, kind: pa.DataType) -> pa.Field:
-    return pa.field(name, kind, nullable=False)
+def _tokens(*parts: str) -> list[pa.Field]:
+    """The ids and the mask of each part; then the number of tokens of each, which can be read
+    without the tokens."""
+    ids, mask = (pa.list_(*required(kind, "element")) for kind in (pa.int32(), pa.bool_()))
+    both = [(*required(ids, f"{part}_ids"), *required(mask, f"{part}_mask")) for part in parts]
+    columns = [column for pair in both for column in pair]
+    return columns + required(pa.int32(), *(f"{part}_length" for part in parts))
 
-
-def _list_of(kind: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("element", kind, nullable=False))
-
-
-def _lengths(*parts: str) -> list[pa.Field]:
-    """Columns with the number of tokens of each part, which can be read without the tokens."""
-    return [_required(f"{part}_length", pa.int32()) for part in parts]
-
-
-_IDS, _MASK = _list_of(pa.int32()), _list_of(pa.bool_())
 
 PAIR_TOKENS = pa.schema(
     [
         ROW,
-        _required("pair_id", pa.string()),
-        _required("prompt_ids", _IDS),
-        _required("prompt_mask", _MASK),
-        _required("chosen_ids", _IDS),
-        _required("chosen_mask", _MASK),
-        _required("rejected_ids", _IDS),
-        _required("rejected_mask", _MASK),
-        *_lengths("prompt", "chosen", "rejected"),
-        _required("shared_prefix", pa.int32()),
+        *required(pa.string(), "pair_id"),
+        *_tokens("prompt", "chosen", "rejected"),
+        *required(pa.int32(), "shared_prefix"),
         *SCORES,
-        WEIGHT,
-        _required("prompt", MESSAGES),
-        _required("chosen", MESSAGES),
-        _required("rejected", MESSAGES),
+        *WEIGHT,
+        *required(MESSAGES, "prompt", "chosen", "rejected"),
         *FOR_TEMPLATE,
     ]
 )
@@ -46,29 +32,20 @@ The full sequence of a side is `prompt_ids` followed by its own ids. Masks are T
 tokens. `shared_prefix` is the number of tokens that both full sequences share at their start.
 """
 
+_IDS, _MASK, _LENGTH = _tokens("all")
 CONVERSATION_TOKENS = pa.schema(
-    [
-        ROW,
-        _required("input_ids", _IDS),
-        _required("mask", _MASK),
-        _required("length", pa.int32()),
-    ]
+    [ROW, _IDS.with_name("input_ids"), _MASK.with_name("mask"), _LENGTH.with_name("length")]
 )
 """Conversations or texts as tokens; `mask` is True on trained tokens."""
 
 COMPLETION_TOKENS = pa.schema(
     [
         ROW,
-        _required("completion_id", pa.string()),
-        _required("prompt_ids", _IDS),
-        _required("prompt_mask", _MASK),
-        _required("completion_ids", _IDS),
-        _required("completion_mask", _MASK),
-        *_lengths("prompt", "completion"),
-        _required("label", pa.bool_()),
-        WEIGHT,
-        _required("prompt", MESSAGES),
-        _required("completion", MESSAGES),
+        *required(pa.string(), "completion_id"),
+        *_tokens("prompt", "completion"),
+        *required(pa.bool_(), "label"),
+        *WEIGHT,
+        *required(MESSAGES, "prompt", "completion"),
         *FOR_TEMPLATE,
     ]
 )

@@ -13,10 +13,10 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import chain, compress
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from steps.data.images.finding import images_of
 from steps.data.images.placeholders import Placeholders, reads_images
@@ -261,10 +261,7 @@ def tokenize_conversations(
         tokens = Tokens(prompt.ids + rest.ids, prompt.mask + rest.mask)
         return TokenizedConversation(row.row, tokens, found)
 
-    def encode(texts: Sequence[Rendered]) -> list[Pieces]:
-        return tokenization.encoder.pieces([text.text for text in texts])
-
-    return in_one_batch(rows, render_row, encode, finish)
+    return in_one_batch(rows, render_row, partial(_pieces, tokenization), finish)
 
 
 def tokenize_completions(
@@ -289,10 +286,11 @@ def tokenize_completions(
         parts = _finished(tokenization, row.row, text.rendered, start, pieces)
         return TokenizedCompletion(row.row, *parts)
 
-    def encode(texts: Sequence[Answered]) -> list[Pieces]:
-        return tokenization.encoder.pieces([text.text for text in texts])
+    return in_one_batch(rows, render_row, partial(_pieces, tokenization), finish)
 
-    return in_one_batch(rows, render_row, encode, finish)
+
+def _pieces(tokenization: Tokenization, texts: "Sequence[Rendered | Answered]") -> list[Pieces]:
+    return tokenization.encoder.pieces([text.text for text in texts])
 
 
 def tokenize_prompts(
@@ -337,14 +335,14 @@ def in_one_batch(
 ) -> list[Finished | MalformedRow]:
     """Render each row, encode all of them together, and finish each. For a row that one of these
     functions refuses, the result is the reason."""
-    drafts = [_attempt(render, row) for row in rows]
+    drafts = [_attempt(partial(render, row)) for row in rows]
     encoded = iter(
         _encode_all(encode, [draft for draft in drafts if not isinstance(draft, MalformedRow)])
     )
 
     def finished(row: Row, draft: Draft) -> Finished | MalformedRow:
         ids = next(encoded)
-        return ids if isinstance(ids, MalformedRow) else _attempt(finish, row, draft, ids)
+        return ids if isinstance(ids, MalformedRow) else _attempt(partial(finish, row, draft, ids))
 
     return [
         draft if isinstance(draft, MalformedRow) else finished(row, draft)
@@ -367,15 +365,9 @@ def _encode_all(
     return [ids for draft in drafts for ids in _encode_all(encode, [draft])]
 
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-def _attempt(
-    work: Callable[Arguments, Result], *arguments: Arguments.args, **keywords: Arguments.kwargs
-) -> Result | MalformedRow:
+def _attempt(work: Callable[[], Finished]) -> Finished | MalformedRow:
     try:
-        return work(*arguments, **keywords)
+        return work()
     except MalformedRow as problem:
         return problem
 

@@ -71,6 +71,11 @@ class Form:
         paired = zip(self.pieces, (*self.names, ""), strict=True)
         return "".join(part for pair in paired for part in pair)
 
+    def after(self, header: "Form | None") -> str | None:
+        """The text after that of `header`; None if there is none, or this begins otherwise."""
+        begins = header is not None and self._text.startswith(header._text)
+        return self._text[len(header._text) :] if header is not None and begins else None
+
     def place(self, length: int) -> "tuple[int, int] | None":
         """The piece and the offset at which the first `length` characters end; None in a slot."""
         for index, piece in enumerate(self.pieces):
@@ -167,7 +172,8 @@ def shape_of(
         words: give each word its own slot. Some templates change the space between words.
     """
     salt = _salt(rendering)
-    slots = _Slots(salt, _or_space(chat_format.looked_for) if words else chat_format.looked_for)
+    marks = chat_format.looked_for
+    slots = _Slots(salt, re.compile(rf"{marks.pattern[:-1]}|\s+)") if words else marks)
     messages = tuple(
         _shaped(slots, index, message, names) if only is None or index in only else message
         for index, message in enumerate(chat.messages)
@@ -177,10 +183,6 @@ def shape_of(
         tools = tuple(_named(slots, tool, TOOLS, TOOL) for tool in tools)
     pattern = re.compile(rf"({salt}-?\d+[{CONTENT}{REASONING}{CALL}{TOOL}]\d+x)")
     return Shape(replace(chat, messages=messages, tools=tools), slots.slots, slots.texts, pattern)
-
-
-def _or_space(marks: re.Pattern[str]) -> re.Pattern[str]:
-    return re.compile(rf"{marks.pattern[:-1]}|\s+)")
 
 
 class _Slots:

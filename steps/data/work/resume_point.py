@@ -9,7 +9,6 @@ the files come out the same. Keys are on disk, not in memory.
 import json
 import sqlite3
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 _CACHE_KIB = 32 * 1024
@@ -77,10 +76,5 @@ class ResumePoint:
     def __enter__(self) -> "ResumePoint":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._database.close()  # this discards uncommitted keys

@@ -3,13 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from steps.losses.base import (
-    ImplicitRewardLoss,
-    PairLogps,
-    PairLosses,
-    logistic,
-    require_smoothing,
-)
+from steps.losses.base import ImplicitRewardLoss, PairLogps, PairLosses, logistic, require_smoothing
 from steps.losses.token_level.ragged import each_token, places, response_sums
 from steps.shared.checks import require
 

@@ -3,12 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from steps.losses.base import (
-    PairLogps,
-    PairLosses,
-    SmoothedLoss,
-    logistic,
-)
+from steps.losses.base import PairLogps, PairLosses, SmoothedLoss, logistic
 from steps.shared.execution_detail import added_field
 
 if TYPE_CHECKING:

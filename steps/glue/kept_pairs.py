@@ -1,0 +1,62 @@
+"""The shared implementation of the steps that leave out preference pairs."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pipeline import Metrics, Output, TemperError
+from steps.data.images.image_table import copy_images
+from steps.data.rows.ledger import Entry, Tally
+from steps.data.rows.parquet import iter_rows, write_rows
+from steps.data.rows.reasons import MalformedRow
+from steps.data.rows.rows import PreferenceRow
+from steps.data.rows.tables import LEDGER, PAIRS, from_record
+from steps.kinds import Preferences
+
+
+def keep_pairs(
+    out: Output,
+    pairs: Preferences,
+    splits: tuple[str, ...],
+    check: Callable[[PreferenceRow], None],
+) -> Metrics:
+    """Write the pairs of ``splits`` for which ``check`` does not raise MalformedRow, the other
+    splits as they are, and ``ledger.parquet``. Return counts and notices.
+
+    Raises:
+        TemperError: a split has no pairs left.
+    """
+    tally, kept = Tally(), dict[str, int]()
+    for path in sorted(pairs.path.glob("*/pairs-*.parquet")):
+        split, name = path.parent.name, f"{path.parent.name}/{path.name}"
+        records, entries = iter_rows(path), list[Entry]()
+        if split in splits:
+            records = _kept(records, check, split, name, entries)
+        kept[split] = kept.get(split, 0) + write_rows(out.path / name, PAIRS, records)
+        write_rows(out.scratch / name, LEDGER, map(vars, entries))
+        for entry in entries:
+            tally.add(entry)
+    if missing := [split for split in splits if not kept.get(split)]:
+        raise TemperError(f"nothing is left of {', '.join(missing)}: {tally.metrics()}")
+    for split in kept:
+        copy_images(pairs.path / split, out.path / split)
+    lines = (line for path in sorted(out.scratch.glob("*/*.parquet")) for line in iter_rows(path))
+    write_rows(out.path / "ledger.parquet", LEDGER, lines)
+    return {**kept, **tally.metrics()}
+
+
+def _kept(
+    records: Iterator[dict[str, Any]],
+    check: Callable[[PreferenceRow], None],
+    split: str,
+    source: str,
+    entries: list[Entry],
+) -> Iterator[dict[str, Any]]:
+    """The records that pass; ``entries`` gets every record."""
+    for record in records:
+        try:
+            check(from_record(PreferenceRow, record))
+        except MalformedRow as problem:
+            entries.append(Entry.dropped(split, source, record["row"], problem))
+            continue
+        entries.append(Entry(split, source, record["row"], "kept"))
+        yield record
