@@ -112,8 +112,7 @@ def needs_of_result(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
 
 
 def needs_of_making(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs of constructing a dataclass instance from plain data, without those of its
-    bases."""
+    """The needs of making a dataclass from plain data, without those of its bases."""
     if not isinstance(node, ast.ClassDef):
         return None
     return _found(module, lambda finder: finder.making(node))
@@ -309,8 +308,7 @@ class _Finder:
                 raise Acts
 
     def expression(self, value: ast.expr) -> None:
-        """An expression statement in a function: it may change a container that the function
-        made."""
+        """An expression statement in a function: it may change a container of the function."""
         match value:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=args, keywords=words):
                 if name in (self.fresh or ()):
@@ -520,8 +518,7 @@ class _Finder:
                 raise Acts
 
     def field_of_parameter(self, path: tuple[str, ...] | None) -> None:
-        """``self.beta`` in a ``__post_init__``: fields of a dataclass that is made of plain
-        data."""
+        """``self.beta`` in a ``__post_init__``: a field of a dataclass made of plain data."""
         if path is None or path[0] != "self" or len(path) != 2 or "self" not in self.local:
             raise Acts
 

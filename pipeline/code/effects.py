@@ -162,8 +162,7 @@ class Effects:
         return self._tangled[module]
 
     def reached(self, module: str) -> frozenset[str]:
-        """The project modules that a module imports, directly or indirectly, without parent
-        packages."""
+        """The project modules that a module imports, also indirectly, without parent packages."""
         if module not in self._reached:
             seen: set[str] = set()
             waiting = [module]
@@ -498,8 +497,7 @@ def _holds_of_builtin(need: Need) -> bool:
 
 
 def _is_of(target: Target, known: Iterable[str]) -> bool:
-    """Whether it is one of these names or lies in one of them; the caching core counts as
-    harmless."""
+    """Whether it is one of these names or lies in one; the caching core counts as harmless."""
     name = str(target)
     return is_core(target.module) or any(
         name == beginning or (name.startswith(f"{beginning}.") and beginning not in _CLASSES)

@@ -58,8 +58,7 @@ class Bound(NamedTuple):
 
 
 class Dynamic(NamedTuple):
-    """A call with texts as arguments; if the function imports modules, the texts are their
-    names."""
+    """A call with texts as arguments: names of modules, if the function imports modules."""
 
     called: Ref
     texts: tuple[str, ...]
@@ -155,10 +154,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(data: Any) -> Any:
-    """
-    Raises:
-        KeyError, TypeError, ValueError, IndexError: the data is no form.
-    """
+    """Raise KeyError, TypeError, ValueError or IndexError if the data is no form."""
     if isinstance(data, list):
         items = map(from_json, data[1:])
         return _KINDS[data[0]](*items) if data[0] else tuple(items)

@@ -98,8 +98,7 @@ class Project:
         return (*targets, *named, *looked_up)
 
     def resolve(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
-        """The targets of a dotted name in a module: several if blocks bind it, none for a
-        builtin."""
+        """The targets of a dotted name in a module: several if blocks bind it, none if builtin."""
         if (module, path) not in self._resolved:
             found = self._resolve(module, path, frozenset())
             self._resolved[module, path] = tuple(dict.fromkeys(found))
@@ -171,8 +170,7 @@ class Project:
         return found
 
     def _is_shadowed(self, source: Module, name: str) -> bool:
-        """Whether a submodule may replace a name that its package binds: it does if it is imported
-        after the name is bound."""
+        """Whether a submodule, imported after its package bound the name, may replace it."""
         submodule = f"{source.name}.{name}"
         loads = [
             statement.place
@@ -185,8 +183,7 @@ class Project:
         return bool(binders) and (not loads or max(loads) > max(binders))
 
     def is_dataclass(self, statement: Statement) -> bool:
-        """Whether it is a class with the standard library's dataclass decorator, however
-        imported."""
+        """Whether it is a class with the standard library's dataclass decorator."""
         return statement.is_class and any(
             str(target) == "dataclasses.dataclass"
             for decorator in statement.decorators

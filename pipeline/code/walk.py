@@ -422,8 +422,7 @@ class _Walk:
                     self.add(Target(module))
 
     def _show(self, unit: Unit, is_text: bool) -> None:
-        """Note that other code receives a function or class, or its text, which names its
-        module."""
+        """Note that other code receives a function or class, or its text with its module."""
         if is_text and any(s.is_function or s.is_class for s in self.statements(unit)):
             self.found |= {NAMES, MODULES}
         if unit not in self.shown:
@@ -602,8 +601,7 @@ class _Walk:
         )
 
     def _is_set(self, target: Target, use: str) -> bool:
-        """Whether it is assigned to, or its filters or handlers are used and may be changed in
-        place."""
+        """Whether it is assigned to, or its filters or handlers may be changed in place."""
         return use == STORED or target.rest[-2:-1] in (("filters",), ("handlers",))
 
     def _shows_place(self, target: Target) -> bool:
@@ -677,8 +675,7 @@ class _Walk:
         return Walked(digest, units, modules, details)
 
     def modules(self) -> set[str]:
-        """The modules that the walk looked at: those of the units, and all modules that these
-        import, directly or indirectly."""
+        """The modules of the units, and all modules that these import, also indirectly."""
         seen: dict[str, None] = {}
         for unit in self.by_value:
             loads = [piece for piece in self._all_pieces(unit) if isinstance(piece, Load)]
@@ -732,8 +729,7 @@ class _Walk:
         return self._pieces[unit]
 
     def _module_of(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> str:
-        """The effects of importing the unit's module; and its location, if some code reads
-        locations."""
+        """The effects of importing the unit's module; and its location, if some code reads it."""
         place = f"{unit[0]}:{unit[1]} " if MODULES in self.readers else ""
         if numbers is None:
             return place

@@ -53,8 +53,7 @@ def keep(roots: str, modules: Modules, found: Walked) -> None:
 
 
 def recall(about: str, modules: Modules) -> Any:
-    """The value that was remembered, if all modules that were then requested are unchanged; else
-    ``None``."""
+    """The remembered value; ``None`` unless all modules then requested are unchanged."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         kept = shelf.load(_path(about, modules))
         same = all(modules.print_of(name) == then for name, then in kept["asked"].items())

@@ -30,8 +30,7 @@ from pipeline.redaction import shown
 
 
 class FolderPath:
-    """A folder that is also its path, for ``open``, ``os`` and f-strings; ``/`` is the path of a
-    file in it."""
+    """A folder that is its path, for ``open`` and f-strings; ``/`` is the path of a file in it."""
 
     path: Path
 

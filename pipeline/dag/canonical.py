@@ -238,8 +238,7 @@ class _Encoder:
         return self._fields(value, known, where)
 
     def _is_detail(self, field: dataclasses.Field, value: Any, where: str) -> bool:
-        """Whether a field affects no result, or has the value that older results used
-        implicitly."""
+        """Whether a field affects no result, or has the value that older results used."""
         if not field.metadata:
             return False
         if not field.metadata.get("identity", True):

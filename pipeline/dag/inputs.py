@@ -51,8 +51,7 @@ class File:
         return {"content": source_identity(self.url), "suffix": self._suffix()}
 
     def _suffix(self) -> str | None:
-        """The suffix, which determines the reader: ``.jsonl`` or ``.jsonl.gz``; ``None`` for a
-        folder."""
+        """The suffix, which determines the reader: ``.jsonl.gz``; ``None`` for a folder."""
         found = _SUFFIX.search(fsspec.url_to_fs(self.url)[1])
         return found[0] if found and _look_at(_absolute(self.url)).is_file else None
 

@@ -599,8 +599,7 @@ class Output(Protocol):
     catalog: "Catalog"
 
     def __truediv__(self, name: str) -> Path:
-        """The path of a file in it; ``out`` itself is the path of the folder for ``open`` and
-        f-strings."""
+        """The path of a file in it; ``out`` itself is the path of the folder."""
         ...
 
     def __fspath__(self) -> str: ...

@@ -55,10 +55,7 @@ class DataclassType:
 
 @functools.cache
 def dataclass_type(cls: type) -> DataclassType:
-    """
-    Raises:
-        TemperError: its fields do not describe a value completely, or no worker can import it.
-    """
+    """Raise `TemperError` if its fields do not describe a value, or no worker can import it."""
     known: dict[str, Any] = getattr(cls, "__dataclass_fields__")  # noqa: B009 (it has them)
     if any(field._field_type is _INIT_VAR for field in known.values()):
         raise TemperError(f"{cls.__name__} has an InitVar, which no value keeps; make it a field")

@@ -54,8 +54,7 @@ Pairs = Sequence[tuple[Json, Json]]
 
 @dataclass(frozen=True)
 class Home:
-    """The location of a step's code: its module, and the folder from which the module is
-    imported."""
+    """The module of a step, and the folder from which it is imported."""
 
     module: str
     folder: str
@@ -72,8 +71,7 @@ class Home:
         return cls(module, str(path.parents[module.count(".")]))
 
     def name(self, path: str, roots: tuple[str, ...]) -> str:
-        """The name of a file: its path within the project if it is inside, else its absolute
-        path."""
+        """The name of a file: its path within the project, or else its absolute path."""
         for folder in (self.folder, os.path.realpath(self.folder)):
             if path == folder or path.startswith(f"{folder}/"):
                 return os.path.relpath(path, folder)
@@ -159,8 +157,7 @@ def _modules(observation: Observation) -> dict[str, _Module]:
 def _code(
     modules: Mapping[str, _Module], home: Home, closure: Closure, observation: Observation
 ) -> tuple[dict[str, str], list[str]]:
-    """Digests of units that are not in the closure, and files of modules that cannot be imported by
-    name."""
+    """Digests of units outside the closure, and files of modules without an importable name."""
     known = closure.units.keys() | closure.details
     analysed = set(map(os.path.abspath, closure.sources))
     of_details = {unit.partition(":")[0] for unit in closure.details}
@@ -297,8 +294,7 @@ def _read_digest(path: str, seen: Any) -> str:
 
 
 class Present:
-    """The present state of discovered dependencies. It reads everything once, so that a plan sees
-    one version of code and files."""
+    """The present state of dependencies, each read once: a plan sees one version of everything."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], str] = {}

@@ -402,8 +402,7 @@ class _Hook:
             self._note_read(path, state)  # without a mode, the name may be relative to a descriptor
 
     def _may_be_missed(self, path: str, state: list[int] | None) -> bool:
-        """Whether a missing project file counts; a name like ``<string>`` is not the name of a
-        file."""
+        """Whether a missing project file counts; a name like ``<string>`` names no file."""
         is_made_up = os.path.basename(path).startswith("<")
         return state is None and not is_made_up and self._is_project(path)
 
@@ -497,8 +496,7 @@ class _Hook:
             self._observation.add_event("module", module, unit)
 
     def note_search(self, module: str, folders: Iterable[str]) -> None:
-        """Record where code of the project looked in vain for a module that it found elsewhere or
-        not at all."""
+        """Record where project code looked in vain for a module."""
         name = module.rpartition(".")[2]
         places = [os.path.join(os.path.abspath(folder), name) for folder in folders]
         for place in places:
@@ -642,8 +640,7 @@ class _Hook:
         self._started([shutil.which(words[0], path=search) or words[0], *words], folder)
 
     def _started(self, words: list[str], folder: Any) -> None:
-        """Record the project files that a command names, and whether it starts a Python that
-        imports project code."""
+        """Record the project files in a command, and whether it starts a Python with them."""
         if (observation := self._observation) is None:
             return
         where = os.path.abspath(os.fsdecode(folder) if folder else ".")
@@ -746,8 +743,7 @@ def witnessed(rules: Rules) -> Iterator[list[tuple[str, str]]]:
 
 
 def state_of(path: str) -> list[int] | None:
-    """Numbers that change when a file's content changes; ``None`` if there is no file, empty if it
-    is not a regular file."""
+    """Numbers that change with a file's content; ``None`` without a file, empty for a folder."""
     try:
         now = os.stat(path)
     except (OSError, ValueError):  # a manifest may name what no file system can
@@ -782,8 +778,7 @@ def _file_digest(path: str) -> str:
 
 
 def folder_digest(folder: str) -> str:
-    """The digest of the names in a folder, not of their content; :data:`ABSENT` if there is
-    none."""
+    """The digest of the names in a folder; :data:`ABSENT` if there is none."""
     try:
         names = sorted(name for name in os.listdir(folder) if name != "__pycache__")
     except (OSError, ValueError):

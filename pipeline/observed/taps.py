@@ -52,8 +52,7 @@ def install(hook: Hook) -> None:
 
 
 def _caller(depth: int = 3) -> str:
-    """The file of the code that called the function of the library that called the replacement;
-    empty if no Python code did."""
+    """The file of the caller's caller; empty if no Python code is there."""
     try:
         return sys._getframe(depth).f_code.co_filename
     except ValueError:
@@ -255,8 +254,7 @@ def _entries(environment: Iterable[bytes]) -> dict[bytes, bytes]:
 
 
 def follow_every_process() -> None:
-    """Let processes of ``multiprocessing`` be observed as other processes are, where no worker's
-    code makes them join."""
+    """Observe processes of ``multiprocessing`` as well, where no worker's code makes them join."""
     _posixsubprocess.fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
 
 

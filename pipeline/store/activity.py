@@ -25,8 +25,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """False only if certainly nobody holds it. That a process on another machine has died is
-        found out only by a process that waits for the lease."""
+        """False only if certainly nobody holds it; a death on another machine is unknown."""
         return self.holder is not None and not self.holder.is_gone()
 
     @property

@@ -79,8 +79,7 @@ class Holder:
         return json.dumps(asdict(self)).encode()
 
     def is_gone(self) -> bool:
-        """True if the holder was a process of this machine and has ended; False if that is
-        unknown."""
+        """True if the holder was a process of this machine and has ended; False if unknown."""
         if not self.machine or self.machine != _machine():
             return False
         if not processes.exists(self.pid):
@@ -358,10 +357,7 @@ class Chain:
         return [number for number in numbers if number is not None]
 
     def _require_no_folder(self, path: str) -> None:
-        """
-        Raises:
-            TemperError: the obstacle is a folder, not an object.
-        """
+        """Refuse a folder in the place of an object."""
         if path.rpartition("/")[2] in self.objects.folders(self.folder):
             url = self.objects.url_of(path)
             raise TemperError(f"{url} is a folder where a lease keeps its state; delete it")
@@ -391,8 +387,7 @@ class Chain:
 
 @dataclass
 class _Wait:
-    """A process that waits for a lease: the chain's last seen state, and since when it is
-    unchanged."""
+    """A process that waits for a lease: the chain's last state, and since when it is unchanged."""
 
     chain: Chain
     ttl: float
@@ -423,8 +418,7 @@ class _Wait:
 
 
 def chains(objects: Objects, folder: str) -> dict[str, Chain | None]:
-    """The chain of every lease below a folder, by its relative path; ``None`` for a released lease.
-    It costs one listing."""
+    """The chain of each lease below a folder, ``None`` once released; it costs one listing."""
     last: dict[str, tuple[int, int]] = {}
     for path, size in objects.sizes(folder).items():
         place, _, name = path.rpartition("/")
@@ -443,8 +437,7 @@ def number_of(name: str) -> int | None:
 
 
 def _clocks() -> tuple[float, float]:
-    """Two clocks in seconds: the first stops while the machine is suspended, the second does
-    not."""
+    """Two clocks in seconds: the first stops while the machine is suspended."""
     monotonic = time.monotonic()
     if hasattr(time, "CLOCK_BOOTTIME"):
         return monotonic, time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -452,8 +445,7 @@ def _clocks() -> tuple[float, float]:
 
 
 def _machine() -> str:
-    """Identifies the scope in which process ids are unique: this boot and namespace; only on
-    Linux."""
+    """Identifies the scope of process ids: this boot and namespace; only on Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

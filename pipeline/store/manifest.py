@@ -63,10 +63,7 @@ class Discovered:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Discovered":
-        """
-        Raises:
-            TypeError: the data has another form.
-        """
+        """Raise `TypeError` if the data has another form."""
         found = cls(**data)
         for named in (found.code, found.files, found.folders):
             if not isinstance(named, dict) or not all(isinstance(v, str) for v in named.values()):
@@ -161,10 +158,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, url: str) -> "Manifest":
-        """
-        Raises:
-            TemperError: the data is no manifest; the message says what to do.
-        """
+        """Raise `TemperError`, which says what to do, if the data is no manifest."""
         try:
             return cls.from_dict(parse_json(data))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -194,10 +188,7 @@ class Manifest:
         return made
 
     def _require_forms(self) -> None:
-        """
-        Raises:
-            ValueError: a name is invalid, or a value has another type or size.
-        """
+        """Raise `ValueError` if a name is invalid, or a value has another type or size."""
         problems = (
             ("step", not is_step(self.step)),
             ("key", not is_key(self.key)),
@@ -219,10 +210,7 @@ class Manifest:
                 raise ValueError(f"its {name} is {getattr(self, name)!r:.80}")
 
     def require_place(self, step: str, key: str, generation: int) -> None:
-        """
-        Raises:
-            ValueError: this is the manifest of another artifact.
-        """
+        """Raise `ValueError` if this is the manifest of another artifact."""
         if (self.step, self.key, self.generation) != (step, key, generation):
             raise ValueError(f"it is the manifest of {self.name}, generation {self.generation}")
 

@@ -119,8 +119,7 @@ class Objects:
 
     @property
     def fs(self) -> Any:
-        """The file system. A forked process opens it again, since connections do not survive a
-        fork."""
+        """The file system; a forked process opens it again, since connections do not survive."""
         if self._process != os.getpid():
             self._inherited.append(self._fs)  # if collected here, it would close the parent's
             self._fs = type(self._fs)(*self._fs.storage_args, **self._fs.storage_options)
@@ -149,8 +148,7 @@ class Objects:
             return True
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write an object, and replace an existing one; readers see either the old or the new
-        one."""
+        """Write or replace an object; readers see either the old or the new one."""
         with self._failures_of("write", path):
             self.fs.pipe_file(path, data)
 
@@ -337,10 +335,7 @@ class LocalObjects(Objects):
         _require_same(_local_sizes(local), self.sizes(folder), folder)
 
     def require_own(self, path: str) -> None:
-        """
-        Raises:
-            OSError: a link in the path would lead out of the store.
-        """
+        """Raise `OSError` if a link in the path would lead out of the store."""
         below = path.removeprefix(f"{self._root}/")
         if not self._root or below == path:
             return

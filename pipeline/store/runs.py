@@ -201,10 +201,7 @@ def forget_run(store: Store, name: str) -> None:
 
 
 def read_run(store: Store, name: str) -> Run:
-    """
-    Raises:
-        TemperError: there is no such run, or its record is damaged.
-    """
+    """Raise `TemperError` if there is no such run, or its record is damaged."""
     run = _read(store, name)
     if run is None:
         raise TemperError(f"there is no run {name!r}; see: temper runs")

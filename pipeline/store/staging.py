@@ -109,8 +109,7 @@ class Staging:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Restore the folder, keep copying it inside the block, and once more if the block
-        fails."""
+        """Restore the folder, keep copying it in the block, and once more if that fails."""
         self.restore()
         thread = threading.Thread(target=self._keep, name="staging", daemon=True)
         thread.start()

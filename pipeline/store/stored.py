@@ -49,8 +49,7 @@ def is_attempt(name: object) -> bool:
 
 
 def is_file(name: object) -> bool:
-    """Whether it is a valid name of a file or part in a folder: a path that stays below the
-    folder."""
+    """Whether it is a valid name of a file or part: a path that stays below its folder."""
     return isinstance(name, str) and len(name) <= _LONGEST_FILE and not _NO_FILE.search(name)
 
 

@@ -89,8 +89,7 @@ class StepSpec:
         return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
 
     def without_secrets(self) -> tuple["StepSpec", dict[str, str]]:
-        """The spec without secrets, for the store; and the full text for each redacted one in
-        it."""
+        """The spec without secrets, for the store; and the full text for each redacted one."""
         secrets: dict[str, str] = {}
 
         def safe(text: str) -> str:
@@ -112,10 +111,7 @@ class StepSpec:
 
     @classmethod
     def from_json(cls, data: bytes) -> "StepSpec":
-        """
-        Raises:
-            TemperError: it is not the spec that this worker's driver has written.
-        """
+        """Raise `TemperError` if it is not the spec that this worker's driver has written."""
         digest, secrets = os.environ.pop(DIGEST, None), os.environ.pop(SECRETS, None)
         if digest is not None and digest != blake3.blake3(data).hexdigest():
             raise TemperError("the spec in the store is not what the driver has written there")
@@ -198,10 +194,7 @@ class Report:
         return report
 
     def _require_types(self) -> None:
-        """
-        Raises:
-            TypeError: a field has a wrong type.
-        """
+        """Raise `TypeError` if a field has a wrong type."""
         mappings = (self.code, self.metrics, self.provenance)
         if not (
             isinstance(self.error, str | None)

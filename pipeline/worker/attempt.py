@@ -156,8 +156,7 @@ def _was_asked_to_stop(spec: StepSpec, stopping: Stopping) -> bool:
 
 
 def _report_leaving(store: Store, spec: StepSpec, node: Node) -> None:
-    """Report that the process was asked to stop, since any step can end with the same exit
-    status."""
+    """Report that the process was asked to stop: any step can end with the same status."""
     report = Report("the worker was told to leave", preempted=True)
     with contextlib.suppress(OSError):
         name = f"report-{node.index}.json" if node.index else "report.json"

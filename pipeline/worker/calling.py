@@ -88,8 +88,7 @@ class Code:
 
 
 def join_step() -> None:
-    """If a step started this process: import the step's code as its worker does, and be
-    observed."""
+    """If a step started this process: import code as its worker does, and be observed."""
     if (observation := Observation.join()) is not None:
         Snapshot(observation).install()
 

@@ -54,8 +54,7 @@ def _most_resident() -> int | None:
 
 
 def of_devices() -> dict[str, Any]:
-    """The model of the GPU that this process used, and the most bytes that it allocated there;
-    empty if it used none."""
+    """The GPU that this process used, and the most bytes allocated there; empty if none."""
     torch = sys.modules.get("torch")  # a step without torch has used no GPU
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return {}

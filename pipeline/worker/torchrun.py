@@ -56,8 +56,7 @@ def this_node() -> Node:
 
 @dataclass(frozen=True)
 class RankCall:
-    """The arguments of the ranks of a node: the spec, and the paths that the worker has
-    prepared."""
+    """The arguments of a node's ranks: the spec, and the paths that the worker has prepared."""
 
     spec: str
     content: str

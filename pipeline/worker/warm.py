@@ -367,8 +367,7 @@ def _has_project_code(imported: Imported, packages: Collection[str]) -> bool:
 
 
 def _file_of(module: ModuleType) -> str | None:
-    """The file of a module, if it has one; synthetic modules may name a file that does not
-    exist."""
+    """The file of a module; synthetic modules may name one that does not exist."""
     file = getattr(module, "__file__", None)
     return file if isinstance(file, str) and os.path.isabs(file) else None
 

@@ -72,8 +72,7 @@ class Names(Writer):
         self.traits.update(traits)
 
     def takes_values_away(self, node: ast.Attribute) -> bool:
-        """Whether it may delete or reset attributes of an instance: ``del x.a``,
-        ``x.__dict__.clear()``, ``x.__init__()``."""
+        """Whether it may delete attributes: ``del x.a``, ``vars(x).clear()``, ``x.__init__()``."""
         owner = node.value
         if isinstance(node.ctx, ast.Del):
             return True
@@ -141,8 +140,7 @@ class Names(Writer):
         return f"%{number}"
 
     def lookup(self, name: str) -> tuple[Scope, list[Imported]] | None:
-        """The scope of a local name, with the sources from which it is imported, if any; ``None``
-        for a global."""
+        """The scope of a local name, with its sources if it is imported; ``None`` for a global."""
         for depth, scope in enumerate(reversed(self.scopes)):
             if scope.is_class and depth:
                 continue  # methods do not see the names of their class
