@@ -103,7 +103,10 @@ def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf, depth:
         TemperError: the value is an artifact of the wrong kind, an artifact in place of another
             value or the reverse, or an instance of the wrong dataclass.
     """
-    taken = _taken(annotation)
+    try:
+        taken = _known(annotation)
+    except TypeError:  # the annotation is not hashable, such as `Annotated` with a list
+        taken = _Taken.by(annotation)
     given = kind_of(value)
     if taken.anything:
         return
@@ -169,13 +172,6 @@ class _Taken:
 
 
 _known = cache(_Taken.by)
-
-
-def _taken(annotation: Any) -> _Taken:
-    try:
-        return _known(annotation)
-    except TypeError:  # the annotation is not hashable, such as `Annotated` with a list
-        return _Taken.by(annotation)
 
 
 def _check_config(value: Any, options: tuple[Any, ...], where: str) -> None:

@@ -264,13 +264,12 @@ class _Identity(_Encoder):
     def __init__(
         self,
         encode_input: EncodeInput,
-        types: set[type] | None = None,
-        home: str = "",
-        qualified: Collection[str] = (),
+        types: set[type] | None,
+        home: str,
+        qualified: Collection[str],
     ):
         super().__init__(encode_input, types)
-        self.home = home
-        self.qualified = qualified
+        self.home, self.qualified = home, qualified
 
     def _name(self, cls: type, where: str) -> str:
         try:

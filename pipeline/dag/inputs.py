@@ -172,7 +172,7 @@ def _look_at(url: str) -> _Source:
 
 def _files(fs: Any, path: str) -> dict[str, Mapping[str, Any]]:
     """The file at ``path``, or the files below it, with the file system's information on each."""
-    if _is_local(fs):
+    if isinstance(fs, LocalFileSystem):
         return {path: {}} if os.path.isfile(path) else {n: {} for n in files_below(path)}
     try:
         info = fs.info(path)
@@ -224,14 +224,10 @@ def _unreadable(path: str) -> str:
 def _contents(fs: Any, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Json]:
     """The identity of each file by name, in sorted order, so that errors are reproducible."""
     names = sorted(files)
-    if _is_local(fs):
+    if isinstance(fs, LocalFileSystem):
         return dict(zip(names, file_digests(names), strict=True))
     checksums = {name: _checksum(fs, name, files[name]) for name in names}
     return {name: checksums[name] or _remote_digest(fs, name) for name in names}
-
-
-def _is_local(fs: Any) -> bool:
-    return isinstance(fs, LocalFileSystem)
 
 
 def _checksum(fs: Any, name: str, info: Mapping[str, Any]) -> Json:

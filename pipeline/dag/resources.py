@@ -16,9 +16,9 @@ MOST_PREEMPTIONS = 100
 """How often a step is resumed by default after it has lost its machine."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _LEAST_MEMORY = 2**20
 """Bytes; a smaller request is a number without its unit."""
-_BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -142,8 +142,7 @@ def _bytes(text: str | None) -> int | None:
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?i?)b?", str(text).lower())
-    units = {**_UNITS, **_BINARY_UNITS}
-    size = 0 if found is None else int(float(found[1]) * units.get(found[2], 0))
+    size = 0 if found is None else int(float(found[1]) * _UNITS.get(found[2], 0))
     if size < _LEAST_MEMORY:
         raise TemperError(f"memory={text!r}: give it as in 64GiB or 64GB")
     return size

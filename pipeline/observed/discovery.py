@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -196,11 +197,9 @@ def _is_called_so(path: str, module: str) -> bool:
 
 def _file_of(module: str) -> str | None:
     """The file of a module, found without importing anything."""
-    folders = None
-    spec = None
-    parts = module.split(".")
-    for count in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:count]), folders)
+    folders = spec = None
+    for name in accumulate(module.split("."), "{}.{}".format):
+        spec = PathFinder.find_spec(name, folders)
         if spec is None:
             return None
         folders = spec.submodule_search_locations
@@ -327,25 +326,22 @@ class Present:
 
     def state(self, home: Home, discovered: Discovered) -> Discovered:
         """The same dependencies with their present digests."""
-        unseen = [
-            n for n in discovered.code if (f"{home.folder} {home.module}", n) not in self._seen
-        ]
+        place = f"{home.folder} {home.module}"
+        unseen = [name for name in discovered.code if (place, name) not in self._seen]
         now = _present_code(unseen, home) if unseen else {}
         gone = {name: discovered.code[name] for name, digest in now.items() if digest is None}
         moved = _elsewhere(gone, home) if gone else set()
         for name, digest in now.items():
             digest = discovered.code[name] if name in moved else digest
-            self._seen[f"{home.folder} {home.module}", name] = digest or ABSENT
-        return Discovered(
-            {name: self._seen[f"{home.folder} {home.module}", name] for name in discovered.code},
-            {
-                name: self._of(
-                    target_of if digest.startswith(LINK) else _present_file, home.path(name)
-                )
-                for name, digest in discovered.files.items()
-            },
-            {name: self._of(folder_digest, home.path(name)) for name in discovered.folders},
-        )
+            self._seen[place, name] = digest or ABSENT
+        code = {name: self._seen[place, name] for name in discovered.code}
+        looks = {
+            name: target_of if digest.startswith(LINK) else _present_file
+            for name, digest in discovered.files.items()
+        }
+        files = {name: self._of(look, home.path(name)) for name, look in looks.items()}
+        folders = {name: self._of(folder_digest, home.path(name)) for name in discovered.folders}
+        return Discovered(code, files, folders)
 
     def _of(self, look: Any, path: str) -> str:
         if (look.__name__, path) not in self._seen:
@@ -355,15 +351,10 @@ class Present:
 
 def discovered_lines(discovered: Discovered) -> list[str]:
     """A phrase for each discovered dependency."""
+    files = discovered.files.items()
     return [
-        *(
-            f"{_unit(name)} {'was imported' if _is_whole(name) else 'ran'}"
-            for name in discovered.code
-        ),
-        *(
-            f"{_shown(name)} was {_what_was_done(digest)}"
-            for name, digest in discovered.files.items()
-        ),
+        *(f"{_unit(n)} {'was imported' if _is_whole(n) else 'ran'}" for n in discovered.code),
+        *(f"{_shown(name)} was {_what_was_done(digest)}" for name, digest in files),
         *(f"the folder {_shown(name)} was listed" for name in discovered.folders),
     ]
 
