@@ -192,23 +192,18 @@ class Store:
     def lost_among(self, manifests: Iterable[Manifest]) -> dict[str, list[str]]:
         """The lost files of many artifacts, by attempt, without intact artifacts."""
         manifests = list(manifests)
-        sizes = self.content_sizes(manifests)
+        found = self.contents(manifests, with_others=False)
         lost = {
-            m.attempt: [n for n, entry in m.files.items() if sizes[m.attempt].get(n) != entry.size]
+            m.attempt: [n for n, e in m.files.items() if found[m.attempt][0].get(n) != e.size]
             for m in manifests
         }
         return {attempt: names for attempt, names in lost.items() if names}
 
-    def content_sizes(self, manifests: Iterable[Manifest]) -> dict[str, dict[str, int]]:
-        """The sizes of the existing content files of artifacts, by attempt and name. It costs one
-        listing for each step name."""
-        return {attempt: sizes for attempt, (sizes, _) in self.contents(manifests, False).items()}
-
     def contents(
         self, manifests: Iterable[Manifest], with_others: bool = True
     ) -> dict[str, tuple[dict[str, int], Sequence[str]]]:
-        """The result of :meth:`content_sizes`, with the names of additional files in an
-        artifact."""
+        """The sizes of the existing content files of artifacts by attempt and name, and the names
+        of additional files in each. It costs one listing for each step name."""
         by_step: dict[str, list[Manifest]] = {}
         for manifest in manifests:
             by_step.setdefault(manifest.step, []).append(manifest)
@@ -222,8 +217,10 @@ class Store:
                     content = self.content_path(manifest)
                     inside = listing.within(f"{content}/".removeprefix(f"{folder}/"))
                     sizes = {n: inside[n] for n in manifest.files if n in inside}
-                    others = self.objects.others if with_others else _no_others
-                    found[manifest.attempt] = sizes, others(content, manifest.files, inside)
+                    others: Sequence[str] = ()
+                    if with_others:
+                        others = self.objects.others(content, manifest.files, inside)
+                    found[manifest.attempt] = sizes, others
         return found
 
     def mark(self, manifest: Manifest, loss: DataLoss) -> None:
@@ -371,17 +368,6 @@ class Store:
         with contextlib.suppress(OSError):
             self.objects.remove_tree(f"{self.root}/runs/{run}")
 
-    def runs(self) -> list[dict[str, Any]]:
-        """The record of every invocation, oldest first."""
-        records = []
-        folder = f"{self.root}/runs"
-        for entry in self.listing(folder):
-            with contextlib.suppress(ValueError):
-                record = parse_json(self.read(f"{folder}/{entry.name}") or b"")
-                if isinstance(record, dict) and f"{record.get('run')}.json" == entry.name:
-                    records.append(record)
-        return sorted(records, key=lambda record: record["run"])
-
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         try:
@@ -391,10 +377,6 @@ class Store:
                 f"cannot write to the store {self.url}: {_reason(error)}; "
                 "set store=PATH_OR_URL (or TEMPER_STORE) to a place you can write to"
             ) from error
-
-
-def _no_others(*_: object) -> Sequence[str]:
-    return ()
 
 
 def _accepted_name(one: Json, other: Json) -> str:

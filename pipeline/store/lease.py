@@ -107,11 +107,9 @@ class Leases:
     """
 
     def __init__(self, objects: Objects, root: str, run: str, ttl: float = TTL, beat: float = BEAT):
-        self._objects = objects
-        self._folder = f"{root}/leases"
+        self._objects, self._folder = objects, f"{root}/leases"
         self._run = run
-        self._ttl = ttl
-        self._beat = beat
+        self._ttl, self._beat = ttl, beat
         self._poll = min(LOCAL_POLL if objects.is_local else REMOTE_POLL, beat)
 
     def acquire(
@@ -145,9 +143,9 @@ class Leases:
             if wait.looks > 1 and done():  # call it after the look, which may have seen a release
                 return None
             if epoch is not None:
+                mine = replace(mine, epoch=epoch)
                 with wait.failures_tolerated():
-                    lease = self._take(wait.chain, wait.state.number, replace(mine, epoch=epoch))
-                    if lease is not None:
+                    if lease := self._take(wait.chain, wait.state.number, mine):
                         return lease
             holder = wait.state.holder
             if holder is not None and holder.owner not in announced:
@@ -210,11 +208,9 @@ class Leases:
         )
 
     def _take(self, chain: "Chain", number: int, holder: Holder) -> "Lease | None":
-        asked = _clocks()
-        holder = replace(holder, beat=number + 1)
-        if chain.extend(number, holder.to_json()):
-            return Lease(chain, holder, asked, self._ttl, self._beat)
-        return None
+        asked, holder = _clocks(), replace(holder, beat=number + 1)
+        won = chain.extend(number, holder.to_json())
+        return Lease(chain, holder, asked, self._ttl, self._beat) if won else None
 
 
 class Lease:
@@ -235,20 +231,15 @@ class Lease:
         self.epoch = holder.epoch
         self.lost = threading.Event()
         self._over = threading.Event()  # lost or released
-        self._chain = chain
-        self._holder = holder
-        self._renewed = asked
-        self._ttl = ttl
-        self._beat = beat
+        self._chain, self._holder, self._renewed = chain, holder, asked
+        self._ttl, self._beat = ttl, beat
         self._lock = threading.Lock()
         for work in (self._keep, self._watch):
             threading.Thread(target=work, name=f"lease {chain.folder}", daemon=True).start()
 
     def confirm(self) -> bool:
         """Renew the lease now. False if it is lost or was released."""
-        while not self._over.is_set():
-            if self._renew():
-                break
+        while not self._over.is_set() and not self._renew():
             self._over.wait(self._beat / 5)
         return not self._over.is_set()
 

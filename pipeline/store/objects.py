@@ -372,15 +372,8 @@ class GcsObjects(Objects):
         bucket, _, prefix = f"{folder}/".partition("/")
         listing, token = Listing(), None
         while True:
-            page = self.fs.call(
-                "GET",
-                "b/{}/o",
-                bucket,
-                prefix=prefix or None,
-                delimiter=None if recursive else "/",
-                pageToken=token,
-                json_out=True,
-            )
+            query = {"prefix": prefix or None, "delimiter": None if recursive else "/"}
+            page = self.fs.call("GET", "b/{}/o", bucket, **query, pageToken=token, json_out=True)
             _add(listing, prefix, page.get("items", []), "name", "size")
             listing.folders += [name[len(prefix) : -1] for name in page.get("prefixes", [])]
             token = page.get("nextPageToken")
@@ -417,20 +410,14 @@ class S3Objects(Objects):
         while True:
             page = self.fs.call_s3("list_objects_v2", **request)
             _add(listing, prefix, page.get("Contents", []), "Key", "Size")
-            listing.folders += [
-                found["Prefix"][len(prefix) : -1] for found in page.get("CommonPrefixes", [])
-            ]
+            names = [found["Prefix"] for found in page.get("CommonPrefixes", [])]
+            listing.folders += [name[len(prefix) : -1] for name in names]
             if not page.get("IsTruncated"):
                 return listing
             request["ContinuationToken"] = page["NextContinuationToken"]
 
 
-KINDS: dict[str, type[Objects]] = {
-    "file": LocalObjects,
-    "local": LocalObjects,
-    "gs": GcsObjects,
-    "s3": S3Objects,
-}
+KINDS = {"file": LocalObjects, "local": LocalObjects, "gs": GcsObjects, "s3": S3Objects}
 
 
 def _entry(path: str, size: int, info: dict[str, Any]) -> Entry:

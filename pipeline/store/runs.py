@@ -17,6 +17,7 @@ from pipeline import processes
 from pipeline.errors import TemperError
 from pipeline.store.activity import holding_runs, leases
 from pipeline.store.layout import Store
+from pipeline.store.lease import MOST_PROCESSES
 from pipeline.store.stored import is_attempt, is_count, parse_json
 
 READERS = 16
@@ -80,7 +81,7 @@ class Run:
                 command=[str(argument) for argument in record.get("argv", ())],
                 cwd=_text(record.get("cwd", "")),
                 host=_text(record.get("host", "")),
-                pid=_process(record.get("pid")),
+                pid=record["pid"] if is_count(record.get("pid"), MOST_PROCESSES) else 0,
                 commit=_text(record.get("commit") or ""),
                 dirty=_text(record.get("dirty") or ""),
                 roots={_text(name): _text(f) for name, f in record.get("roots", {}).items()},
@@ -102,9 +103,6 @@ class Run:
     def last_stamp(self) -> str:
         """The time of its last known activity, in the format of attempts' names."""
         return time.strftime("%Y%m%dT%H%M%S", time.gmtime(self.started + self.seconds + 1))
-
-    def has_key(self, step: str, key: str) -> bool:
-        return any(entry["step"] == step and entry.get("key") == key for entry in self.steps)
 
     def may_go_on_with(self, step: str, key: str) -> bool:
         """Whether it left a step unfinished that has this key, or may have it."""
@@ -227,10 +225,6 @@ def _bring_up_to_date(record: dict[str, Any], went: Mapping[str, Any]) -> None:
         step |= went.get(step.get("fingerprint"), {})
     after = [_seconds(step.get("after")) for step in went.values()]
     record["seconds"] = max([_seconds(record.get("seconds")), *after])
-
-
-def _process(value: Any) -> int:
-    return value if is_count(value, 2**31 - 1) else 0
 
 
 def _text(value: Any) -> str:

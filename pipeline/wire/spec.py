@@ -90,19 +90,17 @@ class StepSpec:
 
     def without_secrets(self) -> tuple["StepSpec", dict[str, str]]:
         """The spec without secrets, for the store; and the full text for each redacted one."""
-        secrets: dict[str, str] = {}
+        marks: dict[str, str] = {}
 
         def safe(text: str) -> str:
             meet(text)
             if (redacted := shown(text)) == text:
                 return text
-            known = next((mark for mark, secret in secrets.items() if secret == text), None)
             # numbered, since two URLs may differ only in their secrets
-            mark = known or f"{redacted}#secret-{len(secrets)}"
-            secrets[mark] = text
-            return mark
+            return marks.setdefault(text, f"{redacted}#secret-{len(marks)}")
 
-        return self._with_texts(safe), secrets
+        spec = self._with_texts(safe)
+        return spec, {mark: text for text, mark in marks.items()}
 
     def _with_texts(self, change: Callable[[str], str]) -> "StepSpec":
         arguments = {name: _changed(value, change) for name, value in self.arguments.items()}

@@ -35,6 +35,7 @@ from pipeline.dag.files import FileEntry
 from pipeline.show.made import Made
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
+from pipeline.store.runs import names_of_runs
 from pipeline.wire.spec import StepSpec
 from pipeline.worker.attempt import run_attempt
 from pipeline.worker.stopping import Stopping
@@ -500,9 +501,9 @@ def test_the_report_of_a_real_sweep_and_of_real_experiments(
 ) -> None:
     with chromium() as browser:
         screens = ((1200, "light"), (400, "dark"), (400, "light"))
-        for record, screen in zip(looked_at.store.runs()[-3:], screens, strict=True):
-            file = tmp_path / f"{record['run']}.html"
-            arguments = ["report", record["run"], "-o", str(file), "--store", looked_at.store.url]
+        for name, screen in zip(names_of_runs(looked_at.store)[-3:], screens, strict=True):
+            file = tmp_path / f"{name}.html"
+            arguments = ["report", name, "-o", str(file), "--store", looked_at.store.url]
             result = CliRunner().invoke(app, arguments)
             assert result.exit_code == 0, result.exception
             assert result.output.strip() == str(file)
