@@ -17,7 +17,7 @@ import ast
 from collections.abc import Callable, Iterable
 
 from pipeline.code.bindings import Comprehension, Definition, Function, Import, bound, own_scope
-from pipeline.code.form import CALL, Need, Ref
+from pipeline.code.form import Need, Ref, Use, words
 from pipeline.code.reading.syntax import called, dotted, is_idle, parameters
 
 CALLED, MAKES, DECORATES, APPLIED = "called", "makes", "decorates", "applied"
@@ -38,37 +38,39 @@ class Acts(Exception):
 
 
 PURE_METHODS = frozenset(
-    {"get", "items", "keys", "values", "copy", "index", "count", "union", "intersection"}
-    | {"difference", "issubset", "issuperset", "isdisjoint", "split", "rsplit", "splitlines"}
-    | {"strip", "lstrip", "rstrip", "lower", "upper", "title", "capitalize", "casefold", "replace"}
-    | {"join", "startswith", "endswith", "encode", "decode", "partition", "format"}
-    | {"rpartition", "removeprefix", "removesuffix", "zfill", "ljust", "rjust", "center", "find"}
-    | {"rfind", "isdigit", "isalpha", "isidentifier", "translate", "expandtabs", "hex"}
-    | {"bit_length", "joinpath", "with_suffix", "with_name", "with_stem", "resolve", "absolute"}
-    | {"relative_to", "as_posix", "is_relative_to", "fullmatch", "match", "search", "findall"}
-    | {"total_seconds", "isoformat", "fromkeys"}
+    words("""
+    get items keys values copy index count union intersection difference issubset issuperset
+    isdisjoint split rsplit splitlines strip lstrip rstrip lower upper title capitalize casefold
+    replace join startswith endswith encode decode partition format rpartition removeprefix
+    removesuffix zfill ljust rjust center find rfind isdigit isalpha isidentifier translate
+    expandtabs hex bit_length joinpath with_suffix with_name with_stem resolve absolute
+    relative_to as_posix is_relative_to fullmatch match search findall total_seconds isoformat
+    fromkeys
+""")
 )
 """Methods of plain data that change nothing."""
 _ACCESSORS = frozenset({"setter", "getter", "deleter"})
-_GIVES_TO = frozenset({"map", "filter", "sorted", "min", "max"})
+_GIVES_TO = frozenset(words("map filter sorted min max"))
 _USED_UP = frozenset(
-    {"filter", "map", "reversed", "zip", "enumerate", "iter"}
-    | {"product", "combinations", "permutations"}
+    words("""
+    filter map reversed zip enumerate iter product combinations permutations
+""")
 )
 """Functions whose result is an iterator, which can be read only once."""
 _CONSUME = frozenset(
-    {"tuple", "list", "set", "frozenset", "dict", "sum", "min", "max", "any", "all", "sorted"}
-    | {"join", "bytes", "Counter", "OrderedDict", "deque", "fromkeys"}
+    words("""
+    tuple list set frozenset dict sum min max any all sorted join bytes Counter OrderedDict
+    deque fromkeys
+""")
 )
 """Functions that read their iterable arguments to the end."""
 _KEEPS = frozenset(
-    {"field", "added_field", "execution_detail", "detail_field", "partial", "TypeVar", "NewType"}
-    | {"cast", "ParamSpec"}
+    words("""
+    field added_field execution_detail detail_field partial TypeVar NewType cast ParamSpec
+""")
 )
 """Functions that only store their arguments."""
-_CONTAINERS = frozenset(
-    {"dict", "list", "set", "bytearray", "OrderedDict", "Counter", "deque", "defaultdict"}
-)
+_CONTAINERS = frozenset(words("dict list set bytearray OrderedDict Counter deque defaultdict"))
 
 
 def needs(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
@@ -214,7 +216,7 @@ class _Finder:
         self.returns_data = False
 
     def need(self, what: str, path: Iterable[str]) -> None:
-        self.needs.append(Need(what, Ref(self.module, ".".join(path), CALL)))
+        self.needs.append(Need(what, Ref(self.module, ".".join(path), Use.CALL)))
 
     def is_local(self, name: str) -> bool:
         return name in self.local or name in self.opaque
@@ -595,7 +597,7 @@ class _Finder:
             for item in node.elts:
                 self.handed(item, holder)
         elif holder and path is not None and is_known and isinstance(node, ast.Call | ast.Name):
-            refs = [Ref(self.module, ".".join(name), CALL) for name in (path, holder)]
+            refs = [Ref(self.module, ".".join(name), Use.CALL) for name in (path, holder)]
             self.needs.append(Need(HANDED if isinstance(node, ast.Call) else HELD, *refs))
             if isinstance(node, ast.Call):
                 self.arguments(node, path, path)
@@ -604,8 +606,10 @@ class _Finder:
 
 
 _QUIET_METHODS = frozenset(
-    {"__str__", "__repr__", "__len__", "__iter__", "__call__", "__eq__", "__hash__", "__lt__"}
-    | {"__contains__", "__getitem__", "__format__", "__bool__", "__enter__", "__exit__"}
+    words("""
+    __str__ __repr__ __len__ __iter__ __call__ __eq__ __hash__ __lt__ __contains__ __getitem__
+    __format__ __bool__ __enter__ __exit__
+""")
 )
 """Special methods that constructing an instance does not call."""
-PLAIN_ATTRIBUTES = frozenset({"parent", "parents", "name", "stem", "suffix", "parts", "value"})
+PLAIN_ATTRIBUTES = frozenset(words("parent parents name stem suffix parts value"))

@@ -11,23 +11,9 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from pipeline.code.acting import (
-    APPLIED,
-    CALLED,
-    DECORATES,
-    EITHER,
-    HANDED,
-    HELD,
-    INHERITED,
-    MAKES,
-    METACLASS,
-    OWNED,
-    PLAIN,
-    PLAIN_ATTRIBUTES,
-    PURE_METHODS,
-    READ,
-)
-from pipeline.code.form import Load, Need, Ref, first_names
+from pipeline.code import acting
+from pipeline.code.acting import PLAIN_ATTRIBUTES, PURE_METHODS
+from pipeline.code.form import Load, Need, Ref, first_names, words
 from pipeline.code.meaning import Project, Target
 from pipeline.code.modules import is_core
 from pipeline.code.source import Module
@@ -39,67 +25,60 @@ def _is_error(value: Any) -> bool:
 
 
 _PLAIN_BUILTINS = frozenset(
-    {"abs", "all", "any", "ascii", "bin", "bool", "bytearray", "bytes", "callable", "chr"}
-    | {"complex", "dict", "divmod", "filter", "float", "format", "frozenset", "getattr", "hasattr"}
-    | {"hash", "hex", "int", "isinstance", "issubclass", "len", "list", "map", "max", "min", "oct"}
-    | {"ord", "pow", "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum"}
-    | {"tuple", "zip", "enumerate", "type"}
+    words("""
+    abs all any ascii bin bool bytearray bytes callable chr complex dict divmod filter float
+    format frozenset getattr hasattr hash hex int isinstance issubclass len list map max min oct
+    ord pow range repr reversed round set slice sorted str sum tuple zip enumerate type
+""")
 )
 _BUILTINS = _PLAIN_BUILTINS | frozenset(
     {"object", "property", "staticmethod", "classmethod", "super", "memoryview"}
     | {name for name, value in vars(builtins).items() if _is_error(value)}
 )
-_MAKE_DATA = (
-    *("re.compile", "re.escape", "math", "textwrap.dedent", "os.path", "os.environ.get"),
-    *("os.getenv", "os.fspath", "pathlib", "datetime.timedelta", "datetime.date"),
-    *("datetime.datetime", "datetime.timezone", "decimal.Decimal", "fractions.Fraction"),
-    *(
-        "uuid.UUID",
-        "struct.calcsize",
-        "json.dumps",
-        "json.loads",
-        "sys.intern",
-        "collections.deque",
-    ),
-    *("collections.OrderedDict", "collections.Counter", "types.MappingProxyType"),
-    *("pyarrow", "numpy.dtype", "numpy.finfo", "numpy.iinfo", "torch.finfo", "torch.iinfo"),
-    *("torch.device", "torch.Size", "importlib.metadata.version", "enum.auto"),
-    *("torch.cuda.is_available", "typing.get_args", "itertools.chain.from_iterable"),
-    *("collections.namedtuple", "itertools.product", "itertools.combinations"),
-    "itertools.permutations",
-)
+_MAKE_DATA = words("""
+    re.compile re.escape math textwrap.dedent os.path os.environ.get os.getenv os.fspath pathlib
+    datetime.timedelta datetime.date datetime.datetime datetime.timezone decimal.Decimal
+    fractions.Fraction uuid.UUID struct.calcsize json.dumps json.loads sys.intern
+    collections.deque collections.OrderedDict collections.Counter types.MappingProxyType pyarrow
+    numpy.dtype numpy.finfo numpy.iinfo torch.finfo torch.iinfo torch.device torch.Size
+    importlib.metadata.version enum.auto torch.cuda.is_available typing.get_args
+    itertools.chain.from_iterable collections.namedtuple itertools.product
+    itertools.combinations itertools.permutations
+""")
 """Library functions that return plain data for plain data."""
-_HARMLESS = (
-    *("typing", "typing_extensions", "dataclasses.field", "dataclasses.dataclass"),
-    *("functools.partial", "functools.wraps", "functools.lru_cache", "functools.cache"),
-    *("functools.cached_property", "functools.singledispatch", "functools.total_ordering"),
-    *("operator.itemgetter", "operator.attrgetter", "logging.getLogger", "abc.abstractmethod"),
-    *("contextlib.contextmanager", "contextlib.asynccontextmanager", "contextvars.ContextVar"),
-    *("threading.Lock", "threading.RLock", "threading.local", "threading.Event"),
-    *("collections.defaultdict", "collections.ChainMap", "types.SimpleNamespace", "enum.unique"),
-    *("string.Template", "struct.Struct", "torch.no_grad", "torch.inference_mode", "triton.jit"),
-    *("weakref.WeakKeyDictionary", "weakref.WeakValueDictionary", "weakref.WeakSet"),
-    *("random.Random", "numpy.random.default_rng", "numpy.random.RandomState", "torch.Generator"),
-    *("torch.compiler", "torch.jit.ignore", "jinja2.Template", "enum.Enum", "enum.IntEnum"),
-)
+_HARMLESS = words("""
+    typing typing_extensions dataclasses.field dataclasses.dataclass functools.partial
+    functools.wraps functools.lru_cache functools.cache functools.cached_property
+    functools.singledispatch functools.total_ordering operator.itemgetter operator.attrgetter
+    logging.getLogger abc.abstractmethod contextlib.contextmanager
+    contextlib.asynccontextmanager contextvars.ContextVar threading.Lock threading.RLock
+    threading.local threading.Event collections.defaultdict collections.ChainMap
+    types.SimpleNamespace enum.unique string.Template struct.Struct torch.no_grad
+    torch.inference_mode triton.jit weakref.WeakKeyDictionary weakref.WeakValueDictionary
+    weakref.WeakSet random.Random numpy.random.default_rng numpy.random.RandomState
+    torch.Generator torch.compiler torch.jit.ignore jinja2.Template enum.Enum enum.IntEnum
+""")
 """Library functions that change nothing, whatever arguments a harmless call passes."""
-_BASES = (
-    *("abc.ABC", "typing.Generic", "typing.Protocol", "typing.NamedTuple", "typing.TypedDict"),
-    *("typing_extensions", "enum", "collections.UserDict", "collections.UserList", "json"),
-    *("collections.abc", "collections.OrderedDict", "contextlib", "logging", "threading.Thread"),
-    *("torch.nn", "torch.autograd.Function", "torch.utils.data", "torch.optim", "string.Template"),
-    *("torch.utils._python_dispatch", "pathlib", "pydantic.BaseModel", "datetime", "codecs"),
-    *("transformers.PreTrainedModel", "transformers.PretrainedConfig", "argparse", "ast", "io"),
-    *("transformers.StoppingCriteria", "transformers.LogitsProcessor", "types.SimpleNamespace"),
-    *("unittest.TestCase", "html.parser.HTMLParser", "dict", "concurrent.futures"),
-)
+_BASES = words("""
+    abc.ABC typing.Generic typing.Protocol typing.NamedTuple typing.TypedDict typing_extensions
+    enum collections.UserDict collections.UserList json collections.abc collections.OrderedDict
+    contextlib logging threading.Thread torch.nn torch.autograd.Function torch.utils.data
+    torch.optim string.Template torch.utils._python_dispatch pathlib pydantic.BaseModel datetime
+    codecs transformers.PreTrainedModel transformers.PretrainedConfig argparse ast io
+    transformers.StoppingCriteria transformers.LogitsProcessor types.SimpleNamespace
+    unittest.TestCase html.parser.HTMLParser dict concurrent.futures
+""")
 _METACLASSES = ("abc.ABCMeta", "enum.EnumMeta", "enum.EnumType")
 _CONSTRUCTORS = frozenset(
-    {"__new__", "__init__", "__post_init__", "__setattr__", "__getattribute__", "__del__"}
+    words("""
+    __new__ __init__ __post_init__ __setattr__ __getattribute__ __del__
+""")
 )
 _HOOKS = frozenset(
-    {"__init_subclass__", "__class_getitem__", "__mro_entries__", "__set_name__", "__get__"}
-    | {"__pydantic_init_subclass__", "__subclasshook__", "__instancecheck__", "__prepare__"}
+    words("""
+    __init_subclass__ __class_getitem__ __mro_entries__ __set_name__ __get__
+    __pydantic_init_subclass__ __subclasshook__ __instancecheck__ __prepare__
+""")
 )
 _ENUM_HOOKS = frozenset({"_generate_next_value_", "_missing_", "_ignore_", "_order_"})
 
@@ -264,7 +243,11 @@ class Effects:
     def _is_config(self, need: Need) -> bool:
         """Whether the name is called and stands for a dataclass."""
         parts = [p for t in self.project.meaning(need.ref) for p in self.project.statements(t)]
-        return need.what == CALLED and bool(parts) and all(map(self.project.is_dataclass, parts))
+        return (
+            need.what == acting.CALLED
+            and bool(parts)
+            and all(map(self.project.is_dataclass, parts))
+        )
 
     def _holds(self, need: Need) -> bool:
         asked = need, self.subclasses_matter
@@ -288,24 +271,26 @@ class Effects:
         if not targets:
             return _holds_of_builtin(need)
         check = {
-            CALLED: self._is_harmless,
-            MAKES: self._makes_data,
-            DECORATES: lambda target: target.library and _is_of(target, _HARMLESS),
-            APPLIED: lambda target: self._is_harmless(target) or self._is_plain(target),
-            PLAIN: self._is_plain,
-            EITHER: lambda target: self._is_plain(target) or self._is_type(target),
-            READ: self._is_read,
-            INHERITED: self._is_quiet_base,
-            METACLASS: self._is_quiet_metaclass,
-            OWNED: lambda target: self._is_owned(need.ref.module, target),
+            acting.CALLED: self._is_harmless,
+            acting.MAKES: self._makes_data,
+            acting.DECORATES: lambda target: target.library and _is_of(target, _HARMLESS),
+            acting.APPLIED: lambda target: self._is_harmless(target) or self._is_plain(target),
+            acting.PLAIN: self._is_plain,
+            acting.EITHER: lambda target: self._is_plain(target) or self._is_type(target),
+            acting.READ: self._is_read,
+            acting.INHERITED: self._is_quiet_base,
+            acting.METACLASS: self._is_quiet_metaclass,
+            acting.OWNED: lambda target: self._is_owned(need.ref.module, target),
         }[need.what]
         return all(map(check, targets))
 
     def _is_held(self, need: Need, holder: Ref) -> bool:
         """Whether an argument, or the call that makes it, is harmless to give to the holder."""
-        if self._holds(Need({HANDED: MAKES, HELD: PLAIN}[need.what], need.ref)):
+        if self._holds(
+            Need({acting.HANDED: acting.MAKES, acting.HELD: acting.PLAIN}[need.what], need.ref)
+        ):
             return True
-        is_quiet = need.what == HELD or self._holds(Need(CALLED, need.ref))
+        is_quiet = need.what == acting.HELD or self._holds(Need(acting.CALLED, need.ref))
         targets = self.project.meaning(holder) if is_quiet else ()
         return bool(targets) and all(map(self._only_stores, targets))
 
@@ -448,8 +433,11 @@ class Effects:
         return (
             part.is_class
             and not _HOOKS.intersection(part.special)
-            and all(self._holds(Need(METACLASS, meta)) for meta in part.metaclass)
-            and all(base is not None and self._holds(Need(INHERITED, base)) for base in part.bases)
+            and all(self._holds(Need(acting.METACLASS, meta)) for meta in part.metaclass)
+            and all(
+                base is not None and self._holds(Need(acting.INHERITED, base))
+                for base in part.bases
+            )
         )
 
     def _is_quiet_metaclass(self, target: Target) -> bool:
@@ -488,12 +476,12 @@ class Effects:
 
 def _holds_of_builtin(need: Need) -> bool:
     name, *rest = need.ref.parts
-    if need.what == CALLED:
+    if need.what == acting.CALLED:
         return name in _BUILTINS and all(part in PURE_METHODS for part in rest)
-    if need.what == MAKES:
+    if need.what == acting.MAKES:
         known = name in _PLAIN_BUILTINS and all(part in PURE_METHODS for part in rest)
         return known and name != "type"
-    return need.what not in (DECORATES, OWNED) or name in ("property",)
+    return need.what not in (acting.DECORATES, acting.OWNED) or name in ("property",)
 
 
 def _is_of(target: Target, known: Iterable[str]) -> bool:
@@ -506,8 +494,10 @@ def _is_of(target: Target, known: Iterable[str]) -> bool:
 
 
 _CLASSES = frozenset(
-    {"collections.deque", "collections.Counter", "collections.OrderedDict", "collections.ChainMap"}
-    | {"collections.defaultdict", "types.SimpleNamespace", "functools.singledispatch"}
-    | {"weakref.WeakKeyDictionary", "weakref.WeakValueDictionary", "weakref.WeakSet"}
+    words("""
+    collections.deque collections.Counter collections.OrderedDict collections.ChainMap
+    collections.defaultdict types.SimpleNamespace functools.singledispatch
+    weakref.WeakKeyDictionary weakref.WeakValueDictionary weakref.WeakSet
+""")
 )
 """Classes that are harmless to construct, but have methods that are not harmless."""

@@ -20,11 +20,10 @@ from pipeline.code.acting import (
     needs_of_result,
 )
 from pipeline.code.bindings import Definition, Function, Import, bound, imported, loaded, own_scope
-from pipeline.code.form import CALL, Form, Load, Need, Ref
+from pipeline.code.form import Form, Load, Need, Reader, Ref, Use
 from pipeline.code.reading.reader import read
 from pipeline.code.reading.scopes import Home
 from pipeline.code.reading.syntax import called, dotted, is_field
-from pipeline.code.reading.traits import ITSELF
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Statement:
     @property
     def reaches_itself(self) -> bool:
         """Whether it is a class whose methods access the class itself, and so its declarations."""
-        return self.is_class and ITSELF in self.traits
+        return self.is_class and Reader.ITSELF in self.traits
 
 
 def make_statement(node: ast.stmt, place: int, home: Home) -> Statement:
@@ -114,7 +113,7 @@ def make_statement(node: ast.stmt, place: int, home: Home) -> Statement:
         binds |= {local for local, _ in names}
     body = node.body if isinstance(node, ast.ClassDef) else []
     if any(isinstance(n, ast.Name) and n.id == "classmethod" for n in _decorators_in(body)):
-        traits |= {ITSELF}
+        traits |= {Reader.ITSELF}
     methods = [inner for inner in body if isinstance(inner, Function)]
     return Statement(
         module,
@@ -150,7 +149,7 @@ def make_statement(node: ast.stmt, place: int, home: Home) -> Statement:
 def _makers(node: ast.stmt, module: str) -> tuple[Ref, ...]:
     value = getattr(node, "value", None)
     return tuple(
-        Ref(module, ".".join(path), CALL)
+        Ref(module, ".".join(path), Use.CALL)
         for inner in (own_scope(value) if isinstance(value, ast.AST) else ())
         if isinstance(inner, ast.Call) and (path := dotted(inner.func))
     )
@@ -249,7 +248,7 @@ def _all_decorators(node: ast.stmt, module: str) -> tuple[Ref | None, ...]:
             body = inner.body if isinstance(inner, ast.ClassDef) else []
             for decorator in (*inner.decorator_list, *_decorators_in(body)):
                 path = dotted(called(decorator))  # type: ignore[arg-type]
-                found.append(Ref(module, ".".join(path), CALL) if path else None)
+                found.append(Ref(module, ".".join(path), Use.CALL) if path else None)
     return tuple(found)
 
 
@@ -258,10 +257,10 @@ def _bases(node: ast.stmt, module: str) -> tuple[Ref | None, ...]:
         return ()
     plain = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
     paths = map(dotted, plain)
-    return tuple(Ref(module, ".".join(path), CALL) if path else None for path in paths)
+    return tuple(Ref(module, ".".join(path), Use.CALL) if path else None for path in paths)
 
 
 def _metaclass(node: ast.stmt, module: str) -> tuple[Ref, ...]:
     keywords = node.keywords if isinstance(node, ast.ClassDef) else ()
     paths = (dotted(word.value) for word in keywords if word.arg == "metaclass")
-    return tuple(Ref(module, ".".join(path), CALL) for path in paths if path)
+    return tuple(Ref(module, ".".join(path), Use.CALL) for path in paths if path)

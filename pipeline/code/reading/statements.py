@@ -4,14 +4,16 @@ import ast
 from collections.abc import Iterator
 
 from pipeline.code.bindings import Import, everything, imported, loaded
-from pipeline.code.form import CALL, Caught, Load, Message, Ref
+from pipeline.code.form import Caught, Load, Message, Ref, Use, words
 from pipeline.code.reading.definitions import Definitions
 from pipeline.code.reading.expressions import LOG_LEVELS
 from pipeline.code.reading.syntax import inside, names_of_types
 
 _RISKY = frozenset(
-    {"Exception", "BaseException", "TypeError", "NameError", "UnboundLocalError", "RuntimeError"}
-    | {"AttributeError", "ImportError", "ModuleNotFoundError", "ExceptionGroup"}
+    words("""
+    Exception BaseException TypeError NameError UnboundLocalError RuntimeError AttributeError
+    ImportError ModuleNotFoundError ExceptionGroup
+""")
 )
 """Exceptions whose messages by the interpreter contain names of functions and modules."""
 
@@ -73,7 +75,7 @@ class Statements(Definitions):
             if len(made_by) == 1:
                 self.write_call_with_message(value, made_by[0])
             else:
-                with self.using(CALL):
+                with self.using(Use.CALL):
                     self.write(value)
         self.emit(")")
 
@@ -82,14 +84,14 @@ class Statements(Definitions):
         self.write(node.test)
         if node.msg is not None:
             self.emit(" msg=")
-            self.write_message(node.msg, Ref(self.module, "AssertionError", CALL))
+            self.write_message(node.msg, Ref(self.module, "AssertionError", Use.CALL))
         self.emit(")")
 
     def write_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         self.emit("(ExceptHandler")
         if node.type is not None:
             self.emit(" type=")
-            with self.using(CALL):
+            with self.using(Use.CALL):
                 self.write(node.type)
         if node.name:
             self.emit(" name=")
@@ -129,7 +131,7 @@ class Statements(Definitions):
 
     def write_MatchClass(self, node: ast.MatchClass) -> None:
         self.emit("(MatchClass cls=")
-        with self.using(CALL):
+        with self.using(Use.CALL):
             self.write(node.cls)
         for name in ("kwd_attrs", "kwd_patterns", "patterns"):
             self.field(name, getattr(node, name))
