@@ -73,70 +73,38 @@ _KEEPS = frozenset(
 _CONTAINERS = frozenset(words("dict list set bytearray OrderedDict Counter deque defaultdict"))
 
 
-def needs(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs of a top-level statement, without those of a function's defaults; ``None`` if the
-    statement acts, whatever its names stand for."""
+def needs_of(node: ast.stmt, module: str) -> dict[str, tuple[Need, ...] | None]:
+    """The needs of a top-level statement and of what it defines, by the attributes of
+    :class:`pipeline.code.statement.Statement`; ``None`` for what acts in any case.
 
-    def look(finder: "_Finder") -> None:
-        finder.skips_defaults = isinstance(node, Function)
-        finder.statement(node)
-
-    return _found(module, look)
-
-
-def needs_of_defaults(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs of a function's defaults."""
-    if not isinstance(node, Function):
-        return ()
-    return _found(module, lambda finder: finder.defaults(node))
-
-
-def needs_of_call(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs under which calling a function changes only objects that the call itself makes.
-
-    The function is called with plain data, so its parameters are plain data.
+    A function is called with plain data, so its parameters are plain data.
     """
-    if not isinstance(node, ast.FunctionDef):
-        return None
-    return _found(module, lambda finder: finder.body(node))
+    is_function = isinstance(node, Function)
+    found = {"needs": _found(module, lambda f: f.statement(node), skips_defaults=is_function)}
+    if isinstance(node, Function):
+        found["needs_of_defaults"] = _found(module, lambda finder: finder.defaults(node))
+    if isinstance(node, ast.FunctionDef):
+        found["needs_of_call"] = _found(module, lambda f: f.body(node))
+        found["needs_of_result"] = _found(module, lambda f: f.body(node), returns_data=True)
+    elif isinstance(node, ast.ClassDef):
+        found["needs_of_making"] = _found(module, lambda finder: finder.making(node))
+    elif isinstance(_only_target(node), ast.Name | ast.Subscript):
+        value: ast.expr | None = getattr(node, "value", None)  # `for` has a target, and no value
+        found["needs_of_data"] = value and _found(module, lambda finder: finder.plain(value))
+    return found
 
 
-def needs_of_result(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs under which calling a function also returns plain data."""
-    if not isinstance(node, ast.FunctionDef):
-        return None
-
-    def look(finder: "_Finder") -> None:
-        finder.returns_data = True
-        finder.body(node)
-
-    return _found(module, look)
-
-
-def needs_of_making(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs of making a dataclass from plain data, without those of its bases."""
-    if not isinstance(node, ast.ClassDef):
-        return None
-    return _found(module, lambda finder: finder.making(node))
-
-
-def needs_of_data(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs under which a statement binds its one name to plain data."""
-    value = getattr(node, "value", None)
+def _only_target(node: ast.stmt) -> ast.expr | None:
+    """The target of an assignment, unless it has several."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    is_one = len(targets) == 1 and isinstance(targets[0], ast.Name | ast.Subscript)
-    if not (isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and is_one and value):
-        return None
-    return _found(module, lambda finder: finder.plain(value))
+    return targets[0] if len(targets) == 1 else None
 
 
 def made(node: ast.stmt) -> frozenset[str]:
     """The names that a statement binds to a new container or value, which has no other name."""
-    value = getattr(node, "value", None)
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    if value is None or not _is_made(value) or len(targets) != 1:
-        return frozenset()
-    return frozenset({targets[0].id} if isinstance(targets[0], ast.Name) else ())
+    value, target = getattr(node, "value", None), _only_target(node)
+    is_new = isinstance(target, ast.Name) and value is not None and _is_made(value)
+    return frozenset({target.id} if is_new else ())
 
 
 def attributes(node: ast.stmt) -> frozenset[str]:
@@ -166,8 +134,10 @@ def _is_constant(value: ast.expr) -> bool:
     )
 
 
-def _found(module: str, look: Callable[["_Finder"], None]) -> tuple[Need, ...] | None:
-    finder = _Finder(module)
+def _found(
+    module: str, look: Callable[["_Finder"], None], **settings: bool
+) -> tuple[Need, ...] | None:
+    finder = _Finder(module, **settings)
     try:
         look(finder)
     except (Acts, RecursionError):
@@ -203,8 +173,9 @@ class _Finder:
         returns_data: whether the function must return plain data.
     """
 
-    def __init__(self, module: str):
+    def __init__(self, module: str, skips_defaults: bool = False, returns_data: bool = False):
         self.module = module
+        self.skips_defaults, self.returns_data = skips_defaults, returns_data
         self.needs: list[Need] = []
         self.local: set[str] = set()
         self.opaque: set[str] = set()
@@ -212,8 +183,6 @@ class _Finder:
         self.owned: set[str] = set()
         self.in_class = False
         self.is_consumed = False
-        self.skips_defaults = False
-        self.returns_data = False
 
     def need(self, what: str, path: Iterable[str]) -> None:
         self.needs.append(Need(what, Ref(self.module, ".".join(path), Use.CALL)))

@@ -9,7 +9,6 @@ else acts.
 import builtins
 import itertools
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
 
 from pipeline.code import acting
 from pipeline.code.acting import PLAIN_ATTRIBUTES, PURE_METHODS
@@ -18,11 +17,6 @@ from pipeline.code.meaning import Project, Target
 from pipeline.code.modules import is_core
 from pipeline.code.source import Module
 from pipeline.code.statement import Statement
-
-
-def _is_error(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseException)
-
 
 _PLAIN_BUILTINS = frozenset(
     words("""
@@ -33,7 +27,7 @@ _PLAIN_BUILTINS = frozenset(
 )
 _BUILTINS = _PLAIN_BUILTINS | frozenset(
     {"object", "property", "staticmethod", "classmethod", "super", "memoryview"}
-    | {name for name, value in vars(builtins).items() if _is_error(value)}
+    | {n for n, v in vars(builtins).items() if isinstance(v, type) and issubclass(v, BaseException)}
 )
 _MAKE_DATA = words("""
     re.compile re.escape math textwrap.dedent os.path os.environ.get os.getenv os.fspath pathlib
@@ -242,7 +236,7 @@ class Effects:
 
     def _is_config(self, need: Need) -> bool:
         """Whether the name is called and stands for a dataclass."""
-        parts = [p for t in self.project.meaning(need.ref) for p in self.project.statements(t)]
+        parts = self.project.parts([need.ref])
         return (
             need.what == acting.CALLED
             and bool(parts)
@@ -306,10 +300,8 @@ class Effects:
 
     def _with_bases(self, part: Statement) -> Iterator[Statement]:
         yield part
-        for base in part.bases:
-            for target in self.project.meaning(base) if base is not None else ():
-                for inner in self.project.statements(target):
-                    yield from self._with_bases(inner)
+        for base in self.project.parts(part.bases):
+            yield from self._with_bases(base)
 
     # --- what is called ------------------------------------------------------------------------
 
@@ -451,27 +443,19 @@ class Effects:
             str(target).startswith("enum.")
             if target.library
             else any(map(self._is_enum, self.project.statements(target)))
-            for base in part.bases
-            if base is not None
-            for target in self.project.meaning(base)
+            for target in self.project.targets(part.bases)
         )
 
     def _is_quiet_enum(self, part: Statement) -> bool:
         """Whether creating the members of an enum runs no project code."""
         hooks = {"__new__", "__init__", *_ENUM_HOOKS}
-        return not hooks.intersection((*part.special, *part.methods)) and all(
-            self._is_quiet_enum(base)
-            for name in part.bases
-            if name is not None
-            for target in self.project.meaning(name)
-            for base in self.project.statements(target)
-        )
+        bases = self.project.parts(part.bases)
+        is_plain = not hooks.intersection((*part.special, *part.methods))
+        return is_plain and all(map(self._is_quiet_enum, bases))
 
     def _is_own(self, reference: Ref | None) -> bool:
         """Whether it is project code, or may be."""
-        return reference is None or any(
-            not target.library for target in self.project.meaning(reference)
-        )
+        return reference is None or any(not t.library for t in self.project.meaning(reference))
 
 
 def _holds_of_builtin(need: Need) -> bool:

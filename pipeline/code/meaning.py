@@ -78,6 +78,15 @@ class Project:
         """The statements of a unit; empty for a library."""
         return self.units(target.module).get(str(target.name), ())
 
+    def targets(self, names: Iterable[Ref | None]) -> Iterator[Target]:
+        """The targets of several references; ``None`` stands for an expression without a name."""
+        for name in names:
+            yield from self.meaning(name) if name is not None else ()
+
+    def parts(self, names: Iterable[Ref | None]) -> list[Statement]:
+        """The statements that several references stand for."""
+        return [part for target in self.targets(names) for part in self.statements(target)]
+
     def definition(self, module: str, name: str) -> Target:
         """The unit of a class; the whole module if no statement binds the name."""
         return Target(module, name if name in self.units(module) else None)
@@ -91,7 +100,8 @@ class Project:
 
     def _meaning(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
         targets = self.resolve(module, path)
-        if _may_be_builtin(targets) and path and path[0] in _WHOLE_NAMESPACE:
+        # nothing binds a builtin, except perhaps `import *` of a library
+        if path and path[0] in _WHOLE_NAMESPACE and all(map(_is_any, targets)):
             return (*targets, Target(module))
         named = (Target(target.module) for target in targets if "__globals__" in target.rest)
         looked_up = (Target(module) for target in targets if str(target).startswith(_LOOKS_UP))
@@ -184,23 +194,14 @@ class Project:
 
     def is_dataclass(self, statement: Statement) -> bool:
         """Whether it is a class with the standard library's dataclass decorator."""
-        return statement.is_class and any(
-            str(target) == "dataclasses.dataclass"
-            for decorator in statement.decorators
-            if decorator is not None
-            for target in self.meaning(decorator)
-        )
+        targets = self.targets(statement.decorators if statement.is_class else ())
+        return any(str(target) == "dataclasses.dataclass" for target in targets)
 
     def is_core(self, reference: Ref | None) -> bool:
         """Whether it surely belongs to the caching core, such as ``step``: with ``from pipeline
         import *``, any other name of the module may."""
-        targets = self.meaning(reference) if reference is not None else ()
+        targets = list(self.targets([reference]))
         return bool(targets) and all(t.library and is_core(t.module) for t in targets)
-
-
-def _may_be_builtin(targets: tuple[Target, ...]) -> bool:
-    """Whether nothing binds the name, except perhaps ``import *`` of a library."""
-    return all(map(_is_any, targets))
 
 
 def _is_any(target: Target) -> bool:

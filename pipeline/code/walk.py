@@ -522,21 +522,16 @@ class _Walk:
         if statement.metaclass or None in statement.bases:
             return False
         names = (*statement.decorators[: statement.own_decorators], *statement.bases)
-        targets = [t for name in names if name is not None for t in self.project.meaning(name)]
         return all(
             str(target).startswith(_NAMELESS)
             if target.library
-            else all(
-                part.is_class and self._is_nameless(part)
-                for part in self.project.statements(target)
-            )
-            for target in targets
+            else all(p.is_class and self._is_nameless(p) for p in self.project.statements(target))
+            for target in self.project.targets(names)
         )
 
     def _only_keeps_text(self, called: Ref) -> bool:
         """Whether it is a logger, or an exception that only stores its text."""
-        targets = self.project.meaning(called)
-        return all(map(self._keeps_text, targets))
+        return all(map(self._keeps_text, self.project.meaning(called)))
 
     def _keeps_text(self, target: Target) -> bool:
         if target.library:
@@ -572,7 +567,7 @@ class _Walk:
         )
 
     def _is_logger(self, part: Statement) -> bool:
-        makers = [str(t) for maker in part.makers for t in self.project.meaning(maker)]
+        makers = [str(target) for target in self.project.targets(part.makers)]
         return part.kind == "other" and makers == ["logging.getLogger"]
 
     # --- what a name is ----------------------------------------------------------------------
@@ -586,9 +581,7 @@ class _Walk:
 
     def _is_for_details(self, called: Ref | None) -> bool:
         """Whether it is a function that is declared an execution detail."""
-        if called is None:
-            return False
-        parts = [p for t in self.project.meaning(called) for p in self.project.statements(t)]
+        parts = self.project.parts([called])
         return bool(parts) and all(
             isinstance(piece, Detail) and self._declares(piece.decorator)
             for part in parts
@@ -715,7 +708,8 @@ class _Walk:
                 yield f"<{number} after {before}>"
             if unit[1] == IMPORT:
                 yield from self._before(unit[0], statement, numbers)
-            for name, places in self._places(unit[0]) if statement.reads_early else ():
+            placed = self._placed.get(unit[0], []) if statement.reads_early else []
+            for name, places in placed:
                 before = sum(place < statement.place for place in places)
                 others = len(places) - places.count(statement.place)
                 if name != unit[1] and before < others:
@@ -740,12 +734,9 @@ class _Walk:
             ):
                 yield f"<bound {self._number(unit, numbers)}>"
 
-    def _places(self, module: str) -> list[tuple[str, list[int]]]:
-        """The units of a module that have several statements, with the positions of these."""
-        return self._placed.get(module, [])
-
     @cached_property
     def _placed(self) -> dict[str, list[tuple[str, list[int]]]]:
+        """By module, its units that have several statements, with the positions of these."""
         found: dict[str, list[tuple[str, list[int]]]] = {}
         for unit in self.by_value:
             places = [statement.place for statement in self.statements(unit)]
