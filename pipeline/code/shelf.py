@@ -2,7 +2,8 @@
 
 Analysing the source of a large project takes a second, and every plan needs it. The cache belongs
 to the user of the machine, not to a store: whoever can write to it can run code anyway. An entry
-that is damaged, or was written by another version of this room, is ignored.
+that is damaged, or was written by another version of this room, is ignored. The environment
+variable ``TEMPER_CACHE`` names another folder.
 """
 
 import json
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from pipeline.code.source import Module
 
 _SETS = ("traits", "made", "attributes")
-FOLDER = "TEMPER_CACHE"
-"""The environment variable that names another folder for the cache."""
 
 
 def find(name: str, is_package: bool, source: bytes) -> "Module | None":
@@ -99,11 +98,13 @@ def _path(name: str, is_package: bool, source: bytes) -> Path:
     return place("code", about + source)
 
 
-@cache
-def _folder() -> Path:
-    named = os.environ.get(FOLDER)
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(named) if named else Path(home, "temper")
+def cache_folder() -> Path:
+    """The folder of this user's caches."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("TEMPER_CACHE") or f"{home}/temper").expanduser()
+
+
+_folder = cache(cache_folder)
 
 
 def version_of(*patterns: str) -> str:

@@ -446,9 +446,7 @@ def _machine() -> str:
 
 def _process_start(pid: int) -> str | None:
     """The start of a process in ticks since boot; "" if it has ended, ``None`` if unknown."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    if not (found := processes.status(pid)):
         return None
-    state, start = fields[0], fields[19]
+    state, start = found[0], found[19]
     return "" if state in "ZX" else start

@@ -143,10 +143,9 @@ class _Circumstances:
     @classmethod
     def now(cls) -> "_Circumstances":
         variables = {n: value for n, value in os.environ.items() if not n.startswith(_OURS)}
-        folder = os.getcwd()
-        path, hooks = [*sys.path], [*sys.path_hooks]
         finders = [finder for finder in sys.meta_path if not _is_of_library(finder)]
-        return cls(variables, folder, path, finders, hooks, builtins.__import__)
+        path, hooks = [*sys.path], [*sys.path_hooks]
+        return cls(variables, os.getcwd(), path, finders, hooks, builtins.__import__)
 
     def change(self) -> str | None:
         """What has changed, in words; ``None`` if nothing has."""

@@ -127,12 +127,9 @@ def _torchrun(spec: StepSpec, node: Node, call: Path, stopping: Stopping) -> int
         **dict.fromkeys(("TORCHELASTIC_SIGNALS_TO_HANDLE", "PET_SIGNALS_TO_HANDLE"), "SIGUSR1"),
         **dict.fromkeys(("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "PET_SHUTDOWN_TIMEOUT"), grace),
     }
+    command += ["-m", "pipeline.worker.rank", str(call)]
     with unobserved():  # the ranks observe themselves
-        process = subprocess.Popen(
-            [*command, "-m", "pipeline.worker.rank", str(call)],
-            env=environment,
-            pass_fds=_devices(),
-        )
+        process = subprocess.Popen(command, env=environment, pass_fds=_devices())
     stopping.heeded = True  # the ranks poll; ranks that do not poll end at once
     over = threading.Event()
 

@@ -96,7 +96,8 @@ def choose(
         size = sum(map(_size, {_package(item) for item in shared}))
         saved = (count - 1) * _INTERPRETER + (count - _IMPORTED_HERE) * size
         if saved > most:
-            shared.sort(key=_size_and_package)  # small packages first, to find unfit ones early
+            # small packages first, to find unfit ones early
+            shared.sort(key=lambda item: (_size(_package(item)), _package(item)))
             best, most = Choice(tuple(shared), frozenset(served)), saved
     return best
 
@@ -263,7 +264,8 @@ class _Parent:
                     os._exit(0)
                 order, answers, log = received
                 is_served = order.function in self.choice.functions
-                if is_served and _is_alone() and self._files() == files:
+                is_alone = len(os.listdir("/proc/self/task")) == 1
+                if is_served and is_alone and self._files() == files:
                     worker = self._fork(order, answers, log)
                     poll.register(worker, select.POLLIN)
                 else:
@@ -313,7 +315,8 @@ class _Parent:
         for descriptor, (_, other) in self.workers.items():
             os.close(descriptor)
             other.close()
-        output = _read_all(sys.stdout.fileno())
+        printed = sys.stdout.fileno()
+        output = os.pread(printed, os.fstat(printed).st_size, 0)
         for stream in (sys.stdout, sys.stderr):
             os.dup2(log, stream.fileno())
         os.close(log)
@@ -372,10 +375,6 @@ def _file_of(module: ModuleType) -> str | None:
     return file if isinstance(file, str) and os.path.isabs(file) else None
 
 
-def _is_alone() -> bool:
-    return len(os.listdir("/proc/self/task")) == 1
-
-
 def _numbers_seeded() -> str | None:
     """The state of numpy's generator if it was seeded; a worker would have an unseeded one."""
     numbers = sys.modules.get("numpy.random")
@@ -403,16 +402,8 @@ def _fork_once() -> None:
     os.waitpid(pid, 0)
 
 
-def _read_all(descriptor: int) -> bytes:
-    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-
-
 def _package(item: str) -> str:
     return item.partition(":")[0].partition(".")[0]
-
-
-def _size_and_package(item: str) -> tuple[int, str]:
-    return _size(_package(item)), _package(item)
 
 
 @cache
