@@ -535,11 +535,8 @@ class _Finder:
     def arguments(
         self, node: ast.Call, path: tuple[str, ...], holder: tuple[str, ...] = ()
     ) -> None:
-        """Arguments must be plain data, unless the called function stores them or calls them.
-
-        Args:
-            holder: the called function, if what it returns is only bound or stored.
-        """
+        """Arguments must be plain data, unless the called function stores or calls them. ``holder``
+        is that function, if what it returns is only bound or stored."""
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
             given = dotted(argument)
             if path[-1] in _KEEPS:

@@ -82,13 +82,8 @@ def surely_bound(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def imported(node: Import, package: str) -> Iterator[tuple[str, Imported]]:
-    """Each local name that an import binds, with its source.
-
-    ``from m import *`` gives ``"*"``; ``import a.b`` gives ``a``.
-
-    Args:
-        package: the package that relative imports start from.
-    """
+    """Each local name that an import in a package binds, with its source: ``from m import *`` gives
+    ``"*"``, ``import a.b`` gives ``a``."""
     if isinstance(node, ast.ImportFrom):
         source = absolute(node, package)
         yield from ((alias.asname or alias.name, (source, alias.name)) for alias in node.names)

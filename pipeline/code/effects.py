@@ -78,11 +78,8 @@ _ENUM_HOOKS = frozenset({"_generate_next_value_", "_missing_", "_ignore_", "_ord
 
 
 class Effects:
-    """The effects of importing each module of a project.
-
-    Attributes:
-        subclasses_matter: some code lists the subclasses of a class, so defining a class acts.
-    """
+    """The effects of importing each module of a project. If some code lists the subclasses of a
+    class, ``subclasses_matter``: defining a class acts."""
 
     def __init__(self, project: Project):
         self.project = project

@@ -132,11 +132,8 @@ class Message(NamedTuple):
 
 
 class Need(NamedTuple):
-    """A condition on the target of a name; see :mod:`pipeline.code.acting`.
-
-    Attributes:
-        holder: what the target, or what it returns, is given to.
-    """
+    """A condition on the target of a name; see :mod:`pipeline.code.acting`. ``holder`` is given the
+    target, or what it returns."""
 
     what: str
     ref: Ref

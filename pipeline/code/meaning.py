@@ -57,11 +57,7 @@ class Target:
 
 
 class Project:
-    """The project's code, which can be queried by name.
-
-    Args:
-        modules: reads modules; every method may raise the errors of :meth:`Modules.get`.
-    """
+    """The project's code by name; every method may raise the errors of :meth:`Modules.get`."""
 
     def __init__(self, modules: Modules):
         self.modules = modules

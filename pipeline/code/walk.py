@@ -604,11 +604,8 @@ class _Walk:
     # --- digests -----------------------------------------------------------------------------
 
     def found_out(self, described: Iterable[str]) -> Walked:
-        """The result of the walk.
-
-        Args:
-            described: descriptions of the classes of arguments at run time.
-        """
+        """The result of the walk; ``described`` are the classes of arguments as they are at run
+        time."""
         units, digest, modules = self.units(), self.digest(described), sorted(self.modules())
         details = sorted(self.with_details().units().keys() - units.keys())
         return Walked(digest, units, modules, details)
@@ -626,11 +623,7 @@ class _Walk:
         return {*seen, *parents}
 
     def digest(self, described: Iterable[str]) -> str:
-        """The digest of all units, with names replaced by numbers.
-
-        Args:
-            described: descriptions of the classes of arguments at run time.
-        """
+        """The digest of all units, with names replaced by numbers, and of the described classes."""
         numbers = {unit: str(number) for number, unit in enumerate(self.by_value)}
         hasher = blake3.blake3("\n".join([*sorted(self.readers), *described]).encode())
         for unit in numbers:

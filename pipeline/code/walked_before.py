@@ -37,11 +37,7 @@ class Walked:
 
 
 def find(roots: str, modules: Modules) -> Walked | None:
-    """The cached result of a walk from these roots, if all requested modules are unchanged.
-
-    Args:
-        roots: the starting points of the walk, as text.
-    """
+    """The cached result of a walk from these roots, if all requested modules are unchanged."""
     with suppress(TypeError):
         return Walked(**recall(roots, modules))
     return None

@@ -97,10 +97,7 @@ class Known:
 
     @classmethod
     def of(cls, schema: type, choices: Choices, arguments: Sequence[str]) -> "Known":
-        """
-        Args:
-            arguments: the arguments of the command line, which contain the choices made.
-        """
+        """What is known of an experiment with the choices that a command line's arguments make."""
         keys = list(dotted_keys(OmegaConf.structured(schema)))
         groups: dict[str, Sequence[str]] = {g: list(read_options(g)) for g in shipped_groups()}
         for path, types in choices.items():

@@ -62,10 +62,7 @@ class Home:
 
     @classmethod
     def of(cls, module: str, file: str) -> "Home":
-        """
-        Args:
-            file: the file of the module, which may run as a script.
-        """
+        """The home of a module with this file, which may run as a script."""
         path = Path(os.path.abspath(file))
         if path.stem == "__init__":
             path = path.parent
@@ -219,11 +216,8 @@ class _Names:
     bases: set[str]
 
     def of(self, path: str, name: str, start: str) -> list[str]:
-        """The names under which a file is recorded.
-
-        Args:
-            name: its name if the working folder does not matter.
-        """
+        """The names under which a file is recorded; ``name`` is the one apart from working
+        folders."""
         from_start = _RELATIVE + os.path.relpath(path, start or "/")
         parents = {path, *map(str, Path(path).parents)} & self.bases
         if path in self.relative or parents - {start}:
@@ -277,11 +271,7 @@ def _records(path: str) -> Iterator[list[Any]]:
 
 
 def _read_digest(path: str, seen: Any) -> str:
-    """The digest of a file that was read.
-
-    Args:
-        seen: its digest, if that is known; else its state when it was read.
-    """
+    """The digest of a file that was read, from its digest or its state at that time."""
     if isinstance(seen, str):
         return seen
     digest = _present_file(path)
@@ -301,13 +291,8 @@ class Present:
     def changes(
         self, home: Home, discovered: Discovered, accepted: Callable[[], Pairs] = tuple
     ) -> list[str]:
-        """A phrase for each dependency that has changed; empty if the change was accepted as
-        equivalent.
-
-        Args:
-            accepted: returns the pairs of states that were accepted as equivalent, each in the form
-                of :func:`state_of_discovered`.
-        """
+        """A phrase for each dependency that has changed; none if ``accepted`` returns pairs of
+        states (:func:`state_of_discovered`) by which the change is accepted."""
         now = self.state(home, discovered) if discovered else discovered
         if now == discovered:
             return []
@@ -373,13 +358,8 @@ def _present_code(names: list[str], home: Home) -> Mapping[str, str | None]:
 
 
 def _elsewhere(gone: Mapping[str, str], home: Home) -> set[str]:
-    """The missing units that have moved: another module of the project has the same code.
-
-    The search covers the top-level package of the step, or the modules beside it, in one pass.
-
-    Args:
-        gone: the former digests of the missing units.
-    """
+    """The missing units, given with their former digests, that another module of the step's
+    package, or beside the step's module, holds now."""
     folder, package = Path(home.folder), home.module.partition(".")[0]
     files = (folder / package).rglob("*.py") if "." in home.module else folder.glob("*.py")
     places: dict[str, list[str]] = {name: [] for name in gone}

@@ -107,10 +107,7 @@ class Rules:
 
     @classmethod
     def of(cls, package: str, roots: Iterable[str], known: Iterable[str]) -> "Rules":
-        """
-        Args:
-            known: the store, inputs, and other paths that are no discovered dependencies.
-        """
+        """The rules for these roots; nothing of ``known`` counts: the store, inputs and others."""
         others = (*_variants((*known, *_elsewhere())), os.path.expanduser("~/."))
         return cls(tuple(_variants(roots)), others, package, working_folder())
 
@@ -427,11 +424,8 @@ class _Hook:
             self._note_read(path, state_of(path))
 
     def note_look(self, path: Any, follows: bool = True) -> None:
-        """Record that code asked whether a file or folder exists, how large it is and so on.
-
-        Args:
-            follows: whether it asked about what a symbolic link points to.
-        """
+        """Record that code asked about a file or folder: whether it exists, its size and so on; if
+        it ``follows``, about what a symbolic link points to."""
         if isinstance(path, int) or ("look", (follows, path)) in self._seen:
             return
         if os.path.isabs(path):

@@ -314,12 +314,8 @@ class Store:
         return f"{self.root}/scratch/{step}/{key}"
 
     def forget_scratch(self, step: str, key: str, staged: bool = False) -> None:
-        """Delete everything that only an unfinished step needs. It never fails: leftovers only cost
-        space.
-
-        Args:
-            staged: whether a remote store has copies of the scratch folder.
-        """
+        """Delete what only an unfinished step needs, and its copies if it is ``staged``. It never
+        fails: leftovers only cost space."""
         folder = self.scratch_root() / step
         with contextlib.suppress(TemperError):
             self._require_no_link(folder / key)

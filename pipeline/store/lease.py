@@ -182,12 +182,8 @@ class Leases:
         return {key: holder for key, holder in found.items() if holder and not holder.is_gone()}
 
     def holder(self, step: str, key: str) -> Holder | None:
-        """The holder of one lease; ``None`` if nobody holds it. It costs a listing and two
-        requests.
-
-        Raises:
-            TemperError: the record of the lease is damaged.
-        """
+        """The holder of one lease, for a listing and two requests; ``None`` if nobody holds it.
+        Raise `TemperError` if its record is damaged."""
         holder = self._chain(step, key).look().holder
         return None if holder is None or holder.is_gone() else holder
 
@@ -311,11 +307,8 @@ class Chain:
     folder: str
 
     def look(self, known: State | None = None) -> State:
-        """The present state; it costs only one listing if the state is `known`.
-
-        Raises:
-            TemperError: the record is damaged.
-        """
+        """The present state; it costs only one listing if the state is `known`. Raise `TemperError`
+        if the record is damaged."""
         for _ in range(TRIES):
             number = max(self._numbers(), default=0)
             if known is not None and number == known.number:

@@ -168,11 +168,8 @@ class Manifest:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Manifest":
-        """
-        Raises:
-            ValueError, TypeError, KeyError, AttributeError, RecursionError: the data is no
-                manifest, its key or digest does not match its content, or a name in it is invalid.
-        """
+        """Raise `ValueError`, `TypeError`, `KeyError`, `AttributeError` or `RecursionError` for
+        what is no manifest, has an invalid name, or another key or digest than its content."""
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         known["inputs"] = tuple(_input_entry(entry) for entry in data["inputs"])
         known["files"] = file_entries(data["files"])
@@ -221,11 +218,8 @@ def files_digest(files: Mapping[str, FileEntry]) -> str:
 
 
 def file_entries(data: Any) -> dict[str, FileEntry]:
-    """Parse the description of files in JSON.
-
-    Raises:
-        ValueError, TypeError, AttributeError: a name, size or digest is invalid.
-    """
+    """Parse the description of files in JSON. Raise `ValueError`, `TypeError` or `AttributeError`
+    for an invalid name, size or digest."""
     found = {}
     for name, entry in data.items():
         described = FileEntry(**entry)

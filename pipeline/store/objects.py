@@ -54,11 +54,8 @@ class Entry:
 
 @dataclass
 class Listing:
-    """The content of a folder: objects by their path relative to it, and its subfolders.
-
-    Attributes:
-        strange: paths that are no valid file names; they are in no other attribute.
-    """
+    """The content of a folder: objects by their path relative to it, its subfolders, and apart from
+    these, ``strange`` paths, which are no valid file names."""
 
     objects: dict[str, Entry] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
@@ -103,11 +100,8 @@ def open_objects(url: str) -> tuple["Objects", str]:
 
 
 class Objects:
-    """The objects of any fsspec file system whose ``pipe_file`` supports ``mode="create"``.
-
-    Args:
-        root: the root of the store; only objects below it are requested.
-    """
+    """The objects below a root, in any fsspec file system whose ``pipe_file`` supports
+    ``mode="create"``."""
 
     is_local = False
 
@@ -191,11 +185,8 @@ class Objects:
         return sorted(visible, key=lambda entry: entry.name)
 
     def download(self, folder: str, local: Path) -> None:
-        """Copy a folder to local disk; if there is none, make an empty folder.
-
-        Raises:
-            OSError: the copy failed or is incomplete.
-        """
+        """Copy a folder to local disk; without one, make an empty folder. Raise `OSError` if the
+        copy failed or is incomplete."""
         found = self._listing_of(folder, recursive=True)
         if found.strange:
             raise OSError(f"{self.url_of(folder)} holds {found.strange[0]!r}: no name of a file")
@@ -205,11 +196,7 @@ class Objects:
         _require_same(sizes, _local_sizes(local), str(local))
 
     def upload(self, local: Path, folder: str) -> None:
-        """Copy a folder from local disk.
-
-        Raises:
-            OSError: the copy failed or is incomplete.
-        """
+        """Copy a folder from local disk. Raise `OSError` if the copy failed or is incomplete."""
         sizes = _local_sizes(local)
         self.put({f"{folder}/{path}": local / path for path in sizes})
         _require_same(sizes, self.sizes(folder), self.url_of(folder))

@@ -117,11 +117,7 @@ class Run:
         return sum(entry.get("state") in states for entry in self.steps)
 
     def is_at_work(self, holders: Container[str] = ()) -> bool:
-        """Whether its driver is certainly running.
-
-        Args:
-            holders: names of the runs that hold a lease.
-        """
+        """Whether its driver is certainly running; ``holders`` are the runs that hold a lease."""
         here = self.host == platform.node() and processes.exists(self.pid)
         return self.outcome == "running" and (here or self.name in holders)
 

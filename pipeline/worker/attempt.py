@@ -189,9 +189,8 @@ def _ran(
         with contextlib.ExitStack() as keeping:
             if not store.is_local:
                 remote = store.staged_scratch(spec.step, spec.key)
-                staging = Staging(
-                    store.objects, scratch, remote, spec.epoch, node.index, spec.nodes
-                )
+                place = spec.epoch, node.index, spec.nodes
+                staging = Staging(store.objects, scratch, remote, *place)
                 keeping.enter_context(staging.running())
                 stopping.leave = staging.keep_at_last
             scratch.mkdir(parents=True, exist_ok=True)

@@ -23,11 +23,8 @@ LONGEST_SOURCE = 120
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception as it is reported.
-
-    Attributes:
-        excerpt: lines that show where a bug is; empty for an error message for users.
-    """
+    """An exception as it is reported. The ``excerpt`` shows where a bug is; an error message for
+    users has none."""
 
     message: str
     excerpt: tuple[str, ...] = ()

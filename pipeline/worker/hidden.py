@@ -47,12 +47,8 @@ class Imported:
     listed_in_vain: dict[str, list[str]] = field(default_factory=dict)
 
     def hide(self, start_afresh: Callable[[str], Any]) -> None:
-        """Hide the modules, and undo the changes of imports to the environment.
-
-        Args:
-            start_afresh: called with the reason if the modules cannot be restored; it does not
-                return.
-        """
+        """Hide the modules, and undo the changes of imports to the environment. If they cannot be
+        restored, ``start_afresh`` is called with the reason and does not return."""
         for name in self.modules:
             sys.modules.pop(name, None)
         for changed in self.environment.values():

@@ -83,11 +83,8 @@ def run_ranks(
     inputs: Sequence[Artifact],
     stopping: Stopping,
 ) -> RankResult:
-    """Call the step function in every rank of this node.
-
-    Raises:
-        FailedElsewhere: a rank failed; the error names the first one and its reason.
-    """
+    """Call the step function in every rank of this node. Raise `FailedElsewhere`, which names the
+    first rank that failed and its reason."""
     with tempfile.TemporaryDirectory(prefix="temper-ranks-") as folder:
         call = RankCall(
             spec=spec.to_json().decode(),  # with secrets: only this user can read the folder
