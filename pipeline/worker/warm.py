@@ -70,9 +70,7 @@ class Choice:
 
 
 def choose(
-    functions: Sequence[str],
-    certain: Mapping[str, Sequence[str]],
-    without: Sequence[str] = (),
+    functions: Sequence[str], certain: Mapping[str, Sequence[str]], without: Sequence[str] = ()
 ) -> Choice:
     """Choose the imports that save the most time: the common imports of all steps that import a
     certain package, for the best such package. If there is none, the parent imports nothing.
