@@ -9,6 +9,7 @@ else acts.
 import builtins
 import itertools
 from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 
 from pipeline.code import acting
 from pipeline.code.acting import PLAIN_ATTRIBUTES, PURE_METHODS
@@ -88,8 +89,8 @@ class Effects:
         self._acting: dict[tuple[str, bool], tuple[Statement, ...]] = {}
         self._matters: dict[tuple[str, bool], bool] = {}
         self._tangled: dict[str, bool] = {}
-        self._reached: dict[str, frozenset[str]] = {}
-        self._loaded_by: dict[Load, tuple[str, ...]] = {}
+        self.reached = cache(self._reached)
+        self.modules_of = cache(lambda load: tuple(self._modules_of(load)))
         self._places: dict[tuple[str, bool], tuple[int, ...]] = {}
 
     def of(self, module: str) -> tuple[Statement, ...]:
@@ -131,19 +132,17 @@ class Effects:
             self._tangled.update((name, looks) for name in (*circle, module))
         return self._tangled[module]
 
-    def reached(self, module: str) -> frozenset[str]:
+    def _reached(self, module: str) -> frozenset[str]:
         """The project modules that a module imports, also indirectly, without parent packages."""
-        if module not in self._reached:
-            seen: set[str] = set()
-            waiting = [module]
-            while waiting:
-                source = self.project.module(waiting.pop())
-                for statement in source.statements if source else ():
-                    new = {n for load in statement.loads for n in self._named(load)} - seen
-                    seen |= new
-                    waiting.extend(new)
-            self._reached[module] = frozenset(seen)
-        return self._reached[module]
+        seen: set[str] = set()
+        waiting = [module]
+        while waiting:
+            source = self.project.module(waiting.pop())
+            for statement in source.statements if source else ():
+                new = {n for load in statement.loads for n in self._named(load)} - seen
+                seen |= new
+                waiting.extend(new)
+        return frozenset(seen)
 
     def _named(self, load: Load) -> Iterator[str]:
         """The project modules that an import statement names."""
@@ -185,13 +184,8 @@ class Effects:
             )
         return self._places[asked]
 
-    def modules_of(self, load: Load) -> tuple[str, ...]:
-        """The project modules that an import loads, parent packages first."""
-        if load not in self._loaded_by:
-            self._loaded_by[load] = tuple(self._modules_of(load))
-        return self._loaded_by[load]
-
     def _modules_of(self, load: Load) -> Iterator[str]:
+        """The project modules that an import loads, parent packages first."""
         project = self.project
         parts = load.module.split(".")
         for count in range(1, len(parts) + 1):

@@ -7,6 +7,7 @@ order of the statements; a builtin has none.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from pipeline.code.form import Ref
 from pipeline.code.modules import Modules, is_core
@@ -62,8 +63,8 @@ class Project:
     def __init__(self, modules: Modules):
         self.modules = modules
         self.module = modules.get
-        self._resolved: dict[tuple[str, tuple[str, ...]], tuple[Target, ...]] = {}
-        self._meanings: dict[tuple[str, str], tuple[Target, ...]] = {}
+        self.resolve = cache(self._targets)
+        self._meaning = cache(self._meanings)
 
     def units(self, module: str) -> Mapping[str, tuple[Statement, ...]]:
         """The units of a project module; empty for a library."""
@@ -89,12 +90,9 @@ class Project:
 
     def meaning(self, reference: Ref) -> tuple[Target, ...]:
         """The targets of a reference; empty for a builtin."""
-        asked = reference.module, reference.path
-        if asked not in self._meanings:
-            self._meanings[asked] = self._meaning(reference.module, reference.parts)
-        return self._meanings[asked]
+        return self._meaning(reference.module, reference.parts)
 
-    def _meaning(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
+    def _meanings(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
         targets = self.resolve(module, path)
         # nothing binds a builtin, except perhaps `import *` of a library
         if path and path[0] in _WHOLE_NAMESPACE and all(map(_is_any, targets)):
@@ -103,12 +101,9 @@ class Project:
         looked_up = (Target(module) for target in targets if str(target).startswith(_LOOKS_UP))
         return (*targets, *named, *looked_up)
 
-    def resolve(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
+    def _targets(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
         """The targets of a dotted name in a module: several if blocks bind it, none if builtin."""
-        if (module, path) not in self._resolved:
-            found = self._resolve(module, path, frozenset())
-            self._resolved[module, path] = tuple(dict.fromkeys(found))
-        return self._resolved[module, path]
+        return tuple(dict.fromkeys(self._resolve(module, path, frozenset())))
 
     def _resolve(
         self, module: str, path: tuple[str, ...], seen: frozenset[Unit]

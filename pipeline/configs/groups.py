@@ -97,7 +97,7 @@ def _fitting(group: str, schema: type) -> Options:
     return {
         name: (package, content if package else plain | content)
         for name, (package, content) in read_options(group).items()
-        if _sets(content) <= (set(kinds) if package else set(plain))
+        if set(content) - {"defaults"} <= (set(kinds) if package else set(plain))
     }
 
 
@@ -110,7 +110,3 @@ def _default(schema: type, group: str, of_type: bool = False) -> dict[str, Any]:
     content = OmegaConf.to_container(config if of_type else config[group])
     assert isinstance(content, dict)
     return {str(name): value for name, value in content.items()}
-
-
-def _sets(content: Mapping[str, Any]) -> set[str]:
-    return set(content) - {"defaults"}

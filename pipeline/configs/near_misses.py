@@ -102,7 +102,8 @@ class Known:
         groups: dict[str, Sequence[str]] = {g: list(read_options(g)) for g in shipped_groups()}
         for path, types in choices.items():
             groups[path.replace(".", "/")] = list(types)
-            chosen = [a.partition("=")[2] for a in arguments if _names(a, path)]
+            typed = (argument.partition("=") for argument in arguments)
+            chosen = [option for group, _, option in typed if group == path.replace(".", "/")]
             if chosen and chosen[-1] in types:
                 keys = [key for key in keys if not key.startswith(f"{path}.")]
                 keys += dotted_keys(OmegaConf.structured(types[chosen[-1]]), f"{path}.")
@@ -140,10 +141,6 @@ class Known:
         if options := [f"{g}={value}" for g in chosen if value in self.groups[g]]:
             return options
         return list(dict.fromkeys([*(k for k in whole if k in found), *found, *whole]))
-
-
-def _names(argument: str, path: str) -> bool:
-    return argument.partition("=")[0] == path.replace(".", "/")
 
 
 def _other_names() -> Mapping[str, str]:
@@ -302,16 +299,13 @@ def set_within_null(arguments: Sequence[str], schema: type) -> str:
     config = OmegaConf.structured(schema)
     for argument in arguments:
         key, _, value = argument.partition("=")
-        *outer, _ = itertools.accumulate(f"{key}{'.' * value.startswith('{')}".split("."), _dotted)
+        parts = f"{key}{'.' * value.startswith('{')}".split(".")
+        *outer, _ = itertools.accumulate(parts, "{}.{}".format)
         for name in outer:
             if OmegaConf.select(config, name, default=config) is None:
                 group = name.replace(".", "/")
                 return f"{name} is null, so {key} cannot be set; choose one first: {group}=NAME"
     return ""
-
-
-def _dotted(outer: str, inner: str) -> str:
-    return f"{outer}.{inner}"
 
 
 def dotted_keys(config: Any, prefix: str = "") -> Iterator[str]:

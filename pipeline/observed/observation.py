@@ -306,7 +306,7 @@ def _line(record: Any) -> bytes:
     return json.dumps(record).encode("ascii") + b"\n"
 
 
-class _Hook:
+class Hook:
     """The audit hook. There is one in a process, since Python cannot remove an audit hook."""
 
     def __init__(self) -> None:
@@ -711,7 +711,7 @@ class _Hook:
         return self._observation is not None and self._observation.rules.is_project(path)
 
 
-_hook = _Hook()
+_hook = Hook()
 unobserved = _hook.unobserved
 """A context in which this thread's events are not recorded: they are not the step's."""
 note_source = _hook.note_source

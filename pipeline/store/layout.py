@@ -219,7 +219,7 @@ class Store:
                     sizes = {n: inside[n] for n in manifest.files if n in inside}
                     others: Sequence[str] = ()
                     if with_others:
-                        others = self.objects.others(content, manifest.files, inside)
+                        others = self.objects.strangers(content, manifest.files, inside)
                     found[manifest.attempt] = sizes, others
         return found
 

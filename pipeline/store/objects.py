@@ -170,13 +170,11 @@ class Objects:
         """The whole content of a folder."""
         return self._listing_of(folder, recursive=True)
 
-    def strangers(self, folder: str, known: Collection[str]) -> list[str]:
-        """The content of a folder besides the known files."""
-        return self.others(folder, known, self.below(folder).within(""))
-
-    def others(self, folder: str, known: Collection[str], listed: Collection[str]) -> list[str]:
-        """Like :meth:`strangers`, for a folder that has been listed already."""
-        return sorted({*listed} - {*known})
+    def strangers(
+        self, folder: str, known: Collection[str], listed: Collection[str] | None = None
+    ) -> list[str]:
+        """The content of a folder, which may have been listed already, besides the known files."""
+        return sorted({*(self.below(folder).within("") if listed is None else listed)} - {*known})
 
     def list(self, folder: str) -> list[Entry]:
         """The objects directly in a folder, sorted by name, without those that start with a dot."""
@@ -303,7 +301,9 @@ class LocalObjects(Objects):
                     _make_folders_writable(path)
                     shutil.rmtree(path)
 
-    def others(self, folder: str, known: Collection[str], listed: Collection[str]) -> list[str]:
+    def strangers(
+        self, folder: str, known: Collection[str], listed: Collection[str] | None = None
+    ) -> list[str]:
         """Also finds what a listing leaves out: links, pipes, empty folders."""
         self.require_own(folder)
         return strangers(folder, known)

@@ -81,7 +81,7 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
             report = run_attempt(spec, store, stopping, node)
         except Exception as error:
             report = _failed(spec, store, stopping, error)
-        store.objects.replace(f"{spec.attempt}/report.json", report.to_json())
+        _write_report(store, spec, node, report)
     if report.error is None:
         return 0
     return PREEMPTED if report.preempted else 1
@@ -120,7 +120,7 @@ def _help(spec: StepSpec, store: Store, stopping: Stopping, node: Node) -> int:
         if report.preempted:
             stopping.report()
             return PREEMPTED
-        store.objects.replace(f"{spec.attempt}/report-{node.index}.json", report.to_json())
+        _write_report(store, spec, node, report)
         return 1
     return 0
 
@@ -152,8 +152,12 @@ def _report_leaving(store: Store, spec: StepSpec, node: Node) -> None:
     """Report that the process was asked to stop: any step can end with the same status."""
     report = Report("the worker was told to leave", preempted=True)
     with contextlib.suppress(OSError):
-        name = f"report-{node.index}.json" if node.index else "report.json"
-        store.objects.replace(f"{spec.attempt}/{name}", report.to_json())
+        _write_report(store, spec, node, report)
+
+
+def _write_report(store: Store, spec: StepSpec, node: Node, report: Report) -> None:
+    name = f"report-{node.index}.json" if node.index else "report.json"
+    store.objects.replace(f"{spec.attempt}/{name}", report.to_json())
 
 
 @dataclass(frozen=True)
