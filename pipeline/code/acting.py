@@ -100,14 +100,14 @@ def _only_target(node: ast.stmt) -> ast.expr | None:
     return targets[0] if len(targets) == 1 else None
 
 
-def made(node: ast.stmt) -> frozenset[str]:
+def made(node: ast.stmt) -> tuple[str, ...]:
     """The names that a statement binds to a new container or value, which has no other name."""
     value, target = getattr(node, "value", None), _only_target(node)
     is_new = isinstance(target, ast.Name) and value is not None and _is_made(value)
-    return frozenset({target.id} if is_new else ())
+    return (target.id,) if is_new else ()
 
 
-def attributes(node: ast.stmt) -> frozenset[str]:
+def attributes(node: ast.stmt) -> tuple[str, ...]:
     """The names that a class body binds to constants and methods."""
     body = node.body if isinstance(node, ast.ClassDef) else []
     found: set[str] = set()
@@ -120,7 +120,7 @@ def attributes(node: ast.stmt) -> frozenset[str]:
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 if _is_constant(value):
                     found.add(name)
-    return frozenset(found)
+    return tuple(sorted(found))
 
 
 def _is_constant(value: ast.expr) -> bool:

@@ -24,8 +24,6 @@ from pipeline.code.statement import Statement
 if TYPE_CHECKING:
     from pipeline.code.source import Module
 
-_SETS = ("traits", "made", "attributes")
-
 
 def find(name: str, is_package: bool, source: bytes) -> "Module | None":
     """The cached analysis of a module with this source; ``None`` if there is none."""
@@ -36,7 +34,7 @@ def find(name: str, is_package: bool, source: bytes) -> "Module | None":
 
 def keep(module: "Module", is_package: bool, source: bytes) -> None:
     """Cache the analysis of a module, if the cache can be written."""
-    statements = [[_portable(getattr(s, f.name)) for f in fields(s)] for s in module.statements]
+    statements = [[to_json(getattr(s, f.name)) for f in fields(s)] for s in module.statements]
     found = [module.name, statements, module.docstring, module.exports]
     save(_path(module.name, is_package, source), found)
 
@@ -75,22 +73,13 @@ def _checksum(data: bytes) -> bytes:
     return blake3.blake3(data).hexdigest().encode()
 
 
-def _portable(value: Any) -> Any:
-    return to_json(tuple(sorted(value)) if isinstance(value, frozenset) else value)
-
-
 def _restored(data: Any) -> "Module":
     from pipeline.code.source import Module
 
     name, statements, docstring, exports = data
     exports = None if exports is None else tuple(exports)
-    return Module(name, tuple(map(_statement, statements)), docstring, exports)
-
-
-def _statement(data: list[Any]) -> Statement:
-    values = [from_json(value) for value in data]
-    named = dict(zip((f.name for f in fields(Statement)), values, strict=True))
-    return Statement(**{**named, **{name: frozenset(named[name]) for name in _SETS}})
+    parsed = tuple(Statement(*map(from_json, values)) for values in statements)
+    return Module(name, parsed, docstring, exports)
 
 
 def _path(name: str, is_package: bool, source: bytes) -> Path:

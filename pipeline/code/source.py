@@ -51,7 +51,7 @@ class Module:
             for name in {*statement.binds, *own.intersection(statement.changes)}:
                 units.setdefault(name, []).append(statement)
         if self.docstring:
-            docstring = Statement(self.name, -1, "other", (ascii(self.docstring),), frozenset())
+            docstring = Statement(self.name, -1, "other", (ascii(self.docstring),), ())
             units.setdefault("__doc__", [docstring])
         return {name: tuple(parts) for name, parts in units.items()}
 

@@ -56,7 +56,7 @@ class Statement:
     place: int
     kind: str
     form: Form
-    traits: frozenset[str]
+    traits: tuple[str, ...]
     binds: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     names: tuple[tuple[str, Load], ...] = ()
@@ -69,8 +69,8 @@ class Statement:
     needs_of_making: tuple[Need, ...] | None = None
     needs_of_data: tuple[Need, ...] | None = None
     makers: tuple[Ref, ...] = ()
-    made: frozenset[str] = frozenset()
-    attributes: frozenset[str] = frozenset()
+    made: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
     reads_early: bool = True
     decorators: tuple[Ref | None, ...] = ()
     own_decorators: int = 0
@@ -111,7 +111,7 @@ def make_statement(node: ast.stmt, place: int, home: Home) -> Statement:
         place,
         _kind(node),
         form,
-        traits,
+        tuple(sorted(traits)),
         tuple(sorted(binds)),
         tuple(sorted(changes)),
         names,

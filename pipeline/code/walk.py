@@ -297,7 +297,7 @@ class _Walk:
             unit = self._waiting[done]
             done += 1
             for statement in self.statements(unit):
-                self.found |= statement.traits
+                self.found.update(statement.traits)
             for piece in self.pieces(unit):
                 self._follow(unit, piece)
             if Reader.TYPES in self.readers and self.by_value[unit]:

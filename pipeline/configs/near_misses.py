@@ -111,9 +111,9 @@ class Known:
 
     def suggestions(self, key: str, value: str = "") -> list[str]:
         """The settings that ``key=value`` may mean, as typed on the command line."""
-        meant = _other_names().get(key.rpartition(".")[2], key.rpartition(".")[2])
-        meant, _, fixed = meant.partition("=")
-        prefix = key.rpartition(".")[0]
+        other_names = yaml.safe_load((EXPERIMENTS / "other_names.yaml").read_text("utf-8"))
+        prefix, _, last = key.rpartition(".")
+        meant, _, fixed = other_names.get(last, last).partition("=")
         typed = fixed or value
         chosen = [g for g in self.groups if f"/{g}".endswith(f"/{meant.replace('.', '/')}")]
         if options := [f"{g}={typed}" for g in chosen if typed in self.groups[g]]:
@@ -141,11 +141,6 @@ class Known:
         if options := [f"{g}={value}" for g in chosen if value in self.groups[g]]:
             return options
         return list(dict.fromkeys([*(k for k in whole if k in found), *found, *whole]))
-
-
-def _other_names() -> Mapping[str, str]:
-    """Names of settings in other tools, with the last parts of our names for them."""
-    return yaml.safe_load((EXPERIMENTS / "other_names.yaml").read_text("utf-8"))
 
 
 def unknown_setting(key: str, value: str, known: Known) -> str:

@@ -112,8 +112,9 @@ def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf, depth:
         return
     if given is not None:
         if not any(issubclass(given, kind) or given is Artifact for kind in taken.kinds):
+            article = "an" if given.__name__[0] in "AEIOU" else "a"
             raise TemperError(f"{where} takes {_names(taken.options)}, and was given {value}, "
-                              f"which is {_indefinite(given)}")  # fmt: skip
+                              f"which is {article} {given.__name__}")  # fmt: skip
         return
     if taken.only_kinds:
         if value is not None or type(None) not in taken.options:
@@ -160,13 +161,14 @@ class _Taken:
     @classmethod
     def by(cls, annotation: Any) -> "_Taken":
         options = tuple(_options(annotation))
-        kinds = tuple(filter(_is_kind, options))
+        classes = [option for option in options if isinstance(option, type)]
+        kinds = tuple(option for option in classes if issubclass(option, Artifact))
         return cls(
             options,
             any(option in (Any, object) for option in options),
             kinds,
             bool(kinds) and len(kinds) == sum(option is not type(None) for option in options),
-            str not in options and any(map(_is_path, options)),
+            str not in options and any(issubclass(option, PurePath | File) for option in classes),
             all(dataclasses.is_dataclass(o) or o is type(None) for o in options),
         )
 
@@ -240,17 +242,5 @@ def annotations_of(definition: Any) -> Mapping[str, Any]:
         return {}
 
 
-def _is_kind(option: Any) -> bool:
-    return isinstance(option, type) and issubclass(option, Artifact)
-
-
-def _is_path(option: Any) -> bool:
-    return isinstance(option, type) and issubclass(option, PurePath | File)
-
-
 def _names(options: tuple[Any, ...]) -> str:
     return " or ".join(getattr(o, "__name__", str(o)).replace("NoneType", "None") for o in options)
-
-
-def _indefinite(kind: Kind) -> str:
-    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"

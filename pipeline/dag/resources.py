@@ -83,7 +83,10 @@ class Resources:
 
     @property
     def num_nodes(self) -> int:
-        return self.nodes or _hosts(self.tpu)
+        """Machines; those of a TPU slice by its name, one if its kind is not known."""
+        kind, _, number = (self.tpu or "").rpartition("-")
+        is_one = kind not in _PER_HOST or not number.isdecimal() or int(number) <= _ONE_HOST
+        return self.nodes or (1 if is_one else -(-int(number) // _PER_HOST[kind]))
 
     @property
     def num_chips(self) -> int:
@@ -128,14 +131,6 @@ _ONE_HOST = 8
 """The largest number of a slice that is one host, of either kind."""
 _NAME = r"[A-Za-z0-9][\w.-]*"
 _EXAMPLES = {"accelerator": "accelerator='H100'", "tpu": "tpu='v5p-8'"}
-
-
-def _hosts(tpu: str | None) -> int:
-    """Machines of a slice, one if its kind is not known or there is none."""
-    kind, _, number = (tpu or "").rpartition("-")
-    if kind not in _PER_HOST or not number.isdecimal() or int(number) <= _ONE_HOST:
-        return 1
-    return -(-int(number) // _PER_HOST[kind])
 
 
 def _bytes(text: str | None) -> int | None:

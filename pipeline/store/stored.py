@@ -75,17 +75,14 @@ def parse_json(data: bytes | str) -> Any:
     Raises:
         ValueError: the text is no JSON, is nested too deeply, or holds a number that is not finite.
     """
-    if _may_be_deeper(data.encode(errors="surrogatepass") if isinstance(data, str) else data):
+    text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+    # brackets inside strings may have been counted: then count again without strings
+    if _depth(text) > MOST_NESTED and _depth(_TEXT.sub(b"", text)) > MOST_NESTED:
         raise ValueError(f"it is nested more than {MOST_NESTED} deep")
     try:
         return json.loads(data, parse_float=_finite, parse_constant=_refuse)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
-
-
-def _may_be_deeper(text: bytes) -> bool:
-    # brackets inside strings may have been counted: then count again without strings
-    return _depth(text) > MOST_NESTED and _depth(_TEXT.sub(b"", text)) > MOST_NESTED
 
 
 def _depth(text: bytes) -> int:

@@ -199,31 +199,19 @@ def _unfit(package: str) -> Path:
 class _Traces:
     """The state of the process that a fork would share with workers, or lose."""
 
-    threads: int
-    files: tuple[str, ...]
     handlers: tuple[Any, ...]
-    path: tuple[str, ...]
     folder: str
     mask: int
-    limits: tuple[Any, ...]
-    generators: tuple[Any, ...]
+    others: tuple[Any, ...]
 
     @classmethod
     def now(cls) -> "_Traces":
         os.umask(mask := os.umask(0))
-        return cls(
-            len(os.listdir("/proc/self/task")),
-            tuple(sorted(os.listdir("/proc/self/fd"))),
-            tuple(map(signal.getsignal, _SIGNALS)),
-            tuple(sys.path),
-            os.getcwd(),
-            mask,
-            (
-                *(locale.setlocale(locale.LC_ALL), sys.getrecursionlimit()),
-                *(gc.isenabled(), gc.get_threshold()),
-            ),
-            (random.getstate(), _numbers_seeded()),
-        )
+        threads, files = len(os.listdir("/proc/self/task")), sorted(os.listdir("/proc/self/fd"))
+        limits = locale.setlocale(locale.LC_ALL), sys.getrecursionlimit(), gc.get_threshold()
+        generators = random.getstate(), _numbers_seeded()
+        others = threads, files, [*sys.path], limits, gc.isenabled(), generators
+        return cls(tuple(map(signal.getsignal, _SIGNALS)), os.getcwd(), mask, others)
 
     def restore(self) -> None:
         """Undo the changes that survive an ``exec``."""
