@@ -9,7 +9,7 @@ else acts.
 import builtins
 import itertools
 from collections.abc import Collection, Iterable, Iterator
-from functools import cache
+from functools import cache, cached_property
 
 from pipeline.code import acting
 from pipeline.code.acting import PLAIN_ATTRIBUTES, PURE_METHODS
@@ -82,32 +82,31 @@ class Effects:
     """The effects of importing each module of a project. If some code lists the subclasses of a
     class, ``subclasses_matter``: defining a class acts."""
 
-    def __init__(self, project: Project):
-        self.project = project
-        self.subclasses_matter = False
-        self._held: dict[tuple[Need, bool], bool] = {}
-        self._acting: dict[tuple[str, bool], tuple[Statement, ...]] = {}
-        self._matters: dict[tuple[str, bool], bool] = {}
+    def __init__(self, project: Project, subclasses_matter: bool = False):
+        self.project, self.subclasses_matter = project, subclasses_matter
+        self._held: dict[Need, bool] = {}
+        self._matters: dict[str, bool] = {}
         self._tangled: dict[str, bool] = {}
+        self.of = cache(self._of)
         self.reached = cache(self._reached)
         self.modules_of = cache(lambda load: tuple(self._modules_of(load)))
-        self._places: dict[tuple[str, bool], tuple[int, ...]] = {}
+        self.places = cache(self._places)
 
-    def of(self, module: str) -> tuple[Statement, ...]:
+    @cached_property
+    def of_subclasses(self) -> "Effects":
+        """The effects if some code lists the subclasses of a class."""
+        return Effects(self.project, subclasses_matter=True)
+
+    def _of(self, module: str) -> tuple[Statement, ...]:
         """The statements of a module that do more than bind names when it is imported."""
-        asked = module, self.subclasses_matter
-        source = self.project.module(module)
-        if source is None:
+        if (source := self.project.module(module)) is None:
             return ()
-        if asked not in self._acting:
-            found = (s for s in source.statements if s.kind != "import" and self._acts(source, s))
-            self._acting[asked] = tuple(found)
-        return self._acting[asked]
+        others = (statement for statement in source.statements if statement.kind != "import")
+        return tuple(statement for statement in others if self._acts(source, statement))
 
     def matters(self, module: str) -> bool:
         """Whether importing a module acts, by itself or through its imports."""
-        asked = module, self.subclasses_matter
-        if asked not in self._matters:
+        if module not in self._matters:
             seen, waiting, found = {module}, [module], False
             while waiting and not found:
                 name = waiting.pop()
@@ -118,9 +117,9 @@ class Effects:
                     if other not in seen:
                         seen.add(other)
                         waiting.append(other)
-            self._matters.update(((name, asked[1]), False) for name in seen if not found)
-            self._matters[asked] = found
-        return self._matters[asked]
+            self._matters.update((name, False) for name in seen if not found)
+            self._matters[module] = found
+        return self._matters[module]
 
     def is_tangled(self, module: str) -> bool:
         """Whether a module is in an import cycle in which a statement reads a name of another
@@ -171,18 +170,15 @@ class Effects:
             for load in statement.loads:
                 yield from self.modules_of(load)
 
-    def places(self, module: str) -> tuple[int, ...]:
+    def _places(self, module: str) -> tuple[int, ...]:
         """The positions of the imports of a module that act."""
-        asked = module, self.subclasses_matter
-        if asked not in self._places:
-            source = self.project.module(module)
-            self._places[asked] = tuple(
-                statement.place
-                for statement in (source.statements if source else ())
-                for load in statement.loads
-                if any(map(self.matters, self.modules_of(load)))
-            )
-        return self._places[asked]
+        source = self.project.module(module)
+        return tuple(
+            statement.place
+            for statement in (source.statements if source else ())
+            for load in statement.loads
+            if any(map(self.matters, self.modules_of(load)))
+        )
 
     def _modules_of(self, load: Load) -> Iterator[str]:
         """The project modules that an import loads, parent packages first."""
@@ -235,16 +231,15 @@ class Effects:
         )
 
     def _holds(self, need: Need) -> bool:
-        asked = need, self.subclasses_matter
-        if asked not in self._held:
+        if need not in self._held:
             before = len(self._held)
-            self._held[asked] = True  # assumed, so that a cycle of needs depends on the others
+            self._held[need] = True  # assumed, so that a cycle of needs depends on the others
             if not self._look(need):
                 for other in [*itertools.islice(self._held, before, None)]:
                     if self._held[other]:  # perhaps only because of the assumption
                         del self._held[other]
-                self._held[asked] = False
-        return self._held[asked]
+                self._held[need] = False
+        return self._held[need]
 
     def _hold(self, needs: tuple[Need, ...] | None) -> bool:
         return needs is not None and all(map(self._holds, needs))

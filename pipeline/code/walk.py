@@ -231,8 +231,8 @@ def _walk(
     readers: frozenset[str] = frozenset()
     calls_itself = False
     while True:
-        effects.subclasses_matter = Reader.SUBCLASSES in readers
-        walk = _Walk(effects, readers, start, calls_itself, classes)
+        of_readers = effects.of_subclasses if Reader.SUBCLASSES in readers else effects
+        walk = _Walk(of_readers, readers, start, calls_itself, classes)
         walk.start_at(roots)
         found = walk.found.union(*(_IMPLIED.get(reader, ()) for reader in walk.found))
         if found <= readers and walk.calls_itself == calls_itself:
@@ -285,7 +285,6 @@ class _Walk:
 
     def with_details(self) -> "_Walk":
         """Repeat the walk, and also follow execution details."""
-        self.effects.subclasses_matter = Reader.SUBCLASSES in self.readers
         walk = _Walk(self.effects, self.readers, self.start, self.calls_itself, self.classes)
         walk._follows_details = True
         walk.start_at(self._roots)
