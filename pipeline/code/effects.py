@@ -183,9 +183,8 @@ class Effects:
     def _modules_of(self, load: Load) -> Iterator[str]:
         """The project modules that an import loads, parent packages first."""
         project = self.project
-        parts = load.module.split(".")
-        for count in range(1, len(parts) + 1):
-            if project.module(name := ".".join(parts[:count])) is not None:
+        for name in itertools.accumulate(load.module.split("."), "{}.{}".format):
+            if project.module(name) is not None:
                 yield name
         source = project.module(load.module)
         if source is None:

@@ -13,6 +13,7 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import accumulate
 
 from pipeline.code import walked_before
 from pipeline.code.modules import Modules, is_core
@@ -52,9 +53,7 @@ class _Walk:
 
     def import_module(self, name: str) -> None:
         """Follow ``import name``."""
-        parts = name.split(".")
-        for count in range(1, len(parts) + 1):
-            part = ".".join(parts[:count])
+        for part in accumulate(name.split("."), "{}.{}".format):
             if ("import", part) not in self._done and (tree := self._tree(part)) is not None:
                 self._done.add(("import", part))
                 self._run(part, tree.body)

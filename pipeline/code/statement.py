@@ -12,8 +12,8 @@ from itertools import chain
 from pipeline.code.acting import attributes, made, needs_of
 from pipeline.code.bindings import Definition, Function, Import, bound, imported, loaded, own_scope
 from pipeline.code.form import Form, Load, Need, Reader, Ref, Use
-from pipeline.code.reading.reader import read
 from pipeline.code.reading.scopes import Home
+from pipeline.code.reading.statements import read
 from pipeline.code.reading.syntax import called, dotted, is_field
 
 
@@ -26,7 +26,7 @@ class Statement:
         place: its position among the statements of the module.
         kind: ``function``, ``class``, ``import`` or ``other``.
         form: its content; see :mod:`pipeline.code.form`.
-        traits: which properties of code it reads; see :mod:`pipeline.code.reading.traits`.
+        traits: what it reads of code; see :class:`pipeline.code.form.Reader`.
         binds: the global names that it binds.
         changes: global names whose objects it changes in place, or whose items or attributes it
             sets.

@@ -24,8 +24,10 @@ import blake3
 
 from pipeline import cells
 from pipeline.code import walked_before
+from pipeline.code.bindings import absolute
 from pipeline.code.effects import Effects
 from pipeline.code.form import (
+    DETAIL,
     Bound,
     Caught,
     Decorator,
@@ -43,7 +45,6 @@ from pipeline.code.form import (
 )
 from pipeline.code.meaning import ALL, BINARY, IMPORT, Project, Target, Unit
 from pipeline.code.modules import Modules, is_core
-from pipeline.code.reading.traits import DETAIL
 from pipeline.code.source import Module
 from pipeline.code.statement import Statement
 from pipeline.code.walked_before import Walked
@@ -392,11 +393,8 @@ class _Walk:
         packages = [text for text in call.texts if not text.startswith(".")]
         for text in call.texts:
             name = text.partition(":")[0]
-            if name.startswith("."):
-                level = len(name) - len(name.lstrip("."))
-                parents = (packages[0] if packages else call.package).split(".")
-                parents = parents[: len(parents) - level + 1]
-                name = ".".join([*parents, *filter(None, [name[level:]])])
+            bare = name.lstrip(".")
+            name = absolute(bare, len(name) - len(bare), (*packages, call.package)[0])
             if self.project.module(name) is not None:
                 yield name
 

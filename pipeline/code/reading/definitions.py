@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from pipeline.code.bindings import Definition, Function, bound, everything, own_scope, surely_bound
-from pipeline.code.form import Bound, Decorator, Detail, Reader, Use
+from pipeline.code.form import DETAIL, Bound, Decorator, Detail, Reader, Use
 from pipeline.code.reading.expressions import Expressions
 from pipeline.code.reading.scopes import Scope
 from pipeline.code.reading.syntax import (
@@ -18,7 +18,6 @@ from pipeline.code.reading.syntax import (
     parameters,
     uses_arguments,
 )
-from pipeline.code.reading.traits import DETAIL
 
 _TYPE_MARKS = ("ClassVar", "InitVar", "KW_ONLY")
 

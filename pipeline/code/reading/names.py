@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pipeline.code.bindings import Imported
-from pipeline.code.form import Bound, Reader, Ref, Use
+from pipeline.code.form import TRAITS_OF_NAMES, Bound, Reader, Ref, Use
 from pipeline.code.reading.scopes import Scope
 from pipeline.code.reading.syntax import dotted, is_super, is_type_of, typed
-from pipeline.code.reading.traits import TRAITS_OF_NAMES
 from pipeline.code.reading.writer import Writer
 
 NAMESPACE_NAMES = frozenset({"__globals__", "f_globals", "f_locals", "__builtins__"})

@@ -1,12 +1,14 @@
-"""Write statements that bind names or only serve errors and imports."""
+"""Read a top-level statement; write statements that bind names or serve errors and imports."""
 
 import ast
 from collections.abc import Iterator
 
 from pipeline.code.bindings import Import, everything, imported, loaded
-from pipeline.code.form import Caught, Load, Message, Ref, Use, words
+from pipeline.code.form import Caught, Form, Load, Message, Ref, Use, words
 from pipeline.code.reading.definitions import Definitions
 from pipeline.code.reading.expressions import LOG_LEVELS
+from pipeline.code.reading.names import NAMESPACE_NAMES
+from pipeline.code.reading.scopes import Home
 from pipeline.code.reading.syntax import inside, names_of_types
 
 _RISKY = frozenset(
@@ -16,6 +18,16 @@ _RISKY = frozenset(
 """)
 )
 """Exceptions whose messages by the interpreter contain names of functions and modules."""
+_LOOKS_UP_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec"})
+
+
+def read(node: ast.stmt, home: Home) -> tuple[Form, frozenset[str]]:
+    """The form of a top-level statement, and its traits."""
+    names = {getattr(n, "id", getattr(n, "attr", "")) for n in everything(node)}
+    # the names of local variables have no effect, unless something looks them up
+    reader = Statements(home, renames=names.isdisjoint(_LOOKS_UP_LOCALS | NAMESPACE_NAMES))
+    reader.write(node)
+    return reader.form(), frozenset(reader.traits)
 
 
 class Statements(Definitions):
