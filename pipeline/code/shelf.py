@@ -2,8 +2,7 @@
 
 Analysing the source of a large project takes a second, and every plan needs it. The cache belongs
 to the user of the machine, not to a store: whoever can write to it can run code anyway. An entry
-that is damaged, or was written by another version of this room, is ignored. The environment
-variable ``TEMPER_CACHE`` names another folder.
+that is damaged, or was written by another version of this room, is ignored.
 """
 
 import json
@@ -23,6 +22,9 @@ from pipeline.code.statement import Statement
 
 if TYPE_CHECKING:
     from pipeline.code.source import Module
+
+FOLDER = "TEMPER_CACHE"
+"""The environment variable that names another folder for this user's caches."""
 
 
 def find(name: str, is_package: bool, source: bytes) -> "Module | None":
@@ -90,7 +92,7 @@ def _path(name: str, is_package: bool, source: bytes) -> Path:
 def cache_folder() -> Path:
     """The folder of this user's caches."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("TEMPER_CACHE") or f"{home}/temper").expanduser()
+    return Path(os.environ.get(FOLDER) or f"{home}/temper").expanduser()
 
 
 _folder = cache(cache_folder)

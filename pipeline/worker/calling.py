@@ -127,14 +127,9 @@ class WorkerOutput(FolderPath):
         stopping: Stopping,
         pause: Pause | None,
     ):
-        self.path = path
-        self.scratch = scratch
-        self.catalog = Catalog(store)
+        self.path, self.scratch, self.catalog = path, scratch, Catalog(store)
         self.origins: Mapping[Artifact, InputSpec] = {}
-        self._stopping = stopping
-        self._store = store
-        self._pause = pause
-        self._writer = writer
+        self._store, self._writer, self._stopping, self._pause = store, writer, stopping, pause
 
     @property
     def stopping(self) -> bool:
