@@ -131,6 +131,23 @@ def product(lab: Lab, function: StepFunction) -> Step:
     return function(lab.numbers()["train"], Times(), lab.journal)
 
 
+def test_a_step_that_a_later_one_replaces_is_not_planned(module: Make, lab: Lab) -> None:
+    """A worker would import the later one."""
+    source = """
+from pipeline import Output, step
+found = []
+for n in (1, 2):
+    @step
+    def fit(out: Output) -> dict:
+        return {"n": n}
+    found.append(fit())
+"""
+    first, second = module("loop", source).found
+    make_plan({"second": second}, lab.store)
+    with pytest.raises(TemperError, match="loop defines several steps fit"):
+        make_plan({"first": first}, lab.store)
+
+
 def test_a_stated_name_is_the_step_s(lab: Lab) -> None:
     same = renamed("multiply")
     assert same.name == "multiply"
