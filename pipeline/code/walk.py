@@ -47,7 +47,6 @@ from pipeline.code.meaning import ALL, BINARY, IMPORT, Project, Target, Unit
 from pipeline.code.modules import Modules, is_core
 from pipeline.code.source import Module
 from pipeline.code.statement import Statement
-from pipeline.code.walked_before import Walked
 from pipeline.dag.canonical import describe_type
 from pipeline.references import interactive, reference_to
 
@@ -150,13 +149,13 @@ def closure(function: Callable[..., Any], types: Iterable[type] = ()) -> Closure
     about = json.dumps(
         [module, name, arguments, sorted((*k, *sorted(v)) for k, v in fields.items())]
     )
-    kept = walked_before.find(about, project.modules)
+    kept = walked_before.recall(about, project.modules)
     if kept is None:
         walk = _walk(effects, roots, (module, name), fields)
         kept = walk.found_out([text for text, *_ in arguments])
-        walked_before.keep(about, project.modules, kept)
-    sources = project.modules.sources_of(kept.modules)
-    return Closure(kept.digest, kept.units, sources, frozenset(kept.details))
+        walked_before.remember(about, project.modules, kept)
+    digest, units, modules, details = kept
+    return Closure(digest, units, project.modules.sources_of(modules), frozenset(details))
 
 
 def forget() -> None:
@@ -600,12 +599,13 @@ class _Walk:
 
     # --- digests -----------------------------------------------------------------------------
 
-    def found_out(self, described: Iterable[str]) -> Walked:
-        """The result of the walk; ``described`` are the classes of arguments as they are at run
-        time."""
+    def found_out(
+        self, described: Iterable[str]
+    ) -> tuple[str, dict[str, str], list[str], list[str]]:
+        """The digest of all the code and of the described classes, the digest of each unit, the
+        modules that the walk looked at, and the units that only execution details reach."""
         units, digest, modules = self.units(), self.digest(described), sorted(self.modules())
-        details = sorted(self.with_details().units().keys() - units.keys())
-        return Walked(digest, units, modules, details)
+        return digest, units, modules, sorted(self.with_details().units().keys() - units.keys())
 
     def modules(self) -> set[str]:
         """The modules of the units, and all modules that these import, also indirectly."""

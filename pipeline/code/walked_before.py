@@ -9,43 +9,12 @@ Like the shelf, this cache belongs to the user of the machine, not to a store.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.code import shelf
 from pipeline.code.modules import Modules
-
-
-@dataclass(frozen=True)
-class Walked:
-    """The result of a walk.
-
-    Attributes:
-        digest: the digest of all the code.
-        units: the digest of each unit, by name.
-        modules: the modules that the walk looked at.
-        details: the units that are reached only through execution details.
-    """
-
-    digest: str
-    units: Mapping[str, str]
-    modules: Sequence[str]
-    details: Sequence[str]
-
-
-def find(roots: str, modules: Modules) -> Walked | None:
-    """The cached result of a walk from these roots, if all requested modules are unchanged."""
-    with suppress(TypeError):
-        return Walked(**recall(roots, modules))
-    return None
-
-
-def keep(roots: str, modules: Modules, found: Walked) -> None:
-    """Cache the result of a walk over these modules."""
-    remember(roots, modules, asdict(found))
 
 
 def recall(about: str, modules: Modules) -> Any:
