@@ -17,7 +17,7 @@ import ast
 from collections.abc import Callable, Iterable
 
 from pipeline.code.bindings import Comprehension, Definition, Function, Import, bound, own_scope
-from pipeline.code.form import Need, Ref, Use, words
+from pipeline.code.form import Need, Ref, Use, word_set
 from pipeline.code.reading.syntax import called, dotted, is_idle, parameters
 
 CALLED, MAKES, DECORATES, APPLIED = "called", "makes", "decorates", "applied"
@@ -37,8 +37,7 @@ class Acts(Exception):
     """The statement acts, whatever its names stand for."""
 
 
-PURE_METHODS = frozenset(
-    words("""
+PURE_METHODS = word_set("""
     get items keys values copy index count union intersection difference issubset issuperset
     isdisjoint split rsplit splitlines strip lstrip rstrip lower upper title capitalize casefold
     replace join startswith endswith encode decode partition format rpartition removeprefix
@@ -47,30 +46,23 @@ PURE_METHODS = frozenset(
     relative_to as_posix is_relative_to fullmatch match search findall total_seconds isoformat
     fromkeys
 """)
-)
 """Methods of plain data that change nothing."""
 _ACCESSORS = frozenset({"setter", "getter", "deleter"})
-_GIVES_TO = frozenset(words("map filter sorted min max"))
-_USED_UP = frozenset(
-    words("""
+_GIVES_TO = word_set("map filter sorted min max")
+_USED_UP = word_set("""
     filter map reversed zip enumerate iter product combinations permutations
 """)
-)
 """Functions whose result is an iterator, which can be read only once."""
-_CONSUME = frozenset(
-    words("""
+_CONSUME = word_set("""
     tuple list set frozenset dict sum min max any all sorted join bytes Counter OrderedDict
     deque fromkeys
 """)
-)
 """Functions that read their iterable arguments to the end."""
-_KEEPS = frozenset(
-    words("""
+_KEEPS = word_set("""
     field added_field execution_detail detail_field partial TypeVar NewType cast ParamSpec
 """)
-)
 """Functions that only store their arguments."""
-_CONTAINERS = frozenset(words("dict list set bytearray OrderedDict Counter deque defaultdict"))
+_CONTAINERS = word_set("dict list set bytearray OrderedDict Counter deque defaultdict")
 
 
 def needs_of(node: ast.stmt, module: str) -> dict[str, tuple[Need, ...] | None]:
@@ -571,11 +563,9 @@ class _Finder:
             self.plain(node)
 
 
-_QUIET_METHODS = frozenset(
-    words("""
+_QUIET_METHODS = word_set("""
     __str__ __repr__ __len__ __iter__ __call__ __eq__ __hash__ __lt__ __contains__ __getitem__
     __format__ __bool__ __enter__ __exit__
 """)
-)
 """Special methods that constructing an instance does not call."""
-PLAIN_ATTRIBUTES = frozenset(words("parent parents name stem suffix parts value"))
+PLAIN_ATTRIBUTES = word_set("parent parents name stem suffix parts value")

@@ -13,19 +13,17 @@ from functools import cache, cached_property
 
 from pipeline.code import acting
 from pipeline.code.acting import PLAIN_ATTRIBUTES, PURE_METHODS
-from pipeline.code.form import Load, Need, Ref, first_names, words
+from pipeline.code.form import Load, Need, Ref, first_names, word_set, words
 from pipeline.code.meaning import Project, Target
 from pipeline.code.modules import is_core
 from pipeline.code.source import Module
 from pipeline.code.statement import Statement
 
-_PLAIN_BUILTINS = frozenset(
-    words("""
+_PLAIN_BUILTINS = word_set("""
     abs all any ascii bin bool bytearray bytes callable chr complex dict divmod filter float
     format frozenset getattr hasattr hash hex int isinstance issubclass len list map max min oct
     ord pow range repr reversed round set slice sorted str sum tuple zip enumerate type
 """)
-)
 _BUILTINS = _PLAIN_BUILTINS | frozenset(
     {"object", "property", "staticmethod", "classmethod", "super", "memoryview"}
     | {n for n, v in vars(builtins).items() if isinstance(v, type) and issubclass(v, BaseException)}
@@ -64,17 +62,13 @@ _BASES = words("""
     unittest.TestCase html.parser.HTMLParser dict concurrent.futures
 """)
 _METACLASSES = ("abc.ABCMeta", "enum.EnumMeta", "enum.EnumType")
-_CONSTRUCTORS = frozenset(
-    words("""
+_CONSTRUCTORS = word_set("""
     __new__ __init__ __post_init__ __setattr__ __getattribute__ __del__
 """)
-)
-_HOOKS = frozenset(
-    words("""
+_HOOKS = word_set("""
     __init_subclass__ __class_getitem__ __mro_entries__ __set_name__ __get__
     __pydantic_init_subclass__ __subclasshook__ __instancecheck__ __prepare__
 """)
-)
 _ENUM_HOOKS = frozenset({"_generate_next_value_", "_missing_", "_ignore_", "_order_"})
 
 
@@ -462,11 +456,9 @@ def _is_of(target: Target, known: Iterable[str]) -> bool:
     )
 
 
-_CLASSES = frozenset(
-    words("""
+_CLASSES = word_set("""
     collections.deque collections.Counter collections.OrderedDict collections.ChainMap
     collections.defaultdict types.SimpleNamespace functools.singledispatch
     weakref.WeakKeyDictionary weakref.WeakValueDictionary weakref.WeakSet
 """)
-)
 """Classes that are harmless to construct, but have methods that are not harmless."""

@@ -15,6 +15,10 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+def word_set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 def read_table(text: str) -> dict[str, frozenset[str]]:
     """The readers of each name, from a table with lines ``readers: names``."""
     lines = (line.partition(":") for line in text.strip().splitlines())

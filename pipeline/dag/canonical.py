@@ -500,12 +500,9 @@ def restore(
             return float(content)
         case "$bytes":
             return base64.b64decode(content)
-        case "$tuple":
-            return tuple(within(item) for item in content)
-        case "$set":
-            return {within(item) for item in content}
-        case "$frozenset":
-            return frozenset(within(item) for item in content)
+        case "$tuple" | "$set" | "$frozenset":
+            kind = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[tag]
+            return kind(within(item) for item in content)
         case "$map":
             return {within(k): within(v) for k, v in content}
         case "$ordered":

@@ -133,11 +133,8 @@ class Rules:
 
 def _variants(folders: Iterable[str]) -> Iterator[str]:
     """Folders with a trailing slash, both as given and with symbolic links resolved."""
-    found = {f"{way(folder).rstrip('/')}/" for folder in folders for way in _WAYS}
-    yield from sorted(found - {"/"})
-
-
-_WAYS: tuple[Callable[[str], str], ...] = (os.path.abspath, os.path.realpath)
+    paths = (p for f in folders for p in (os.path.abspath(f), os.path.realpath(f)))
+    yield from sorted({f"{path.rstrip('/')}/" for path in paths} - {"/"})
 
 
 def _elsewhere() -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from pipeline.code.bindings import Comprehension, everything, own_scope
-from pipeline.code.form import Dynamic, Message, Reader, Ref, Use, words
+from pipeline.code.form import Dynamic, Message, Reader, Ref, Use, word_set
 from pipeline.code.reading.names import Names
 from pipeline.code.reading.scopes import Scope
 from pipeline.code.reading.syntax import (
@@ -18,17 +18,15 @@ from pipeline.code.reading.syntax import (
     name_of_module,
 )
 
-_KEEPS = frozenset(
-    words("""
+_KEEPS = word_set("""
     isinstance issubclass map filter sorted min max sum any all list tuple set frozenset dict
     zip enumerate reversed callable partial reduce cmp_to_key field cast suppress super len iter
 """)
-)
 """Functions that use a function or class argument only for its effects, and read nothing of it."""
 _KEEPING_KEYWORDS = frozenset({"key", "default_factory"})
 _GIVEN_ERRORS = frozenset({"error_callback", "retry_error_callback"})
 """Keyword arguments that are called with exceptions."""
-LOG_LEVELS = frozenset(words("debug info warning warn error exception critical log"))
+LOG_LEVELS = word_set("debug info warning warn error exception critical log")
 _VARIABLE = re.compile(r"@([^\W\d]\w*)")
 """The name of a variable in a query of pandas."""
 _TEXTS = frozenset({"str", "repr", "format", "print", "ascii"})

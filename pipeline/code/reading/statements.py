@@ -4,19 +4,17 @@ import ast
 from collections.abc import Iterator
 
 from pipeline.code.bindings import Import, everything, imported, loaded
-from pipeline.code.form import Caught, Form, Load, Message, Ref, Use, words
+from pipeline.code.form import Caught, Form, Load, Message, Ref, Use, word_set
 from pipeline.code.reading.definitions import Definitions
 from pipeline.code.reading.expressions import LOG_LEVELS
 from pipeline.code.reading.names import NAMESPACE_NAMES
 from pipeline.code.reading.scopes import Home
 from pipeline.code.reading.syntax import inside, names_of_types
 
-_RISKY = frozenset(
-    words("""
+_RISKY = word_set("""
     Exception BaseException TypeError NameError UnboundLocalError RuntimeError AttributeError
     ImportError ModuleNotFoundError ExceptionGroup
 """)
-)
 """Exceptions whose messages by the interpreter contain names of functions and modules."""
 _LOOKS_UP_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec"})
 
