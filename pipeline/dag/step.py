@@ -223,12 +223,10 @@ class StepFunction:
     def made_by(self, types: frozenset[type] = frozenset()) -> dict[str, Json]:
         """The entry for the code in a recipe: the declared version, or the digest of the code."""
         self._require_its_name()
-        if self.version is not None:
-            cells.written(
-                (inspect.unwrap(self.function), *types)
-            )  # a worker imports it all the same
-            return {"version": self.version}
-        return {"code": self.closure(types).digest}
+        if self.version is None:
+            return {"code": self.closure(types).digest}
+        cells.written((inspect.unwrap(self.function), *types))  # a worker imports it all the same
+        return {"version": self.version}
 
     def __repr__(self) -> str:
         return f"<step function {self.name}{self.signature}>"
