@@ -216,12 +216,8 @@ class Effects:
 
     def _is_config(self, need: Need) -> bool:
         """Whether the name is called and stands for a dataclass."""
-        parts = self.project.parts([need.ref])
-        return (
-            need.what == acting.CALLED
-            and bool(parts)
-            and all(map(self.project.is_dataclass, parts))
-        )
+        parts = self.project.parts([need.ref]) if need.what == acting.CALLED else []
+        return bool(parts) and all(map(self.project.is_dataclass, parts))
 
     def _holds(self, need: Need) -> bool:
         if need not in self._held:
@@ -320,9 +316,8 @@ class Effects:
             return False
         if not own:
             return not _CONSTRUCTORS.intersection(part.special)
-        return (
-            self.project.is_dataclass(part) and len(own) == 1 and self._hold(part.needs_of_making)
-        )
+        is_dataclass = self.project.is_dataclass(part) and len(own) == 1
+        return is_dataclass and self._hold(part.needs_of_making)
 
     def _is_simple_base(self, base: Ref | None) -> bool:
         if base is None:

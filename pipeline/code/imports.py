@@ -113,9 +113,8 @@ class _Walk:
     def _absolute(self, module: str, node: ast.ImportFrom) -> str:
         if not node.level:
             return node.module or ""
-        is_package = any(
-            file.endswith("__init__.py") for file in self._modules.sources_of([module])
-        )
+        files = self._modules.sources_of([module])
+        is_package = any(file.endswith("__init__.py") for file in files)
         base = module.split(".")
         base = base[: len(base) - node.level + is_package]
         return ".".join([*base, *([node.module] if node.module else [])]) if base else ""

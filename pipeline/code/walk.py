@@ -146,9 +146,8 @@ def closure(function: Callable[..., Any], types: Iterable[type] = ()) -> Closure
     roots = [(Target(module, name), False), *taken]
     fields = _fields_of(own)
 
-    about = json.dumps(
-        [module, name, arguments, sorted((*k, *sorted(v)) for k, v in fields.items())]
-    )
+    counted = sorted((*unit, *sorted(names)) for unit, names in fields.items())
+    about = json.dumps([module, name, arguments, counted])
     kept = walked_before.recall(about, project.modules)
     if kept is None:
         walk = _walk(effects, roots, (module, name), fields)
@@ -357,9 +356,9 @@ class _Walk:
                         self.calls_itself = True
             case Caught():
                 if not all(map(self._is_for_details, piece.given_to)):
-                    self.found |= (
-                        {Reader.TEXTS, Reader.MESSAGES} if piece.is_risky else {Reader.TEXTS}
-                    )
+                    self.found.add(Reader.TEXTS)
+                    if piece.is_risky:
+                        self.found.add(Reader.MESSAGES)
             case Load():
                 self.add_import(piece)
             case Dynamic():

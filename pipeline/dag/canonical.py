@@ -446,9 +446,8 @@ def _describe_dataclass(cls: Any) -> Json:
         for field in dataclasses.fields(cls)
         if field.metadata.get("identity", True) and "before" not in field.metadata
     ]
-    made: dict[str, Json] = {
-        flag: getattr(cls.__dataclass_params__, flag) for flag in _DATACLASS_FLAGS
-    }
+    given = cls.__dataclass_params__
+    made: dict[str, Json] = {flag: getattr(given, flag) for flag in _DATACLASS_FLAGS}
     made["slots"] = "__slots__" in vars(cls)
     made["match_args"] = "__match_args__" in vars(cls)
     return {"dataclass": cls.__qualname__, "fields": fields, "made": made}

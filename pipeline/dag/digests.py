@@ -158,9 +158,8 @@ def _open_database() -> sqlite3.Connection:
     # home folders often lie. Synchronous writes are off, since a loss would do no harm.
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    database = sqlite3.connect(
-        folder / "digests.sqlite3", timeout=_LOCK_SECONDS, check_same_thread=False
-    )
+    file = folder / "digests.sqlite3"
+    database = sqlite3.connect(file, timeout=_LOCK_SECONDS, check_same_thread=False)
     database.execute("PRAGMA synchronous = OFF")
     database.execute(
         "CREATE TABLE IF NOT EXISTS digests"

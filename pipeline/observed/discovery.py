@@ -298,9 +298,8 @@ class Present:
             return []
         if state_of_discovered(now) in equal_states(state_of_discovered(discovered), accepted()):
             return []
-        phrases = [
-            _of_code(name) for name, digest in discovered.code.items() if now.code[name] != digest
-        ]
+        code = discovered.code.items()
+        phrases = [_of_code(name) for name, digest in code if now.code[name] != digest]
         for name, digest in discovered.files.items():
             if now.files[name] != digest:
                 phrases.append(_of_file(name, digest, now.files[name]))

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from threading import current_thread, get_ident, main_thread
 from types import FrameType
@@ -85,6 +85,7 @@ _MADE_BY_TOOLS = ("/__pycache__/", ".egg-info/", ".dist-info/")
 """In paths that Python and installers write below a project, from what the project itself holds."""
 _TEMPORARY = ("/tmp", "/var/tmp")
 _CACHE_VARIABLES = ("HF_HOME", "TORCH_HOME", "MPLCONFIGDIR")
+_ENDS_OF_CACHES = ("_CACHE", "_CACHE_DIR", "_CACHE_HOME")
 _WRITES = os.O_WRONLY | os.O_TRUNC
 _KINDS_OF_OPEN = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
 
@@ -145,9 +146,7 @@ def _elsewhere() -> Iterator[str]:
             yield sysconfig.get_path(name)
     yield from (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
     for name, value in os.environ.items():
-        is_cache = name in _CACHE_VARIABLES or name.endswith(
-            ("_CACHE", "_CACHE_DIR", "_CACHE_HOME")
-        )
+        is_cache = name in _CACHE_VARIABLES or name.endswith(_ENDS_OF_CACHES)
         if is_cache and os.path.isabs(value):
             yield value
 
@@ -791,10 +790,8 @@ def _pieces(word: str) -> list[str]:
         inside = shlex.shlex(word, posix=True, punctuation_chars=True)
         inside.commenters = ""
         with contextlib.suppress(ValueError):
-            words = list(inside)
-            found += [
-                w for before, w in zip(("", *words), words, strict=False) if ">" not in before
-            ]
+            words = ["", *inside]
+            found += [word for before, word in pairwise(words) if ">" not in before]
     found += _BELOW_A_VARIABLE.findall(word)
     found += [piece[2:] for piece in found if piece.startswith("-")]
     return found + [piece.partition("=")[2] for piece in found if "=" in piece]
@@ -819,7 +816,7 @@ def _words_of_script(path: str, *state: int) -> list[str]:
 
 def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
     """The files that the words of a command name, as paths or, after ``-m``, as modules."""
-    for before, piece in zip(("", *pieces), pieces, strict=False):
+    for before, piece in pairwise(("", *pieces)):
         inner = piece.replace(".", "/")
         names = [f"{inner}.py", f"{inner}/__main__.py"] if before == "-m" else [piece]
         for place in (folder, *rules.roots) if before == "-m" else [folder]:

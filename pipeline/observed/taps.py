@@ -220,9 +220,7 @@ def _tap_processes(hook: "Hook") -> None:
         return plain_spawn(path, argv, {**own, **hook.additions(own)}, **how)
 
     def system(command: Any) -> int:
-        added = {
-            os.fsdecode(name): os.fsdecode(v) for name, v in hook.additions(os.environb).items()
-        }
+        added = {os.fsdecode(n): os.fsdecode(v) for n, v in hook.additions(os.environb).items()}
         for name, value in added.items():
             os.putenv(name, value)
         try:

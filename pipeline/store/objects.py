@@ -456,9 +456,8 @@ def _scan(folder: str, below: str, recursive: bool) -> Iterator[tuple[str, os.Di
 
 
 def _local_sizes(folder: Path) -> dict[str, int]:
-    return {
-        path: item.stat().st_size for path, item in _scan(str(folder), "", True) if item.is_file()
-    }
+    found = _scan(str(folder), "", True)
+    return {path: item.stat().st_size for path, item in found if item.is_file()}
 
 
 def _require_same(sent: dict[str, int], arrived: dict[str, int], place: str) -> None:

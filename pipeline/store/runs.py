@@ -187,9 +187,8 @@ def forget_run(store: Store, name: str) -> None:
     """
     run = _unless_damaged(store, name)
     if run is not None and run.is_at_work(holding_runs(leases(store))):
-        raise TemperError(
-            f"the run {name} is in progress, on {run.host} (pid {run.pid}); stop it first"
-        )
+        where = f"on {run.host} (pid {run.pid})"
+        raise TemperError(f"the run {name} is in progress, {where}; stop it first")
     store.objects.remove(_path(store, name))
     store.forget_steps_of_run(name)
 

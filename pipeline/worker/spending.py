@@ -25,9 +25,8 @@ def spent(
         seconds: since the worker began the attempt. The driver may have waited longer, until the
             parent of warm workers had imported its libraries.
     """
-    mine, others = (
-        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    mine = resource.getrusage(resource.RUSAGE_SELF)
+    others = resource.getrusage(resource.RUSAGE_CHILDREN)
     unit = 1 if sys.platform == "darwin" else 1024
     on_devices = devices.get("model")
     return {

@@ -169,9 +169,8 @@ def _first_failure(answers: Path, ranks: Iterable[int], status: int) -> Failure:
     names = [path.name for path in answers.iterdir()]
     silent = [r for r in ranks if not {f"error-{r}.json", f"left-{r}", f"done-{r}"} & {*names}]
     if silent:
-        return Failure(
-            f"rank {silent[0]} was killed, or did not start (torchrun: {status}); see the log"
-        )
+        lost = f"rank {silent[0]} was killed, or did not start"
+        return Failure(f"{lost} (torchrun: {status}); see the log")
     errors = [json.loads(path.read_text()) for path in answers.glob("error-*.json")]
     if not errors:
         return Failure(f"torchrun ended with status {status}; see the log")

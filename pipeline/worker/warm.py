@@ -81,10 +81,7 @@ def choose(
         without: packages that must not be imported here.
     """
     counts = Counter(functions)
-    lists = {
-        function: [i for i in certain[function] if _package(i) not in without]
-        for function in counts
-    }
+    lists = {f: [i for i in certain[f] if _package(i) not in without] for f in counts}
     found = {_package(item) for items in lists.values() for item in items}
     best, most = Choice(functions=frozenset(lists)), 0.0
     for package in sorted(found):

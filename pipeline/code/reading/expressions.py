@@ -74,13 +74,8 @@ class Expressions(Names):
     def write_any_call(self, node: ast.Call, keeps: bool = False) -> None:
         self.emit("(Call func=")
         self.called.add(id(node.func))
-        use = (
-            Use.LISTED
-            if id(node) in self.listed
-            else Use.MADE
-            if self.use == Use.SHOWN
-            else Use.CALL
-        )
+        use = Use.MADE if self.use == Use.SHOWN else Use.CALL
+        use = Use.LISTED if id(node) in self.listed else use
         with self.using(use if self.use != Use.HINT else Use.HINT):
             self.write(node.func)
         is_text = last_name(node.func) in _TEXTS

@@ -97,9 +97,8 @@ class Writer:
             self.name_only(node.annotation)
 
     def generic(self, node: ast.AST, leave_out: Iterable[str] = ()) -> None:
-        is_shown = self.use == Use.SHOWN and isinstance(
-            node, ast.List | ast.Tuple | ast.Set | ast.Dict
-        )
+        is_display = isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict)
+        is_shown = self.use == Use.SHOWN and is_display
         with self.using(self.use if self.use == Use.HINT or is_shown else Use.VALUE):
             self.emit(f"({type(node).__name__}")
             for name in _fields(type(node)):
