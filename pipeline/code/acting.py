@@ -17,7 +17,7 @@ import ast
 from collections.abc import Callable, Iterable
 
 from pipeline.code.bindings import Comprehension, Definition, Function, Import, bound, own_scope
-from pipeline.code.form import Need, Ref, Use, word_set
+from pipeline.code.form import Dotted, Need, Ref, Use, word_set
 from pipeline.code.reading.syntax import called, dotted, is_idle, parameters
 
 CALLED, MAKES, DECORATES, APPLIED = "called", "makes", "decorates", "applied"
@@ -480,7 +480,7 @@ class _Finder:
             case _:
                 raise Acts
 
-    def field_of_parameter(self, path: tuple[str, ...] | None) -> None:
+    def field_of_parameter(self, path: Dotted | None) -> None:
         """``self.beta`` in a ``__post_init__``: a field of a dataclass made of plain data."""
         if path is None or path[0] != "self" or len(path) != 2 or "self" not in self.local:
             raise Acts
@@ -524,9 +524,7 @@ class _Finder:
         self.plain(node.func.value)
         self.arguments(node, (node.func.attr,))
 
-    def arguments(
-        self, node: ast.Call, path: tuple[str, ...], holder: tuple[str, ...] = ()
-    ) -> None:
+    def arguments(self, node: ast.Call, path: Dotted, holder: Dotted = ()) -> None:
         """Arguments must be plain data, unless the called function stores or calls them. ``holder``
         is that function, if what it returns is only bound or stored."""
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
@@ -547,7 +545,7 @@ class _Finder:
                 self.handed(argument, holder)
                 self.is_consumed = before
 
-    def handed(self, node: ast.expr, holder: tuple[str, ...]) -> None:
+    def handed(self, node: ast.expr, holder: Dotted) -> None:
         """An argument that must be plain data, unless the holder is a dataclass that stores it."""
         path = dotted(node.func if isinstance(node, ast.Call) else node)
         is_known = path is not None and not self.is_local(path[0]) and path[-1] not in _USED_UP

@@ -100,6 +100,10 @@ class Ref(NamedTuple):
         return tuple(self.path.split(".")) if self.path else ()
 
 
+Dotted = tuple[str, ...]
+"""The parts of a dotted name."""
+
+
 class Load(NamedTuple):
     """An import that runs: of a module, or of a name in a module, which may be a submodule."""
 

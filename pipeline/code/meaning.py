@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from pipeline.code.form import Ref
+from pipeline.code.form import Dotted, Ref
 from pipeline.code.modules import Modules, is_core
 from pipeline.code.source import Module
 from pipeline.code.statement import Statement
@@ -92,7 +92,7 @@ class Project:
         """The targets of a reference; empty for a builtin."""
         return self._meaning(reference.module, reference.parts)
 
-    def _meanings(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
+    def _meanings(self, module: str, path: Dotted) -> tuple[Target, ...]:
         targets = self.resolve(module, path)
         # nothing binds a builtin, except perhaps `import *` of a library
         if path and path[0] in _WHOLE_NAMESPACE and all(map(_is_any, targets)):
@@ -101,13 +101,11 @@ class Project:
         looked_up = (Target(module) for target in targets if str(target).startswith(_LOOKS_UP))
         return (*targets, *named, *looked_up)
 
-    def _targets(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
+    def _targets(self, module: str, path: Dotted) -> tuple[Target, ...]:
         """The targets of a dotted name in a module: several if blocks bind it, none if builtin."""
         return tuple(dict.fromkeys(self._resolve(module, path, frozenset())))
 
-    def _resolve(
-        self, module: str, path: tuple[str, ...], seen: frozenset[Unit]
-    ) -> Iterator[Target]:
+    def _resolve(self, module: str, path: Dotted, seen: frozenset[Unit]) -> Iterator[Target]:
         source = self.module(module)
         if source is None:
             yield Target(module, rest=path, library=True)
@@ -118,9 +116,7 @@ class Project:
         else:
             yield from self._resolve_in(source, path, seen)
 
-    def _resolve_in(
-        self, source: Module, path: tuple[str, ...], seen: frozenset[Unit]
-    ) -> Iterator[Target]:
+    def _resolve_in(self, source: Module, path: Dotted, seen: frozenset[Unit]) -> Iterator[Target]:
         name, rest = path[0], path[1:]
         found: list[Target] = []
         if (source.name, name) not in seen:  # `from . import x` in a package refers to itself
@@ -135,7 +131,7 @@ class Project:
             found.extend(Target(star, rest=(ALL,), library=True) for star in libraries)
         yield from found
 
-    def _bound(self, source: Module, path: tuple[str, ...], seen: frozenset[Unit]) -> list[Target]:
+    def _bound(self, source: Module, path: Dotted, seen: frozenset[Unit]) -> list[Target]:
         """The targets that the statements of a module bind a name to, in order."""
         name, rest = path[0], path[1:]
         found: list[tuple[int, Iterable[Target]]] = []
@@ -152,7 +148,7 @@ class Project:
         return [target for _, targets in found for target in targets]
 
     def _from_star(
-        self, star: str, path: tuple[str, ...], seen: frozenset[Unit], is_sure: bool
+        self, star: str, path: Dotted, seen: frozenset[Unit], is_sure: bool
     ) -> list[Target]:
         """The targets to which ``import *`` of a module may bind a name. If the module computes its
         ``__all__``, that computation is a target too.

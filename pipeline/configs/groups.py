@@ -37,9 +37,8 @@ def choose_config(script: Path, schema: type) -> tuple[Path | None, str]:
     name = script.stem
     folders = [parent / "conf" for parent in script.resolve().parents]
     folder = next((f for f in folders if (f / f"{name}.yaml").is_file()), None)
-    if folder is not None and _DEFAULTS.search(
-        text := (folder / f"{name}.yaml").read_text("utf-8")
-    ):
+    text = "" if folder is None else (folder / f"{name}.yaml").read_text("utf-8")
+    if folder is not None and _DEFAULTS.search(text):
         if not folder.samefile(CONF):
             with contextlib.suppress(yaml.YAMLError):  # Hydra raises it again, with its position
                 _store_named(text, folder)

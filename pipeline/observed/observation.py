@@ -404,10 +404,10 @@ class Hook:
             self._write(path)
         elif kind & os.O_RDWR:
             self._read_before_change(path)
-        elif state or (
-            (mode is not None or os.path.isabs(name)) and self._may_be_missed(path, state)
-        ):
-            self._note_read(path, state)  # without a mode, the name may be relative to a descriptor
+        else:  # without a mode, the name may be relative to a descriptor
+            is_path = mode is not None or os.path.isabs(name)
+            if state or (is_path and self._may_be_missed(path, state)):
+                self._note_read(path, state)
 
     def _may_be_missed(self, path: str, state: list[int] | None) -> bool:
         """Whether a missing project file counts; a name like ``<string>`` names no file."""

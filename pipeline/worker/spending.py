@@ -10,9 +10,7 @@ from typing import Any
 from pipeline.price.machine import cores_here, memory_here, processor, threads_set
 
 
-def spent(
-    devices: Mapping[str, Any], processes: int, resumed: bool, seconds: float
-) -> dict[str, Any]:
+def spent(devices: Mapping[str, Any], processes: int, resumed: bool, seconds: float) -> dict:
     """The resources that this process and its child processes have used so far.
 
     ``memory`` is the largest resident memory of one process, ``device_memory`` the most that it has
