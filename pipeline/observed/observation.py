@@ -184,6 +184,7 @@ class Observation:
         self.mark, self.look = f"__temper_ran_{own}__", f"__temper_looks_{own}__"
         self._lock: IO[str] | None = None  # held while this process or one of its forks lives
         self._recorded: frozenset[bytes] = frozenset()  # what other processes had noted before
+        self._repeated = _REPEATED
 
     @classmethod
     def begin(cls, rules: Rules) -> "Observation":
@@ -214,6 +215,8 @@ class Observation:
         joined = cls(folder, Rules(tuple(roots), tuple(others), *names))
         for file in (joined.events, joined.modules):
             joined._recorded |= frozenset(Path(file).read_bytes().splitlines(keepends=True))
+        if not any(line.startswith(b'["kept"') for line in joined._recorded):
+            joined._repeated |= {"read"}  # after a file was kept, another read of it says more
         joined._watch()
         return joined
 
@@ -252,7 +255,7 @@ class Observation:
 
     def add_event(self, kind: str, path: str, *details: Any) -> None:
         """Record an event of a file or folder."""
-        self._add(self.events, [kind, path, *details], kind in _REPEATED)
+        self._add(self.events, [kind, path, *details], kind in self._repeated)
 
     def add_whole_module(self, name: str, path: str, content: bytes) -> None:
         """Record that a module without marks is loaded, so that any unit of it may run."""

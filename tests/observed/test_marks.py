@@ -252,7 +252,7 @@ def test_what_an_earlier_process_noted_is_not_noted_again(observation: Observati
         joined = Observation.join()
         assert joined is not None
         joined.add_whole_module("app", "/app.py", b"pass")
-        joined.add_event("list", "/folder", "digest")
+        joined.add_event("read", "/file", [1, 2])
     for records in (observation.modules, observation.events):
         assert len(Path(records).read_text().splitlines()) == 1
 
