@@ -95,8 +95,8 @@ def _only_target(node: ast.stmt) -> ast.expr | None:
 def made(node: ast.stmt) -> tuple[str, ...]:
     """The names that a statement binds to a new container or value, which has no other name."""
     value, target = getattr(node, "value", None), _only_target(node)
-    is_new = isinstance(target, ast.Name) and value is not None and _is_made(value)
-    return (target.id,) if is_new else ()
+    is_new = value is not None and _is_made(value)
+    return (target.id,) if is_new and isinstance(target, ast.Name) else ()
 
 
 def attributes(node: ast.stmt) -> tuple[str, ...]:
