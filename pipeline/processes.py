@@ -1,6 +1,7 @@
-"""Whether a process of this machine exists."""
+"""Processes of this machine."""
 
 import os
+from pathlib import Path
 
 
 def exists(pid: int) -> bool:
@@ -14,3 +15,12 @@ def exists(pid: int) -> bool:
     except PermissionError:
         pass  # a process of another user
     return True
+
+
+def status(pid: int) -> list[str]:
+    """The fields of ``/proc/PID/stat`` after the name: state, parent and so on; empty if there is
+    no such process, and on other systems than Linux."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -17,7 +17,7 @@ import ast
 from collections.abc import Callable, Iterable
 
 from pipeline.code.bindings import Comprehension, Definition, Function, Import, bound, own_scope
-from pipeline.code.form import CALL, Need, Ref
+from pipeline.code.form import Dotted, Need, Ref, Use, word_set
 from pipeline.code.reading.syntax import called, dotted, is_idle, parameters
 
 CALLED, MAKES, DECORATES, APPLIED = "called", "makes", "decorates", "applied"
@@ -37,108 +37,69 @@ class Acts(Exception):
     """The statement acts, whatever its names stand for."""
 
 
-PURE_METHODS = frozenset(
-    {"get", "items", "keys", "values", "copy", "index", "count", "union", "intersection"}
-    | {"difference", "issubset", "issuperset", "isdisjoint", "split", "rsplit", "splitlines"}
-    | {"strip", "lstrip", "rstrip", "lower", "upper", "title", "capitalize", "casefold", "replace"}
-    | {"join", "startswith", "endswith", "encode", "decode", "partition", "format"}
-    | {"rpartition", "removeprefix", "removesuffix", "zfill", "ljust", "rjust", "center", "find"}
-    | {"rfind", "isdigit", "isalpha", "isidentifier", "translate", "expandtabs", "hex"}
-    | {"bit_length", "joinpath", "with_suffix", "with_name", "with_stem", "resolve", "absolute"}
-    | {"relative_to", "as_posix", "is_relative_to", "fullmatch", "match", "search", "findall"}
-    | {"total_seconds", "isoformat", "fromkeys"}
-)
+PURE_METHODS = word_set("""
+    get items keys values copy index count union intersection difference issubset issuperset
+    isdisjoint split rsplit splitlines strip lstrip rstrip lower upper title capitalize casefold
+    replace join startswith endswith encode decode partition format rpartition removeprefix
+    removesuffix zfill ljust rjust center find rfind isdigit isalpha isidentifier translate
+    expandtabs hex bit_length joinpath with_suffix with_name with_stem resolve absolute
+    relative_to as_posix is_relative_to fullmatch match search findall total_seconds isoformat
+    fromkeys
+""")
 """Methods of plain data that change nothing."""
 _ACCESSORS = frozenset({"setter", "getter", "deleter"})
-_GIVES_TO = frozenset({"map", "filter", "sorted", "min", "max"})
-_USED_UP = frozenset(
-    {"filter", "map", "reversed", "zip", "enumerate", "iter"}
-    | {"product", "combinations", "permutations"}
-)
+_GIVES_TO = word_set("map filter sorted min max")
+_USED_UP = word_set("""
+    filter map reversed zip enumerate iter product combinations permutations
+""")
 """Functions whose result is an iterator, which can be read only once."""
-_CONSUME = frozenset(
-    {"tuple", "list", "set", "frozenset", "dict", "sum", "min", "max", "any", "all", "sorted"}
-    | {"join", "bytes", "Counter", "OrderedDict", "deque", "fromkeys"}
-)
+_CONSUME = word_set("""
+    tuple list set frozenset dict sum min max any all sorted join bytes Counter OrderedDict
+    deque fromkeys
+""")
 """Functions that read their iterable arguments to the end."""
-_KEEPS = frozenset(
-    {"field", "added_field", "execution_detail", "detail_field", "partial", "TypeVar", "NewType"}
-    | {"cast", "ParamSpec"}
-)
+_KEEPS = word_set("""
+    field added_field execution_detail detail_field partial TypeVar NewType cast ParamSpec
+""")
 """Functions that only store their arguments."""
-_CONTAINERS = frozenset(
-    {"dict", "list", "set", "bytearray", "OrderedDict", "Counter", "deque", "defaultdict"}
-)
+_CONTAINERS = word_set("dict list set bytearray OrderedDict Counter deque defaultdict")
 
 
-def needs(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs of a top-level statement, without those of a function's defaults; ``None`` if the
-    statement acts, whatever its names stand for."""
+def needs_of(node: ast.stmt, module: str) -> dict[str, tuple[Need, ...] | None]:
+    """The needs of a top-level statement and of what it defines, by the attributes of
+    :class:`pipeline.code.statement.Statement`; ``None`` for what acts in any case.
 
-    def look(finder: "_Finder") -> None:
-        finder.skips_defaults = isinstance(node, Function)
-        finder.statement(node)
-
-    return _found(module, look)
-
-
-def needs_of_defaults(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs of a function's defaults."""
-    if not isinstance(node, Function):
-        return ()
-    return _found(module, lambda finder: finder.defaults(node))
-
-
-def needs_of_call(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs under which calling a function changes only objects that the call itself makes.
-
-    The function is called with plain data, so its parameters are plain data.
+    A function is called with plain data, so its parameters are plain data.
     """
-    if not isinstance(node, ast.FunctionDef):
-        return None
-    return _found(module, lambda finder: finder.body(node))
+    is_function = isinstance(node, Function)
+    found = {"needs": _found(module, lambda f: f.statement(node), skips_defaults=is_function)}
+    if isinstance(node, Function):
+        found["needs_of_defaults"] = _found(module, lambda finder: finder.defaults(node))
+    if isinstance(node, ast.FunctionDef):
+        found["needs_of_call"] = _found(module, lambda f: f.body(node))
+        found["needs_of_result"] = _found(module, lambda f: f.body(node), returns_data=True)
+    elif isinstance(node, ast.ClassDef):
+        found["needs_of_making"] = _found(module, lambda finder: finder.making(node))
+    elif isinstance(_only_target(node), ast.Name | ast.Subscript):
+        value: ast.expr | None = getattr(node, "value", None)  # `for` has a target, and no value
+        found["needs_of_data"] = value and _found(module, lambda finder: finder.plain(value))
+    return found
 
 
-def needs_of_result(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs under which calling a function also returns plain data."""
-    if not isinstance(node, ast.FunctionDef):
-        return None
-
-    def look(finder: "_Finder") -> None:
-        finder.returns_data = True
-        finder.body(node)
-
-    return _found(module, look)
-
-
-def needs_of_making(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs of constructing a dataclass instance from plain data, without those of its
-    bases."""
-    if not isinstance(node, ast.ClassDef):
-        return None
-    return _found(module, lambda finder: finder.making(node))
-
-
-def needs_of_data(node: ast.stmt, module: str) -> tuple[Need, ...] | None:
-    """The needs under which a statement binds its one name to plain data."""
-    value = getattr(node, "value", None)
+def _only_target(node: ast.stmt) -> ast.expr | None:
+    """The target of an assignment, unless it has several."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    is_one = len(targets) == 1 and isinstance(targets[0], ast.Name | ast.Subscript)
-    if not (isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and is_one and value):
-        return None
-    return _found(module, lambda finder: finder.plain(value))
+    return targets[0] if len(targets) == 1 else None
 
 
-def made(node: ast.stmt) -> frozenset[str]:
+def made(node: ast.stmt) -> tuple[str, ...]:
     """The names that a statement binds to a new container or value, which has no other name."""
-    value = getattr(node, "value", None)
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    if value is None or not _is_made(value) or len(targets) != 1:
-        return frozenset()
-    return frozenset({targets[0].id} if isinstance(targets[0], ast.Name) else ())
+    value, target = getattr(node, "value", None), _only_target(node)
+    is_new = value is not None and _is_made(value)
+    return (target.id,) if is_new and isinstance(target, ast.Name) else ()
 
 
-def attributes(node: ast.stmt) -> frozenset[str]:
+def attributes(node: ast.stmt) -> tuple[str, ...]:
     """The names that a class body binds to constants and methods."""
     body = node.body if isinstance(node, ast.ClassDef) else []
     found: set[str] = set()
@@ -151,7 +112,7 @@ def attributes(node: ast.stmt) -> frozenset[str]:
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 if _is_constant(value):
                     found.add(name)
-    return frozenset(found)
+    return tuple(sorted(found))
 
 
 def _is_constant(value: ast.expr) -> bool:
@@ -165,8 +126,10 @@ def _is_constant(value: ast.expr) -> bool:
     )
 
 
-def _found(module: str, look: Callable[["_Finder"], None]) -> tuple[Need, ...] | None:
-    finder = _Finder(module)
+def _found(
+    module: str, look: Callable[["_Finder"], None], **settings: bool
+) -> tuple[Need, ...] | None:
+    finder = _Finder(module, **settings)
     try:
         look(finder)
     except (Acts, RecursionError):
@@ -202,8 +165,9 @@ class _Finder:
         returns_data: whether the function must return plain data.
     """
 
-    def __init__(self, module: str):
+    def __init__(self, module: str, skips_defaults: bool = False, returns_data: bool = False):
         self.module = module
+        self.skips_defaults, self.returns_data = skips_defaults, returns_data
         self.needs: list[Need] = []
         self.local: set[str] = set()
         self.opaque: set[str] = set()
@@ -211,11 +175,9 @@ class _Finder:
         self.owned: set[str] = set()
         self.in_class = False
         self.is_consumed = False
-        self.skips_defaults = False
-        self.returns_data = False
 
     def need(self, what: str, path: Iterable[str]) -> None:
-        self.needs.append(Need(what, Ref(self.module, ".".join(path), CALL)))
+        self.needs.append(Need(what, Ref(self.module, ".".join(path), Use.CALL)))
 
     def is_local(self, name: str) -> bool:
         return name in self.local or name in self.opaque
@@ -309,8 +271,7 @@ class _Finder:
                 raise Acts
 
     def expression(self, value: ast.expr) -> None:
-        """An expression statement in a function: it may change a container that the function
-        made."""
+        """An expression statement in a function: it may change a container of the function."""
         match value:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=args, keywords=words):
                 if name in (self.fresh or ()):
@@ -519,9 +480,8 @@ class _Finder:
             case _:
                 raise Acts
 
-    def field_of_parameter(self, path: tuple[str, ...] | None) -> None:
-        """``self.beta`` in a ``__post_init__``: fields of a dataclass that is made of plain
-        data."""
+    def field_of_parameter(self, path: Dotted | None) -> None:
+        """``self.beta`` in a ``__post_init__``: a field of a dataclass made of plain data."""
         if path is None or path[0] != "self" or len(path) != 2 or "self" not in self.local:
             raise Acts
 
@@ -564,14 +524,9 @@ class _Finder:
         self.plain(node.func.value)
         self.arguments(node, (node.func.attr,))
 
-    def arguments(
-        self, node: ast.Call, path: tuple[str, ...], holder: tuple[str, ...] = ()
-    ) -> None:
-        """Arguments must be plain data, unless the called function stores them or calls them.
-
-        Args:
-            holder: the called function, if what it returns is only bound or stored.
-        """
+    def arguments(self, node: ast.Call, path: Dotted, holder: Dotted = ()) -> None:
+        """Arguments must be plain data, unless the called function stores or calls them. ``holder``
+        is that function, if what it returns is only bound or stored."""
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
             given = dotted(argument)
             if path[-1] in _KEEPS:
@@ -590,7 +545,7 @@ class _Finder:
                 self.handed(argument, holder)
                 self.is_consumed = before
 
-    def handed(self, node: ast.expr, holder: tuple[str, ...]) -> None:
+    def handed(self, node: ast.expr, holder: Dotted) -> None:
         """An argument that must be plain data, unless the holder is a dataclass that stores it."""
         path = dotted(node.func if isinstance(node, ast.Call) else node)
         is_known = path is not None and not self.is_local(path[0]) and path[-1] not in _USED_UP
@@ -598,7 +553,7 @@ class _Finder:
             for item in node.elts:
                 self.handed(item, holder)
         elif holder and path is not None and is_known and isinstance(node, ast.Call | ast.Name):
-            refs = [Ref(self.module, ".".join(name), CALL) for name in (path, holder)]
+            refs = [Ref(self.module, ".".join(name), Use.CALL) for name in (path, holder)]
             self.needs.append(Need(HANDED if isinstance(node, ast.Call) else HELD, *refs))
             if isinstance(node, ast.Call):
                 self.arguments(node, path, path)
@@ -606,9 +561,9 @@ class _Finder:
             self.plain(node)
 
 
-_QUIET_METHODS = frozenset(
-    {"__str__", "__repr__", "__len__", "__iter__", "__call__", "__eq__", "__hash__", "__lt__"}
-    | {"__contains__", "__getitem__", "__format__", "__bool__", "__enter__", "__exit__"}
-)
+_QUIET_METHODS = word_set("""
+    __str__ __repr__ __len__ __iter__ __call__ __eq__ __hash__ __lt__ __contains__ __getitem__
+    __format__ __bool__ __enter__ __exit__
+""")
 """Special methods that constructing an instance does not call."""
-PLAIN_ATTRIBUTES = frozenset({"parent", "parents", "name", "stem", "suffix", "parts", "value"})
+PLAIN_ATTRIBUTES = word_set("parent parents name stem suffix parts value")

@@ -82,15 +82,10 @@ def surely_bound(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def imported(node: Import, package: str) -> Iterator[tuple[str, Imported]]:
-    """Each local name that an import binds, with its source.
-
-    ``from m import *`` gives ``"*"``; ``import a.b`` gives ``a``.
-
-    Args:
-        package: the package that relative imports start from.
-    """
+    """Each local name that an import in a package binds, with its source: ``from m import *`` gives
+    ``"*"``, ``import a.b`` gives ``a``."""
     if isinstance(node, ast.ImportFrom):
-        source = absolute(node, package)
+        source = absolute(node.module or "", node.level, package)
         yield from ((alias.asname or alias.name, (source, alias.name)) for alias in node.names)
         return
     for alias in node.names:
@@ -108,13 +103,11 @@ def loaded(node: Import, package: str) -> Iterator[Imported]:
         if isinstance(node, ast.Import):
             yield (alias.name,)
         else:
-            yield absolute(node, package), alias.name
+            yield absolute(node.module or "", node.level, package), alias.name
 
 
-def absolute(node: ast.ImportFrom, package: str) -> str:
-    """The absolute name of the module in ``from ..a import b``."""
-    if not node.level:
-        return node.module or ""
+def absolute(module: str, level: int, package: str) -> str:
+    """The absolute name of a module that is named from a package, with a dot for each level."""
     parents = package.split(".")
-    start = parents[: len(parents) - node.level + 1]
-    return ".".join([*start, *filter(None, [node.module])])
+    parents = parents[: len(parents) - level + 1] if level else []
+    return ".".join([*parents, *filter(None, [module])])

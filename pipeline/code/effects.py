@@ -9,134 +9,98 @@ else acts.
 import builtins
 import itertools
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from functools import cache, cached_property
 
-from pipeline.code.acting import (
-    APPLIED,
-    CALLED,
-    DECORATES,
-    EITHER,
-    HANDED,
-    HELD,
-    INHERITED,
-    MAKES,
-    METACLASS,
-    OWNED,
-    PLAIN,
-    PLAIN_ATTRIBUTES,
-    PURE_METHODS,
-    READ,
-)
-from pipeline.code.form import Load, Need, Ref, first_names
+from pipeline.code import acting
+from pipeline.code.acting import PLAIN_ATTRIBUTES, PURE_METHODS
+from pipeline.code.form import Load, Need, Ref, first_names, word_set, words
 from pipeline.code.meaning import Project, Target
 from pipeline.code.modules import is_core
 from pipeline.code.source import Module
 from pipeline.code.statement import Statement
 
-
-def _is_error(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseException)
-
-
-_PLAIN_BUILTINS = frozenset(
-    {"abs", "all", "any", "ascii", "bin", "bool", "bytearray", "bytes", "callable", "chr"}
-    | {"complex", "dict", "divmod", "filter", "float", "format", "frozenset", "getattr", "hasattr"}
-    | {"hash", "hex", "int", "isinstance", "issubclass", "len", "list", "map", "max", "min", "oct"}
-    | {"ord", "pow", "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum"}
-    | {"tuple", "zip", "enumerate", "type"}
-)
+_PLAIN_BUILTINS = word_set("""
+    abs all any ascii bin bool bytearray bytes callable chr complex dict divmod filter float
+    format frozenset getattr hasattr hash hex int isinstance issubclass len list map max min oct
+    ord pow range repr reversed round set slice sorted str sum tuple zip enumerate type
+""")
 _BUILTINS = _PLAIN_BUILTINS | frozenset(
     {"object", "property", "staticmethod", "classmethod", "super", "memoryview"}
-    | {name for name, value in vars(builtins).items() if _is_error(value)}
+    | {n for n, v in vars(builtins).items() if isinstance(v, type) and issubclass(v, BaseException)}
 )
-_MAKE_DATA = (
-    *("re.compile", "re.escape", "math", "textwrap.dedent", "os.path", "os.environ.get"),
-    *("os.getenv", "os.fspath", "pathlib", "datetime.timedelta", "datetime.date"),
-    *("datetime.datetime", "datetime.timezone", "decimal.Decimal", "fractions.Fraction"),
-    *(
-        "uuid.UUID",
-        "struct.calcsize",
-        "json.dumps",
-        "json.loads",
-        "sys.intern",
-        "collections.deque",
-    ),
-    *("collections.OrderedDict", "collections.Counter", "types.MappingProxyType"),
-    *("pyarrow", "numpy.dtype", "numpy.finfo", "numpy.iinfo", "torch.finfo", "torch.iinfo"),
-    *("torch.device", "torch.Size", "importlib.metadata.version", "enum.auto"),
-    *("torch.cuda.is_available", "typing.get_args", "itertools.chain.from_iterable"),
-    *("collections.namedtuple", "itertools.product", "itertools.combinations"),
-    "itertools.permutations",
-)
+_MAKE_DATA = words("""
+    re.compile re.escape math textwrap.dedent os.path os.environ.get os.getenv os.fspath pathlib
+    datetime.timedelta datetime.date datetime.datetime datetime.timezone decimal.Decimal
+    fractions.Fraction uuid.UUID struct.calcsize json.dumps json.loads sys.intern
+    collections.deque collections.OrderedDict collections.Counter types.MappingProxyType pyarrow
+    numpy.dtype numpy.finfo numpy.iinfo torch.finfo torch.iinfo torch.device torch.Size
+    importlib.metadata.version enum.auto torch.cuda.is_available typing.get_args
+    itertools.chain.from_iterable collections.namedtuple itertools.product
+    itertools.combinations itertools.permutations
+""")
 """Library functions that return plain data for plain data."""
-_HARMLESS = (
-    *("typing", "typing_extensions", "dataclasses.field", "dataclasses.dataclass"),
-    *("functools.partial", "functools.wraps", "functools.lru_cache", "functools.cache"),
-    *("functools.cached_property", "functools.singledispatch", "functools.total_ordering"),
-    *("operator.itemgetter", "operator.attrgetter", "logging.getLogger", "abc.abstractmethod"),
-    *("contextlib.contextmanager", "contextlib.asynccontextmanager", "contextvars.ContextVar"),
-    *("threading.Lock", "threading.RLock", "threading.local", "threading.Event"),
-    *("collections.defaultdict", "collections.ChainMap", "types.SimpleNamespace", "enum.unique"),
-    *("string.Template", "struct.Struct", "torch.no_grad", "torch.inference_mode", "triton.jit"),
-    *("weakref.WeakKeyDictionary", "weakref.WeakValueDictionary", "weakref.WeakSet"),
-    *("random.Random", "numpy.random.default_rng", "numpy.random.RandomState", "torch.Generator"),
-    *("torch.compiler", "torch.jit.ignore", "jinja2.Template", "enum.Enum", "enum.IntEnum"),
-)
+_HARMLESS = words("""
+    typing typing_extensions dataclasses.field dataclasses.dataclass functools.partial
+    functools.wraps functools.lru_cache functools.cache functools.cached_property
+    functools.singledispatch functools.total_ordering operator.itemgetter operator.attrgetter
+    logging.getLogger abc.abstractmethod contextlib.contextmanager
+    contextlib.asynccontextmanager contextvars.ContextVar threading.Lock threading.RLock
+    threading.local threading.Event collections.defaultdict collections.ChainMap
+    types.SimpleNamespace enum.unique string.Template struct.Struct torch.no_grad
+    torch.inference_mode triton.jit weakref.WeakKeyDictionary weakref.WeakValueDictionary
+    weakref.WeakSet random.Random numpy.random.default_rng numpy.random.RandomState
+    torch.Generator torch.compiler torch.jit.ignore jinja2.Template enum.Enum enum.IntEnum
+""")
 """Library functions that change nothing, whatever arguments a harmless call passes."""
-_BASES = (
-    *("abc.ABC", "typing.Generic", "typing.Protocol", "typing.NamedTuple", "typing.TypedDict"),
-    *("typing_extensions", "enum", "collections.UserDict", "collections.UserList", "json"),
-    *("collections.abc", "collections.OrderedDict", "contextlib", "logging", "threading.Thread"),
-    *("torch.nn", "torch.autograd.Function", "torch.utils.data", "torch.optim", "string.Template"),
-    *("torch.utils._python_dispatch", "pathlib", "pydantic.BaseModel", "datetime", "codecs"),
-    *("transformers.PreTrainedModel", "transformers.PretrainedConfig", "argparse", "ast", "io"),
-    *("transformers.StoppingCriteria", "transformers.LogitsProcessor", "types.SimpleNamespace"),
-    *("unittest.TestCase", "html.parser.HTMLParser", "dict", "concurrent.futures"),
-)
+_BASES = words("""
+    abc.ABC typing.Generic typing.Protocol typing.NamedTuple typing.TypedDict typing_extensions
+    enum collections.UserDict collections.UserList json collections.abc collections.OrderedDict
+    contextlib logging threading.Thread torch.nn torch.autograd.Function torch.utils.data
+    torch.optim string.Template torch.utils._python_dispatch pathlib pydantic.BaseModel datetime
+    codecs transformers.PreTrainedModel transformers.PretrainedConfig argparse ast io
+    transformers.StoppingCriteria transformers.LogitsProcessor types.SimpleNamespace
+    unittest.TestCase html.parser.HTMLParser dict concurrent.futures
+""")
 _METACLASSES = ("abc.ABCMeta", "enum.EnumMeta", "enum.EnumType")
-_CONSTRUCTORS = frozenset(
-    {"__new__", "__init__", "__post_init__", "__setattr__", "__getattribute__", "__del__"}
-)
-_HOOKS = frozenset(
-    {"__init_subclass__", "__class_getitem__", "__mro_entries__", "__set_name__", "__get__"}
-    | {"__pydantic_init_subclass__", "__subclasshook__", "__instancecheck__", "__prepare__"}
-)
+_CONSTRUCTORS = word_set("""
+    __new__ __init__ __post_init__ __setattr__ __getattribute__ __del__
+""")
+_HOOKS = word_set("""
+    __init_subclass__ __class_getitem__ __mro_entries__ __set_name__ __get__
+    __pydantic_init_subclass__ __subclasshook__ __instancecheck__ __prepare__
+""")
 _ENUM_HOOKS = frozenset({"_generate_next_value_", "_missing_", "_ignore_", "_order_"})
 
 
 class Effects:
-    """The effects of importing each module of a project.
+    """The effects of importing each module of a project. If some code lists the subclasses of a
+    class, ``subclasses_matter``: defining a class acts."""
 
-    Attributes:
-        subclasses_matter: some code lists the subclasses of a class, so defining a class acts.
-    """
-
-    def __init__(self, project: Project):
-        self.project = project
-        self.subclasses_matter = False
-        self._held: dict[tuple[Need, bool], bool] = {}
-        self._acting: dict[tuple[str, bool], tuple[Statement, ...]] = {}
-        self._matters: dict[tuple[str, bool], bool] = {}
+    def __init__(self, project: Project, subclasses_matter: bool = False):
+        self.project, self.subclasses_matter = project, subclasses_matter
+        self._held: dict[Need, bool] = {}
+        self._matters: dict[str, bool] = {}
         self._tangled: dict[str, bool] = {}
-        self._reached: dict[str, frozenset[str]] = {}
-        self._loaded_by: dict[Load, tuple[str, ...]] = {}
-        self._places: dict[tuple[str, bool], tuple[int, ...]] = {}
+        self.of = cache(self._of)
+        self.reached = cache(self._reached)
+        self.modules_of = cache(lambda load: tuple(self._modules_of(load)))
+        self.places = cache(self._places)
 
-    def of(self, module: str) -> tuple[Statement, ...]:
+    @cached_property
+    def of_subclasses(self) -> "Effects":
+        """The effects if some code lists the subclasses of a class."""
+        return Effects(self.project, subclasses_matter=True)
+
+    def _of(self, module: str) -> tuple[Statement, ...]:
         """The statements of a module that do more than bind names when it is imported."""
-        asked = module, self.subclasses_matter
-        source = self.project.module(module)
-        if source is None:
+        if (source := self.project.module(module)) is None:
             return ()
-        if asked not in self._acting:
-            found = (s for s in source.statements if s.kind != "import" and self._acts(source, s))
-            self._acting[asked] = tuple(found)
-        return self._acting[asked]
+        others = (statement for statement in source.statements if statement.kind != "import")
+        return tuple(statement for statement in others if self._acts(source, statement))
 
     def matters(self, module: str) -> bool:
         """Whether importing a module acts, by itself or through its imports."""
-        asked = module, self.subclasses_matter
-        if asked not in self._matters:
+        if module not in self._matters:
             seen, waiting, found = {module}, [module], False
             while waiting and not found:
                 name = waiting.pop()
@@ -147,9 +111,9 @@ class Effects:
                     if other not in seen:
                         seen.add(other)
                         waiting.append(other)
-            self._matters.update(((name, asked[1]), False) for name in seen if not found)
-            self._matters[asked] = found
-        return self._matters[asked]
+            self._matters.update((name, False) for name in seen if not found)
+            self._matters[module] = found
+        return self._matters[module]
 
     def is_tangled(self, module: str) -> bool:
         """Whether a module is in an import cycle in which a statement reads a name of another
@@ -161,20 +125,17 @@ class Effects:
             self._tangled.update((name, looks) for name in (*circle, module))
         return self._tangled[module]
 
-    def reached(self, module: str) -> frozenset[str]:
-        """The project modules that a module imports, directly or indirectly, without parent
-        packages."""
-        if module not in self._reached:
-            seen: set[str] = set()
-            waiting = [module]
-            while waiting:
-                source = self.project.module(waiting.pop())
-                for statement in source.statements if source else ():
-                    new = {n for load in statement.loads for n in self._named(load)} - seen
-                    seen |= new
-                    waiting.extend(new)
-            self._reached[module] = frozenset(seen)
-        return self._reached[module]
+    def _reached(self, module: str) -> frozenset[str]:
+        """The project modules that a module imports, also indirectly, without parent packages."""
+        seen: set[str] = set()
+        waiting = [module]
+        while waiting:
+            source = self.project.module(waiting.pop())
+            for statement in source.statements if source else ():
+                new = {n for load in statement.loads for n in self._named(load)} - seen
+                seen |= new
+                waiting.extend(new)
+        return frozenset(seen)
 
     def _named(self, load: Load) -> Iterator[str]:
         """The project modules that an import statement names."""
@@ -203,30 +164,21 @@ class Effects:
             for load in statement.loads:
                 yield from self.modules_of(load)
 
-    def places(self, module: str) -> tuple[int, ...]:
+    def _places(self, module: str) -> tuple[int, ...]:
         """The positions of the imports of a module that act."""
-        asked = module, self.subclasses_matter
-        if asked not in self._places:
-            source = self.project.module(module)
-            self._places[asked] = tuple(
-                statement.place
-                for statement in (source.statements if source else ())
-                for load in statement.loads
-                if any(map(self.matters, self.modules_of(load)))
-            )
-        return self._places[asked]
-
-    def modules_of(self, load: Load) -> tuple[str, ...]:
-        """The project modules that an import loads, parent packages first."""
-        if load not in self._loaded_by:
-            self._loaded_by[load] = tuple(self._modules_of(load))
-        return self._loaded_by[load]
+        source = self.project.module(module)
+        return tuple(
+            statement.place
+            for statement in (source.statements if source else ())
+            for load in statement.loads
+            if any(map(self.matters, self.modules_of(load)))
+        )
 
     def _modules_of(self, load: Load) -> Iterator[str]:
+        """The project modules that an import loads, parent packages first."""
         project = self.project
-        parts = load.module.split(".")
-        for count in range(1, len(parts) + 1):
-            if project.module(name := ".".join(parts[:count])) is not None:
+        for name in itertools.accumulate(load.module.split("."), "{}.{}".format):
+            if project.module(name) is not None:
                 yield name
         source = project.module(load.module)
         if source is None:
@@ -264,20 +216,19 @@ class Effects:
 
     def _is_config(self, need: Need) -> bool:
         """Whether the name is called and stands for a dataclass."""
-        parts = [p for t in self.project.meaning(need.ref) for p in self.project.statements(t)]
-        return need.what == CALLED and bool(parts) and all(map(self.project.is_dataclass, parts))
+        parts = self.project.parts([need.ref]) if need.what == acting.CALLED else []
+        return bool(parts) and all(map(self.project.is_dataclass, parts))
 
     def _holds(self, need: Need) -> bool:
-        asked = need, self.subclasses_matter
-        if asked not in self._held:
+        if need not in self._held:
             before = len(self._held)
-            self._held[asked] = True  # assumed, so that a cycle of needs depends on the others
+            self._held[need] = True  # assumed, so that a cycle of needs depends on the others
             if not self._look(need):
                 for other in [*itertools.islice(self._held, before, None)]:
                     if self._held[other]:  # perhaps only because of the assumption
                         del self._held[other]
-                self._held[asked] = False
-        return self._held[asked]
+                self._held[need] = False
+        return self._held[need]
 
     def _hold(self, needs: tuple[Need, ...] | None) -> bool:
         return needs is not None and all(map(self._holds, needs))
@@ -289,24 +240,26 @@ class Effects:
         if not targets:
             return _holds_of_builtin(need)
         check = {
-            CALLED: self._is_harmless,
-            MAKES: self._makes_data,
-            DECORATES: lambda target: target.library and _is_of(target, _HARMLESS),
-            APPLIED: lambda target: self._is_harmless(target) or self._is_plain(target),
-            PLAIN: self._is_plain,
-            EITHER: lambda target: self._is_plain(target) or self._is_type(target),
-            READ: self._is_read,
-            INHERITED: self._is_quiet_base,
-            METACLASS: self._is_quiet_metaclass,
-            OWNED: lambda target: self._is_owned(need.ref.module, target),
+            acting.CALLED: self._is_harmless,
+            acting.MAKES: self._makes_data,
+            acting.DECORATES: lambda target: target.library and _is_of(target, _HARMLESS),
+            acting.APPLIED: lambda target: self._is_harmless(target) or self._is_plain(target),
+            acting.PLAIN: self._is_plain,
+            acting.EITHER: lambda target: self._is_plain(target) or self._is_type(target),
+            acting.READ: self._is_read,
+            acting.INHERITED: self._is_quiet_base,
+            acting.METACLASS: self._is_quiet_metaclass,
+            acting.OWNED: lambda target: self._is_owned(need.ref.module, target),
         }[need.what]
         return all(map(check, targets))
 
     def _is_held(self, need: Need, holder: Ref) -> bool:
         """Whether an argument, or the call that makes it, is harmless to give to the holder."""
-        if self._holds(Need({HANDED: MAKES, HELD: PLAIN}[need.what], need.ref)):
+        if self._holds(
+            Need({acting.HANDED: acting.MAKES, acting.HELD: acting.PLAIN}[need.what], need.ref)
+        ):
             return True
-        is_quiet = need.what == HELD or self._holds(Need(CALLED, need.ref))
+        is_quiet = need.what == acting.HELD or self._holds(Need(acting.CALLED, need.ref))
         targets = self.project.meaning(holder) if is_quiet else ()
         return bool(targets) and all(map(self._only_stores, targets))
 
@@ -322,10 +275,8 @@ class Effects:
 
     def _with_bases(self, part: Statement) -> Iterator[Statement]:
         yield part
-        for base in part.bases:
-            for target in self.project.meaning(base) if base is not None else ():
-                for inner in self.project.statements(target):
-                    yield from self._with_bases(inner)
+        for base in self.project.parts(part.bases):
+            yield from self._with_bases(base)
 
     # --- what is called ------------------------------------------------------------------------
 
@@ -365,9 +316,8 @@ class Effects:
             return False
         if not own:
             return not _CONSTRUCTORS.intersection(part.special)
-        return (
-            self.project.is_dataclass(part) and len(own) == 1 and self._hold(part.needs_of_making)
-        )
+        is_dataclass = self.project.is_dataclass(part) and len(own) == 1
+        return is_dataclass and self._hold(part.needs_of_making)
 
     def _is_simple_base(self, base: Ref | None) -> bool:
         if base is None:
@@ -449,8 +399,11 @@ class Effects:
         return (
             part.is_class
             and not _HOOKS.intersection(part.special)
-            and all(self._holds(Need(METACLASS, meta)) for meta in part.metaclass)
-            and all(base is not None and self._holds(Need(INHERITED, base)) for base in part.bases)
+            and all(self._holds(Need(acting.METACLASS, meta)) for meta in part.metaclass)
+            and all(
+                base is not None and self._holds(Need(acting.INHERITED, base))
+                for base in part.bases
+            )
         )
 
     def _is_quiet_metaclass(self, target: Target) -> bool:
@@ -464,42 +417,33 @@ class Effects:
             str(target).startswith("enum.")
             if target.library
             else any(map(self._is_enum, self.project.statements(target)))
-            for base in part.bases
-            if base is not None
-            for target in self.project.meaning(base)
+            for target in self.project.targets(part.bases)
         )
 
     def _is_quiet_enum(self, part: Statement) -> bool:
         """Whether creating the members of an enum runs no project code."""
         hooks = {"__new__", "__init__", *_ENUM_HOOKS}
-        return not hooks.intersection((*part.special, *part.methods)) and all(
-            self._is_quiet_enum(base)
-            for name in part.bases
-            if name is not None
-            for target in self.project.meaning(name)
-            for base in self.project.statements(target)
-        )
+        bases = self.project.parts(part.bases)
+        is_plain = not hooks.intersection((*part.special, *part.methods))
+        return is_plain and all(map(self._is_quiet_enum, bases))
 
     def _is_own(self, reference: Ref | None) -> bool:
         """Whether it is project code, or may be."""
-        return reference is None or any(
-            not target.library for target in self.project.meaning(reference)
-        )
+        return reference is None or any(not t.library for t in self.project.meaning(reference))
 
 
 def _holds_of_builtin(need: Need) -> bool:
     name, *rest = need.ref.parts
-    if need.what == CALLED:
+    if need.what == acting.CALLED:
         return name in _BUILTINS and all(part in PURE_METHODS for part in rest)
-    if need.what == MAKES:
+    if need.what == acting.MAKES:
         known = name in _PLAIN_BUILTINS and all(part in PURE_METHODS for part in rest)
         return known and name != "type"
-    return need.what not in (DECORATES, OWNED) or name in ("property",)
+    return need.what not in (acting.DECORATES, acting.OWNED) or name in ("property",)
 
 
 def _is_of(target: Target, known: Iterable[str]) -> bool:
-    """Whether it is one of these names or lies in one of them; the caching core counts as
-    harmless."""
+    """Whether it is one of these names or lies in one; the caching core counts as harmless."""
     name = str(target)
     return is_core(target.module) or any(
         name == beginning or (name.startswith(f"{beginning}.") and beginning not in _CLASSES)
@@ -507,9 +451,9 @@ def _is_of(target: Target, known: Iterable[str]) -> bool:
     )
 
 
-_CLASSES = frozenset(
-    {"collections.deque", "collections.Counter", "collections.OrderedDict", "collections.ChainMap"}
-    | {"collections.defaultdict", "types.SimpleNamespace", "functools.singledispatch"}
-    | {"weakref.WeakKeyDictionary", "weakref.WeakValueDictionary", "weakref.WeakSet"}
-)
+_CLASSES = word_set("""
+    collections.deque collections.Counter collections.OrderedDict collections.ChainMap
+    collections.defaultdict types.SimpleNamespace functools.singledispatch
+    weakref.WeakKeyDictionary weakref.WeakValueDictionary weakref.WeakSet
+""")
 """Classes that are harmless to construct, but have methods that are not harmless."""

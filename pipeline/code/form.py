@@ -9,39 +9,99 @@ contain the code that it refers to: so moving or renaming that code does not cha
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
-DOCS, HINTS, NAMES, CLASSES, TEXTS = "docs", "hints", "names", "classes", "texts"
-"""The readers for which a part counts: code that reads docstrings; annotations; names of functions
-and variables; names of classes; texts of errors and warnings."""
 
-FIELDS = "fields"
-"""Marks a dataclass field: it counts unless instances are arguments, which count by value."""
+def words(text: str) -> tuple[str, ...]:
+    """The words of a list that is written as one text."""
+    return tuple(text.split())
 
-DEFAULTS = "defaults"
-"""Marks the defaults of a function: they count unless it is the step, whose recipe holds them."""
 
-CALL, VALUE, HINT, NAMED, BASE = "call", "value", "hint", "named", "base"
-SHOWN, OWNED, LISTED, STORED, MADE = "shown", "owned", "listed", "stored", "made"
+def word_set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def read_table(text: str) -> dict[str, frozenset[str]]:
+    """The readers of each name, from a table with lines ``readers: names``."""
+    lines = (line.partition(":") for line in text.strip().splitlines())
+    readers = ((frozenset(before.split()) - {"nothing"}, names) for before, _, names in lines)
+    return {name: found for found, names in readers for name in names.split()}
+
+
+class Reader:
+    """What reads a part of the code that does not count otherwise; the part counts for it.
+
+    ``DOCS``: docstrings. ``HINTS``: annotations. ``NAMES``: names of functions and variables.
+    ``CLASSES``: names of classes. ``TEXTS``: texts of errors and warnings. ``FIELDS``: a dataclass
+    field, which counts unless instances are arguments, which count by value. ``DEFAULTS``: defaults
+    of a function, which count unless it is the step, whose recipe holds them. ``TYPES``: the code
+    may get from a value to the declarations of its type. ``SUBCLASSES``: it lists the subclasses of
+    a class. ``ITSELF``: a class accesses itself. ``MODULES``: names of modules appear in its
+    results. ``NAMESPACES``: it may access any global of a module that has code in the closure.
+    ``LOOKUPS``: it may do so for every module that is loaded. ``ORDER``: it may list the globals of
+    a module in their order. ``MESSAGES``: messages of the interpreter, which name functions and
+    modules.
+    """
+
+    DOCS, HINTS, NAMES, CLASSES, TEXTS = "docs", "hints", "names", "classes", "texts"
+    FIELDS, DEFAULTS, TYPES, SUBCLASSES = "fields", "defaults", "types", "subclasses"
+    ITSELF, MODULES, NAMESPACES, LOOKUPS = "itself", "modules", "namespaces", "lookups"
+    ORDER, MESSAGES = "order", "messages"
+
+
+DETAIL = "execution_detail"
+"""The decorator that declares that a definition affects no result."""
+
+TRAITS_OF_NAMES = read_table("""
+docs: __doc__ getdoc
+names: __name__ __qualname__ co_name co_qualname
+names modules: __module__ __mro__ __bases__ mro
+hints types order: __annotations__ __annotate__
+hints types: __signature__ __wrapped__ __type_params__ annotation return_annotation
+types: __class__ __match_args__ delattr
+types hints: __dataclass_fields__
+subclasses: __subclasses__
+lookups: __import__
+order: vars __dict__ globals
+names texts order: locals
+texts names modules: handlers callHandlers lastResort return_exceptions __context__ __cause__
+texts names modules: __traceback__ __notes__ addHandler addFilter setLogRecordFactory
+texts names modules: setLoggerClass
+texts: stderr push __exit__ __aexit__ set_exception_handler settrace unraisablehook setprofile
+texts: callbacks excepthook showwarning formatwarning filterwarnings
+docs hints names texts: __code__ f_code gi_code cr_code
+names namespaces: f_locals f_globals tb_frame f_back
+""")
+"""Names with which code reads what does not count otherwise: docstrings, names, texts and so on."""
+
+
+class Use:
+    """How a name is used.
+
+    ``CALL``: called, or one of its attributes is read. ``VALUE``: used as a value. ``HINT``: read
+    as a type. ``NAMED``: named by an annotation whose text counts elsewhere. ``BASE``: base of a
+    class. ``SHOWN``: converted to text. ``OWNED``: type of a field of a class. ``LISTED``: only
+    asked for the names of its fields or parameters. ``STORED``: assigned to. ``MADE``: called for a
+    value that is converted to text.
+    """
+
+    CALL, VALUE, HINT, NAMED, BASE = "call", "value", "hint", "named", "base"
+    SHOWN, OWNED, LISTED, STORED, MADE = "shown", "owned", "listed", "stored", "made"
 
 
 class Ref(NamedTuple):
     """A dotted name that is read from the globals of a module; an empty path is the module itself.
-
-    Attributes:
-        use: how the name is used. ``CALL``: called, or one of its attributes is read. ``VALUE``:
-            used as a value. ``HINT``: read as a type. ``NAMED``: named by an annotation whose text
-            counts elsewhere. ``BASE``: base of a class. ``SHOWN``: converted to text. ``OWNED``:
-            type of a field of a class. ``LISTED``: only asked for the names of its fields or
-            parameters. ``STORED``: assigned to. ``MADE``: called for a value that is converted to
-            text.
-    """
+    ``use`` is one of :class:`Use`."""
 
     module: str
     path: str
-    use: str = VALUE
+    use: str = Use.VALUE
 
     @property
     def parts(self) -> tuple[str, ...]:
         return tuple(self.path.split(".")) if self.path else ()
+
+
+Dotted = tuple[str, ...]
+"""The parts of a dotted name."""
 
 
 class Load(NamedTuple):
@@ -58,8 +118,7 @@ class Bound(NamedTuple):
 
 
 class Dynamic(NamedTuple):
-    """A call with texts as arguments; if the function imports modules, the texts are their
-    names."""
+    """A call with texts as arguments: names of modules, if the function imports modules."""
 
     called: Ref
     texts: tuple[str, ...]
@@ -107,11 +166,8 @@ class Message(NamedTuple):
 
 
 class Need(NamedTuple):
-    """A condition on the target of a name; see :mod:`pipeline.code.acting`.
-
-    Attributes:
-        holder: what the target, or what it returns, is given to.
-    """
+    """A condition on the target of a name; see :mod:`pipeline.code.acting`. ``holder`` is given the
+    target, or what it returns."""
 
     what: str
     ref: Ref
@@ -155,10 +211,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(data: Any) -> Any:
-    """
-    Raises:
-        KeyError, TypeError, ValueError, IndexError: the data is no form.
-    """
+    """Raise KeyError, TypeError, ValueError or IndexError if the data is no form."""
     if isinstance(data, list):
         items = map(from_json, data[1:])
         return _KINDS[data[0]](*items) if data[0] else tuple(items)

@@ -13,8 +13,10 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import accumulate
 
 from pipeline.code import walked_before
+from pipeline.code.bindings import absolute
 from pipeline.code.modules import Modules, is_core
 from pipeline.errors import TemperError
 
@@ -52,9 +54,7 @@ class _Walk:
 
     def import_module(self, name: str) -> None:
         """Follow ``import name``."""
-        parts = name.split(".")
-        for count in range(1, len(parts) + 1):
-            part = ".".join(parts[:count])
+        for part in accumulate(name.split("."), "{}.{}".format):
             if ("import", part) not in self._done and (tree := self._tree(part)) is not None:
                 self._done.add(("import", part))
                 self._run(part, tree.body)
@@ -96,7 +96,7 @@ class _Walk:
             self.import_module(name)
 
     def _import_from(self, base: str, names: list[ast.alias]) -> None:
-        if not base:  # a relative import beyond the top-level package, which fails
+        if not base:
             return
         self._import(base)
         for alias in names:
@@ -112,14 +112,12 @@ class _Walk:
         return not self._modules.print_of(top)
 
     def _absolute(self, module: str, node: ast.ImportFrom) -> str:
-        if not node.level:
-            return node.module or ""
-        is_package = any(
-            file.endswith("__init__.py") for file in self._modules.sources_of([module])
-        )
-        base = module.split(".")
-        base = base[: len(base) - node.level + is_package]
-        return ".".join([*base, *([node.module] if node.module else [])]) if base else ""
+        """The module that an import names; empty beyond the top-level package, where it fails."""
+        files = self._modules.sources_of([module])
+        is_package = any(file.endswith("__init__.py") for file in files)
+        package = module if is_package else module.rpartition(".")[0]
+        name = absolute(node.module or "", node.level, package)
+        return "" if name.startswith(".") else name
 
 
 @lru_cache(maxsize=1024)

@@ -7,8 +7,9 @@ order of the statements; a builtin has none.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
-from pipeline.code.form import Ref
+from pipeline.code.form import Dotted, Ref
 from pipeline.code.modules import Modules, is_core
 from pipeline.code.source import Module
 from pipeline.code.statement import Statement
@@ -57,17 +58,13 @@ class Target:
 
 
 class Project:
-    """The project's code, which can be queried by name.
-
-    Args:
-        modules: reads modules; every method may raise the errors of :meth:`Modules.get`.
-    """
+    """The project's code by name; every method may raise the errors of :meth:`Modules.get`."""
 
     def __init__(self, modules: Modules):
         self.modules = modules
         self.module = modules.get
-        self._resolved: dict[tuple[str, tuple[str, ...]], tuple[Target, ...]] = {}
-        self._meanings: dict[tuple[str, str], tuple[Target, ...]] = {}
+        self.resolve = cache(self._targets)
+        self._meaning = cache(self._meanings)
 
     def units(self, module: str) -> Mapping[str, tuple[Statement, ...]]:
         """The units of a project module; empty for a library."""
@@ -78,36 +75,37 @@ class Project:
         """The statements of a unit; empty for a library."""
         return self.units(target.module).get(str(target.name), ())
 
+    def targets(self, names: Iterable[Ref | None]) -> Iterator[Target]:
+        """The targets of several references; ``None`` stands for an expression without a name."""
+        for name in names:
+            yield from self.meaning(name) if name is not None else ()
+
+    def parts(self, names: Iterable[Ref | None]) -> list[Statement]:
+        """The statements that several references stand for."""
+        return [part for target in self.targets(names) for part in self.statements(target)]
+
     def definition(self, module: str, name: str) -> Target:
         """The unit of a class; the whole module if no statement binds the name."""
         return Target(module, name if name in self.units(module) else None)
 
     def meaning(self, reference: Ref) -> tuple[Target, ...]:
         """The targets of a reference; empty for a builtin."""
-        asked = reference.module, reference.path
-        if asked not in self._meanings:
-            self._meanings[asked] = self._meaning(reference.module, reference.parts)
-        return self._meanings[asked]
+        return self._meaning(reference.module, reference.parts)
 
-    def _meaning(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
+    def _meanings(self, module: str, path: Dotted) -> tuple[Target, ...]:
         targets = self.resolve(module, path)
-        if _may_be_builtin(targets) and path and path[0] in _WHOLE_NAMESPACE:
+        # nothing binds a builtin, except perhaps `import *` of a library
+        if path and path[0] in _WHOLE_NAMESPACE and all(map(_is_any, targets)):
             return (*targets, Target(module))
         named = (Target(target.module) for target in targets if "__globals__" in target.rest)
         looked_up = (Target(module) for target in targets if str(target).startswith(_LOOKS_UP))
         return (*targets, *named, *looked_up)
 
-    def resolve(self, module: str, path: tuple[str, ...]) -> tuple[Target, ...]:
-        """The targets of a dotted name in a module: several if blocks bind it, none for a
-        builtin."""
-        if (module, path) not in self._resolved:
-            found = self._resolve(module, path, frozenset())
-            self._resolved[module, path] = tuple(dict.fromkeys(found))
-        return self._resolved[module, path]
+    def _targets(self, module: str, path: Dotted) -> tuple[Target, ...]:
+        """The targets of a dotted name in a module: several if blocks bind it, none if builtin."""
+        return tuple(dict.fromkeys(self._resolve(module, path, frozenset())))
 
-    def _resolve(
-        self, module: str, path: tuple[str, ...], seen: frozenset[Unit]
-    ) -> Iterator[Target]:
+    def _resolve(self, module: str, path: Dotted, seen: frozenset[Unit]) -> Iterator[Target]:
         source = self.module(module)
         if source is None:
             yield Target(module, rest=path, library=True)
@@ -118,9 +116,7 @@ class Project:
         else:
             yield from self._resolve_in(source, path, seen)
 
-    def _resolve_in(
-        self, source: Module, path: tuple[str, ...], seen: frozenset[Unit]
-    ) -> Iterator[Target]:
+    def _resolve_in(self, source: Module, path: Dotted, seen: frozenset[Unit]) -> Iterator[Target]:
         name, rest = path[0], path[1:]
         found: list[Target] = []
         if (source.name, name) not in seen:  # `from . import x` in a package refers to itself
@@ -135,7 +131,7 @@ class Project:
             found.extend(Target(star, rest=(ALL,), library=True) for star in libraries)
         yield from found
 
-    def _bound(self, source: Module, path: tuple[str, ...], seen: frozenset[Unit]) -> list[Target]:
+    def _bound(self, source: Module, path: Dotted, seen: frozenset[Unit]) -> list[Target]:
         """The targets that the statements of a module bind a name to, in order."""
         name, rest = path[0], path[1:]
         found: list[tuple[int, Iterable[Target]]] = []
@@ -152,7 +148,7 @@ class Project:
         return [target for _, targets in found for target in targets]
 
     def _from_star(
-        self, star: str, path: tuple[str, ...], seen: frozenset[Unit], is_sure: bool
+        self, star: str, path: Dotted, seen: frozenset[Unit], is_sure: bool
     ) -> list[Target]:
         """The targets to which ``import *`` of a module may bind a name. If the module computes its
         ``__all__``, that computation is a target too.
@@ -171,8 +167,7 @@ class Project:
         return found
 
     def _is_shadowed(self, source: Module, name: str) -> bool:
-        """Whether a submodule may replace a name that its package binds: it does if it is imported
-        after the name is bound."""
+        """Whether a submodule, imported after its package bound the name, may replace it."""
         submodule = f"{source.name}.{name}"
         loads = [
             statement.place
@@ -185,25 +180,15 @@ class Project:
         return bool(binders) and (not loads or max(loads) > max(binders))
 
     def is_dataclass(self, statement: Statement) -> bool:
-        """Whether it is a class with the standard library's dataclass decorator, however
-        imported."""
-        return statement.is_class and any(
-            str(target) == "dataclasses.dataclass"
-            for decorator in statement.decorators
-            if decorator is not None
-            for target in self.meaning(decorator)
-        )
+        """Whether it is a class with the standard library's dataclass decorator."""
+        targets = self.targets(statement.decorators if statement.is_class else ())
+        return any(str(target) == "dataclasses.dataclass" for target in targets)
 
     def is_core(self, reference: Ref | None) -> bool:
         """Whether it surely belongs to the caching core, such as ``step``: with ``from pipeline
         import *``, any other name of the module may."""
-        targets = self.meaning(reference) if reference is not None else ()
+        targets = list(self.targets([reference]))
         return bool(targets) and all(t.library and is_core(t.module) for t in targets)
-
-
-def _may_be_builtin(targets: tuple[Target, ...]) -> bool:
-    """Whether nothing binds the name, except perhaps ``import *`` of a library."""
-    return all(map(_is_any, targets))
 
 
 def _is_any(target: Target) -> bool:

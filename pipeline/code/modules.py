@@ -58,12 +58,8 @@ class Modules:
         return {name: self.print_of(name) for name in self._files}
 
     def print_of(self, name: str) -> str:
-        """A fingerprint of everything that the result of `get` depends on; empty if that is
-        ``None``.
-
-        Raises:
-            TemperError: its file cannot be read.
-        """
+        """A fingerprint of everything that the result of `get` depends on, with its errors; empty
+        if that is ``None``."""
         file = self._file(name)
         return "" if file is None else file.fingerprint
 

@@ -23,9 +23,8 @@ from pipeline.code.statement import Statement
 if TYPE_CHECKING:
     from pipeline.code.source import Module
 
-_SETS = ("traits", "made", "attributes")
 FOLDER = "TEMPER_CACHE"
-"""The environment variable that names another folder for the cache."""
+"""The environment variable that names another folder for this user's caches."""
 
 
 def find(name: str, is_package: bool, source: bytes) -> "Module | None":
@@ -37,7 +36,7 @@ def find(name: str, is_package: bool, source: bytes) -> "Module | None":
 
 def keep(module: "Module", is_package: bool, source: bytes) -> None:
     """Cache the analysis of a module, if the cache can be written."""
-    statements = [[_portable(getattr(s, f.name)) for f in fields(s)] for s in module.statements]
+    statements = [[to_json(getattr(s, f.name)) for f in fields(s)] for s in module.statements]
     found = [module.name, statements, module.docstring, module.exports]
     save(_path(module.name, is_package, source), found)
 
@@ -76,22 +75,13 @@ def _checksum(data: bytes) -> bytes:
     return blake3.blake3(data).hexdigest().encode()
 
 
-def _portable(value: Any) -> Any:
-    return to_json(tuple(sorted(value)) if isinstance(value, frozenset) else value)
-
-
 def _restored(data: Any) -> "Module":
     from pipeline.code.source import Module
 
     name, statements, docstring, exports = data
     exports = None if exports is None else tuple(exports)
-    return Module(name, tuple(map(_statement, statements)), docstring, exports)
-
-
-def _statement(data: list[Any]) -> Statement:
-    values = [from_json(value) for value in data]
-    named = dict(zip((f.name for f in fields(Statement)), values, strict=True))
-    return Statement(**{**named, **{name: frozenset(named[name]) for name in _SETS}})
+    parsed = tuple(Statement(*map(from_json, values)) for values in statements)
+    return Module(name, parsed, docstring, exports)
 
 
 def _path(name: str, is_package: bool, source: bytes) -> Path:
@@ -99,11 +89,13 @@ def _path(name: str, is_package: bool, source: bytes) -> Path:
     return place("code", about + source)
 
 
-@cache
-def _folder() -> Path:
-    named = os.environ.get(FOLDER)
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(named) if named else Path(home, "temper")
+def cache_folder() -> Path:
+    """The folder of this user's caches."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get(FOLDER) or f"{home}/temper").expanduser()
+
+
+_folder = cache(cache_folder)
 
 
 def version_of(*patterns: str) -> str:

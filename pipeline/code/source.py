@@ -51,7 +51,7 @@ class Module:
             for name in {*statement.binds, *own.intersection(statement.changes)}:
                 units.setdefault(name, []).append(statement)
         if self.docstring:
-            docstring = Statement(self.name, -1, "other", (ascii(self.docstring),), frozenset())
+            docstring = Statement(self.name, -1, "other", (ascii(self.docstring),), ())
             units.setdefault("__doc__", [docstring])
         return {name: tuple(parts) for name, parts in units.items()}
 
@@ -152,12 +152,9 @@ def _executed(body: list[ast.stmt], guards: set[tuple[str, ...]]) -> Iterator[as
 def _is_main_guard(test: ast.expr) -> bool:
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1):
         return False
-    sides = {getattr(side, "id", getattr(side, "value", None)) for side in _sides(test)}
-    return isinstance(test.ops[0], ast.Eq) and sides == {"__name__", "__main__"}
-
-
-def _sides(test: ast.Compare) -> list[ast.expr]:
-    return [test.left, *test.comparators]
+    sides = (test.left, *test.comparators)
+    names = {getattr(side, "id", getattr(side, "value", None)) for side in sides}
+    return isinstance(test.ops[0], ast.Eq) and names == {"__name__", "__main__"}
 
 
 def _type_guards(body: list[ast.stmt]) -> set[tuple[str, ...]]:

@@ -9,22 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from pipeline.code.acting import (
-    attributes,
-    made,
-    needs,
-    needs_of_call,
-    needs_of_data,
-    needs_of_defaults,
-    needs_of_making,
-    needs_of_result,
-)
+from pipeline.code.acting import attributes, made, needs_of
 from pipeline.code.bindings import Definition, Function, Import, bound, imported, loaded, own_scope
-from pipeline.code.form import CALL, Form, Load, Need, Ref
-from pipeline.code.reading.reader import read
+from pipeline.code.form import Form, Load, Need, Reader, Ref, Use
 from pipeline.code.reading.scopes import Home
+from pipeline.code.reading.statements import read
 from pipeline.code.reading.syntax import called, dotted, is_field
-from pipeline.code.reading.traits import ITSELF
 
 
 @dataclass(frozen=True)
@@ -36,7 +26,7 @@ class Statement:
         place: its position among the statements of the module.
         kind: ``function``, ``class``, ``import`` or ``other``.
         form: its content; see :mod:`pipeline.code.form`.
-        traits: which properties of code it reads; see :mod:`pipeline.code.reading.traits`.
+        traits: what it reads of code; see :class:`pipeline.code.form.Reader`.
         binds: the global names that it binds.
         changes: global names whose objects it changes in place, or whose items or attributes it
             sets.
@@ -66,7 +56,7 @@ class Statement:
     place: int
     kind: str
     form: Form
-    traits: frozenset[str]
+    traits: tuple[str, ...]
     binds: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     names: tuple[tuple[str, Load], ...] = ()
@@ -79,8 +69,8 @@ class Statement:
     needs_of_making: tuple[Need, ...] | None = None
     needs_of_data: tuple[Need, ...] | None = None
     makers: tuple[Ref, ...] = ()
-    made: frozenset[str] = frozenset()
-    attributes: frozenset[str] = frozenset()
+    made: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
     reads_early: bool = True
     decorators: tuple[Ref | None, ...] = ()
     own_decorators: int = 0
@@ -101,7 +91,7 @@ class Statement:
     @property
     def reaches_itself(self) -> bool:
         """Whether it is a class whose methods access the class itself, and so its declarations."""
-        return self.is_class and ITSELF in self.traits
+        return self.is_class and Reader.ITSELF in self.traits
 
 
 def make_statement(node: ast.stmt, place: int, home: Home) -> Statement:
@@ -114,25 +104,20 @@ def make_statement(node: ast.stmt, place: int, home: Home) -> Statement:
         binds |= {local for local, _ in names}
     body = node.body if isinstance(node, ast.ClassDef) else []
     if any(isinstance(n, ast.Name) and n.id == "classmethod" for n in _decorators_in(body)):
-        traits |= {ITSELF}
+        traits |= {Reader.ITSELF}
     methods = [inner for inner in body if isinstance(inner, Function)]
     return Statement(
         module,
         place,
         _kind(node),
         form,
-        traits,
+        tuple(sorted(traits)),
         tuple(sorted(binds)),
         tuple(sorted(changes)),
         names,
         stars,
         loads,
-        needs=() if isinstance(node, Import) else needs(node, module),
-        needs_of_call=needs_of_call(node, module),
-        needs_of_defaults=needs_of_defaults(node, module),
-        needs_of_result=needs_of_result(node, module),
-        needs_of_making=needs_of_making(node, module),
-        needs_of_data=needs_of_data(node, module),
+        **({} if isinstance(node, Import) else needs_of(node, module)),
         makers=_makers(node, module),
         made=made(node),
         attributes=attributes(node),
@@ -147,13 +132,17 @@ def make_statement(node: ast.stmt, place: int, home: Home) -> Statement:
     )
 
 
+def _ref(module: str, node: ast.AST) -> Ref | None:
+    """A reference to what a dotted name stands for; ``None`` for any other expression."""
+    path = dotted(node)
+    return Ref(module, ".".join(path), Use.CALL) if path else None
+
+
 def _makers(node: ast.stmt, module: str) -> tuple[Ref, ...]:
     value = getattr(node, "value", None)
-    return tuple(
-        Ref(module, ".".join(path), CALL)
-        for inner in (own_scope(value) if isinstance(value, ast.AST) else ())
-        if isinstance(inner, ast.Call) and (path := dotted(inner.func))
-    )
+    inside = own_scope(value) if isinstance(value, ast.AST) else ()
+    made_by = (_ref(module, inner.func) for inner in inside if isinstance(inner, ast.Call))
+    return tuple(filter(None, made_by))
 
 
 def _kind(node: ast.stmt) -> str:
@@ -179,13 +168,12 @@ def _imports(
     stars: list[str] = []
     loads: list[Load] = []
     for inner in own_scope(node):
-        if isinstance(inner, ast.ClassDef):
-            inside = chain.from_iterable(map(own_scope, inner.body))
-            for found in filter(lambda n: isinstance(n, Import), inside):
-                loads += [Load(*source) for source in loaded(found, package)]  # type: ignore[arg-type]
+        body = inner.body if isinstance(inner, ast.ClassDef) else []
+        for found in (inner, *chain.from_iterable(map(own_scope, body))):
+            if isinstance(found, Import):
+                loads += [Load(*source) for source in loaded(found, package)]
         if not isinstance(inner, Import):
             continue
-        loads += [Load(*source) for source in loaded(inner, package)]
         for local, source in imported(inner, package):
             if local == "*":
                 stars.append(source[0])
@@ -204,9 +192,7 @@ def _bindings(node: ast.stmt) -> tuple[set[str], set[str]]:
             case ast.AugAssign(target=ast.Name(id=name)):
                 augmented.add(inner.target)
                 changes.add(name)
-            case ast.Attribute(ctx=ast.Store() | ast.Del()):
-                changes.add(root(inner))
-            case ast.Subscript(ctx=ast.Store() | ast.Del()):
+            case ast.Attribute() | ast.Subscript() if not isinstance(inner.ctx, ast.Load):
                 changes.add(root(inner))
             case ast.Name() if inner in augmented:
                 pass
@@ -248,8 +234,7 @@ def _all_decorators(node: ast.stmt, module: str) -> tuple[Ref | None, ...]:
         if isinstance(inner, Definition):
             body = inner.body if isinstance(inner, ast.ClassDef) else []
             for decorator in (*inner.decorator_list, *_decorators_in(body)):
-                path = dotted(called(decorator))  # type: ignore[arg-type]
-                found.append(Ref(module, ".".join(path), CALL) if path else None)
+                found.append(_ref(module, called(decorator)))  # type: ignore[arg-type]
     return tuple(found)
 
 
@@ -257,11 +242,10 @@ def _bases(node: ast.stmt, module: str) -> tuple[Ref | None, ...]:
     if not isinstance(node, ast.ClassDef):
         return ()
     plain = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
-    paths = map(dotted, plain)
-    return tuple(Ref(module, ".".join(path), CALL) if path else None for path in paths)
+    return tuple(_ref(module, base) for base in plain)
 
 
 def _metaclass(node: ast.stmt, module: str) -> tuple[Ref, ...]:
     keywords = node.keywords if isinstance(node, ast.ClassDef) else ()
-    paths = (dotted(word.value) for word in keywords if word.arg == "metaclass")
-    return tuple(Ref(module, ".".join(path), CALL) for path in paths if path)
+    named = (_ref(module, word.value) for word in keywords if word.arg == "metaclass")
+    return tuple(filter(None, named))

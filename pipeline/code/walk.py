@@ -24,24 +24,10 @@ import blake3
 
 from pipeline import cells
 from pipeline.code import walked_before
+from pipeline.code.bindings import absolute
 from pipeline.code.effects import Effects
 from pipeline.code.form import (
-    BASE,
-    CLASSES,
-    DEFAULTS,
-    DOCS,
-    FIELDS,
-    HINT,
-    HINTS,
-    LISTED,
-    MADE,
-    NAMED,
-    NAMES,
-    OWNED,
-    SHOWN,
-    STORED,
-    TEXTS,
-    VALUE,
+    DETAIL,
     Bound,
     Caught,
     Decorator,
@@ -50,110 +36,68 @@ from pipeline.code.form import (
     Load,
     Message,
     Piece,
+    Reader,
     Ref,
+    Use,
     flat,
+    read_table,
+    words,
 )
 from pipeline.code.meaning import ALL, BINARY, IMPORT, Project, Target, Unit
 from pipeline.code.modules import Modules, is_core
-from pipeline.code.reading.traits import (
-    DETAIL,
-    LOOKUPS,
-    MODULES,
-    NAMESPACES,
-    ORDER,
-    SUBCLASSES,
-    TYPES,
-)
 from pipeline.code.source import Module
 from pipeline.code.statement import Statement
-from pipeline.code.walked_before import Walked
 from pipeline.dag.canonical import describe_type
 from pipeline.references import interactive, reference_to
 
-MESSAGES = "messages"
-"""A reader of the interpreter's error messages, which name functions and modules."""
-EVERYTHING = frozenset({DOCS, HINTS, NAMES, TEXTS, TYPES, MODULES, NAMESPACES})
-_LOGGING = (
-    *("getLogger", "Logger", "LoggerAdapter", "NullHandler", "DEBUG", "INFO", "WARNING", "ERROR"),
-    *("CRITICAL", "debug", "info", "warning", "error", "critical", "exception", "log", "disable"),
-)
+_LOGGING = words("""
+    getLogger Logger LoggerAdapter NullHandler DEBUG INFO WARNING ERROR CRITICAL debug info
+    warning error critical exception log disable
+""")
 """Functions and names of ``logging`` that give no access to logged texts."""
-_LIBRARY_READERS: Mapping[str, frozenset[str]] = {
-    "inspect": EVERYTHING,
-    **dict.fromkeys(
-        ("inspect.signature", "inspect.getfullargspec", "inspect.get_annotations"),
-        frozenset({HINTS, TYPES}),
-    ),
-    **dict.fromkeys(
-        (
-            *("inspect.isfunction", "inspect.isclass", "inspect.ismodule", "inspect.ismethod"),
-            *("inspect.Parameter", "inspect.iscoroutinefunction", "inspect.isgeneratorfunction"),
-            *("inspect.isabstract", "inspect.unwrap", "inspect.isbuiltin", "inspect.isgenerator"),
-        ),
-        frozenset(),
-    ),
-    "pydoc": EVERYTHING,
-    "dis": EVERYTHING,
-    "pickle": frozenset({NAMES, MODULES}),
-    "cloudpickle": EVERYTHING,
-    "dill": EVERYTHING,
-    "marshal": EVERYTHING,
-    **dict.fromkeys(("traceback", "sys.exc_info", "sys.exception"), frozenset({MESSAGES})),
-    "sys._getframe": EVERYTHING,
-    **dict.fromkeys(
-        (
-            *("sys.modules", "sys.__dict__", "runpy.run_path", "timeit", "code", "cProfile"),
-            *("profile", "pdb", "doctest", "trace"),
-            *("yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.UnsafeLoader", "yaml.Loader"),
-            *("yaml.full_load", "yaml.full_load_all", "yaml.FullLoader", "yaml.CLoader"),
-            *("importlib.machinery", "importlib.util.spec_from_file_location"),
-            *("importlib.util.module_from_spec", "gc.get_objects", "gc.get_referrers"),
-        ),
-        frozenset({LOOKUPS}),
-    ),
-    **dict.fromkeys(("timeit.default_timer", "pdb.set_trace"), frozenset()),
-    "logging.config": EVERYTHING,
-    **dict.fromkeys(("pandas.eval", "numexpr", "duckdb"), frozenset({NAMESPACES})),
-    "sys._current_frames": EVERYTHING,
-    "warnings": frozenset({TEXTS}),
-    "warnings.warn": frozenset(),
-    "contextlib.redirect_stderr": frozenset({TEXTS}),
-    "logging": frozenset({TEXTS, NAMES, MODULES}),
-    **{f"logging.{name}": frozenset() for name in _LOGGING},
-    "typing.get_type_hints": frozenset({HINTS, TYPES}),
-    "typing_extensions.get_type_hints": frozenset({HINTS, TYPES}),
-    "annotationlib": frozenset({HINTS, TYPES}),
-    "functools.singledispatch": frozenset({HINTS}),
-    "functools.singledispatchmethod": frozenset({HINTS}),
-    "dataclasses.fields": frozenset({TYPES, HINTS}),
-    "operator.attrgetter": frozenset({TYPES, NAMES, DOCS}),
-    "operator.methodcaller": frozenset({TYPES}),
-    "pydantic": EVERYTHING,
-    "omegaconf": frozenset({TYPES}),
-    "attrs": EVERYTHING,
-    "attr": EVERYTHING,
-    "help": frozenset({DOCS}),
-    **dict.fromkeys(("unittest", "asyncio.gather", "asyncio.wait"), frozenset({MESSAGES})),
-}
+_LIBRARY_READERS = read_table("""
+docs hints names texts types modules namespaces: inspect pydoc dis cloudpickle dill marshal
+docs hints names texts types modules namespaces: sys._getframe logging.config sys._current_frames
+docs hints names texts types modules namespaces: pydantic attrs attr
+hints types: inspect.signature inspect.getfullargspec inspect.get_annotations typing.get_type_hints
+hints types: typing_extensions.get_type_hints annotationlib dataclasses.fields
+nothing: inspect.isfunction inspect.isclass inspect.ismodule inspect.ismethod inspect.Parameter
+nothing: inspect.iscoroutinefunction inspect.isgeneratorfunction inspect.isabstract inspect.unwrap
+nothing: inspect.isbuiltin inspect.isgenerator timeit.default_timer pdb.set_trace warnings.warn
+names modules: pickle
+messages: traceback sys.exc_info sys.exception unittest asyncio.gather asyncio.wait
+lookups: sys.modules sys.__dict__ runpy.run_path timeit code cProfile profile pdb doctest trace
+lookups: yaml.unsafe_load yaml.unsafe_load_all yaml.UnsafeLoader yaml.Loader yaml.full_load
+lookups: yaml.full_load_all yaml.FullLoader yaml.CLoader importlib.machinery
+lookups: importlib.util.spec_from_file_location importlib.util.module_from_spec gc.get_objects
+lookups: gc.get_referrers
+namespaces: pandas.eval numexpr duckdb
+texts: warnings contextlib.redirect_stderr
+names texts modules: logging
+hints: functools.singledispatch functools.singledispatchmethod
+docs names types: operator.attrgetter
+types: operator.methodcaller omegaconf
+docs: help
+""") | dict.fromkeys((f"logging.{name}" for name in _LOGGING), frozenset())
 """Library functions that read code, by a beginning of their name, and what they read of it."""
 _NAMELESS = ("abc.ABC", "typing.Generic", "typing.Protocol", "typing.final")
 _IMPLIED: Mapping[str, frozenset[str]] = {
-    MESSAGES: frozenset({TEXTS, NAMES, CLASSES, MODULES}),
-    TEXTS: frozenset({CLASSES}),
-    NAMES: frozenset({CLASSES}),
-    NAMESPACES: frozenset({NAMES, CLASSES}),
-    LOOKUPS: frozenset({NAMESPACES, NAMES, CLASSES}),
+    Reader.MESSAGES: frozenset({Reader.TEXTS, Reader.NAMES, Reader.CLASSES, Reader.MODULES}),
+    Reader.TEXTS: frozenset({Reader.CLASSES}),
+    Reader.NAMES: frozenset({Reader.CLASSES}),
+    Reader.NAMESPACES: frozenset({Reader.NAMES, Reader.CLASSES}),
+    Reader.LOOKUPS: frozenset({Reader.NAMESPACES, Reader.NAMES, Reader.CLASSES}),
 }
 """Readers that imply other readers: messages of errors name functions and modules, for example."""
-_IMPORTERS = (
-    *("importlib.import_module", "importlib.__import__", "runpy", "pkgutil.resolve_name"),
-    *("pkgutil.get_loader", "pkgutil.find_loader", "importlib.util", "builtins.__import__"),
-)
-_QUIET = (
-    *("dataclasses", "functools", "typing", "typing_extensions", "abc", "contextlib", "enum"),
-    *("torch.no_grad", "torch.inference_mode", "torch.nn", "torch.autograd", "builtins", "types"),
-    *("collections", "torch.utils.data", "json", "threading"),
-)
+_IMPORTERS = words("""
+    importlib.import_module importlib.__import__ runpy pkgutil.resolve_name pkgutil.get_loader
+    pkgutil.find_loader importlib.util builtins.__import__
+""")
+_QUIET = words("""
+    dataclasses functools typing typing_extensions abc contextlib enum torch.no_grad
+    torch.inference_mode torch.nn torch.autograd builtins types collections torch.utils.data
+    json threading
+""")
 """Libraries whose decorators, bases and functions read nothing of a definition but its effects."""
 
 
@@ -202,16 +146,15 @@ def closure(function: Callable[..., Any], types: Iterable[type] = ()) -> Closure
     roots = [(Target(module, name), False), *taken]
     fields = _fields_of(own)
 
-    about = json.dumps(
-        [module, name, arguments, sorted((*k, *sorted(v)) for k, v in fields.items())]
-    )
-    kept = walked_before.find(about, project.modules)
+    counted = sorted((*unit, *sorted(names)) for unit, names in fields.items())
+    about = json.dumps([module, name, arguments, counted])
+    kept = walked_before.recall(about, project.modules)
     if kept is None:
         walk = _walk(effects, roots, (module, name), fields)
         kept = walk.found_out([text for text, *_ in arguments])
-        walked_before.keep(about, project.modules, kept)
-    sources = project.modules.sources_of(kept.modules)
-    return Closure(kept.digest, kept.units, sources, frozenset(kept.details))
+        walked_before.remember(about, project.modules, kept)
+    digest, units, modules, details = kept
+    return Closure(digest, units, project.modules.sources_of(modules), frozenset(details))
 
 
 def forget() -> None:
@@ -287,8 +230,8 @@ def _walk(
     readers: frozenset[str] = frozenset()
     calls_itself = False
     while True:
-        effects.subclasses_matter = SUBCLASSES in readers
-        walk = _Walk(effects, readers, start, calls_itself, classes)
+        of_readers = effects.of_subclasses if Reader.SUBCLASSES in readers else effects
+        walk = _Walk(of_readers, readers, start, calls_itself, classes)
         walk.start_at(roots)
         found = walk.found.union(*(_IMPLIED.get(reader, ()) for reader in walk.found))
         if found <= readers and walk.calls_itself == calls_itself:
@@ -341,7 +284,6 @@ class _Walk:
 
     def with_details(self) -> "_Walk":
         """Repeat the walk, and also follow execution details."""
-        self.effects.subclasses_matter = SUBCLASSES in self.readers
         walk = _Walk(self.effects, self.readers, self.start, self.calls_itself, self.classes)
         walk._follows_details = True
         walk.start_at(self._roots)
@@ -353,12 +295,12 @@ class _Walk:
             unit = self._waiting[done]
             done += 1
             for statement in self.statements(unit):
-                self.found |= statement.traits
+                self.found.update(statement.traits)
             for piece in self.pieces(unit):
                 self._follow(unit, piece)
-            if TYPES in self.readers and self.by_value[unit]:
+            if Reader.TYPES in self.readers and self.by_value[unit]:
                 self._add_unit(unit, by_value=False)
-            if NAMESPACES in self.readers:
+            if Reader.NAMESPACES in self.readers:
                 self._add_unit((unit[0], ALL), by_value=False)
             if done == len(self._waiting):
                 self._add_loaded()
@@ -366,7 +308,7 @@ class _Walk:
     def _add_loaded(self) -> None:
         """Add the loaded modules that code may access by name: the submodules of a package that is
         used as a value are among its attributes."""
-        is_any = LOOKUPS in self.readers
+        is_any = Reader.LOOKUPS in self.readers
         packages = {module for module, name in self.by_value if name == ALL}
         for module in sorted(self.modules()) if is_any or packages else ():
             if is_any or module.rpartition(".")[0] in packages:
@@ -398,23 +340,25 @@ class _Walk:
     def _follow(self, unit: Unit, piece: Piece) -> None:
         match piece:
             case Ref():
-                by_value = piece.use in (HINT, NAMED)
+                by_value = piece.use in (Use.HINT, Use.NAMED)
                 by_value |= self.by_value[unit] and self._is_type(unit, piece)
                 for target in self.project.meaning(piece):
-                    if piece.use == LISTED and target.library:
+                    if piece.use == Use.LISTED and target.library:
                         continue
                     self.add(target, by_value)
-                    if piece.use in (VALUE, SHOWN) and not (target.rest or target.library):
-                        self._show(target.unit, is_text=piece.use == SHOWN)
+                    if piece.use in (Use.VALUE, Use.SHOWN) and not (target.rest or target.library):
+                        self._show(target.unit, is_text=piece.use == Use.SHOWN)
                     if self._is_set(target, piece.use) and self._controls_logging(target):
-                        self.found |= {TEXTS, NAMES, MODULES}
-                    if piece.use == MADE and self._shows_place(target):
-                        self.found |= {NAMES, MODULES}
+                        self.found |= {Reader.TEXTS, Reader.NAMES, Reader.MODULES}
+                    if piece.use == Use.MADE and self._shows_place(target):
+                        self.found |= {Reader.NAMES, Reader.MODULES}
                     if target.unit == self.start:
                         self.calls_itself = True
             case Caught():
                 if not all(map(self._is_for_details, piece.given_to)):
-                    self.found |= {TEXTS, MESSAGES} if piece.is_risky else {TEXTS}
+                    self.found.add(Reader.TEXTS)
+                    if piece.is_risky:
+                        self.found.add(Reader.MESSAGES)
             case Load():
                 self.add_import(piece)
             case Dynamic():
@@ -422,10 +366,9 @@ class _Walk:
                     self.add(Target(module))
 
     def _show(self, unit: Unit, is_text: bool) -> None:
-        """Note that other code receives a function or class, or its text, which names its
-        module."""
+        """Note that other code receives a function or class, or its text with its module."""
         if is_text and any(s.is_function or s.is_class for s in self.statements(unit)):
-            self.found |= {NAMES, MODULES}
+            self.found |= {Reader.NAMES, Reader.MODULES}
         if unit not in self.shown:
             self.shown.add(unit)
             if unit in self.by_value:
@@ -448,11 +391,8 @@ class _Walk:
         packages = [text for text in call.texts if not text.startswith(".")]
         for text in call.texts:
             name = text.partition(":")[0]
-            if name.startswith("."):
-                level = len(name) - len(name.lstrip("."))
-                parents = (packages[0] if packages else call.package).split(".")
-                parents = parents[: len(parents) - level + 1]
-                name = ".".join([*parents, *filter(None, [name[level:]])])
+            bare = name.lstrip(".")
+            name = absolute(bare, len(name) - len(bare), (*packages, call.package)[0])
             if self.project.module(name) is not None:
                 yield name
 
@@ -492,7 +432,7 @@ class _Walk:
         source = self.project.module(module)
         assert source is not None
         for name in self._in_namespace(source):
-            if name != "__doc__" or DOCS in self.readers:
+            if name != "__doc__" or Reader.DOCS in self.readers:
                 yield f"\n{name}="
                 yield Ref(module, name)
         for _, star in source.stars:
@@ -502,7 +442,7 @@ class _Walk:
     def _in_namespace(self, source: Module) -> list[str]:
         """The names that a module binds, by name, or in the order in which it binds them."""
         names = sorted({*source.units, *source.names})
-        if ORDER not in self.readers:
+        if Reader.ORDER not in self.readers:
             return names
         places = {name: [s.place for s in source.units.get(name, ())] for name in names}
         for name, loads in source.names.items():
@@ -513,16 +453,16 @@ class _Walk:
         readers = set(self.readers)
         is_shown = unit in self.shown and statement.kind in ("function", "class")
         if is_shown or not self._is_quiet(statement):
-            readers |= {DOCS, HINTS, NAMES, CLASSES}
+            readers |= {Reader.DOCS, Reader.HINTS, Reader.NAMES, Reader.CLASSES}
         if not self._is_nameless(statement):
-            readers.add(CLASSES)
-        if DOCS in readers and self.project.is_dataclass(statement):
-            readers.add(HINTS)  # a dataclass makes its docstring of its fields
-        readers |= {f"{FIELDS} {name}" for name in self._counted_fields(unit, statement)}
+            readers.add(Reader.CLASSES)
+        if Reader.DOCS in readers and self.project.is_dataclass(statement):
+            readers.add(Reader.HINTS)  # a dataclass makes its docstring of its fields
+        readers |= {f"{Reader.FIELDS} {name}" for name in self._counted_fields(unit, statement)}
         if unit != self.start or self._knew_itself:
-            readers.add(DEFAULTS)
+            readers.add(Reader.DEFAULTS)
         if unit == self.start:
-            readers -= {NAMES, DOCS, HINTS, CLASSES} - self.readers
+            readers -= {Reader.NAMES, Reader.DOCS, Reader.HINTS, Reader.CLASSES} - self.readers
         yield from self._spelt(unit, statement.form, readers)
 
     def _spelt(self, unit: Unit, form: Iterable[Piece], readers: set[str]) -> Iterator[Piece]:
@@ -536,7 +476,7 @@ class _Walk:
                 else:
                     yield "detail"
             elif isinstance(piece, Message):
-                if TEXTS in self.readers or not self._only_keeps_text(piece.called):
+                if Reader.TEXTS in self.readers or not self._only_keeps_text(piece.called):
                     yield from self._spelt(unit, piece.form, readers)
             else:
                 yield piece
@@ -544,7 +484,7 @@ class _Walk:
     def _loses_fields(self, unit: Unit, statement: Statement) -> bool:
         return (
             self.by_value[unit]
-            and DOCS not in self.readers
+            and Reader.DOCS not in self.readers
             and not statement.reaches_itself
             and self.project.is_dataclass(statement)
         )
@@ -577,21 +517,16 @@ class _Walk:
         if statement.metaclass or None in statement.bases:
             return False
         names = (*statement.decorators[: statement.own_decorators], *statement.bases)
-        targets = [t for name in names if name is not None for t in self.project.meaning(name)]
         return all(
             str(target).startswith(_NAMELESS)
             if target.library
-            else all(
-                part.is_class and self._is_nameless(part)
-                for part in self.project.statements(target)
-            )
-            for target in targets
+            else all(p.is_class and self._is_nameless(p) for p in self.project.statements(target))
+            for target in self.project.targets(names)
         )
 
     def _only_keeps_text(self, called: Ref) -> bool:
         """Whether it is a logger, or an exception that only stores its text."""
-        targets = self.project.meaning(called)
-        return all(map(self._keeps_text, targets))
+        return all(map(self._keeps_text, self.project.meaning(called)))
 
     def _keeps_text(self, target: Target) -> bool:
         if target.library:
@@ -602,9 +537,8 @@ class _Walk:
         )
 
     def _is_set(self, target: Target, use: str) -> bool:
-        """Whether it is assigned to, or its filters or handlers are used and may be changed in
-        place."""
-        return use == STORED or target.rest[-2:-1] in (("filters",), ("handlers",))
+        """Whether it is assigned to, or its filters or handlers may be changed in place."""
+        return use == Use.STORED or target.rest[-2:-1] in (("filters",), ("handlers",))
 
     def _shows_place(self, target: Target) -> bool:
         """Whether the text of its instances names its class and module."""
@@ -628,7 +562,7 @@ class _Walk:
         )
 
     def _is_logger(self, part: Statement) -> bool:
-        makers = [str(t) for maker in part.makers for t in self.project.meaning(maker)]
+        makers = [str(target) for target in self.project.targets(part.makers)]
         return part.kind == "other" and makers == ["logging.getLogger"]
 
     # --- what a name is ----------------------------------------------------------------------
@@ -636,15 +570,13 @@ class _Walk:
     def _is_type(self, unit: Unit, reference: Ref) -> bool:
         """Whether a reference of a unit that is reached by value is itself reached by value: the
         bases of a dataclass, and the type that an alias stands for."""
-        if reference.use == BASE:
+        if reference.use == Use.BASE:
             return any(self._loses_fields(unit, s) for s in self.statements(unit))
         return not any(s.is_class or s.is_function for s in self.statements(unit))
 
     def _is_for_details(self, called: Ref | None) -> bool:
         """Whether it is a function that is declared an execution detail."""
-        if called is None:
-            return False
-        parts = [p for t in self.project.meaning(called) for p in self.project.statements(t)]
+        parts = self.project.parts([called])
         return bool(parts) and all(
             isinstance(piece, Detail) and self._declares(piece.decorator)
             for part in parts
@@ -666,19 +598,16 @@ class _Walk:
 
     # --- digests -----------------------------------------------------------------------------
 
-    def found_out(self, described: Iterable[str]) -> Walked:
-        """The result of the walk.
-
-        Args:
-            described: descriptions of the classes of arguments at run time.
-        """
+    def found_out(
+        self, described: Iterable[str]
+    ) -> tuple[str, dict[str, str], list[str], list[str]]:
+        """The digest of all the code and of the described classes, the digest of each unit, the
+        modules that the walk looked at, and the units that only execution details reach."""
         units, digest, modules = self.units(), self.digest(described), sorted(self.modules())
-        details = sorted(self.with_details().units().keys() - units.keys())
-        return Walked(digest, units, modules, details)
+        return digest, units, modules, sorted(self.with_details().units().keys() - units.keys())
 
     def modules(self) -> set[str]:
-        """The modules that the walk looked at: those of the units, and all modules that these
-        import, directly or indirectly."""
+        """The modules of the units, and all modules that these import, also indirectly."""
         seen: dict[str, None] = {}
         for unit in self.by_value:
             loads = [piece for piece in self._all_pieces(unit) if isinstance(piece, Load)]
@@ -690,11 +619,7 @@ class _Walk:
         return {*seen, *parents}
 
     def digest(self, described: Iterable[str]) -> str:
-        """The digest of all units, with names replaced by numbers.
-
-        Args:
-            described: descriptions of the classes of arguments at run time.
-        """
+        """The digest of all units, with names replaced by numbers, and of the described classes."""
         numbers = {unit: str(number) for number, unit in enumerate(self.by_value)}
         hasher = blake3.blake3("\n".join([*sorted(self.readers), *described]).encode())
         for unit in numbers:
@@ -717,7 +642,7 @@ class _Walk:
             if isinstance(piece, str):
                 parts.append(piece)
             elif isinstance(piece, Ref):
-                if piece.use not in (NAMED, OWNED):
+                if piece.use not in (Use.NAMED, Use.OWNED):
                     parts.append(self._named(piece, numbers))
             elif isinstance(piece, Load):
                 parts += self._loads(piece, numbers)
@@ -732,9 +657,8 @@ class _Walk:
         return self._pieces[unit]
 
     def _module_of(self, unit: Unit, numbers: Mapping[Unit, str] | None) -> str:
-        """The effects of importing the unit's module; and its location, if some code reads
-        locations."""
-        place = f"{unit[0]}:{unit[1]} " if MODULES in self.readers else ""
+        """The effects of importing the unit's module; and its location, if some code reads it."""
+        place = f"{unit[0]}:{unit[1]} " if Reader.MODULES in self.readers else ""
         if numbers is None:
             return place
         return f"{place}{self._number((unit[0], IMPORT), numbers)} "
@@ -742,7 +666,7 @@ class _Walk:
     def _named(self, reference: Ref, numbers: Mapping[Unit, str] | None) -> str:
         targets = self.project.meaning(reference)
         if not targets:
-            place = reference.module if MODULES in self.readers else ""
+            place = reference.module if Reader.MODULES in self.readers else ""
             return f"{{{place}:{reference.path}}}"
         return "{" + "|".join(self._target(target, numbers) for target in targets) + "}"
 
@@ -773,7 +697,8 @@ class _Walk:
                 yield f"<{number} after {before}>"
             if unit[1] == IMPORT:
                 yield from self._before(unit[0], statement, numbers)
-            for name, places in self._places(unit[0]) if statement.reads_early else ():
+            placed = self._placed.get(unit[0], []) if statement.reads_early else []
+            for name, places in placed:
                 before = sum(place < statement.place for place in places)
                 others = len(places) - places.count(statement.place)
                 if name != unit[1] and before < others:
@@ -798,12 +723,9 @@ class _Walk:
             ):
                 yield f"<bound {self._number(unit, numbers)}>"
 
-    def _places(self, module: str) -> list[tuple[str, list[int]]]:
-        """The units of a module that have several statements, with the positions of these."""
-        return self._placed.get(module, [])
-
     @cached_property
     def _placed(self) -> dict[str, list[tuple[str, list[int]]]]:
+        """By module, its units that have several statements, with the positions of these."""
         found: dict[str, list[tuple[str, list[int]]]] = {}
         for unit in self.by_value:
             places = [statement.place for statement in self.statements(unit)]

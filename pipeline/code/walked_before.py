@@ -9,9 +9,7 @@ Like the shelf, this cache belongs to the user of the machine, not to a store.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +17,8 @@ from pipeline.code import shelf
 from pipeline.code.modules import Modules
 
 
-@dataclass(frozen=True)
-class Walked:
-    """The result of a walk.
-
-    Attributes:
-        digest: the digest of all the code.
-        units: the digest of each unit, by name.
-        modules: the modules that the walk looked at.
-        details: the units that are reached only through execution details.
-    """
-
-    digest: str
-    units: Mapping[str, str]
-    modules: Sequence[str]
-    details: Sequence[str]
-
-
-def find(roots: str, modules: Modules) -> Walked | None:
-    """The cached result of a walk from these roots, if all requested modules are unchanged.
-
-    Args:
-        roots: the starting points of the walk, as text.
-    """
-    with suppress(TypeError):
-        return Walked(**recall(roots, modules))
-    return None
-
-
-def keep(roots: str, modules: Modules, found: Walked) -> None:
-    """Cache the result of a walk over these modules."""
-    remember(roots, modules, asdict(found))
-
-
 def recall(about: str, modules: Modules) -> Any:
-    """The value that was remembered, if all modules that were then requested are unchanged; else
-    ``None``."""
+    """The remembered value; ``None`` unless all modules then requested are unchanged."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         kept = shelf.load(_path(about, modules))
         same = all(modules.print_of(name) == then for name, then in kept["asked"].items())

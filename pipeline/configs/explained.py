@@ -82,8 +82,7 @@ def _value(config: DictConfig, key: str) -> Any:
 
 
 def meanings_of(kind: type) -> dict[str, str]:
-    """The descriptions of a dataclass's fields, from its docstring and those of its base
-    classes."""
+    """The descriptions of a dataclass's fields, from its docstring and its bases'."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         found |= dict(arguments_in(vars(base).get("__doc__") or ""))

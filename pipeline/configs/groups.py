@@ -37,9 +37,8 @@ def choose_config(script: Path, schema: type) -> tuple[Path | None, str]:
     name = script.stem
     folders = [parent / "conf" for parent in script.resolve().parents]
     folder = next((f for f in folders if (f / f"{name}.yaml").is_file()), None)
-    if folder is not None and _DEFAULTS.search(
-        text := (folder / f"{name}.yaml").read_text("utf-8")
-    ):
+    text = "" if folder is None else (folder / f"{name}.yaml").read_text("utf-8")
+    if folder is not None and _DEFAULTS.search(text):
         if not folder.samefile(CONF):
             with contextlib.suppress(yaml.YAMLError):  # Hydra raises it again, with its position
                 _store_named(text, folder)
@@ -97,7 +96,7 @@ def _fitting(group: str, schema: type) -> Options:
     return {
         name: (package, content if package else plain | content)
         for name, (package, content) in read_options(group).items()
-        if _sets(content) <= (set(kinds) if package else set(plain))
+        if set(content) - {"defaults"} <= (set(kinds) if package else set(plain))
     }
 
 
@@ -110,7 +109,3 @@ def _default(schema: type, group: str, of_type: bool = False) -> dict[str, Any]:
     content = OmegaConf.to_container(config if of_type else config[group])
     assert isinstance(content, dict)
     return {str(name): value for name, value in content.items()}
-
-
-def _sets(content: Mapping[str, Any]) -> set[str]:
-    return set(content) - {"defaults"}

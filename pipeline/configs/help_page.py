@@ -47,11 +47,8 @@ OF_RECIPES = (
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment with the config of a command line.
-
-    Attributes:
-        called: the words of the command line before the settings.
-    """
+    """An experiment with the config of a command line, which was ``called`` with words before the
+    settings."""
 
     build: Callable[[Any], Any]
     choices: Choices

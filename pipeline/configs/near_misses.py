@@ -32,99 +32,44 @@ _HYDRA_OPTIONS = (
 )  # fmt: skip
 _TYPES = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
 """OmegaConf's names of types, in plain words."""
-_PLAINLY: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = (
-    (
-        re.compile(r"override ([\w./@]+=.*?); Value .* could not be converted to (\w+)"),
-        lambda m: f"{m[1]} is no value for it: {_TYPES.get(m[2], m[2])} is needed",
-    ),
-    (
-        re.compile(r"override ([\w.]+=(.*?)); Invalid value .*, expected one of \[(.*)\]"),
-        lambda m: (
-            f"{m[1]} is no value for it; choose from {m[3]}"
-            f"{did_you_mean(m[2].lower(), m[3].split(', '))}"
-        ),
-    ),
-    (
-        re.compile(r"override ([\w.]+)=null; field .* is not Optional"),
-        lambda m: f"{m[1]} cannot be null; leave it out for its default",
-    ),
-    (
-        re.compile(r"override ~(\S+); .* does not support deletion|Could not delete '([^'=]+)"),
-        lambda m: (
-            f"~{m[1] or m[2]}: a setting cannot be deleted; leave it out for its default, or set "
-            "it to null where it may be"
-        ),
-    ),
-    (
-        re.compile(
-            r"override ([\w.]+)=(?:[^;]*; Cannot assign .* to Dict\[|\[.*; Cannot merge Dict)"
-        ),
-        lambda m: f"{m[1]} takes names with values: '{m[1]}={{NAME: VALUE}}'",
-    ),
-    (
-        re.compile(r"override ([\w.]+)=(.*?); Cannot convert '(?:list|dict)' to string"),
-        lambda m: f"{m[1]} takes one text, and {m[2]} is several",
-    ),
-    (
-        re.compile(
-            r"override ([\w.]+)=(.*?); (?:Invalid .* not a ListConfig|Cannot merge .* with)"
-        ),
-        lambda m: f"{m[1]} takes a list: {m[1]}=[{m[2].strip('{}').partition(':')[0]}]",
-    ),
-    (
-        re.compile(r"Multiple values for ([\w./]+)\. To override"),
-        lambda m: f"+{m[1]}: leave out the +, since {m[1]} has a value already",
-    ),
-    (
-        re.compile(r"Ambiguous value for argument '([\w./]+/\w+=.*?)'"),
-        lambda m: f"{m[1]} names several choices; -m {m[1]} tries each",
-    ),
-    (
-        re.compile(r"Ambiguous value for argument '([\w.]+)=(.*?)'"),
-        lambda m: (
-            f"{m[1]} was given several values; -m {m[1]}={m[2]} tries each, {m[1]}=[{m[2]}] is a "
-            "list"
-        ),
-    ),
-    (
-        re.compile(r"Sweep parameters '(.*)' requires --multirun"),
-        lambda m: f"{m[1]} stands for several values; -m {m[1]} tries each",
-    ),
-    (
-        re.compile(r"BasicSweeper does not support"),
-        lambda _: (
-            "-m tries values that are listed, as in KEY=1,2 or KEY=range(1,4); temper tune "
-            "searches an interval"
-        ),
-    ),
-    (
-        re.compile(r"Interpolation key '(.*)' not found; full_key: ([^\s;]+)"),
-        lambda m: f"{m[2]} refers to {m[1]}, and there is no such setting",
-    ),
-    (
-        re.compile(r"Environment variable '(.*)' not found\W+full_key: ([^\s;]+)"),
-        lambda m: f"{m[2]} needs the environment variable {m[1]}, which is not set",
-    ),
-    (
-        re.compile(r"Unsupported interpolation type (\w+); full_key: ([^\s;]+)"),
-        lambda m: f"{m[2]}: there is no ${{{m[1]}:…}}; there are ${{KEY}} and ${{oc.env:NAME}}",
-    ),
-    (
-        re.compile(r"Recursive interpolation detected; full_key: ([^\s;]+)"),
-        lambda m: f"{m[1]} refers to itself",
-    ),
-    (
-        re.compile(
-            r"interpolation '(.*)': Value .* could not be converted to (\w+); full_key: ([^\s;]+)"
-        ),
-        lambda m: f"{m[3]}={m[1]} is no value for it: {_TYPES.get(m[2], m[2])} is needed",
-    ),
-    (
-        re.compile(r"Missing mandatory value: (\S+)"),
-        lambda m: f"{m[1]} is missing; set {m[1]}=VALUE",
-    ),
-)
-"""Parts of messages of Hydra and OmegaConf, and how each is put plainly."""
+_PLAINLY = r"""
+override ([\w./@]+=.*?); Value .* could not be converted to ([\w ]+)
+    \1 is no value for it: \2 is needed
+override ([\w.]+)=null; field .* is not Optional
+    \1 cannot be null; leave it out for its default
+override ~(\S+); .* does not support deletion|Could not delete '([^'=]+)
+    ~\1\2: a setting cannot be deleted; leave it out for its default, or set it to null where it may be
+override ([\w.]+)=(?:[^;]*; Cannot assign .* to Dict\[|\[.*; Cannot merge Dict)
+    \1 takes names with values: '\1={NAME: VALUE}'
+override ([\w.]+)=(.*?); Cannot convert '(?:list|dict)' to string
+    \1 takes one text, and \2 is several
+override ([\w.]+)=\{*([^:]*?)\}*(?::.*?)?; (?:Invalid .* not a ListConfig|Cannot merge .* with)
+    \1 takes a list: \1=[\2]
+Multiple values for ([\w./]+)\. To override
+    +\1: leave out the +, since \1 has a value already
+Ambiguous value for argument '([\w./]+/\w+=.*?)'
+    \1 names several choices; -m \1 tries each
+Ambiguous value for argument '([\w.]+)=(.*?)'
+    \1 was given several values; -m \1=\2 tries each, \1=[\2] is a list
+Sweep parameters '(.*)' requires --multirun
+    \1 stands for several values; -m \1 tries each
+BasicSweeper does not support
+    -m tries values that are listed, as in KEY=1,2 or KEY=range(1,4); temper tune searches an interval
+Interpolation key '(.*)' not found; full_key: ([^\s;]+)
+    \2 refers to \1, and there is no such setting
+Environment variable '(.*)' not found\W+full_key: ([^\s;]+)
+    \2 needs the environment variable \1, which is not set
+Unsupported interpolation type (\w+); full_key: ([^\s;]+)
+    \2: there is no ${\1:…}; there are ${KEY} and ${oc.env:NAME}
+Recursive interpolation detected; full_key: ([^\s;]+)
+    \1 refers to itself
+interpolation '(.*)': Value .* could not be converted to ([\w ]+); full_key: ([^\s;]+)
+    \3=\1 is no value for it: \2 is needed
+Missing mandatory value: (\S+)
+    \1 is missing; set \1=VALUE
+"""  # noqa: E501
+"""Parts of messages of Hydra and OmegaConf; below each, how it is put plainly."""
+_NO_MEMBER = re.compile(r"override ([\w.]+=(.*?)); Invalid value .*, expected one of \[(.*)\]")
 _OURS = ("--plan", "--quiet", "--verbose")
 _OTHER_OPTIONS = {
     "--dry-run": "--plan shows what would run",
@@ -152,15 +97,13 @@ class Known:
 
     @classmethod
     def of(cls, schema: type, choices: Choices, arguments: Sequence[str]) -> "Known":
-        """
-        Args:
-            arguments: the arguments of the command line, which contain the choices made.
-        """
+        """What is known of an experiment with the choices that a command line's arguments make."""
         keys = list(dotted_keys(OmegaConf.structured(schema)))
         groups: dict[str, Sequence[str]] = {g: list(read_options(g)) for g in shipped_groups()}
         for path, types in choices.items():
             groups[path.replace(".", "/")] = list(types)
-            chosen = [a.partition("=")[2] for a in arguments if _names(a, path)]
+            typed = (argument.partition("=") for argument in arguments)
+            chosen = [option for group, _, option in typed if group == path.replace(".", "/")]
             if chosen and chosen[-1] in types:
                 keys = [key for key in keys if not key.startswith(f"{path}.")]
                 keys += dotted_keys(OmegaConf.structured(types[chosen[-1]]), f"{path}.")
@@ -168,9 +111,9 @@ class Known:
 
     def suggestions(self, key: str, value: str = "") -> list[str]:
         """The settings that ``key=value`` may mean, as typed on the command line."""
-        meant = _other_names().get(key.rpartition(".")[2], key.rpartition(".")[2])
-        meant, _, fixed = meant.partition("=")
-        prefix = key.rpartition(".")[0]
+        other_names = yaml.safe_load((EXPERIMENTS / "other_names.yaml").read_text("utf-8"))
+        prefix, _, last = key.rpartition(".")
+        meant, _, fixed = other_names.get(last, last).partition("=")
         typed = fixed or value
         chosen = [g for g in self.groups if f"/{g}".endswith(f"/{meant.replace('.', '/')}")]
         if options := [f"{g}={typed}" for g in chosen if typed in self.groups[g]]:
@@ -198,15 +141,6 @@ class Known:
         if options := [f"{g}={value}" for g in chosen if value in self.groups[g]]:
             return options
         return list(dict.fromkeys([*(k for k in whole if k in found), *found, *whole]))
-
-
-def _names(argument: str, path: str) -> bool:
-    return argument.partition("=")[0] == path.replace(".", "/")
-
-
-def _other_names() -> Mapping[str, str]:
-    """Names of settings in other tools, with the last parts of our names for them."""
-    return yaml.safe_load((EXPERIMENTS / "other_names.yaml").read_text("utf-8"))
 
 
 def unknown_setting(key: str, value: str, known: Known) -> str:
@@ -275,9 +209,11 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
         names = known.groups.get(group, ["NAME"])
         options = chosen[2] if chosen[2] in names else "|".join(names)
         return f"{chosen[1]} is not a value but a choice, with settings: {group}={options}"
-    for pattern, plainly in _PLAINLY:
-        if found := pattern.search("; ".join(lines)):
-            return plainly(found)
+    if wrong := _NO_MEMBER.search("; ".join(lines)):
+        similar = did_you_mean(wrong[2].lower(), wrong[3].split(", "))
+        return f"{wrong[1]} is no value for it; choose from {wrong[3]}{similar}"
+    if plain := _put_plainly("; ".join(lines)):
+        return plain
     unknown = re.search(r"Could not override '([^']+)'", lines[0])
     typed = unknown[1].split("@")[0] if unknown else ""
     key = typed.replace("/", ".")
@@ -290,6 +226,17 @@ def config_error(error: Exception, known: Known, arguments: Sequence[str]) -> st
         return unknown_setting(key, _value_of(key, arguments), known)
     kept = [line for line in lines if not line.startswith(("full_key", "object_type", "reference"))]
     return "; ".join(dict.fromkeys(kept))
+
+
+def _put_plainly(message: str) -> str:
+    """The meaning of a message that is in the table; empty for any other."""
+    for name, meaning in _TYPES.items():
+        message = message.replace(f"be converted to {name}", f"be converted to {meaning}")
+    table = iter(_PLAINLY.strip().splitlines())
+    for pattern, plainly in zip(table, table, strict=True):
+        if found := re.search(pattern, message):
+            return found.expand(plainly.strip())
+    return ""
 
 
 def _value_of(key: str, arguments: Sequence[str]) -> str:
@@ -347,16 +294,13 @@ def set_within_null(arguments: Sequence[str], schema: type) -> str:
     config = OmegaConf.structured(schema)
     for argument in arguments:
         key, _, value = argument.partition("=")
-        *outer, _ = itertools.accumulate(f"{key}{'.' * value.startswith('{')}".split("."), _dotted)
+        parts = f"{key}{'.' * value.startswith('{')}".split(".")
+        *outer, _ = itertools.accumulate(parts, "{}.{}".format)
         for name in outer:
             if OmegaConf.select(config, name, default=config) is None:
                 group = name.replace(".", "/")
                 return f"{name} is null, so {key} cannot be set; choose one first: {group}=NAME"
     return ""
-
-
-def _dotted(outer: str, inner: str) -> str:
-    return f"{outer}.{inner}"
 
 
 def dotted_keys(config: Any, prefix: str = "") -> Iterator[str]:

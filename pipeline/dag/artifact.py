@@ -30,8 +30,7 @@ from pipeline.redaction import shown
 
 
 class FolderPath:
-    """A folder that is also its path, for ``open``, ``os`` and f-strings; ``/`` is the path of a
-    file in it."""
+    """A folder that is its path, for ``open`` and f-strings; ``/`` is the path of a file in it."""
 
     path: Path
 
@@ -104,14 +103,18 @@ def check_kinds(value: Any, annotation: Any, where: str, kind_of: KindOf, depth:
         TemperError: the value is an artifact of the wrong kind, an artifact in place of another
             value or the reverse, or an instance of the wrong dataclass.
     """
-    taken = _taken(annotation)
+    try:
+        taken = _known(annotation)
+    except TypeError:  # the annotation is not hashable, such as `Annotated` with a list
+        taken = _Taken.by(annotation)
     given = kind_of(value)
     if taken.anything:
         return
     if given is not None:
         if not any(issubclass(given, kind) or given is Artifact for kind in taken.kinds):
+            article = "an" if given.__name__[0] in "AEIOU" else "a"
             raise TemperError(f"{where} takes {_names(taken.options)}, and was given {value}, "
-                              f"which is {_indefinite(given)}")  # fmt: skip
+                              f"which is {article} {given.__name__}")  # fmt: skip
         return
     if taken.only_kinds:
         if value is not None or type(None) not in taken.options:
@@ -158,25 +161,19 @@ class _Taken:
     @classmethod
     def by(cls, annotation: Any) -> "_Taken":
         options = tuple(_options(annotation))
-        kinds = tuple(filter(_is_kind, options))
+        classes = [option for option in options if isinstance(option, type)]
+        kinds = tuple(option for option in classes if issubclass(option, Artifact))
         return cls(
             options,
             any(option in (Any, object) for option in options),
             kinds,
             bool(kinds) and len(kinds) == sum(option is not type(None) for option in options),
-            str not in options and any(map(_is_path, options)),
+            str not in options and any(issubclass(option, PurePath | File) for option in classes),
             all(dataclasses.is_dataclass(o) or o is type(None) for o in options),
         )
 
 
 _known = cache(_Taken.by)
-
-
-def _taken(annotation: Any) -> _Taken:
-    try:
-        return _known(annotation)
-    except TypeError:  # the annotation is not hashable, such as `Annotated` with a list
-        return _Taken.by(annotation)
 
 
 def _check_config(value: Any, options: tuple[Any, ...], where: str) -> None:
@@ -245,17 +242,5 @@ def annotations_of(definition: Any) -> Mapping[str, Any]:
         return {}
 
 
-def _is_kind(option: Any) -> bool:
-    return isinstance(option, type) and issubclass(option, Artifact)
-
-
-def _is_path(option: Any) -> bool:
-    return isinstance(option, type) and issubclass(option, PurePath | File)
-
-
 def _names(options: tuple[Any, ...]) -> str:
     return " or ".join(getattr(o, "__name__", str(o)).replace("NoneType", "None") for o in options)
-
-
-def _indefinite(kind: Kind) -> str:
-    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"

@@ -238,8 +238,7 @@ class _Encoder:
         return self._fields(value, known, where)
 
     def _is_detail(self, field: dataclasses.Field, value: Any, where: str) -> bool:
-        """Whether a field affects no result, or has the value that older results used
-        implicitly."""
+        """Whether a field affects no result, or has the value that older results used."""
         if not field.metadata:
             return False
         if not field.metadata.get("identity", True):
@@ -265,13 +264,12 @@ class _Identity(_Encoder):
     def __init__(
         self,
         encode_input: EncodeInput,
-        types: set[type] | None = None,
-        home: str = "",
-        qualified: Collection[str] = (),
+        types: set[type] | None,
+        home: str,
+        qualified: Collection[str],
     ):
         super().__init__(encode_input, types)
-        self.home = home
-        self.qualified = qualified
+        self.home, self.qualified = home, qualified
 
     def _name(self, cls: type, where: str) -> str:
         try:
@@ -448,9 +446,8 @@ def _describe_dataclass(cls: Any) -> Json:
         for field in dataclasses.fields(cls)
         if field.metadata.get("identity", True) and "before" not in field.metadata
     ]
-    made: dict[str, Json] = {
-        flag: getattr(cls.__dataclass_params__, flag) for flag in _DATACLASS_FLAGS
-    }
+    given = cls.__dataclass_params__
+    made: dict[str, Json] = {flag: getattr(given, flag) for flag in _DATACLASS_FLAGS}
     made["slots"] = "__slots__" in vars(cls)
     made["match_args"] = "__match_args__" in vars(cls)
     return {"dataclass": cls.__qualname__, "fields": fields, "made": made}
@@ -502,12 +499,9 @@ def restore(
             return float(content)
         case "$bytes":
             return base64.b64decode(content)
-        case "$tuple":
-            return tuple(within(item) for item in content)
-        case "$set":
-            return {within(item) for item in content}
-        case "$frozenset":
-            return frozenset(within(item) for item in content)
+        case "$tuple" | "$set" | "$frozenset":
+            kind = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[tag]
+            return kind(within(item) for item in content)
         case "$map":
             return {within(k): within(v) for k, v in content}
         case "$ordered":

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from io import FileIO
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from pipeline.code.shelf import cache_folder
 from pipeline.dag.files import describe_stream
 from pipeline.errors import TemperError
 
@@ -156,20 +156,13 @@ def _row_key(path: str, state: _FileState) -> tuple[bytes, str]:
 def _open_database() -> sqlite3.Connection:
     # SQLite's write-ahead log would be faster, but does not work on network file systems, where
     # home folders often lie. Synchronous writes are off, since a loss would do no harm.
-    folder = _cache_folder()
+    folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    database = sqlite3.connect(
-        folder / "digests.sqlite3", timeout=_LOCK_SECONDS, check_same_thread=False
-    )
+    file = folder / "digests.sqlite3"
+    database = sqlite3.connect(file, timeout=_LOCK_SECONDS, check_same_thread=False)
     database.execute("PRAGMA synchronous = OFF")
     database.execute(
         "CREATE TABLE IF NOT EXISTS digests"
         " (path BLOB PRIMARY KEY, state TEXT NOT NULL, digest TEXT NOT NULL) WITHOUT ROWID"
     )
     return database
-
-
-def _cache_folder() -> Path:
-    if chosen := os.environ.get("TEMPER_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "temper"

@@ -48,7 +48,9 @@ def grid(
     if twice := axes.keys() & fields.keys():
         raise TemperError(f"grid: {', '.join(sorted(twice))} is given twice")
     axes |= fields
-    _check_apart(axes)
+    for outer, inner in itertools.permutations(axes, 2):
+        if inner.startswith(f"{outer}."):
+            raise TemperError(f"grid: {inner} lies within {outer}; vary one of them")
     shown = shown_names(axes)
     labelled = [_labelled(base, path, values, shown[path]) for path, values in axes.items()]
     variants: dict[str, T] = {}
@@ -80,18 +82,13 @@ def shown_names(paths: Iterable[str]) -> dict[str, str]:
     return {path: path if end in ambiguous else end for path, end in ends.items()}
 
 
-def _check_apart(paths: Iterable[str]) -> None:
-    for outer, inner in itertools.permutations(paths, 2):
-        if inner.startswith(f"{outer}."):
-            raise TemperError(f"grid: {inner} lies within {outer}; vary one of them")
-
-
 def _labelled(base: Any, path: str, values: Any, shown: str) -> list[tuple[str, Any]]:
     """The values of one axis, each with its label."""
     _require_field(base, path)
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
         raise TemperError(f"grid: {path}={values!r}; give a list of values, as in {path}=[…]")
-    labels = [f"{shown}={_value_text(value)}" for value in values]
+    texts = [value.name if isinstance(value, enum.Enum) else str(value) for value in values]
+    labels = [f"{shown}={text}" for text in texts]
     for label in labels:
         if labels.count(label) > 1:
             raise TemperError(f"grid: {path} is to be {label.partition('=')[2]} more than once")
@@ -132,7 +129,3 @@ def _require_field(config: Any, path: str) -> None:
     if path not in (known := list(_paths(config))):
         kind = type(config).__name__
         raise TemperError(f"{kind} has no field {path!r}; {hint(path, known)}")
-
-
-def _value_text(value: Any) -> str:
-    return value.name if isinstance(value, enum.Enum) else str(value)

@@ -51,8 +51,7 @@ class File:
         return {"content": source_identity(self.url), "suffix": self._suffix()}
 
     def _suffix(self) -> str | None:
-        """The suffix, which determines the reader: ``.jsonl`` or ``.jsonl.gz``; ``None`` for a
-        folder."""
+        """The suffix, which determines the reader: ``.jsonl.gz``; ``None`` for a folder."""
         found = _SUFFIX.search(fsspec.url_to_fs(self.url)[1])
         return found[0] if found and _look_at(_absolute(self.url)).is_file else None
 
@@ -162,9 +161,8 @@ def _look_at(url: str) -> _Source:
     if not files and os.path.isdir(path):
         raise TemperError(f"input {shown(url)} is a folder without files")
     if not files:
-        raise TemperError(
-            f"input {shown(url)} does not exist; check the path (now in {Path.cwd()})"
-        )
+        here = Path.cwd()
+        raise TemperError(f"input {shown(url)} does not exist; check the path (now in {here})")
     if list(files) == [path]:
         return _Source(contents[path], is_file=True)
     prefix = f"{path.rstrip('/')}/"
@@ -173,7 +171,7 @@ def _look_at(url: str) -> _Source:
 
 def _files(fs: Any, path: str) -> dict[str, Mapping[str, Any]]:
     """The file at ``path``, or the files below it, with the file system's information on each."""
-    if _is_local(fs):
+    if isinstance(fs, LocalFileSystem):
         return {path: {}} if os.path.isfile(path) else {n: {} for n in files_below(path)}
     try:
         info = fs.info(path)
@@ -225,14 +223,10 @@ def _unreadable(path: str) -> str:
 def _contents(fs: Any, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Json]:
     """The identity of each file by name, in sorted order, so that errors are reproducible."""
     names = sorted(files)
-    if _is_local(fs):
+    if isinstance(fs, LocalFileSystem):
         return dict(zip(names, file_digests(names), strict=True))
     checksums = {name: _checksum(fs, name, files[name]) for name in names}
     return {name: checksums[name] or _remote_digest(fs, name) for name in names}
-
-
-def _is_local(fs: Any) -> bool:
-    return isinstance(fs, LocalFileSystem)
 
 
 def _checksum(fs: Any, name: str, info: Mapping[str, Any]) -> Json:

@@ -16,9 +16,9 @@ MOST_PREEMPTIONS = 100
 """How often a step is resumed by default after it has lost its machine."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _LEAST_MEMORY = 2**20
 """Bytes; a smaller request is a number without its unit."""
-_BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -83,7 +83,10 @@ class Resources:
 
     @property
     def num_nodes(self) -> int:
-        return self.nodes or _hosts(self.tpu)
+        """Machines; those of a TPU slice by its name, one if its kind is not known."""
+        kind, _, number = (self.tpu or "").rpartition("-")
+        is_one = kind not in _PER_HOST or not number.isdecimal() or int(number) <= _ONE_HOST
+        return self.nodes or (1 if is_one else -(-int(number) // _PER_HOST[kind]))
 
     @property
     def num_chips(self) -> int:
@@ -130,20 +133,11 @@ _NAME = r"[A-Za-z0-9][\w.-]*"
 _EXAMPLES = {"accelerator": "accelerator='H100'", "tpu": "tpu='v5p-8'"}
 
 
-def _hosts(tpu: str | None) -> int:
-    """Machines of a slice, one if its kind is not known or there is none."""
-    kind, _, number = (tpu or "").rpartition("-")
-    if kind not in _PER_HOST or not number.isdecimal() or int(number) <= _ONE_HOST:
-        return 1
-    return -(-int(number) // _PER_HOST[kind])
-
-
 def _bytes(text: str | None) -> int | None:
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?i?)b?", str(text).lower())
-    units = {**_UNITS, **_BINARY_UNITS}
-    size = 0 if found is None else int(float(found[1]) * units.get(found[2], 0))
+    size = 0 if found is None else int(float(found[1]) * _UNITS.get(found[2], 0))
     if size < _LEAST_MEMORY:
         raise TemperError(f"memory={text!r}: give it as in 64GiB or 64GB")
     return size

@@ -69,10 +69,6 @@ Metrics = Mapping[str, Any]
 
 
 StepBody = Callable[..., Metrics | None]
-_OPTIONS = frozenset(
-    ("version", "makes", "added", "retries", "name", "was", "estimate", "needs_packages", "refuses")
-)
-"""The options of :func:`step`."""
 _NAMED = re.compile(r"[\w.]+:\w+")
 
 
@@ -114,9 +110,9 @@ def step(function: StepBody | None = None, **settings: Any) -> Any:
     """
     if function is not None:
         return StepFunction(function)
-    if unknown := settings.keys() - _OPTIONS:
-        named = sorted(unknown)
-        raise TemperError(f"@step has no option {', '.join(named)}; {hint(named[0], [*_OPTIONS])}")
+    _, _, *options = inspect.signature(StepFunction.__init__).parameters
+    if unknown := sorted(settings.keys() - {*options}):
+        raise TemperError(f"@step has no option {', '.join(unknown)}; {hint(unknown[0], options)}")
     return functools.partial(StepFunction, **settings)
 
 
@@ -146,8 +142,7 @@ class StepFunction:
         self.estimate = estimate
         self.needs_packages = tuple(needs_packages)
         self.refuses = refuses
-        # another one after a reload
-        self._load = inspect.unwrap(function).__globals__.get("__spec__")
+        self._load = inspect.unwrap(function).__globals__.get("__spec__")  # another after a reload
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
         parameters = list(inspect.signature(function).parameters.values())
@@ -185,13 +180,18 @@ class StepFunction:
         for name, value in bound.arguments.items():
             expected = annotations.get(name, Any)
             check_kinds(value, expected, f"{self.name}({name})", _kind_of)
-        self._require_its_name()
         if self.refuses is not None:
             self._refuse(bound.arguments)
         return Step(self, bound.arguments, self.makes)
 
     def _require_its_name(self) -> None:
-        """Refuse a step whose name another step has taken, because workers import that one."""
+        """Refuse a step whose name another step has taken, because workers import that one.
+
+        A module may take the name after the call, so planning asks again. Of the cells of a
+        notebook, :mod:`pipeline.cells` refuses an old definition.
+        """
+        if self.function.__module__ == "__main__" and cells.are_known():
+            return
         named: Any = sys.modules.get(self.function.__module__)
         for part in self.function.__qualname__.split("."):
             named = getattr(named, part, None)
@@ -214,11 +214,7 @@ class StepFunction:
         It is computed once in a process (until :func:`look_again`), so a plan sees one version of
         the code. The code of notebook cells is read again at each call.
         """
-        return _closure(self, types, self._cells(types))
-
-    def _cells(self, types: frozenset[type]) -> Path | None:
-        """The file in which a worker finds what cells of a notebook define of it."""
-        return cells.written((inspect.unwrap(self.function), *types))
+        return _closure(self, types, cells.written((inspect.unwrap(self.function), *types)))
 
     def code(self, types: frozenset[type] = frozenset()) -> Mapping[str, str]:
         """The digests of that source by name, used to show changes."""
@@ -226,10 +222,11 @@ class StepFunction:
 
     def made_by(self, types: frozenset[type] = frozenset()) -> dict[str, Json]:
         """The entry for the code in a recipe: the declared version, or the digest of the code."""
-        if self.version is not None:
-            self._cells(types)
-            return {"version": self.version}
-        return {"code": self.closure(types).digest}
+        self._require_its_name()
+        if self.version is None:
+            return {"code": self.closure(types).digest}
+        cells.written((inspect.unwrap(self.function), *types))  # a worker imports it all the same
+        return {"version": self.version}
 
     def __repr__(self) -> str:
         return f"<step function {self.name}{self.signature}>"
@@ -343,14 +340,12 @@ class Step:
             return {"$input": reference.step.fingerprint, "part": reference.part}
 
         arguments = self._arguments(note, types)
-        if ambiguous := _ambiguous_names(types):
+        names = Counter(cls.__qualname__ for cls in types)
+        if ambiguous := {name for name, count in names.items() if count > 1}:
             arguments = self._arguments(note, types, ambiguous)
-        object.__setattr__(self, "inputs", tuple(inputs))
-        object.__setattr__(self, "files", tuple(files))
-        object.__setattr__(self, "types", frozenset(types))
-        object.__setattr__(self, "_identity", arguments)
-        object.__setattr__(self, "portable_arguments", self._portable_arguments())
-        object.__setattr__(self, "fingerprint", hash_json(self._recipe(arguments, self.made_by)))
+        vars(self).update(inputs=tuple(inputs), files=tuple(files), types=frozenset(types))
+        vars(self).update(_identity=arguments, portable_arguments=self._portable_arguments())
+        vars(self).update(fingerprint=hash_json(self._recipe(arguments, self.made_by)))
 
     @property
     def name(self) -> str:
@@ -422,9 +417,7 @@ class Step:
             ).over(self.resources)
         except TemperError as error:
             raise TemperError(f"{self.name}.on: {error}") from error
-        placed = copy.copy(self)
-        object.__setattr__(placed, "resources", asked)
-        return placed
+        return self._with(resources=asked)
 
     def named(self, label: str) -> "Step":
         """This step with a label: ``train_sft(...).named("no code")``.
@@ -438,9 +431,13 @@ class Step:
         """
         if not isinstance(label, str) or not label.strip() or not label.isprintable():
             raise TemperError(f"{self.name}.named: {label!r} is no name; give a text on one line")
-        named = copy.copy(self)
-        object.__setattr__(named, "label", label)
-        return named
+        return self._with(label=label)
+
+    def _with(self, **changes: Any) -> "Step":
+        """A copy; what its arguments determine is not computed again."""
+        other = copy.copy(self)
+        vars(other).update(changes)
+        return other
 
     def at(self, url: str) -> "Step":
         """This step's output, replaced by existing files: the step does not run.
@@ -463,11 +460,7 @@ class Step:
             made_by: other code that was accepted as equivalent, in place of the present code.
             name: an earlier name of the step.
         """
-
-        digests = {
-            (reference.step.fingerprint, reference.part): digest_of(reference)
-            for reference in self.inputs
-        }
+        digests = {(i.step.fingerprint, i.part): digest_of(i) for i in self.inputs}
         arguments = {name: _with_digests(v, digests) for name, v in self._identity.items()}
         return self._recipe(arguments, made_by or self.made_by, name)
 
@@ -510,17 +503,12 @@ class Step:
     ) -> dict[str, Json]:
         home = self.function.function.__module__
 
-        def encode(value: Any, where: str, types: set[type] | None = None) -> Json:
-            return identity(value, where, encode_input, types, home, qualified)
+        def encode(value: Any, name: str, types: set[type] | None = None) -> Json:
+            return identity(value, f"{self.name}({name})", encode_input, types, home, qualified)
 
-        encoded = {
-            name: encode(value, f"{self.name}({name})", types)
-            for name, value in self.arguments.items()
-        }
-        before = {
-            name: encode(value, f"{self.name}(added {name})")
-            for name, value in self.function.added.items()
-        }
+        added = self.function.added
+        encoded = {name: encode(value, name, types) for name, value in self.arguments.items()}
+        before = {name: encode(value, f"added {name}") for name, value in added.items()}
         return {
             name: value
             for name, value in encoded.items()
@@ -546,12 +534,6 @@ class Step:
     @property
     def _title(self) -> str:
         return f"{self.name} ({self.label})" if self.label else self.name
-
-
-def _ambiguous_names(types: Collection[type]) -> set[str]:
-    """Names that several of these classes share, so that a key needs their modules too."""
-    counts = Counter(cls.__qualname__ for cls in types)
-    return {name for name, count in counts.items() if count > 1}
 
 
 def _with_digests(data: Json, digests: Mapping[tuple[str, str | None], str]) -> Json:
@@ -599,8 +581,7 @@ class Output(Protocol):
     catalog: "Catalog"
 
     def __truediv__(self, name: str) -> Path:
-        """The path of a file in it; ``out`` itself is the path of the folder for ``open`` and
-        f-strings."""
+        """The path of a file in it; ``out`` itself is the path of the folder."""
         ...
 
     def __fspath__(self) -> str: ...

@@ -47,18 +47,13 @@ class DataclassType:
         """The attributes of a value that are not its fields."""
         held = getattr(value, "__dict__", {})
         found = {name: getattr(value, name) for name in self.slots if hasattr(value, name)}
-        if held.keys() <= self.names:
-            return found
         others = held.keys() - self.names - self.passing
-        return {**found, **{name: held[name] for name in sorted(others)}}
+        return found | {name: held[name] for name in sorted(others)}
 
 
 @functools.cache
 def dataclass_type(cls: type) -> DataclassType:
-    """
-    Raises:
-        TemperError: its fields do not describe a value completely, or no worker can import it.
-    """
+    """Raise `TemperError` if its fields do not describe a value, or no worker can import it."""
     known: dict[str, Any] = getattr(cls, "__dataclass_fields__")  # noqa: B009 (it has them)
     if any(field._field_type is _INIT_VAR for field in known.values()):
         raise TemperError(f"{cls.__name__} has an InitVar, which no value keeps; make it a field")
@@ -71,28 +66,23 @@ def dataclass_type(cls: type) -> DataclassType:
         raise TemperError(undecorated(cls, unset[0]))
     fields = dataclasses.fields(cls)
     own = "identity" not in known and callable(getattr(cls, "identity", None))
-    lazy = {
-        name
-        for base in cls.__mro__
-        for name, attribute in vars(base).items()
-        if isinstance(attribute, functools.cached_property)
-    }
     names = frozenset(field.name for field in fields)
-    slots = {
-        name
-        for base in cls.__mro__
-        for name, attribute in vars(base).items()
-        if isinstance(attribute, types.MemberDescriptorType)
-    }
+    slots = _attributes(cls, types.MemberDescriptorType)
     return DataclassType(
         reference=reference_to(cls),
         fields=fields,
         names=names,
         stands_for_itself=own,
         is_plain=_is_plain(cls, fields),
-        passing=frozenset(lazy),
-        slots=frozenset(slots - names),
+        passing=_attributes(cls, functools.cached_property),
+        slots=slots - names,
     )
+
+
+def _attributes(cls: type, kind: type) -> frozenset[str]:
+    """The names of a class's attributes of one kind, inherited ones too."""
+    found = (item for base in cls.__mro__ for item in vars(base).items())
+    return frozenset(name for name, attribute in found if isinstance(attribute, kind))
 
 
 def _undecorated(cls: type) -> list[str]:

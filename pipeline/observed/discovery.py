@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -54,26 +55,21 @@ Pairs = Sequence[tuple[Json, Json]]
 
 @dataclass(frozen=True)
 class Home:
-    """The location of a step's code: its module, and the folder from which the module is
-    imported."""
+    """The module of a step, and the folder from which it is imported."""
 
     module: str
     folder: str
 
     @classmethod
     def of(cls, module: str, file: str) -> "Home":
-        """
-        Args:
-            file: the file of the module, which may run as a script.
-        """
+        """The home of a module with this file, which may run as a script."""
         path = Path(os.path.abspath(file))
         if path.stem == "__init__":
             path = path.parent
         return cls(module, str(path.parents[module.count(".")]))
 
     def name(self, path: str, roots: tuple[str, ...]) -> str:
-        """The name of a file: its path within the project if it is inside, else its absolute
-        path."""
+        """The name of a file: its path within the project, or else its absolute path."""
         for folder in (self.folder, os.path.realpath(self.folder)):
             if path == folder or path.startswith(f"{folder}/"):
                 return os.path.relpath(path, folder)
@@ -159,8 +155,7 @@ def _modules(observation: Observation) -> dict[str, _Module]:
 def _code(
     modules: Mapping[str, _Module], home: Home, closure: Closure, observation: Observation
 ) -> tuple[dict[str, str], list[str]]:
-    """Digests of units that are not in the closure, and files of modules that cannot be imported by
-    name."""
+    """Digests of units outside the closure, and files of modules without an importable name."""
     known = closure.units.keys() | closure.details
     analysed = set(map(os.path.abspath, closure.sources))
     of_details = {unit.partition(":")[0] for unit in closure.details}
@@ -199,11 +194,9 @@ def _is_called_so(path: str, module: str) -> bool:
 
 def _file_of(module: str) -> str | None:
     """The file of a module, found without importing anything."""
-    folders = None
-    spec = None
-    parts = module.split(".")
-    for count in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:count]), folders)
+    folders = spec = None
+    for name in accumulate(module.split("."), "{}.{}".format):
+        spec = PathFinder.find_spec(name, folders)
         if spec is None:
             return None
         folders = spec.submodule_search_locations
@@ -223,11 +216,8 @@ class _Names:
     bases: set[str]
 
     def of(self, path: str, name: str, start: str) -> list[str]:
-        """The names under which a file is recorded.
-
-        Args:
-            name: its name if the working folder does not matter.
-        """
+        """The names under which a file is recorded; ``name`` is the one apart from working
+        folders."""
         from_start = _RELATIVE + os.path.relpath(path, start or "/")
         parents = {path, *map(str, Path(path).parents)} & self.bases
         if path in self.relative or parents - {start}:
@@ -281,11 +271,7 @@ def _records(path: str) -> Iterator[list[Any]]:
 
 
 def _read_digest(path: str, seen: Any) -> str:
-    """The digest of a file that was read.
-
-    Args:
-        seen: its digest, if that is known; else its state when it was read.
-    """
+    """The digest of a file that was read, from its digest or its state at that time."""
     if isinstance(seen, str):
         return seen
     digest = _present_file(path)
@@ -297,8 +283,7 @@ def _read_digest(path: str, seen: Any) -> str:
 
 
 class Present:
-    """The present state of discovered dependencies. It reads everything once, so that a plan sees
-    one version of code and files."""
+    """The present state of dependencies, each read once: a plan sees one version of everything."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], str] = {}
@@ -306,21 +291,15 @@ class Present:
     def changes(
         self, home: Home, discovered: Discovered, accepted: Callable[[], Pairs] = tuple
     ) -> list[str]:
-        """A phrase for each dependency that has changed; empty if the change was accepted as
-        equivalent.
-
-        Args:
-            accepted: returns the pairs of states that were accepted as equivalent, each in the form
-                of :func:`state_of_discovered`.
-        """
+        """A phrase for each dependency that has changed; none if ``accepted`` returns pairs of
+        states (:func:`state_of_discovered`) by which the change is accepted."""
         now = self.state(home, discovered) if discovered else discovered
         if now == discovered:
             return []
         if state_of_discovered(now) in equal_states(state_of_discovered(discovered), accepted()):
             return []
-        phrases = [
-            _of_code(name) for name, digest in discovered.code.items() if now.code[name] != digest
-        ]
+        code = discovered.code.items()
+        phrases = [_of_code(name) for name, digest in code if now.code[name] != digest]
         for name, digest in discovered.files.items():
             if now.files[name] != digest:
                 phrases.append(_of_file(name, digest, now.files[name]))
@@ -331,25 +310,22 @@ class Present:
 
     def state(self, home: Home, discovered: Discovered) -> Discovered:
         """The same dependencies with their present digests."""
-        unseen = [
-            n for n in discovered.code if (f"{home.folder} {home.module}", n) not in self._seen
-        ]
+        place = f"{home.folder} {home.module}"
+        unseen = [name for name in discovered.code if (place, name) not in self._seen]
         now = _present_code(unseen, home) if unseen else {}
         gone = {name: discovered.code[name] for name, digest in now.items() if digest is None}
         moved = _elsewhere(gone, home) if gone else set()
         for name, digest in now.items():
             digest = discovered.code[name] if name in moved else digest
-            self._seen[f"{home.folder} {home.module}", name] = digest or ABSENT
-        return Discovered(
-            {name: self._seen[f"{home.folder} {home.module}", name] for name in discovered.code},
-            {
-                name: self._of(
-                    target_of if digest.startswith(LINK) else _present_file, home.path(name)
-                )
-                for name, digest in discovered.files.items()
-            },
-            {name: self._of(folder_digest, home.path(name)) for name in discovered.folders},
-        )
+            self._seen[place, name] = digest or ABSENT
+        code = {name: self._seen[place, name] for name in discovered.code}
+        looks = {
+            name: target_of if digest.startswith(LINK) else _present_file
+            for name, digest in discovered.files.items()
+        }
+        files = {name: self._of(look, home.path(name)) for name, look in looks.items()}
+        folders = {name: self._of(folder_digest, home.path(name)) for name in discovered.folders}
+        return Discovered(code, files, folders)
 
     def _of(self, look: Any, path: str) -> str:
         if (look.__name__, path) not in self._seen:
@@ -359,15 +335,10 @@ class Present:
 
 def discovered_lines(discovered: Discovered) -> list[str]:
     """A phrase for each discovered dependency."""
+    files = discovered.files.items()
     return [
-        *(
-            f"{_unit(name)} {'was imported' if _is_whole(name) else 'ran'}"
-            for name in discovered.code
-        ),
-        *(
-            f"{_shown(name)} was {_what_was_done(digest)}"
-            for name, digest in discovered.files.items()
-        ),
+        *(f"{_unit(n)} {'was imported' if _is_whole(n) else 'ran'}" for n in discovered.code),
+        *(f"{_shown(name)} was {_what_was_done(digest)}" for name, digest in files),
         *(f"the folder {_shown(name)} was listed" for name in discovered.folders),
     ]
 
@@ -386,13 +357,8 @@ def _present_code(names: list[str], home: Home) -> Mapping[str, str | None]:
 
 
 def _elsewhere(gone: Mapping[str, str], home: Home) -> set[str]:
-    """The missing units that have moved: another module of the project has the same code.
-
-    The search covers the top-level package of the step, or the modules beside it, in one pass.
-
-    Args:
-        gone: the former digests of the missing units.
-    """
+    """The missing units, given with their former digests, that another module of the step's
+    package, or beside the step's module, holds now."""
     folder, package = Path(home.folder), home.module.partition(".")[0]
     files = (folder / package).rglob("*.py") if "." in home.module else folder.glob("*.py")
     places: dict[str, list[str]] = {name: [] for name in gone}

@@ -4,9 +4,11 @@ It runs a script or a module of its own and imports project code from the files,
 without Temper. Each module that it imports counts whole, since no function of it has a mark.
 """
 
+import contextlib
 import os
 import sys
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from typing import Any
 
 from pipeline.observed import taps
@@ -37,12 +39,9 @@ def _note_imports(observation: Observation) -> None:
 def _note(observation: Observation, module: str, path: str, is_main: bool) -> None:
     if not observation.rules.counts(path):
         return
-    try:
-        with open(path, "rb") as file:
-            content = file.read()
-        if is_main:  # ``if __name__ == "__main__":`` counts here
-            note_source(path)
-        else:
-            observation.add_module(module, path, content, None)
-    except OSError:
+    if is_main:  # ``if __name__ == "__main__":`` counts here
+        note_source(path)
         return
+    with contextlib.suppress(OSError):  # what cannot be read cannot be imported either
+        content = Path(path).read_bytes()
+        observation.add_whole_module(module, path, content)

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from threading import current_thread, get_ident, main_thread
 from types import FrameType
@@ -56,6 +56,9 @@ ENVIRONMENT = "TEMPER_OBSERVED"
 MOST_MARKS = 2**20
 """The most marks that all modules may have in all processes together. A mark's number is a byte
 offset in the file of module records; see :meth:`Observation.add_module`."""
+
+_REPEATED = frozenset({"relative", "base", "list", "link", "module", "python"})
+"""The kinds of events of which a repetition says nothing new."""
 
 _SOMETHING_LOST = MOST_MARKS
 """The mark that says that a record is missing."""
@@ -82,6 +85,7 @@ _MADE_BY_TOOLS = ("/__pycache__/", ".egg-info/", ".dist-info/")
 """In paths that Python and installers write below a project, from what the project itself holds."""
 _TEMPORARY = ("/tmp", "/var/tmp")
 _CACHE_VARIABLES = ("HF_HOME", "TORCH_HOME", "MPLCONFIGDIR")
+_ENDS_OF_CACHES = ("_CACHE", "_CACHE_DIR", "_CACHE_HOME")
 _WRITES = os.O_WRONLY | os.O_TRUNC
 _KINDS_OF_OPEN = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_CREAT
 
@@ -104,10 +108,7 @@ class Rules:
 
     @classmethod
     def of(cls, package: str, roots: Iterable[str], known: Iterable[str]) -> "Rules":
-        """
-        Args:
-            known: the store, inputs, and other paths that are no discovered dependencies.
-        """
+        """The rules for these roots; nothing of ``known`` counts: the store, inputs and others."""
         others = (*_variants((*known, *_elsewhere())), os.path.expanduser("~/."))
         return cls(tuple(_variants(roots)), others, package, working_folder())
 
@@ -133,11 +134,8 @@ class Rules:
 
 def _variants(folders: Iterable[str]) -> Iterator[str]:
     """Folders with a trailing slash, both as given and with symbolic links resolved."""
-    found = {f"{way(folder).rstrip('/')}/" for folder in folders for way in _WAYS}
-    yield from sorted(found - {"/"})
-
-
-_WAYS: tuple[Callable[[str], str], ...] = (os.path.abspath, os.path.realpath)
+    paths = (p for f in folders for p in (os.path.abspath(f), os.path.realpath(f)))
+    yield from sorted({f"{path.rstrip('/')}/" for path in paths} - {"/"})
 
 
 def _elsewhere() -> Iterator[str]:
@@ -148,9 +146,7 @@ def _elsewhere() -> Iterator[str]:
             yield sysconfig.get_path(name)
     yield from (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
     for name, value in os.environ.items():
-        is_cache = name in _CACHE_VARIABLES or name.endswith(
-            ("_CACHE", "_CACHE_DIR", "_CACHE_HOME")
-        )
+        is_cache = name in _CACHE_VARIABLES or name.endswith(_ENDS_OF_CACHES)
         if is_cache and os.path.isabs(value):
             yield value
 
@@ -187,6 +183,8 @@ class Observation:
         own = "".join(filter(str.isalnum, folder))
         self.mark, self.look = f"__temper_ran_{own}__", f"__temper_looks_{own}__"
         self._lock: IO[str] | None = None  # held while this process or one of its forks lives
+        self._recorded: frozenset[bytes] = frozenset()  # what other processes had noted before
+        self._repeated = _REPEATED
 
     @classmethod
     def begin(cls, rules: Rules) -> "Observation":
@@ -199,10 +197,8 @@ class Observation:
         made = cls(folder, rules)
         made._lock = lock
         Path(folder, "rules").write_text(json.dumps(astuple(rules)))
-        with open(f"{folder}/marks", "wb") as file:
-            os.posix_fallocate(
-                file.fileno(), 0, MOST_MARKS + 1
-            )  # reserve the space, in case the disk becomes full
+        with open(f"{folder}/marks", "wb") as file:  # with its space, in case the disk becomes full
+            os.posix_fallocate(file.fileno(), 0, MOST_MARKS + 1)
         for path in (made.events, made.modules):
             Path(path).touch()
         os.environ[ENVIRONMENT] = folder
@@ -217,6 +213,10 @@ class Observation:
             return None
         roots, others, *names = json.loads(Path(folder, "rules").read_text())
         joined = cls(folder, Rules(tuple(roots), tuple(others), *names))
+        for file in (joined.events, joined.modules):
+            joined._recorded |= frozenset(Path(file).read_bytes().splitlines(keepends=True))
+        if not any(line.startswith(b'["kept"') for line in joined._recorded):
+            joined._repeated |= {"read"}  # after a file was kept, another read of it says more
         joined._watch()
         return joined
 
@@ -255,8 +255,19 @@ class Observation:
 
     def add_event(self, kind: str, path: str, *details: Any) -> None:
         """Record an event of a file or folder."""
+        self._add(self.events, [kind, path, *details], kind in self._repeated)
+
+    def add_whole_module(self, name: str, path: str, content: bytes) -> None:
+        """Record that a module without marks is loaded, so that any unit of it may run."""
+        self._add(self.modules, [name, path, blake3.blake3(content).hexdigest(), None], True)
+
+    def _add(self, file: str, record: list[Any], is_once: bool) -> None:
+        """Append a record; one that counts once is left out if an earlier process appended it."""
+        line = _line(record)
+        if is_once and line in self._recorded:
+            return
         try:
-            _append(self.events, [kind, path, *details])
+            _append(file, line)
         except OSError:
             self.marks[_SOMETHING_LOST] = 1
 
@@ -269,22 +280,19 @@ class Observation:
         """Record that a module of project code is loaded.
 
         Args:
-            units: the unit of each of its marks; ``None`` if it has no marks, so that any unit may
-                run.
+            units: the unit of each of its marks; ``None`` without marks, so that any may run.
 
         Returns:
             The number of the first mark: the offset of this record in the file of records. A record
-                is
-            longer than its number of marks, so no two processes get the same numbers.
+            is longer than its number of marks, so no two processes get the same numbers.
         """
         digest = blake3.blake3(content).hexdigest()
-        return _append(self.modules, [name, path, digest, units])
+        return _append(self.modules, _line([name, path, digest, units]))
 
 
-def _append(path: str, record: Any) -> int:
+def _append(path: str, line: bytes) -> int:
     """Append a line in one write, and return its offset. The file is opened each time, because a
     step may close any descriptor and reuse its number for a file of its own."""
-    line = json.dumps(record).encode("ascii") + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
         os.write(descriptor, line)
@@ -293,7 +301,11 @@ def _append(path: str, record: Any) -> int:
         os.close(descriptor)
 
 
-class _Hook:
+def _line(record: Any) -> bytes:
+    return json.dumps(record).encode("ascii") + b"\n"
+
+
+class Hook:
     """The audit hook. There is one in a process, since Python cannot remove an audit hook."""
 
     def __init__(self) -> None:
@@ -305,7 +317,7 @@ class _Hook:
         self._fast: tuple[str, ...] = ()
         self._has_links = False  # whether the step has made symbolic links
         self._has_moved = False  # whether the step has changed the working folder
-        self._handlers: dict[str, Callable[[tuple[Any, ...]], None]] = {
+        self._handlers: dict[str, Callable[..., None]] = {
             "open": self._open,
             "os.listdir": self._list,
             "os.scandir": self._scan,
@@ -316,13 +328,13 @@ class _Hook:
             "os.symlink": self._make_symbolic_link,
             "sqlite3.connect": self._connect,
             "import": self._import,
-            "pickle.find_class": self._find_class,
+            "pickle.find_class": lambda module, name: self.note_lookup(module, name.split(".")[0]),
             "ctypes.dlopen": self._load_library,
             "subprocess.Popen": self._start,
             "os.posix_spawn": self._start,
             "os.exec": self._start,
-            "os.system": self._shell,
-            "cpython.run_file": self._run_file,
+            "os.system": lambda command: self._started(_pieces(os.fsdecode(command)), None),
+            "cpython.run_file": lambda file: self.note_source(os.path.abspath(file)),
         }
 
     def watch(self, observation: "Observation | _Witness | None") -> None:
@@ -348,7 +360,7 @@ class _Hook:
         def hook(event: str, arguments: tuple[Any, ...]) -> None:
             handler = handlers.get(event)
             if handler is not None and self._observation is not None:
-                self.tell(handler, arguments)
+                self.tell(handler, *arguments)
 
         return hook
 
@@ -378,15 +390,14 @@ class _Hook:
 
     # --- events --------------------------------------------------------------------------------
 
-    def _open(self, arguments: tuple[Any, ...]) -> None:
-        name, mode, flags = arguments
+    def _open(self, name: Any, mode: Any, flags: int) -> None:
         kind = flags & _KINDS_OF_OPEN
         if (name, kind) in self._seen or (path := self._path(name)) is None:
             return
         if os.path.isabs(name):
             self._seen.add((name, kind))
-        if not self._counts(path) or _is_for_a_traceback(path):
-            return
+        if not self._counts(path) or _readers_of_source(path) == {"linecache.py"}:
+            return  # `linecache` alone reads it for a traceback
         state = state_of(path)
         if state and flags & os.O_EXCL:
             self._note_read(path, state)  # it is there, so this fails
@@ -396,34 +407,30 @@ class _Hook:
             self._write(path)
         elif kind & os.O_RDWR:
             self._read_before_change(path)
-        elif state or (
-            (mode is not None or os.path.isabs(name)) and self._may_be_missed(path, state)
-        ):
-            self._note_read(path, state)  # without a mode, the name may be relative to a descriptor
+        else:  # without a mode, the name may be relative to a descriptor
+            is_path = mode is not None or os.path.isabs(name)
+            if state or (is_path and self._may_be_missed(path, state)):
+                self._note_read(path, state)
 
     def _may_be_missed(self, path: str, state: list[int] | None) -> bool:
-        """Whether a missing project file counts; a name like ``<string>`` is not the name of a
-        file."""
+        """Whether a missing project file counts; a name like ``<string>`` names no file."""
         is_made_up = os.path.basename(path).startswith("<")
         return state is None and not is_made_up and self._is_project(path)
 
     def note_source(self, path: str) -> None:
         """Record a read of a source file that ``linecache`` served."""
-        if self._observation is not None and self._counts(path):
+        if self._counts(path):
             self._note_read(path, state_of(path))
 
     def note_look(self, path: Any, follows: bool = True) -> None:
-        """Record that code asked whether a file or folder exists, how large it is and so on.
-
-        Args:
-            follows: whether it asked about what a symbolic link points to.
-        """
+        """Record that code asked about a file or folder: whether it exists, its size and so on; if
+        it ``follows``, about what a symbolic link points to."""
         if isinstance(path, int) or ("look", (follows, path)) in self._seen:
             return
         if os.path.isabs(path):
             self._seen.add(("look", (follows, path)))
         place = self._path(path)
-        if place is None or not self._counts(place) or _is_for_source(place):
+        if place is None or not self._counts(place) or _readers_of_source(place):
             return
         if not self._is_asked_by_project():
             return
@@ -438,10 +445,9 @@ class _Hook:
         if place is None or ("link", place) in self._seen or not self._is_project(place):
             return
         self._seen.add(("link", place))
-        assert self._observation is not None
-        is_root = f"{place}/" in self._observation.rules.roots
+        is_root = self._observation is not None and f"{place}/" in self._observation.rules.roots
         if not is_root and os.path.islink(place) and self._is_asked_by_project():
-            self._observation.add_event("link", place, target_of(place))
+            self._add("link", place, target_of(place))
 
     def note_given(self, value: Any) -> None:
         """Record the files that code gave to a library which opens files in native code."""
@@ -474,8 +480,8 @@ class _Hook:
             self._note_read(path, state)
 
     def _note_listed(self, folder: str | None) -> None:
-        if folder is not None and self._counts(folder) and self._observation is not None:
-            self._observation.add_event("list", folder, folder_digest(folder))
+        if folder is not None and self._counts(folder):
+            self._add("list", folder, folder_digest(folder))
 
     def _is_asked_by_project(self) -> bool:
         """Whether code of the project is at work, and not the import of a library: libraries look
@@ -490,15 +496,14 @@ class _Hook:
     def note_lookup(self, module: str, unit: str = "*") -> None:
         """Record that code looked up a module, or a name in it, that was known only at run time."""
         file = getattr(sys.modules.get(module), "__file__", None)
-        if self._observation is None or (module, unit) in self._seen:
+        if (module, unit) in self._seen:
             return
         self._seen.add((module, unit))
         if file is None or self._counts(os.path.abspath(file)):
-            self._observation.add_event("module", module, unit)
+            self._add("module", module, unit)
 
     def note_search(self, module: str, folders: Iterable[str]) -> None:
-        """Record where code of the project looked in vain for a module that it found elsewhere or
-        not at all."""
+        """Record where project code looked in vain for a module."""
         name = module.rpartition(".")[2]
         places = [os.path.join(os.path.abspath(folder), name) for folder in folders]
         for place in places:
@@ -517,17 +522,21 @@ class _Hook:
     def note_base(self, name: str) -> None:
         """Record that code of the project made the absolute path of a name, below which it may
         look for files; ``.`` for the working folder."""
-        if self._observation is not None and not self._has_moved:
-            self._observation.add_event("base", os.path.abspath(name))
+        if not self._has_moved:
+            self._add("base", os.path.abspath(name))
 
     def is_of_project(self, path: str) -> bool:
         """Whether a source file is code of the project."""
         return not path.startswith("<") and self._is_project(os.path.abspath(path))
 
     def _note_read(self, path: str, state: list[int] | None) -> None:
-        if path not in self._read and self._observation is not None:
+        if path not in self._read:
             self._read.add(path)
-            self._observation.add_event("read", path, state)
+            self._add("read", path, state)
+
+    def _add(self, kind: str, path: str, *details: Any) -> None:
+        if self._observation is not None:
+            self._observation.add_event(kind, path, *details)
 
     def _read_before_change(self, path: str) -> None:
         """Record a file's content now, since the step may change the file in place."""
@@ -536,37 +545,35 @@ class _Hook:
             self._note_before(path)
 
     def _note_before(self, path: str) -> None:
-        if self._observation is not None and (state := state_of(path)):
-            self._observation.add_event("before", path, state, _file_digest(path))
+        if state := state_of(path):
+            self._add("before", path, state, _file_digest(path))
 
     def _note_kept(self, path: str, state: list[int]) -> None:
         """Record the content to which the step appends: it counts if the step reads it later."""
         if path not in self._read and ("written", path) not in self._seen:
-            assert self._observation is not None
-            self._observation.add_event("kept", path, state, _file_digest(path))
+            self._add("kept", path, state, _file_digest(path))
 
     def _write(self, path: str) -> None:
-        if ("written", path) in self._seen or self._observation is None:
+        if ("written", path) in self._seen:
             return
         self._seen.add(("written", path))
         if path in self._read:
             self._note_before(path)
-        self._observation.add_event("write", path)
+        self._add("write", path)
 
-    def _list(self, arguments: tuple[Any, ...]) -> None:
-        folder = self._path("." if arguments[0] is None else arguments[0])
+    def _list(self, name: Any) -> None:
+        folder = self._path("." if name is None else name)
         if folder is None or ("list", folder) in self._seen:
             return
         if _is_for_an_import() and not self._is_added(folder):
             return
         self._seen.add(("list", folder))
-        is_there = os.path.isdir(folder) or self._is_project(folder)
-        if self._counts(folder) and self._observation is not None and is_there:
-            self._observation.add_event("list", folder, folder_digest(folder))
+        if os.path.isdir(folder) or self._is_project(folder):
+            self._note_listed(folder)
 
-    def _scan(self, arguments: tuple[Any, ...]) -> None:
-        self._list(arguments)
-        folder = self._path("." if arguments[0] is None else arguments[0])
+    def _scan(self, name: Any) -> None:
+        self._list(name)
+        folder = self._path("." if name is None else name)
         if folder is not None and self._counts(folder) and _may_ask_for_sizes():
             for name in os.listdir(folder):
                 if state := state_of(path := os.path.join(folder, name)):
@@ -577,33 +584,30 @@ class _Hook:
         assert self._observation is not None
         return folder in sys.path and f"{folder}/" not in self._observation.rules.roots
 
-    def _make_folder(self, arguments: tuple[Any, ...]) -> None:
-        path = self._path(arguments[0])
-        if path and self._counts(path) and self._observation and not os.path.lexists(path):
-            self._observation.add_event("make", path)
+    def _make_folder(self, name: Any, *_: Any) -> None:
+        path = self._path(name)
+        if path and self._counts(path) and not os.path.lexists(path):
+            self._add("make", path)
 
-    def _link(self, arguments: tuple[Any, ...]) -> None:
-        path = self._path(arguments[0])
+    def _link(self, source: Any, target: Any, *_: Any) -> None:
+        path = self._path(source)
         if path is not None and self._counts(path) and ("written", path) not in self._seen:
             self._read_before_change(path)  # it may be read or changed under its other name
-        self._make_link(arguments)
+        self._make_link(target)
 
-    def _make_link(self, arguments: tuple[Any, ...]) -> None:
-        if (path := self._path(arguments[1])) is not None and self._counts(path):
+    def _make_link(self, target: Any) -> None:
+        if (path := self._path(target)) is not None and self._counts(path):
             self._write(path)
 
-    def _make_symbolic_link(self, arguments: tuple[Any, ...]) -> None:
-        self._make_link(arguments)
+    def _make_symbolic_link(self, _: Any, target: Any, *__: Any) -> None:
+        self._make_link(target)
         self._has_links = True
 
-    def _move(self, arguments: tuple[Any, ...]) -> None:
+    def _move(self, *_: Any) -> None:
         self._has_moved = True
 
-    def _find_class(self, arguments: tuple[Any, ...]) -> None:
-        self.note_lookup(arguments[0], arguments[1].partition(".")[0])
-
-    def _connect(self, arguments: tuple[Any, ...]) -> None:
-        name = os.fsdecode(arguments[0])
+    def _connect(self, database: Any) -> None:
+        name = os.fsdecode(database)
         path = self._path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
         if path is None or name in ("", ":memory:") or not self._counts(path):
             return
@@ -613,37 +617,29 @@ class _Hook:
             for file in (path, f"{path}-wal", f"{path}-journal"):
                 self._read_before_change(file)
 
-    def _import(self, arguments: tuple[Any, ...]) -> None:
-        name, file, *_ = arguments
+    def _import(self, name: str, file: Any, *_: Any) -> None:
         if file:  # an extension module
-            self._load_library((file,))
+            self._load_library(file)
         elif (frame := next(_frames(), None)) is not None:
             code = frame.f_code  # the static analysis follows its statements
             if "__import__" in code.co_names and self.is_of_project(code.co_filename):
                 self.note_search(name, taps.folders_of(name))
 
-    def _load_library(self, arguments: tuple[Any, ...]) -> None:
-        path = self._path(arguments[0]) if arguments[0] else None
+    def _load_library(self, name: Any) -> None:
+        path = self._path(name) if name else None
         if path is not None and self._counts(path) and (state := state_of(path)):
             self._note_read(path, state)
 
-    def _run_file(self, arguments: tuple[Any, ...]) -> None:
-        self.note_source(os.path.abspath(arguments[0]))
-
-    def _shell(self, arguments: tuple[Any, ...]) -> None:
-        self._started(_pieces(os.fsdecode(arguments[0])), None)
-
-    def _start(self, arguments: tuple[Any, ...]) -> None:
-        program, words = arguments[0], arguments[1]
-        folder = arguments[2] if len(arguments) == 4 else None  # the working folder, from Popen
+    def _start(self, program: Any, words: Any, *rest: Any) -> None:
+        *folder, environment = rest  # `Popen` tells the working folder
         words = [words] if isinstance(words, str | bytes | os.PathLike) else list(words)
         words = [os.fsdecode(word) for word in (program, *words) if word]
-        search = (arguments[-1] or os.environ).get("PATH")
-        self._started([shutil.which(words[0], path=search) or words[0], *words], folder)
+        search = (environment or os.environ).get("PATH")
+        program = shutil.which(words[0], path=search) or words[0]
+        self._started([program, *words], next(iter(folder), None))
 
     def _started(self, words: list[str], folder: Any) -> None:
-        """Record the project files that a command names, and whether it starts a Python that
-        imports project code."""
+        """Record the project files in a command, and whether it starts a Python with them."""
         if (observation := self._observation) is None:
             return
         where = os.path.abspath(os.fsdecode(folder) if folder else ".")
@@ -714,7 +710,7 @@ class _Hook:
         return self._observation is not None and self._observation.rules.is_project(path)
 
 
-_hook = _Hook()
+_hook = Hook()
 unobserved = _hook.unobserved
 """A context in which this thread's events are not recorded: they are not the step's."""
 note_source = _hook.note_source
@@ -746,8 +742,7 @@ def witnessed(rules: Rules) -> Iterator[list[tuple[str, str]]]:
 
 
 def state_of(path: str) -> list[int] | None:
-    """Numbers that change when a file's content changes; ``None`` if there is no file, empty if it
-    is not a regular file."""
+    """Numbers that change with a file's content; ``None`` without a file, empty for a folder."""
     try:
         now = os.stat(path)
     except (OSError, ValueError):  # a manifest may name what no file system can
@@ -782,8 +777,7 @@ def _file_digest(path: str) -> str:
 
 
 def folder_digest(folder: str) -> str:
-    """The digest of the names in a folder, not of their content; :data:`ABSENT` if there is
-    none."""
+    """The digest of the names in a folder; :data:`ABSENT` if there is none."""
     try:
         names = sorted(name for name in os.listdir(folder) if name != "__pycache__")
     except (OSError, ValueError):
@@ -799,10 +793,8 @@ def _pieces(word: str) -> list[str]:
         inside = shlex.shlex(word, posix=True, punctuation_chars=True)
         inside.commenters = ""
         with contextlib.suppress(ValueError):
-            words = list(inside)
-            found += [
-                w for before, w in zip(("", *words), words, strict=False) if ">" not in before
-            ]
+            words = ["", *inside]
+            found += [word for before, word in pairwise(words) if ">" not in before]
     found += _BELOW_A_VARIABLE.findall(word)
     found += [piece[2:] for piece in found if piece.startswith("-")]
     return found + [piece.partition("=")[2] for piece in found if "=" in piece]
@@ -827,7 +819,7 @@ def _words_of_script(path: str, *state: int) -> list[str]:
 
 def _files_of(pieces: list[str], folder: str, rules: Rules) -> Iterator[str]:
     """The files that the words of a command name, as paths or, after ``-m``, as modules."""
-    for before, piece in zip(("", *pieces), pieces, strict=False):
+    for before, piece in pairwise(("", *pieces)):
         inner = piece.replace(".", "/")
         names = [f"{inner}.py", f"{inner}/__main__.py"] if before == "-m" else [piece]
         for place in (folder, *rules.roots) if before == "-m" else [folder]:
@@ -859,19 +851,10 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _is_for_a_traceback(path: str) -> bool:
-    """Whether ``linecache`` reads a source for a traceback, and not for ``inspect``."""
-    if not path.endswith(".py"):
-        return False
-    callers = [os.path.basename(name) for name in _callers()]
-    return "linecache.py" in callers and "inspect.py" not in callers
-
-
-def _is_for_source(path: str) -> bool:
-    """Whether ``inspect`` or ``linecache`` asks for a source file."""
-    if not path.endswith(".py"):
-        return False
-    return not {"inspect.py", "linecache.py"}.isdisjoint(map(os.path.basename, _callers()))
+def _readers_of_source(path: str) -> set[str]:
+    """Which of ``inspect`` and ``linecache`` are among the callers, for a source file."""
+    callers = map(os.path.basename, _callers()) if path.endswith(".py") else ()
+    return {"inspect.py", "linecache.py"}.intersection(callers)
 
 
 def _is_for_an_import() -> bool:

@@ -57,11 +57,8 @@ class Snapshot:
         SourceFileLoader.get_code = _PLAIN  # type: ignore[method-assign]
 
     def adopt(self, sources: Mapping[str, bytes]) -> None:
-        """Use the bytes from which a closure was computed.
-
-        Raises:
-            TemperError: a file has already been loaded with other bytes.
-        """
+        """Use the bytes from which a closure was computed. Raise `TemperError` if a file has been
+        loaded with other bytes."""
         sources = {os.path.abspath(path): content for path, content in sources.items()}
         for path, content in self._loaded.items():
             if sources.get(path, content) != content:

@@ -17,8 +17,11 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.observed.observation import Hook
 
 _CORE = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/"
 _NO_LOOKUPS = (_CORE, "<frozen importlib", "/torch/_dynamo/", "/torch/_inductor/")
@@ -26,21 +29,7 @@ _NO_LOOKUPS = (_CORE, "<frozen importlib", "/torch/_dynamo/", "/torch/_inductor/
 package, the import system, which imports the parents of a package, and compilers of functions."""
 
 
-class Hook(Protocol):
-    """What is told; each is a method of the audit hook in ``observation``."""
-
-    def tell(self, note: Callable[..., None], *arguments: Any) -> None: ...
-    def note_source(self, path: str) -> None: ...
-    def note_lookup(self, module: str, unit: str = "*") -> None: ...
-    def note_search(self, module: str, folders: Iterable[str]) -> None: ...
-    def note_look(self, path: Any, follows: bool = True) -> None: ...
-    def note_link(self, path: Any) -> None: ...
-    def note_base(self, name: str) -> None: ...
-    def is_of_project(self, path: str) -> bool: ...
-    def additions(self, environment: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]: ...
-
-
-def install(hook: Hook) -> None:
+def install(hook: "Hook") -> None:
     """Replace the functions, in this process and for good."""
     _tap_imports(hook)
     _tap_searches(hook)
@@ -52,15 +41,14 @@ def install(hook: Hook) -> None:
 
 
 def _caller(depth: int = 3) -> str:
-    """The file of the code that called the function of the library that called the replacement;
-    empty if no Python code did."""
+    """The file of the caller's caller; empty if no Python code is there."""
     try:
         return sys._getframe(depth).f_code.co_filename
     except ValueError:
         return ""
 
 
-def _tap_imports(hook: Hook) -> None:
+def _tap_imports(hook: "Hook") -> None:
     """``import_module`` calls this function, wherever and whenever it was imported."""
     bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
     plain = bootstrap._gcd_import
@@ -83,7 +71,7 @@ def _tap_imports(hook: Hook) -> None:
     bootstrap._gcd_import = _gcd_import
 
 
-def _tap_searches(hook: Hook) -> None:
+def _tap_searches(hook: "Hook") -> None:
     """``importlib.util.find_spec`` calls this function."""
     util: Any = importlib.util
     plain = util._find_spec
@@ -97,7 +85,7 @@ def _tap_searches(hook: Hook) -> None:
     util._find_spec = _find_spec
 
 
-def _note_search(hook: Hook, caller: str, module: str) -> None:
+def _note_search(hook: "Hook", caller: str, module: str) -> None:
     """Libraries look for many modules of other libraries; only code of the project counts."""
     if caller and hook.is_of_project(caller):
         hook.note_search(module, folders_of(module))
@@ -109,7 +97,7 @@ def folders_of(module: str) -> Iterable[str]:
     return sys.modules[package].__path__ if package else sys.path
 
 
-def _tap_lines(hook: Hook) -> None:
+def _tap_lines(hook: "Hook") -> None:
     """Tracebacks read lines too, but only code of the project puts them into a result."""
     plain = linecache.getlines
 
@@ -126,7 +114,7 @@ def _tap_lines(hook: Hook) -> None:
     linecache.getlines = getlines
 
 
-def _tap_source(hook: Hook) -> None:
+def _tap_source(hook: "Hook") -> None:
     """``inspect.getsource`` and similar functions open no file."""
     plain = inspect.findsource
 
@@ -155,7 +143,7 @@ def _resolves() -> bool:
     return "pathlib" in code.co_filename or "posixpath" in code.co_filename
 
 
-def _tap_files(hook: Hook) -> None:
+def _tap_files(hook: "Hook") -> None:
     """``exists``, ``is_file`` and ``getsize`` call ``stat``; ``lexists`` and ``glob`` ``lstat``.
     ``realpath`` calls ``lstat`` for every parent folder, and ``readlink`` for every link."""
     plain, plain_lstat, plain_access, plain_readlink = os.stat, os.lstat, os.access, os.readlink
@@ -191,7 +179,7 @@ def _tap_files(hook: Hook) -> None:
         setattr(os, function.__name__, function)
 
 
-def _tap_working_folder(hook: Hook) -> None:
+def _tap_working_folder(hook: "Hook") -> None:
     """``abspath``, ``realpath``, ``Path.cwd`` and ``Path.absolute`` call ``getcwd``."""
     plain = os.getcwd
 
@@ -203,7 +191,7 @@ def _tap_working_folder(hook: Hook) -> None:
     os.getcwd = getcwd
 
 
-def _note_base(hook: Hook, frame: Any) -> None:
+def _note_base(hook: "Hook", frame: Any) -> None:
     """Note the path that code of the project makes absolute; ``.`` for the working folder."""
     base = "."
     while frame is not None and frame.f_code.co_filename in _PATHS:
@@ -213,7 +201,7 @@ def _note_base(hook: Hook, frame: Any) -> None:
         hook.note_base(os.fsdecode(base))
 
 
-def _tap_processes(hook: Hook) -> None:
+def _tap_processes(hook: "Hook") -> None:
     """``subprocess`` starts every process with one of the first two functions. A process of
     ``multiprocessing`` joins by itself."""
     plain, plain_spawn, plain_system = subprocess._fork_exec, os.posix_spawn, os.system  # type: ignore[attr-defined]
@@ -232,9 +220,7 @@ def _tap_processes(hook: Hook) -> None:
         return plain_spawn(path, argv, {**own, **hook.additions(own)}, **how)
 
     def system(command: Any) -> int:
-        added = {
-            os.fsdecode(name): os.fsdecode(v) for name, v in hook.additions(os.environb).items()
-        }
+        added = {os.fsdecode(n): os.fsdecode(v) for n, v in hook.additions(os.environb).items()}
         for name, value in added.items():
             os.putenv(name, value)
         try:
@@ -255,8 +241,7 @@ def _entries(environment: Iterable[bytes]) -> dict[bytes, bytes]:
 
 
 def follow_every_process() -> None:
-    """Let processes of ``multiprocessing`` be observed as other processes are, where no worker's
-    code makes them join."""
+    """Observe processes of ``multiprocessing`` as well, where no worker's code makes them join."""
     _posixsubprocess.fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
 
 

@@ -6,6 +6,7 @@ Each function lists the whole store once; finding leases also costs one request 
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -25,8 +26,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """False only if certainly nobody holds it. That a process on another machine has died is
-        found out only by a process that waits for the lease."""
+        """False only if certainly nobody holds it; a death on another machine is unknown."""
         return self.holder is not None and not self.holder.is_gone()
 
     @property
@@ -80,20 +80,16 @@ def holding_runs(found: Iterable[Lease]) -> frozenset[str]:
 def attempts(store: Store, step: str = "") -> list[Attempt]:
     """Every attempt, of one step or of all, oldest first."""
     prefix = f"{step}/" if step else ""
-    sizes: dict[tuple[str, str, str], int] = {}
-    contents: dict[tuple[str, str, str], int] = {}
+    sizes: Counter[tuple[str, str, str]] = Counter()
+    contents: Counter[tuple[str, str, str]] = Counter()
     for path, size in store.objects.sizes(f"{store.root}/attempts/{step}".rstrip("/")).items():
         parts = f"{prefix}{path}".split("/")
-        if len(parts) > 3 and _is_place(*parts[:3]):
+        if len(parts) > 3 and is_step(parts[0]) and is_key(parts[1]) and is_attempt(parts[2]):
             place = (parts[0], parts[1], parts[2])
-            sizes[place] = sizes.get(place, 0) + size
-            contents[place] = contents.get(place, 0) + (size if parts[3] == "content" else 0)
+            sizes[place] += size
+            contents[place] += size if parts[3] == "content" else 0
     found = [Attempt(*place, size, contents[place]) for place, size in sizes.items()]
     return sorted(found, key=lambda attempt: attempt.name)
-
-
-def _is_place(step: str, key: str, attempt: str) -> bool:
-    return is_step(step) and is_key(key) and is_attempt(attempt)
 
 
 @contextlib.contextmanager

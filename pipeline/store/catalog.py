@@ -47,8 +47,7 @@ class Catalog:
         self._shelves: dict[str, _Shelf] = {}
 
     def latest(self, step: str, key: str) -> Manifest | None:
-        """The latest generation of a key, as of the listing of its step and later calls of
-        `add`."""
+        """The latest generation of a key, as of the listing of its step and later additions."""
         shelf = self._shelf(step)
         if key not in shelf.generations:
             return None

@@ -37,8 +37,7 @@ def known_kind(manifest: Manifest) -> Kind:
 
 
 def is_known(reference: str) -> bool:
-    """Whether ``module:name`` is in a module that is imported already, or that ships with
-    Temper."""
+    """Whether ``module:name`` is in a module that is imported, or that ships with Temper."""
     module = reference.partition(":")[0]
     return is_reference(reference) and (module in sys.modules or is_shipped(module))
 

@@ -66,8 +66,7 @@ def _made(run: Run, result: str) -> tuple[str, str] | None:
 
 
 def link_results(store: Store, experiment: str, results: Mapping[str, Manifest]) -> None:
-    """Link every result under ``latest/``, each atomically. It never fails: run records hold the
-    same."""
+    """Link every result under ``latest/``. It never fails: run records hold the same."""
     if not isinstance(store.objects, LocalObjects):
         return
     folder = f"{store.root}/latest/{_file_name(experiment)}"

@@ -47,8 +47,7 @@ from pipeline.store.objects import Entry, LocalObjects, open_objects
 from pipeline.store.stored import is_step, parse_json
 
 LAYOUT_VERSION = 2
-"""Version 2 added generations, marks, leases, accepted code and the index; version 1 is
-readable."""
+"""Version 2 added generations, marks, leases, accepted code, index; 1 is readable."""
 READABLE_LAYOUTS = (1, 2)
 _READERS = 16
 
@@ -84,13 +83,12 @@ class Store:
 
     def prepare(self) -> None:
         """Make the store ready for writing, and check that its layout is known."""
-        path, layout = f"{self.root}/temper.json", {"layout": LAYOUT_VERSION}
-        try:
-            self.objects.create(path, json.dumps(layout).encode())
+        path = f"{self.root}/temper.json"
+        layout = json.dumps({"layout": LAYOUT_VERSION}).encode()
+        with self._writing():
+            self.objects.create(path, layout)
             if self.check_layout() < LAYOUT_VERSION:
-                self.objects.replace(path, json.dumps(layout).encode())
-        except OSError as error:
-            raise self._unwritable(error) from error
+                self.objects.replace(path, layout)
 
     def check_layout(self) -> int:
         """The layout version of the store; the present version if the store is empty.
@@ -165,18 +163,15 @@ class Store:
         return found
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Commit an attempt. Return the committed manifest: another one's, if that was committed
-        first."""
+        """Commit an attempt. Return the committed manifest: another one's, if that came first."""
         path = self.manifest_path(manifest.step, manifest.key, manifest.generation)
         data = manifest.to_json()
         try:
             Manifest.from_dict(parse_json(data))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise TemperError(f"{manifest.step}: its result cannot be recorded: {error}") from error
-        try:
+        with self._writing():
             self.objects.create(path, data)
-        except OSError as error:
-            raise self._unwritable(error) from error
         committed = self.manifest(manifest.step, manifest.key, manifest.generation)
         if committed is None:
             raise TemperError(f"the manifest of {manifest.step} vanished from {self.url} on commit")
@@ -191,31 +186,24 @@ class Store:
     # --- data that is let go, lost or damaged ------------------------------------------------
 
     def lost_files(self, manifest: Manifest) -> list[str]:
-        """The names of content files that are missing or have another size than the committed
-        one."""
+        """The names of content files that are missing or have another size than committed."""
         return self.lost_among([manifest]).get(manifest.attempt, [])
 
     def lost_among(self, manifests: Iterable[Manifest]) -> dict[str, list[str]]:
-        """The result of :meth:`lost_files` for many artifacts, by attempt, without intact
-        artifacts."""
+        """The lost files of many artifacts, by attempt, without intact artifacts."""
         manifests = list(manifests)
-        sizes = self.content_sizes(manifests)
+        found = self.contents(manifests, with_others=False)
         lost = {
-            m.attempt: [n for n, entry in m.files.items() if sizes[m.attempt].get(n) != entry.size]
+            m.attempt: [n for n, e in m.files.items() if found[m.attempt][0].get(n) != e.size]
             for m in manifests
         }
         return {attempt: names for attempt, names in lost.items() if names}
 
-    def content_sizes(self, manifests: Iterable[Manifest]) -> dict[str, dict[str, int]]:
-        """The sizes of the existing content files of artifacts, by attempt and name. It costs one
-        listing for each step name."""
-        return {attempt: sizes for attempt, (sizes, _) in self.contents(manifests, False).items()}
-
     def contents(
         self, manifests: Iterable[Manifest], with_others: bool = True
     ) -> dict[str, tuple[dict[str, int], Sequence[str]]]:
-        """The result of :meth:`content_sizes`, with the names of additional files in an
-        artifact."""
+        """The sizes of the existing content files of artifacts by attempt and name, and the names
+        of additional files in each. It costs one listing for each step name."""
         by_step: dict[str, list[Manifest]] = {}
         for manifest in manifests:
             by_step.setdefault(manifest.step, []).append(manifest)
@@ -229,18 +217,18 @@ class Store:
                     content = self.content_path(manifest)
                     inside = listing.within(f"{content}/".removeprefix(f"{folder}/"))
                     sizes = {n: inside[n] for n in manifest.files if n in inside}
-                    others = self.objects.others if with_others else _no_others
-                    found[manifest.attempt] = sizes, others(content, manifest.files, inside)
+                    others: Sequence[str] = ()
+                    if with_others:
+                        others = self.objects.strangers(content, manifest.files, inside)
+                    found[manifest.attempt] = sizes, others
         return found
 
     def mark(self, manifest: Manifest, loss: DataLoss) -> None:
         """Mark that an artifact's data is gone; its manifest stays."""
         path = self.manifest_path(manifest.step, manifest.key, manifest.generation, loss)
         note = {"attempt": manifest.attempt, "time": time.strftime("%FT%TZ", time.gmtime())}
-        try:
+        with self._writing():
             self.objects.create(path, json.dumps(note).encode())
-        except OSError as error:
-            raise self._unwritable(error) from error
 
     def evict(self, manifest: Manifest) -> None:
         """Delete an artifact's data and keep its manifest."""
@@ -253,10 +241,8 @@ class Store:
         """Record that two states of a step's code (``made_by`` of a recipe) are equivalent."""
         record = {"made_by": [one, other], **note}
         path = f"{self.root}/accepted/{step}/{_accepted_name(one, other)}"
-        try:
+        with self._writing():
             self.objects.create(path, json.dumps(record, indent=1).encode())
-        except OSError as error:
-            raise self._unwritable(error) from error
 
     def accepted(self, step: str) -> list[tuple[Any, Any]]:
         """All recorded pairs of equivalent states of a step's code."""
@@ -312,10 +298,7 @@ class Store:
         return path
 
     def _require_no_link(self, scratch: Path) -> None:
-        """
-        Raises:
-            TemperError: the path contains a link, which would lead the step to write elsewhere.
-        """
+        """Refuse a path with a link, which would lead the step to write elsewhere."""
         if isinstance(self.objects, LocalObjects):
             with self.reading(str(scratch)):
                 self.objects.require_own(str(scratch))
@@ -331,12 +314,8 @@ class Store:
         return f"{self.root}/scratch/{step}/{key}"
 
     def forget_scratch(self, step: str, key: str, staged: bool = False) -> None:
-        """Delete everything that only an unfinished step needs. It never fails: leftovers only cost
-        space.
-
-        Args:
-            staged: whether a remote store has copies of the scratch folder.
-        """
+        """Delete what only an unfinished step needs, and its copies if it is ``staged``. It never
+        fails: leftovers only cost space."""
         folder = self.scratch_root() / step
         with contextlib.suppress(TemperError):
             self._require_no_link(folder / key)
@@ -351,22 +330,18 @@ class Store:
                 self.objects.remove_tree(self.staged_scratch(step, key))
 
     def job_path(self, step: str, key: str) -> str:
-        """The path of the record of the job that makes a key; see
-        :mod:`pipeline.launchers.jobs`."""
+        """The path of the record of a key's job; see :mod:`pipeline.launchers.jobs`."""
         return f"{self.root}/jobs/{step}/{key}.json"
 
     def record_run(self, record: dict[str, Any]) -> str:
         """Write the record of one invocation, and return its path."""
         path = f"{self.root}/runs/{record['run']}.json"
-        try:
+        with self._writing():
             self.objects.replace(path, json.dumps(record, indent=1).encode())
-        except OSError as error:
-            raise self._unwritable(error) from error
         return path
 
     def record_step(self, run: str, fingerprint: str, went: dict[str, Any]) -> None:
-        """Record the outcome of a step of a running run. It never fails: the record of the run will
-        contain the outcome too."""
+        """Record a step's outcome in a running run. It never fails: the run's record has it too."""
         with contextlib.suppress(OSError):
             path = f"{self.root}/runs/{run}/{fingerprint}.json"
             self.objects.replace(path, json.dumps(went).encode())
@@ -385,31 +360,19 @@ class Store:
         return found
 
     def forget_steps_of_run(self, run: str) -> None:
-        """Remove the objects that :meth:`record_step` wrote. It never fails: leftovers only cost
-        space."""
+        """Remove what :meth:`record_step` wrote. It never fails: leftovers only cost space."""
         with contextlib.suppress(OSError):
             self.objects.remove_tree(f"{self.root}/runs/{run}")
 
-    def runs(self) -> list[dict[str, Any]]:
-        """The record of every invocation, oldest first."""
-        records = []
-        folder = f"{self.root}/runs"
-        for entry in self.listing(folder):
-            with contextlib.suppress(ValueError):
-                record = parse_json(self.read(f"{folder}/{entry.name}") or b"")
-                if isinstance(record, dict) and f"{record.get('run')}.json" == entry.name:
-                    records.append(record)
-        return sorted(records, key=lambda record: record["run"])
-
-    def _unwritable(self, error: OSError) -> TemperError:
-        return TemperError(
-            f"cannot write to the store {self.url}: {_reason(error)}; "
-            "set store=PATH_OR_URL (or TEMPER_STORE) to a place you can write to"
-        )
-
-
-def _no_others(*_: object) -> Sequence[str]:
-    return ()
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TemperError(
+                f"cannot write to the store {self.url}: {_reason(error)}; "
+                "set store=PATH_OR_URL (or TEMPER_STORE) to a place you can write to"
+            ) from error
 
 
 def _accepted_name(one: Json, other: Json) -> str:

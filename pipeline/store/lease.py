@@ -79,8 +79,7 @@ class Holder:
         return json.dumps(asdict(self)).encode()
 
     def is_gone(self) -> bool:
-        """True if the holder was a process of this machine and has ended; False if that is
-        unknown."""
+        """True if the holder was a process of this machine and has ended; False if unknown."""
         if not self.machine or self.machine != _machine():
             return False
         if not processes.exists(self.pid):
@@ -108,11 +107,9 @@ class Leases:
     """
 
     def __init__(self, objects: Objects, root: str, run: str, ttl: float = TTL, beat: float = BEAT):
-        self._objects = objects
-        self._folder = f"{root}/leases"
+        self._objects, self._folder = objects, f"{root}/leases"
         self._run = run
-        self._ttl = ttl
-        self._beat = beat
+        self._ttl, self._beat = ttl, beat
         self._poll = min(LOCAL_POLL if objects.is_local else REMOTE_POLL, beat)
 
     def acquire(
@@ -146,9 +143,9 @@ class Leases:
             if wait.looks > 1 and done():  # call it after the look, which may have seen a release
                 return None
             if epoch is not None:
+                mine = replace(mine, epoch=epoch)
                 with wait.failures_tolerated():
-                    lease = self._take(wait.chain, wait.state.number, replace(mine, epoch=epoch))
-                    if lease is not None:
+                    if lease := self._take(wait.chain, wait.state.number, mine):
                         return lease
             holder = wait.state.holder
             if holder is not None and holder.owner not in announced:
@@ -185,12 +182,8 @@ class Leases:
         return {key: holder for key, holder in found.items() if holder and not holder.is_gone()}
 
     def holder(self, step: str, key: str) -> Holder | None:
-        """The holder of one lease; ``None`` if nobody holds it. It costs a listing and two
-        requests.
-
-        Raises:
-            TemperError: the record of the lease is damaged.
-        """
+        """The holder of one lease, for a listing and two requests; ``None`` if nobody holds it.
+        Raise `TemperError` if its record is damaged."""
         holder = self._chain(step, key).look().holder
         return None if holder is None or holder.is_gone() else holder
 
@@ -211,11 +204,9 @@ class Leases:
         )
 
     def _take(self, chain: "Chain", number: int, holder: Holder) -> "Lease | None":
-        asked = _clocks()
-        holder = replace(holder, beat=number + 1)
-        if chain.extend(number, holder.to_json()):
-            return Lease(chain, holder, asked, self._ttl, self._beat)
-        return None
+        asked, holder = _clocks(), replace(holder, beat=number + 1)
+        won = chain.extend(number, holder.to_json())
+        return Lease(chain, holder, asked, self._ttl, self._beat) if won else None
 
 
 class Lease:
@@ -236,20 +227,15 @@ class Lease:
         self.epoch = holder.epoch
         self.lost = threading.Event()
         self._over = threading.Event()  # lost or released
-        self._chain = chain
-        self._holder = holder
-        self._renewed = asked
-        self._ttl = ttl
-        self._beat = beat
+        self._chain, self._holder, self._renewed = chain, holder, asked
+        self._ttl, self._beat = ttl, beat
         self._lock = threading.Lock()
         for work in (self._keep, self._watch):
             threading.Thread(target=work, name=f"lease {chain.folder}", daemon=True).start()
 
     def confirm(self) -> bool:
         """Renew the lease now. False if it is lost or was released."""
-        while not self._over.is_set():
-            if self._renew():
-                break
+        while not self._over.is_set() and not self._renew():
             self._over.wait(self._beat / 5)
         return not self._over.is_set()
 
@@ -321,11 +307,8 @@ class Chain:
     folder: str
 
     def look(self, known: State | None = None) -> State:
-        """The present state; it costs only one listing if the state is `known`.
-
-        Raises:
-            TemperError: the record is damaged.
-        """
+        """The present state; it costs only one listing if the state is `known`. Raise `TemperError`
+        if the record is damaged."""
         for _ in range(TRIES):
             number = max(self._numbers(), default=0)
             if known is not None and number == known.number:
@@ -358,10 +341,7 @@ class Chain:
         return [number for number in numbers if number is not None]
 
     def _require_no_folder(self, path: str) -> None:
-        """
-        Raises:
-            TemperError: the obstacle is a folder, not an object.
-        """
+        """Refuse a folder in the place of an object."""
         if path.rpartition("/")[2] in self.objects.folders(self.folder):
             url = self.objects.url_of(path)
             raise TemperError(f"{url} is a folder where a lease keeps its state; delete it")
@@ -391,8 +371,7 @@ class Chain:
 
 @dataclass
 class _Wait:
-    """A process that waits for a lease: the chain's last seen state, and since when it is
-    unchanged."""
+    """A process that waits for a lease: the chain's last state, and since when it is unchanged."""
 
     chain: Chain
     ttl: float
@@ -423,8 +402,7 @@ class _Wait:
 
 
 def chains(objects: Objects, folder: str) -> dict[str, Chain | None]:
-    """The chain of every lease below a folder, by its relative path; ``None`` for a released lease.
-    It costs one listing."""
+    """The chain of each lease below a folder, ``None`` once released; it costs one listing."""
     last: dict[str, tuple[int, int]] = {}
     for path, size in objects.sizes(folder).items():
         place, _, name = path.rpartition("/")
@@ -443,8 +421,7 @@ def number_of(name: str) -> int | None:
 
 
 def _clocks() -> tuple[float, float]:
-    """Two clocks in seconds: the first stops while the machine is suspended, the second does
-    not."""
+    """Two clocks in seconds: the first stops while the machine is suspended."""
     monotonic = time.monotonic()
     if hasattr(time, "CLOCK_BOOTTIME"):
         return monotonic, time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -452,8 +429,7 @@ def _clocks() -> tuple[float, float]:
 
 
 def _machine() -> str:
-    """Identifies the scope in which process ids are unique: this boot and namespace; only on
-    Linux."""
+    """Identifies the scope of process ids: this boot and namespace; only on Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -463,9 +439,7 @@ def _machine() -> str:
 
 def _process_start(pid: int) -> str | None:
     """The start of a process in ticks since boot; "" if it has ended, ``None`` if unknown."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    if not (found := processes.status(pid)):
         return None
-    state, start = fields[0], fields[19]
+    state, start = found[0], found[19]
     return "" if state in "ZX" else start

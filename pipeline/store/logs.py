@@ -61,11 +61,8 @@ def follow(log: GrowingLog, is_over: Callable[[], bool]) -> Iterator[str]:
 
 
 def newest_log(store: Store, step: str, key: str, since: str = "") -> str | None:
-    """The path of the log of the newest attempt at a key, if there is one.
-
-    Args:
-        since: ignore an attempt that began before this stamp and has ended.
-    """
+    """The path of the log of the newest attempt at a key, if there is one and it has not ended
+    before the stamp ``since``."""
     folder = f"{store.root}/attempts/{step}/{key}"
     with contextlib.suppress(OSError):
         if names := sorted(store.objects.folders(folder)):

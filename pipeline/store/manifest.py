@@ -63,10 +63,7 @@ class Discovered:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Discovered":
-        """
-        Raises:
-            TypeError: the data has another form.
-        """
+        """Raise `TypeError` if the data has another form."""
         found = cls(**data)
         for named in (found.code, found.files, found.folders):
             if not isinstance(named, dict) or not all(isinstance(v, str) for v in named.values()):
@@ -161,10 +158,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, url: str) -> "Manifest":
-        """
-        Raises:
-            TemperError: the data is no manifest; the message says what to do.
-        """
+        """Raise `TemperError`, which says what to do, if the data is no manifest."""
         try:
             return cls.from_dict(parse_json(data))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -174,11 +168,8 @@ class Manifest:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Manifest":
-        """
-        Raises:
-            ValueError, TypeError, KeyError, AttributeError, RecursionError: the data is no
-                manifest, its key or digest does not match its content, or a name in it is invalid.
-        """
+        """Raise `ValueError`, `TypeError`, `KeyError`, `AttributeError` or `RecursionError` for
+        what is no manifest, has an invalid name, or another key or digest than its content."""
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         known["inputs"] = tuple(_input_entry(entry) for entry in data["inputs"])
         known["files"] = file_entries(data["files"])
@@ -194,10 +185,7 @@ class Manifest:
         return made
 
     def _require_forms(self) -> None:
-        """
-        Raises:
-            ValueError: a name is invalid, or a value has another type or size.
-        """
+        """Raise `ValueError` if a name is invalid, or a value has another type or size."""
         problems = (
             ("step", not is_step(self.step)),
             ("key", not is_key(self.key)),
@@ -219,10 +207,7 @@ class Manifest:
                 raise ValueError(f"its {name} is {getattr(self, name)!r:.80}")
 
     def require_place(self, step: str, key: str, generation: int) -> None:
-        """
-        Raises:
-            ValueError: this is the manifest of another artifact.
-        """
+        """Raise `ValueError` if this is the manifest of another artifact."""
         if (self.step, self.key, self.generation) != (step, key, generation):
             raise ValueError(f"it is the manifest of {self.name}, generation {self.generation}")
 
@@ -233,11 +218,8 @@ def files_digest(files: Mapping[str, FileEntry]) -> str:
 
 
 def file_entries(data: Any) -> dict[str, FileEntry]:
-    """Parse the description of files in JSON.
-
-    Raises:
-        ValueError, TypeError, AttributeError: a name, size or digest is invalid.
-    """
+    """Parse the description of files in JSON. Raise `ValueError`, `TypeError` or `AttributeError`
+    for an invalid name, size or digest."""
     found = {}
     for name, entry in data.items():
         described = FileEntry(**entry)

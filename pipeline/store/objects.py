@@ -54,11 +54,8 @@ class Entry:
 
 @dataclass
 class Listing:
-    """The content of a folder: objects by their path relative to it, and its subfolders.
-
-    Attributes:
-        strange: paths that are no valid file names; they are in no other attribute.
-    """
+    """The content of a folder: objects by their path relative to it, its subfolders, and apart from
+    these, ``strange`` paths, which are no valid file names."""
 
     objects: dict[str, Entry] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
@@ -103,11 +100,8 @@ def open_objects(url: str) -> tuple["Objects", str]:
 
 
 class Objects:
-    """The objects of any fsspec file system whose ``pipe_file`` supports ``mode="create"``.
-
-    Args:
-        root: the root of the store; only objects below it are requested.
-    """
+    """The objects below a root, in any fsspec file system whose ``pipe_file`` supports
+    ``mode="create"``."""
 
     is_local = False
 
@@ -119,8 +113,7 @@ class Objects:
 
     @property
     def fs(self) -> Any:
-        """The file system. A forked process opens it again, since connections do not survive a
-        fork."""
+        """The file system; a forked process opens it again, since connections do not survive."""
         if self._process != os.getpid():
             self._inherited.append(self._fs)  # if collected here, it would close the parent's
             self._fs = type(self._fs)(*self._fs.storage_args, **self._fs.storage_options)
@@ -149,8 +142,7 @@ class Objects:
             return True
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write an object, and replace an existing one; readers see either the old or the new
-        one."""
+        """Write or replace an object; readers see either the old or the new one."""
         with self._failures_of("write", path):
             self.fs.pipe_file(path, data)
 
@@ -178,13 +170,11 @@ class Objects:
         """The whole content of a folder."""
         return self._listing_of(folder, recursive=True)
 
-    def strangers(self, folder: str, known: Collection[str]) -> list[str]:
-        """The content of a folder besides the known files."""
-        return self.others(folder, known, self.below(folder).within(""))
-
-    def others(self, folder: str, known: Collection[str], listed: Collection[str]) -> list[str]:
-        """Like :meth:`strangers`, for a folder that has been listed already."""
-        return sorted({*listed} - {*known})
+    def strangers(
+        self, folder: str, known: Collection[str], listed: Collection[str] | None = None
+    ) -> list[str]:
+        """The content of a folder, which may have been listed already, besides the known files."""
+        return sorted({*(self.below(folder).within("") if listed is None else listed)} - {*known})
 
     def list(self, folder: str) -> list[Entry]:
         """The objects directly in a folder, sorted by name, without those that start with a dot."""
@@ -193,11 +183,8 @@ class Objects:
         return sorted(visible, key=lambda entry: entry.name)
 
     def download(self, folder: str, local: Path) -> None:
-        """Copy a folder to local disk; if there is none, make an empty folder.
-
-        Raises:
-            OSError: the copy failed or is incomplete.
-        """
+        """Copy a folder to local disk; without one, make an empty folder. Raise `OSError` if the
+        copy failed or is incomplete."""
         found = self._listing_of(folder, recursive=True)
         if found.strange:
             raise OSError(f"{self.url_of(folder)} holds {found.strange[0]!r}: no name of a file")
@@ -207,11 +194,7 @@ class Objects:
         _require_same(sizes, _local_sizes(local), str(local))
 
     def upload(self, local: Path, folder: str) -> None:
-        """Copy a folder from local disk.
-
-        Raises:
-            OSError: the copy failed or is incomplete.
-        """
+        """Copy a folder from local disk. Raise `OSError` if the copy failed or is incomplete."""
         sizes = _local_sizes(local)
         self.put({f"{folder}/{path}": local / path for path in sizes})
         _require_same(sizes, self.sizes(folder), self.url_of(folder))
@@ -318,7 +301,9 @@ class LocalObjects(Objects):
                     _make_folders_writable(path)
                     shutil.rmtree(path)
 
-    def others(self, folder: str, known: Collection[str], listed: Collection[str]) -> list[str]:
+    def strangers(
+        self, folder: str, known: Collection[str], listed: Collection[str] | None = None
+    ) -> list[str]:
         """Also finds what a listing leaves out: links, pipes, empty folders."""
         self.require_own(folder)
         return strangers(folder, known)
@@ -337,10 +322,7 @@ class LocalObjects(Objects):
         _require_same(_local_sizes(local), self.sizes(folder), folder)
 
     def require_own(self, path: str) -> None:
-        """
-        Raises:
-            OSError: a link in the path would lead out of the store.
-        """
+        """Raise `OSError` if a link in the path would lead out of the store."""
         below = path.removeprefix(f"{self._root}/")
         if not self._root or below == path:
             return
@@ -377,15 +359,8 @@ class GcsObjects(Objects):
         bucket, _, prefix = f"{folder}/".partition("/")
         listing, token = Listing(), None
         while True:
-            page = self.fs.call(
-                "GET",
-                "b/{}/o",
-                bucket,
-                prefix=prefix or None,
-                delimiter=None if recursive else "/",
-                pageToken=token,
-                json_out=True,
-            )
+            query = {"prefix": prefix or None, "delimiter": None if recursive else "/"}
+            page = self.fs.call("GET", "b/{}/o", bucket, **query, pageToken=token, json_out=True)
             _add(listing, prefix, page.get("items", []), "name", "size")
             listing.folders += [name[len(prefix) : -1] for name in page.get("prefixes", [])]
             token = page.get("nextPageToken")
@@ -422,20 +397,14 @@ class S3Objects(Objects):
         while True:
             page = self.fs.call_s3("list_objects_v2", **request)
             _add(listing, prefix, page.get("Contents", []), "Key", "Size")
-            listing.folders += [
-                found["Prefix"][len(prefix) : -1] for found in page.get("CommonPrefixes", [])
-            ]
+            names = [found["Prefix"] for found in page.get("CommonPrefixes", [])]
+            listing.folders += [name[len(prefix) : -1] for name in names]
             if not page.get("IsTruncated"):
                 return listing
             request["ContinuationToken"] = page["NextContinuationToken"]
 
 
-KINDS: dict[str, type[Objects]] = {
-    "file": LocalObjects,
-    "local": LocalObjects,
-    "gs": GcsObjects,
-    "s3": S3Objects,
-}
+KINDS = {"file": LocalObjects, "local": LocalObjects, "gs": GcsObjects, "s3": S3Objects}
 
 
 def _entry(path: str, size: int, info: dict[str, Any]) -> Entry:
@@ -487,9 +456,8 @@ def _scan(folder: str, below: str, recursive: bool) -> Iterator[tuple[str, os.Di
 
 
 def _local_sizes(folder: Path) -> dict[str, int]:
-    return {
-        path: item.stat().st_size for path, item in _scan(str(folder), "", True) if item.is_file()
-    }
+    found = _scan(str(folder), "", True)
+    return {path: item.stat().st_size for path, item in found if item.is_file()}
 
 
 def _require_same(sent: dict[str, int], arrived: dict[str, int], place: str) -> None:

@@ -17,6 +17,7 @@ from pipeline import processes
 from pipeline.errors import TemperError
 from pipeline.store.activity import holding_runs, leases
 from pipeline.store.layout import Store
+from pipeline.store.lease import MOST_PROCESSES
 from pipeline.store.stored import is_attempt, is_count, parse_json
 
 READERS = 16
@@ -80,7 +81,7 @@ class Run:
                 command=[str(argument) for argument in record.get("argv", ())],
                 cwd=_text(record.get("cwd", "")),
                 host=_text(record.get("host", "")),
-                pid=_process(record.get("pid")),
+                pid=record["pid"] if is_count(record.get("pid"), MOST_PROCESSES) else 0,
                 commit=_text(record.get("commit") or ""),
                 dirty=_text(record.get("dirty") or ""),
                 roots={_text(name): _text(f) for name, f in record.get("roots", {}).items()},
@@ -103,9 +104,6 @@ class Run:
         """The time of its last known activity, in the format of attempts' names."""
         return time.strftime("%Y%m%dT%H%M%S", time.gmtime(self.started + self.seconds + 1))
 
-    def has_key(self, step: str, key: str) -> bool:
-        return any(entry["step"] == step and entry.get("key") == key for entry in self.steps)
-
     def may_go_on_with(self, step: str, key: str) -> bool:
         """Whether it left a step unfinished that has this key, or may have it."""
         return any(
@@ -119,11 +117,7 @@ class Run:
         return sum(entry.get("state") in states for entry in self.steps)
 
     def is_at_work(self, holders: Container[str] = ()) -> bool:
-        """Whether its driver is certainly running.
-
-        Args:
-            holders: names of the runs that hold a lease.
-        """
+        """Whether its driver is certainly running; ``holders`` are the runs that hold a lease."""
         here = self.host == platform.node() and processes.exists(self.pid)
         return self.outcome == "running" and (here or self.name in holders)
 
@@ -193,18 +187,14 @@ def forget_run(store: Store, name: str) -> None:
     """
     run = _unless_damaged(store, name)
     if run is not None and run.is_at_work(holding_runs(leases(store))):
-        raise TemperError(
-            f"the run {name} is in progress, on {run.host} (pid {run.pid}); stop it first"
-        )
+        where = f"on {run.host} (pid {run.pid})"
+        raise TemperError(f"the run {name} is in progress, {where}; stop it first")
     store.objects.remove(_path(store, name))
     store.forget_steps_of_run(name)
 
 
 def read_run(store: Store, name: str) -> Run:
-    """
-    Raises:
-        TemperError: there is no such run, or its record is damaged.
-    """
+    """Raise `TemperError` if there is no such run, or its record is damaged."""
     run = _read(store, name)
     if run is None:
         raise TemperError(f"there is no run {name!r}; see: temper runs")
@@ -230,10 +220,6 @@ def _bring_up_to_date(record: dict[str, Any], went: Mapping[str, Any]) -> None:
         step |= went.get(step.get("fingerprint"), {})
     after = [_seconds(step.get("after")) for step in went.values()]
     record["seconds"] = max([_seconds(record.get("seconds")), *after])
-
-
-def _process(value: Any) -> int:
-    return value if is_count(value, 2**31 - 1) else 0
 
 
 def _text(value: Any) -> str:

@@ -52,13 +52,8 @@ class Damaged(OSError):
     """A copy differs from what was kept."""
 
 
-_NOT_AS_KEPT = (
-    Damaged,
-    FileNotFoundError,
-    FileExistsError,  # a file has the name of a folder
-    IsADirectoryError,
-    NotADirectoryError,
-)
+# a file may have the name of a folder, or the reverse
+_NOT_AS_KEPT = (Damaged, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -93,9 +88,7 @@ class Staging:
     def __init__(
         self, objects: Objects, local: Path, remote: str, epoch: int, node: int = 0, nodes: int = 1
     ):
-        self._objects = objects
-        self._local = local
-        self._remote = remote
+        self._objects, self._local, self._remote = objects, local, remote
         self._epoch = epoch
         self._place = f"{epoch}/{node}"
         self._nodes = nodes
@@ -109,8 +102,7 @@ class Staging:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Restore the folder, keep copying it inside the block, and once more if the block
-        fails."""
+        """Restore the folder, keep copying it in the block, and once more if that fails."""
         self.restore()
         thread = threading.Thread(target=self._keep, name="staging", daemon=True)
         thread.start()

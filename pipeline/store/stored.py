@@ -9,6 +9,7 @@ by :func:`parse_json`. A value of another form is damaged, or was not written by
 import json
 import re
 from array import array
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, NoReturn
 
@@ -19,9 +20,6 @@ LARGEST = 2**63 - 1
 LATEST = 1e11
 """The largest valid time, in seconds."""
 
-_ATTEMPT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_KEY = re.compile(r"[0-9a-f]{32}")
-_BLAKE3 = re.compile(r"[0-9a-f]{64}")
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NO_FILE = re.compile(
     r"(?:^|/)\.{0,2}(?:/|\Z)"  # an empty component, `.` or `..`, also at the ends
@@ -38,25 +36,22 @@ def is_step(name: object) -> bool:
     return isinstance(name, str) and name.isidentifier() and len(name) <= _LONGEST_STEP
 
 
-def is_key(name: object) -> bool:
-    """Whether it is a valid key or artifact digest."""
-    return isinstance(name, str) and _KEY.fullmatch(name) is not None
+def _form(pattern: str) -> Callable[[object], bool]:
+    form = re.compile(pattern)
+    return lambda name: isinstance(name, str) and form.fullmatch(name) is not None
 
 
-def is_attempt(name: object) -> bool:
-    """Whether it is a valid name of an attempt or a run: one component of a path."""
-    return isinstance(name, str) and _ATTEMPT.fullmatch(name) is not None
+is_key = _form("[0-9a-f]{32}")
+"""Whether it is a valid key or artifact digest."""
+is_blake3 = _form("[0-9a-f]{64}")
+"""Whether it is a BLAKE3 digest of a file, which also names copies of scratch files."""
+is_attempt = _form("[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Whether it is a valid name of an attempt or a run: one component of a path."""
 
 
 def is_file(name: object) -> bool:
-    """Whether it is a valid name of a file or part in a folder: a path that stays below the
-    folder."""
+    """Whether it is a valid name of a file or part: a path that stays below its folder."""
     return isinstance(name, str) and len(name) <= _LONGEST_FILE and not _NO_FILE.search(name)
-
-
-def is_blake3(name: object) -> bool:
-    """Whether it is a BLAKE3 digest of a file, which also names copies of scratch files."""
-    return isinstance(name, str) and _BLAKE3.fullmatch(name) is not None
 
 
 def is_reference(name: object) -> bool:
@@ -81,7 +76,8 @@ def parse_json(data: bytes | str) -> Any:
         ValueError: the text is no JSON, is nested too deeply, or holds a number that is not finite.
     """
     text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
-    if _may_be_deeper(text):
+    # brackets inside strings may have been counted: then count again without strings
+    if _depth(text) > MOST_NESTED and _depth(_TEXT.sub(b"", text)) > MOST_NESTED:
         raise ValueError(f"it is nested more than {MOST_NESTED} deep")
     try:
         return json.loads(data, parse_float=_finite, parse_constant=_refuse)
@@ -89,13 +85,9 @@ def parse_json(data: bytes | str) -> Any:
         raise ValueError("it is nested too deep") from error
 
 
-def _may_be_deeper(text: bytes) -> bool:
-    depths = array("b", text.translate(_BRACKETS, _NO_BRACKETS))
-    if max(accumulate(depths), default=0) <= MOST_NESTED:
-        return False
-    # brackets inside strings may have been counted: count again without strings
-    depths = array("b", _TEXT.sub(b"", text).translate(_BRACKETS, _NO_BRACKETS))
-    return max(accumulate(depths), default=0) > MOST_NESTED
+def _depth(text: bytes) -> int:
+    steps = array("b", text.translate(_BRACKETS, _NO_BRACKETS))
+    return max(accumulate(steps), default=0)
 
 
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)

@@ -66,10 +66,7 @@ def connected() -> Pair:
 
 
 def send_order(control: socket.socket, order: Order, answers: socket.socket, log: int) -> None:
-    """
-    Raises:
-        OSError: the parent is gone, or the order is too long.
-    """
+    """Raise `OSError` if the parent is gone, or the order is too long."""
     data = json.dumps(asdict(order)).encode()
     socket.send_fds(control, [data], [answers.fileno(), log])
 
@@ -96,10 +93,7 @@ def begin(answers: socket.socket) -> bool:
 
 
 def send_status(answers: socket.socket, status: int) -> None:
-    """
-    Raises:
-        OSError: nobody waits for the status any more.
-    """
+    """Raise `OSError` if nobody waits for the status any more."""
     answers.send(json.dumps({"status": status}).encode())
 
 

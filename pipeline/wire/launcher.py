@@ -15,8 +15,7 @@ report counts, since any step can end with any status."""
 REFUSED = 76
 """A worker's exit status if another process has begun its attempt, or a driver has given it up."""
 NODE, MASTER = "TEMPER_NODE", "TEMPER_MASTER"
-"""Set by launchers for several nodes: the index of this node, and ``host:port`` of the first
-one."""
+"""Set by launchers for several nodes: this node's index, ``host:port`` of the first."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,7 @@ class Launcher(Protocol):
         ...
 
     def shortage(self, resources: Resources) -> str | None:
-        """``None`` if there are enough resources for a request; else the available ones, in
-        words."""
+        """``None`` if there are enough resources for a request; else those there are, in words."""
         ...
 
     def claims(self, resources: Resources) -> Mapping[str, int]:

@@ -24,10 +24,7 @@ class Lifeline:
 
     def let_go_in_child(self) -> bool:
         """In a forked child, close its copy of the write end, which would keep workers alive.
-
-        Returns:
-            Whether this process is such a child.
-        """
+        Return whether this process is such a child."""
         in_child = os.getpid() != self._owner
         if in_child and self._write_end >= 0:
             os.close(self._write_end)

@@ -29,11 +29,8 @@ SILENCE_SECONDS = 60.0
 
 
 def begin(store: Store, attempt: str, master: str = "") -> bool:
-    """Begin an attempt as its worker. False if it has been begun or given up.
-
-    Args:
-        master: the address of the first of several nodes, which is unique to the job.
-    """
+    """Begin an attempt as its worker. False if it has been begun or given up. Only this job has
+    this address of the first of its nodes, ``master``."""
     who = {"host": platform.node(), "pid": os.getpid(), "master": master, "time": time.time()}
     return _claim(store, attempt, who)
 

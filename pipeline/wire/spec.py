@@ -89,21 +89,18 @@ class StepSpec:
         return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
 
     def without_secrets(self) -> tuple["StepSpec", dict[str, str]]:
-        """The spec without secrets, for the store; and the full text for each redacted one in
-        it."""
-        secrets: dict[str, str] = {}
+        """The spec without secrets, for the store; and the full text for each redacted one."""
+        marks: dict[str, str] = {}
 
         def safe(text: str) -> str:
             meet(text)
             if (redacted := shown(text)) == text:
                 return text
-            known = next((mark for mark, secret in secrets.items() if secret == text), None)
             # numbered, since two URLs may differ only in their secrets
-            mark = known or f"{redacted}#secret-{len(secrets)}"
-            secrets[mark] = text
-            return mark
+            return marks.setdefault(text, f"{redacted}#secret-{len(marks)}")
 
-        return self._with_texts(safe), secrets
+        spec = self._with_texts(safe)
+        return spec, {mark: text for text, mark in marks.items()}
 
     def _with_texts(self, change: Callable[[str], str]) -> "StepSpec":
         arguments = {name: _changed(value, change) for name, value in self.arguments.items()}
@@ -112,10 +109,7 @@ class StepSpec:
 
     @classmethod
     def from_json(cls, data: bytes) -> "StepSpec":
-        """
-        Raises:
-            TemperError: it is not the spec that this worker's driver has written.
-        """
+        """Raise `TemperError` if it is not the spec that this worker's driver has written."""
         digest, secrets = os.environ.pop(DIGEST, None), os.environ.pop(SECRETS, None)
         if digest is not None and digest != blake3.blake3(data).hexdigest():
             raise TemperError("the spec in the store is not what the driver has written there")
@@ -198,10 +192,7 @@ class Report:
         return report
 
     def _require_types(self) -> None:
-        """
-        Raises:
-            TypeError: a field has a wrong type.
-        """
+        """Raise `TypeError` if a field has a wrong type."""
         mappings = (self.code, self.metrics, self.provenance)
         if not (
             isinstance(self.error, str | None)

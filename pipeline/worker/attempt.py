@@ -81,7 +81,7 @@ def main(spec_url: str, stopping: Stopping | None = None) -> int:
             report = run_attempt(spec, store, stopping, node)
         except Exception as error:
             report = _failed(spec, store, stopping, error)
-        store.objects.replace(f"{spec.attempt}/report.json", report.to_json())
+        _write_report(store, spec, node, report)
     if report.error is None:
         return 0
     return PREEMPTED if report.preempted else 1
@@ -92,47 +92,46 @@ def run_attempt(spec: StepSpec, store: Store, stopping: Stopping, node: Node = A
     progress, began = ProgressWriter(store, spec), time.monotonic()
     with contextlib.ExitStack() as stack:
         with progress.watching() if _is_one_process(spec) else contextlib.nullcontext():
-            code = stack.enter_context(Code(spec))
-            content = stack.enter_context(_content_folder(store, spec))
-            ran = _run(spec, store, stopping, node, code, content, stack, progress)
-        discovered = code.discovered()
+            ran = stack.enter_context(_ran(spec, store, stopping, node, progress))
+        discovered = ran.code.discovered()
         _check_sources(spec)
-        files = describe_files(content)
+        files = describe_files(ran.content)
         if not store.is_local:
-            store.objects.upload(content, f"{spec.attempt}/content")
-    result, staging = ran.result, ran.staging
-    seconds = time.monotonic() - began
+            store.objects.upload(ran.content, f"{spec.attempt}/content")
+    result, seconds = ran.result, time.monotonic() - began
     took = spent(result.devices, spec.nodes * spec.processes, ran.resumed, seconds)
     return Report(
         files=files,
         metrics=result.metrics,
         provenance={**_provenance(result.packages), "spent": took},
-        code=code.closure.units,
+        code=ran.code.closure.units,
         discovered=discovered,
-        staged=staging is not None and staging.is_used,
+        staged=ran.staging is not None and ran.staging.is_used,
     )
 
 
 def _help(spec: StepSpec, store: Store, stopping: Stopping, node: Node) -> int:
     """Run the ranks of a node other than the first. It writes a report only if it fails."""
     try:
-        with contextlib.ExitStack() as stack:
-            code = stack.enter_context(Code(spec))
-            content = stack.enter_context(_content_folder(store, spec))
-            _run(spec, store, stopping, node, code, content, stack, ProgressWriter(store, spec))
+        with _ran(spec, store, stopping, node, ProgressWriter(store, spec)):
+            pass
     except Exception as error:
         report = _failed(spec, store, stopping, error)
         if report.preempted:
             stopping.report()
             return PREEMPTED
-        store.objects.replace(f"{spec.attempt}/report-{node.index}.json", report.to_json())
+        _write_report(store, spec, node, report)
         return 1
     return 0
 
 
 def _failed(spec: StepSpec, store: Store, stopping: Stopping, error: Exception) -> Report:
-    """Make the report of an exception, and print the traceback unless the step ended on request."""
-    was_asked = _was_asked_to_stop(spec, stopping)
+    """Make the report of an exception, and print the traceback unless the step ended on request.
+
+    If it has several nodes, others may have received a request to stop first and stopped, which
+    made this node fail.
+    """
+    was_asked = stopping.is_asked_within(PEERS_SECONDS if spec.nodes > 1 else 0.0)
     places = [store.root] if store.is_local else []
     failure = failure_of(error, spec.function.partition(":")[0], places)
     if was_asked and not failure.excerpt:
@@ -149,25 +148,24 @@ def _failed(spec: StepSpec, store: Store, stopping: Stopping, error: Exception) 
     )
 
 
-def _was_asked_to_stop(spec: StepSpec, stopping: Stopping) -> bool:
-    """Whether a step failed because of a request to stop. If it has several nodes, others may have
-    received the request first and stopped, which made this node fail."""
-    return stopping.is_asked_within(PEERS_SECONDS if spec.nodes > 1 else 0.0)
-
-
 def _report_leaving(store: Store, spec: StepSpec, node: Node) -> None:
-    """Report that the process was asked to stop, since any step can end with the same exit
-    status."""
+    """Report that the process was asked to stop: any step can end with the same status."""
     report = Report("the worker was told to leave", preempted=True)
     with contextlib.suppress(OSError):
-        name = f"report-{node.index}.json" if node.index else "report.json"
-        store.objects.replace(f"{spec.attempt}/{name}", report.to_json())
+        _write_report(store, spec, node, report)
+
+
+def _write_report(store: Store, spec: StepSpec, node: Node, report: Report) -> None:
+    name = f"report-{node.index}.json" if node.index else "report.json"
+    store.objects.replace(f"{spec.attempt}/{name}", report.to_json())
 
 
 @dataclass(frozen=True)
 class _Ran:
-    """The result of a step on this node, and whether the step resumed from scratch."""
+    """A step that has run on this node, and whether it resumed from scratch."""
 
+    code: Code
+    content: Path
     result: RankResult
     staging: Staging | None
     resumed: bool
@@ -177,38 +175,38 @@ def _is_one_process(spec: StepSpec) -> bool:
     return spec.nodes * spec.processes == 1
 
 
-def _run(
-    spec: StepSpec,
-    store: Store,
-    stopping: Stopping,
-    node: Node,
-    code: Code,
-    content: Path,
-    stack: contextlib.ExitStack,
-    progress: ProgressWriter,
-) -> "_Ran":
-    """Call the step function in this process, or in the ranks of this node."""
-    inputs = [
-        stack.enter_context(_local_input(store, position, entry))
-        for position, entry in enumerate(spec.inputs)
-    ]
-    scratch, staging = store.scratch_path(spec.step, spec.key, spec.epoch), None
-    with contextlib.ExitStack() as keeping:
-        if not store.is_local:
-            remote = store.staged_scratch(spec.step, spec.key)
-            staging = Staging(store.objects, scratch, remote, spec.epoch, node.index, spec.nodes)
-            keeping.enter_context(staging.running())
-            stopping.leave = staging.keep_at_last
-        scratch.mkdir(parents=True, exist_ok=True)
-        resumed = any(scratch.iterdir())
-        if _is_one_process(spec):
-            output = WorkerOutput(store, progress, content, scratch, stopping, spec.pause)
-            metrics = call(code.function, spec, output, inputs)
-            result = RankResult(metrics, packages_in_use(), of_devices())
-        else:
-            result = run_ranks(spec, node, content, scratch, inputs, stopping)
-    stopping.heeded = True  # the remaining work fits into the grace period
-    return _Ran(result, staging, resumed)
+@contextlib.contextmanager
+def _ran(
+    spec: StepSpec, store: Store, stopping: Stopping, node: Node, progress: ProgressWriter
+) -> Iterator[_Ran]:
+    """Call the step function in this process, or in the ranks of this node. Its output folder
+    and the observation of its code last until the end of the block."""
+    staging = None
+    with contextlib.ExitStack() as stack:
+        code = stack.enter_context(Code(spec))
+        content = stack.enter_context(_content_folder(store, spec))
+        inputs = [
+            stack.enter_context(_local_input(store, position, entry))
+            for position, entry in enumerate(spec.inputs)
+        ]
+        scratch = store.scratch_path(spec.step, spec.key, spec.epoch)
+        with contextlib.ExitStack() as keeping:
+            if not store.is_local:
+                remote = store.staged_scratch(spec.step, spec.key)
+                place = spec.epoch, node.index, spec.nodes
+                staging = Staging(store.objects, scratch, remote, *place)
+                keeping.enter_context(staging.running())
+                stopping.leave = staging.keep_at_last
+            scratch.mkdir(parents=True, exist_ok=True)
+            resumed = any(scratch.iterdir())
+            if _is_one_process(spec):
+                output = WorkerOutput(store, progress, content, scratch, stopping, spec.pause)
+                metrics = call(code.function, spec, output, inputs)
+                result = RankResult(metrics, packages_in_use(), of_devices())
+            else:
+                result = run_ranks(spec, node, content, scratch, inputs, stopping)
+        stopping.heeded = True  # the remaining work fits into the grace period
+        yield _Ran(code, content, result, staging, resumed)
 
 
 @contextlib.contextmanager

@@ -75,12 +75,8 @@ class Code:
         self.observation.forget()
 
     def discovered(self) -> Discovered:
-        """The dependencies of the step that are not in its key; call it after the step has run.
-
-        Raises:
-            TemperError: the code was edited, and the step started a process that read the edited
-                code.
-        """
+        """The step's dependencies that are not in its key, once it has run. Raise `TemperError` if
+        a process that it started has read edited code."""
         self.observation.end()
         if started_python(self.observation):
             _check_code(self._spec, self.function)
@@ -88,8 +84,7 @@ class Code:
 
 
 def join_step() -> None:
-    """If a step started this process: import the step's code as its worker does, and be
-    observed."""
+    """If a step started this process: import code as its worker does, and be observed."""
     if (observation := Observation.join()) is not None:
         Snapshot(observation).install()
 
@@ -97,11 +92,8 @@ def join_step() -> None:
 def call(
     function: StepFunction, spec: StepSpec, output: "WorkerOutput", inputs: Sequence[Artifact]
 ) -> Metrics:
-    """Call the step function, and return its metrics.
-
-    Raises:
-        TemperError: the metrics cannot be stored.
-    """
+    """Call the step function, and return its metrics. Raise `TemperError` if these cannot be
+    stored."""
     arguments = {name: restore(value, inputs.__getitem__) for name, value in spec.arguments.items()}
     output.origins = dict(zip(inputs, spec.inputs, strict=True))
     started_in = os.getcwd()
@@ -135,14 +127,9 @@ class WorkerOutput(FolderPath):
         stopping: Stopping,
         pause: Pause | None,
     ):
-        self.path = path
-        self.scratch = scratch
-        self.catalog = Catalog(store)
+        self.path, self.scratch, self.catalog = path, scratch, Catalog(store)
         self.origins: Mapping[Artifact, InputSpec] = {}
-        self._stopping = stopping
-        self._store = store
-        self._pause = pause
-        self._writer = writer
+        self._store, self._writer, self._stopping, self._pause = store, writer, stopping, pause
 
     @property
     def stopping(self) -> bool:

@@ -43,11 +43,7 @@ def fetch_input(store: Store, position: int, entry: InputSpec, folder: Path) -> 
 
 
 def check_input(position: int, entry: InputSpec, folder: Path) -> None:
-    """Refuse an input that does not have exactly the committed files.
-
-    Raises:
-        DamagedInput: a file is damaged, missing or additional.
-    """
+    """Raise `DamagedInput` unless an input has exactly the committed files."""
     _require_no_others(position, entry, strangers(str(folder), entry.files))
     for name, expected in entry.files.items():
         path = folder / name
@@ -70,12 +66,8 @@ def states_of(entry: InputSpec) -> States:
 
 
 def require_unchanged(entry: InputSpec, before: States) -> None:
-    """Refuse the result of a step if an input changed while it ran. (If its files were deleted, as
-    by ``temper evict``, the step has read them before.)
-
-    Raises:
-        TemperError: a file was changed or added.
-    """
+    """Raise `TemperError` if an input was changed while the step ran. (Files that were deleted, as
+    by ``temper evict``, had been read before.)"""
     now = states_of(entry)
     touched = [name for name in now if now[name] != before.get(name)]
     changed = [n for n in touched if describe(Path(entry.content, n)) != entry.files[n]]
@@ -92,12 +84,8 @@ def _require_no_others(position: int, entry: InputSpec, others: list[str]) -> No
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
-    """Describe the files that a step wrote, after it has made them read-only and flushed them to
-    disk.
-
-    Raises:
-        TemperError: the step wrote something that is no regular file, or that has a forbidden name.
-    """
+    """Make the files that a step wrote read-only, flush them to disk, and describe them. Raise
+    `TemperError` for anything else than regular files, or a forbidden name."""
     files = {}
     if folder.is_symlink() or not folder.is_dir():
         raise TemperError("the step removed its output folder; write into it instead")

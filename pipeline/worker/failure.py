@@ -23,11 +23,8 @@ LONGEST_SOURCE = 120
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception as it is reported.
-
-    Attributes:
-        excerpt: lines that show where a bug is; empty for an error message for users.
-    """
+    """An exception as it is reported. The ``excerpt`` shows where a bug is; an error message for
+    users has none."""
 
     message: str
     excerpt: tuple[str, ...] = ()
@@ -57,13 +54,9 @@ def failure_of(error: Exception, home: str, places: Sequence[str] = ()) -> Failu
     message = message_of(error, is_ours, places)
     if message is not None:
         return Failure(message)
-    return Failure(_named(error), tuple(_excerpt(error, home)))
-
-
-def _named(error: Exception) -> str:
-    """The text of an exception that is no message for users, with its type."""
     text, name = sentence(error), type(error).__name__
-    return text if text.startswith(name) else f"{name}: {text}"
+    text = text if text.startswith(name) else f"{name}: {text}"
+    return Failure(text, tuple(_excerpt(error, home)))
 
 
 def _excerpt(error: Exception, home: str) -> Iterator[str]:

@@ -47,12 +47,8 @@ class Imported:
     listed_in_vain: dict[str, list[str]] = field(default_factory=dict)
 
     def hide(self, start_afresh: Callable[[str], Any]) -> None:
-        """Hide the modules, and undo the changes of imports to the environment.
-
-        Args:
-            start_afresh: called with the reason if the modules cannot be restored; it does not
-                return.
-        """
+        """Hide the modules, and undo the changes of imports to the environment. If they cannot be
+        restored, ``start_afresh`` is called with the reason and does not return."""
         for name in self.modules:
             sys.modules.pop(name, None)
         for changed in self.environment.values():
@@ -143,10 +139,9 @@ class _Circumstances:
     @classmethod
     def now(cls) -> "_Circumstances":
         variables = {n: value for n, value in os.environ.items() if not n.startswith(_OURS)}
-        folder = os.getcwd()
-        path, hooks = [*sys.path], [*sys.path_hooks]
         finders = [finder for finder in sys.meta_path if not _is_of_library(finder)]
-        return cls(variables, folder, path, finders, hooks, builtins.__import__)
+        path, hooks = [*sys.path], [*sys.path_hooks]
+        return cls(variables, os.getcwd(), path, finders, hooks, builtins.__import__)
 
     def change(self) -> str | None:
         """What has changed, in words; ``None`` if nothing has."""

@@ -1,5 +1,4 @@
-"""One rank of a step on several devices: ``python -m pipeline.worker.rank CALL``, under
-``torchrun``."""
+"""One rank of a step on several devices: ``python -m pipeline.worker.rank CALL``."""
 
 import json
 import os

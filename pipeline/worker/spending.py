@@ -10,9 +10,7 @@ from typing import Any
 from pipeline.price.machine import cores_here, memory_here, processor, threads_set
 
 
-def spent(
-    devices: Mapping[str, Any], processes: int, resumed: bool, seconds: float
-) -> dict[str, Any]:
+def spent(devices: Mapping[str, Any], processes: int, resumed: bool, seconds: float) -> dict:
     """The resources that this process and its child processes have used so far.
 
     ``memory`` is the largest resident memory of one process, ``device_memory`` the most that it has
@@ -25,9 +23,8 @@ def spent(
         seconds: since the worker began the attempt. The driver may have waited longer, until the
             parent of warm workers had imported its libraries.
     """
-    mine, others = (
-        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    mine = resource.getrusage(resource.RUSAGE_SELF)
+    others = resource.getrusage(resource.RUSAGE_CHILDREN)
     unit = 1 if sys.platform == "darwin" else 1024
     on_devices = devices.get("model")
     return {
@@ -54,8 +51,7 @@ def _most_resident() -> int | None:
 
 
 def of_devices() -> dict[str, Any]:
-    """The model of the GPU that this process used, and the most bytes that it allocated there;
-    empty if it used none."""
+    """The GPU that this process used, and the most bytes allocated there; empty if none."""
     torch = sys.modules.get("torch")  # a step without torch has used no GPU
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return {}

@@ -19,9 +19,9 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from pipeline import processes
 from pipeline.wire.launcher import PREEMPTED
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -140,13 +140,10 @@ def _is_ours(sender: int) -> bool:
     for _ in range(_MOST_ANCESTORS):
         if sender == os.getpid():
             return True
-        try:
-            fields = Path(f"/proc/{sender}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return False
-        sender = int(fields[1])
+        status = processes.status(sender)
+        sender = int(status[1]) if status else 0
         if sender <= 1:
-            return False
+            break
     return False
 
 

@@ -56,8 +56,7 @@ def this_node() -> Node:
 
 @dataclass(frozen=True)
 class RankCall:
-    """The arguments of the ranks of a node: the spec, and the paths that the worker has
-    prepared."""
+    """The arguments of a node's ranks: the spec, and the paths that the worker has prepared."""
 
     spec: str
     content: str
@@ -84,11 +83,8 @@ def run_ranks(
     inputs: Sequence[Artifact],
     stopping: Stopping,
 ) -> RankResult:
-    """Call the step function in every rank of this node.
-
-    Raises:
-        FailedElsewhere: a rank failed; the error names the first one and its reason.
-    """
+    """Call the step function in every rank of this node. Raise `FailedElsewhere`, which names the
+    first rank that failed and its reason."""
     with tempfile.TemporaryDirectory(prefix="temper-ranks-") as folder:
         call = RankCall(
             spec=spec.to_json().decode(),  # with secrets: only this user can read the folder
@@ -128,12 +124,9 @@ def _torchrun(spec: StepSpec, node: Node, call: Path, stopping: Stopping) -> int
         **dict.fromkeys(("TORCHELASTIC_SIGNALS_TO_HANDLE", "PET_SIGNALS_TO_HANDLE"), "SIGUSR1"),
         **dict.fromkeys(("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "PET_SHUTDOWN_TIMEOUT"), grace),
     }
+    command += ["-m", "pipeline.worker.rank", str(call)]
     with unobserved():  # the ranks observe themselves
-        process = subprocess.Popen(
-            [*command, "-m", "pipeline.worker.rank", str(call)],
-            env=environment,
-            pass_fds=_devices(),
-        )
+        process = subprocess.Popen(command, env=environment, pass_fds=_devices())
     stopping.heeded = True  # the ranks poll; ranks that do not poll end at once
     over = threading.Event()
 
@@ -176,9 +169,8 @@ def _first_failure(answers: Path, ranks: Iterable[int], status: int) -> Failure:
     names = [path.name for path in answers.iterdir()]
     silent = [r for r in ranks if not {f"error-{r}.json", f"left-{r}", f"done-{r}"} & {*names}]
     if silent:
-        return Failure(
-            f"rank {silent[0]} was killed, or did not start (torchrun: {status}); see the log"
-        )
+        lost = f"rank {silent[0]} was killed, or did not start"
+        return Failure(f"{lost} (torchrun: {status}); see the log")
     errors = [json.loads(path.read_text()) for path in answers.glob("error-*.json")]
     if not errors:
         return Failure(f"torchrun ended with status {status}; see the log")

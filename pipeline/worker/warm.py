@@ -70,9 +70,7 @@ class Choice:
 
 
 def choose(
-    functions: Sequence[str],
-    certain: Mapping[str, Sequence[str]],
-    without: Sequence[str] = (),
+    functions: Sequence[str], certain: Mapping[str, Sequence[str]], without: Sequence[str] = ()
 ) -> Choice:
     """Choose the imports that save the most time: the common imports of all steps that import a
     certain package, for the best such package. If there is none, the parent imports nothing.
@@ -83,10 +81,7 @@ def choose(
         without: packages that must not be imported here.
     """
     counts = Counter(functions)
-    lists = {
-        function: [i for i in certain[function] if _package(i) not in without]
-        for function in counts
-    }
+    lists = {f: [i for i in certain[f] if _package(i) not in without] for f in counts}
     found = {_package(item) for items in lists.values() for item in items}
     best, most = Choice(functions=frozenset(lists)), 0.0
     for package in sorted(found):
@@ -96,7 +91,8 @@ def choose(
         size = sum(map(_size, {_package(item) for item in shared}))
         saved = (count - 1) * _INTERPRETER + (count - _IMPORTED_HERE) * size
         if saved > most:
-            shared.sort(key=_size_and_package)  # small packages first, to find unfit ones early
+            # small packages first, to find unfit ones early
+            shared.sort(key=lambda item: (_size(_package(item)), _package(item)))
             best, most = Choice(tuple(shared), frozenset(served)), saved
     return best
 
@@ -200,31 +196,19 @@ def _unfit(package: str) -> Path:
 class _Traces:
     """The state of the process that a fork would share with workers, or lose."""
 
-    threads: int
-    files: tuple[str, ...]
     handlers: tuple[Any, ...]
-    path: tuple[str, ...]
     folder: str
     mask: int
-    limits: tuple[Any, ...]
-    generators: tuple[Any, ...]
+    others: tuple[Any, ...]
 
     @classmethod
     def now(cls) -> "_Traces":
         os.umask(mask := os.umask(0))
-        return cls(
-            len(os.listdir("/proc/self/task")),
-            tuple(sorted(os.listdir("/proc/self/fd"))),
-            tuple(map(signal.getsignal, _SIGNALS)),
-            tuple(sys.path),
-            os.getcwd(),
-            mask,
-            (
-                *(locale.setlocale(locale.LC_ALL), sys.getrecursionlimit()),
-                *(gc.isenabled(), gc.get_threshold()),
-            ),
-            (random.getstate(), _numbers_seeded()),
-        )
+        threads, files = len(os.listdir("/proc/self/task")), sorted(os.listdir("/proc/self/fd"))
+        limits = locale.setlocale(locale.LC_ALL), sys.getrecursionlimit(), gc.get_threshold()
+        generators = random.getstate(), _numbers_seeded()
+        others = threads, files, [*sys.path], limits, gc.isenabled(), generators
+        return cls(tuple(map(signal.getsignal, _SIGNALS)), os.getcwd(), mask, others)
 
     def restore(self) -> None:
         """Undo the changes that survive an ``exec``."""
@@ -263,7 +247,8 @@ class _Parent:
                     os._exit(0)
                 order, answers, log = received
                 is_served = order.function in self.choice.functions
-                if is_served and _is_alone() and self._files() == files:
+                is_alone = len(os.listdir("/proc/self/task")) == 1
+                if is_served and is_alone and self._files() == files:
                     worker = self._fork(order, answers, log)
                     poll.register(worker, select.POLLIN)
                 else:
@@ -313,7 +298,8 @@ class _Parent:
         for descriptor, (_, other) in self.workers.items():
             os.close(descriptor)
             other.close()
-        output = _read_all(sys.stdout.fileno())
+        printed = sys.stdout.fileno()
+        output = os.pread(printed, os.fstat(printed).st_size, 0)
         for stream in (sys.stdout, sys.stderr):
             os.dup2(log, stream.fileno())
         os.close(log)
@@ -367,14 +353,9 @@ def _has_project_code(imported: Imported, packages: Collection[str]) -> bool:
 
 
 def _file_of(module: ModuleType) -> str | None:
-    """The file of a module, if it has one; synthetic modules may name a file that does not
-    exist."""
+    """The file of a module; synthetic modules may name one that does not exist."""
     file = getattr(module, "__file__", None)
     return file if isinstance(file, str) and os.path.isabs(file) else None
-
-
-def _is_alone() -> bool:
-    return len(os.listdir("/proc/self/task")) == 1
 
 
 def _numbers_seeded() -> str | None:
@@ -404,16 +385,8 @@ def _fork_once() -> None:
     os.waitpid(pid, 0)
 
 
-def _read_all(descriptor: int) -> bytes:
-    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-
-
 def _package(item: str) -> str:
     return item.partition(":")[0].partition(".")[0]
-
-
-def _size_and_package(item: str) -> tuple[int, str]:
-    return _size(_package(item)), _package(item)
 
 
 @cache

@@ -22,6 +22,7 @@ from pipeline.plan.planning import State, make_plan
 from pipeline.plan.unfinished import Unfinished
 from pipeline.plan.why import History
 from pipeline.store.catalog import Catalog
+from pipeline.store.runs import names_of_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -130,6 +131,23 @@ def product(lab: Lab, function: StepFunction) -> Step:
     return function(lab.numbers()["train"], Times(), lab.journal)
 
 
+def test_a_step_that_a_later_one_replaces_is_not_planned(module: Make, lab: Lab) -> None:
+    """A worker would import the later one."""
+    source = """
+from pipeline import Output, step
+found = []
+for n in (1, 2):
+    @step
+    def fit(out: Output) -> dict:
+        return {"n": n}
+    found.append(fit())
+"""
+    first, second = module("loop", source).found
+    make_plan({"second": second}, lab.store)
+    with pytest.raises(TemperError, match="loop defines several steps fit"):
+        make_plan({"first": first}, lab.store)
+
+
 def test_a_stated_name_is_the_step_s(lab: Lab) -> None:
     same = renamed("multiply")
     assert same.name == "multiply"
@@ -165,11 +183,11 @@ def test_code_accepted_under_an_earlier_name_holds(lab: Lab) -> None:
 
 def test_what_is_used_under_a_new_name_is_not_collected(lab: Lab) -> None:
     lab.run(product=lab.product())
-    first = lab.store.runs()[0]["run"]
+    (first,) = names_of_runs(lab.store)
     scale = renamed("scale", was=("multiply",))
     lab.run(product=product(lab, scale))
     findings = find_garbage(lab.store, Policy(1, None, 0.0))
-    assert first != lab.store.runs()[-1]["run"]
+    assert first != names_of_runs(lab.store)[-1]
     assert not [g for g in findings.garbage if g.kind in (Kind.ARTIFACT, Kind.DATA)]
 
 

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from browser import cells_of, chromium, grave_faults, opened
@@ -35,6 +34,7 @@ from pipeline.dag.files import FileEntry
 from pipeline.show.made import Made
 from pipeline.store.catalog import Catalog
 from pipeline.store.manifest import Manifest
+from pipeline.store.runs import Run, read_runs
 from pipeline.wire.spec import StepSpec
 from pipeline.worker.attempt import run_attempt
 from pipeline.worker.stopping import Stopping
@@ -500,9 +500,9 @@ def test_the_report_of_a_real_sweep_and_of_real_experiments(
 ) -> None:
     with chromium() as browser:
         screens = ((1200, "light"), (400, "dark"), (400, "light"))
-        for record, screen in zip(looked_at.store.runs()[-3:], screens, strict=True):
-            file = tmp_path / f"{record['run']}.html"
-            arguments = ["report", record["run"], "-o", str(file), "--store", looked_at.store.url]
+        for made, screen in zip(read_runs(looked_at.store)[-3:], screens, strict=True):
+            file = tmp_path / f"{made.name}.html"
+            arguments = ["report", made.name, "-o", str(file), "--store", looked_at.store.url]
             result = CliRunner().invoke(app, arguments)
             assert result.exit_code == 0, result.exception
             assert result.output.strip() == str(file)
@@ -515,21 +515,19 @@ def test_the_report_of_a_real_sweep_and_of_real_experiments(
                 titles = seen.page.locator("h3").all_inner_texts()
                 for title in ("What became of the rows", "Lengths in tokens", "Calibration"):
                     assert any(title in shown for shown in titles)
-                expected = numbers_in_manifests(looked_at, record)
+                expected = numbers_in_manifests(looked_at, made)
                 shown = cells_of(seen.page, "evaluate")
                 assert shown == {cell: expected.get(cell, []) for cell in shown}
                 assert any(shown.values())
                 assert len({name for name, _ in shown}) > 1
 
 
-def numbers_in_manifests(
-    looked_at: Desk, record: Mapping[str, Any]
-) -> dict[tuple[str, str], list[float]]:
+def numbers_in_manifests(looked_at: Desk, run: Run) -> dict[tuple[str, str], list[float]]:
     """Every number of each evaluation that a run made or found, by result and metric."""
     made = {manifest.attempt: manifest for manifest in looked_at.made("evaluate")}
-    attempts = {entry["fingerprint"]: entry["attempt"] for entry in record["steps"]}
+    attempts = {entry["fingerprint"]: entry["attempt"] for entry in run.steps}
     found = {}
-    for name, fingerprint in record["roots"].items():
+    for name, fingerprint in run.roots.items():
         if (manifest := made.get(attempts[fingerprint])) is not None:
             for metric, value in manifest.metrics.items():
                 ends = ("value", "low", "high")

@@ -247,6 +247,22 @@ def test_what_lies_far_from_the_code_is_no_file_of_the_project() -> None:
     assert not rules.is_project("/data/a.txt")
 
 
+def test_what_an_earlier_process_noted_is_not_noted_again(observation: Observation) -> None:
+    for _ in range(3):
+        joined = Observation.join()
+        assert joined is not None
+        joined.add_whole_module("app", "/app.py", b"pass")
+        joined.add_event("read", "/file", [1, 2])
+    for records in (observation.modules, observation.events):
+        assert len(Path(records).read_text().splitlines()) == 1
+
+
+def test_a_module_that_cannot_be_noted_is_missed(observation: Observation) -> None:
+    Path(observation.modules).unlink()
+    observation.add_whole_module("app", "/app.py", b"pass")
+    assert not observation.is_complete
+
+
 def test_an_observation_that_is_over_holds_nothing_open(tmp_path: Path) -> None:
     def opened() -> set[str]:
         """The files; what threads of other tests do with sockets is not ours."""

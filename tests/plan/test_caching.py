@@ -14,6 +14,7 @@ from pipeline.running.session import RunFailed
 from pipeline.store.catalog import Catalog
 from pipeline.store.lease import Leases
 from pipeline.store.manifest import Manifest
+from pipeline.store.runs import read_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -207,16 +208,16 @@ def test_the_plan_says_who_is_making_a_step(lab: Lab) -> None:
 def test_every_run_is_recorded_with_what_it_used(lab: Lab) -> None:
     lab.run(product=lab.product())
     lab.run(product=lab.product())
-    first, second = lab.store.runs()
-    assert [s["state"] for s in first["steps"]] == ["done", "done"]
-    assert [s["state"] for s in second["steps"]] == ["cached", "cached"]
+    first, second = read_runs(lab.store)
+    assert [s["state"] for s in first.steps] == ["done", "done"]
+    assert [s["state"] for s in second.steps] == ["cached", "cached"]
     for record in (first, second):
         made = newest(lab, "multiply")
-        used = {s["step"]: (s["key"], s["attempt"]) for s in record["steps"]}
+        used = {s["step"]: (s["key"], s["attempt"]) for s in record.steps}
         assert used["multiply"] == (made.key, made.attempt)
-        assert record["argv"]
-        assert record["outcome"] == "done"
-    assert first["roots"] == {"product": lab.product().fingerprint}
+        assert record.command
+        assert record.outcome == "done"
+    assert first.roots == {"product": lab.product().fingerprint}
 
 
 def test_secrets_on_the_command_line_are_not_recorded(
@@ -227,8 +228,8 @@ def test_secrets_on_the_command_line_are_not_recorded(
         "sys.orig_argv", ["python", "x.py", "hub.token=hf_123", "wandb.api_key=456", "beta=0.1"]
     )
     lab.run(product=lab.product())
-    (record,) = lab.store.runs()
-    assert record["argv"][1:] == ["x.py", "hub.token=…", "wandb.api_key=…", "beta=0.1"]
+    (record,) = read_runs(lab.store)
+    assert record.command[1:] == ["x.py", "hub.token=…", "wandb.api_key=…", "beta=0.1"]
 
 
 # --- the index -----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from pipeline.show.live import NORMAL, VERBOSE, Board, Pace
 from pipeline.store.catalog import Catalog
 from pipeline.store.layout import name_by_time
 from pipeline.store.logs import GrowingLog, follow
-from pipeline.store.runs import names_of_runs
+from pipeline.store.runs import names_of_runs, read_runs
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -157,7 +157,7 @@ def test_steps_of_one_name_are_told_apart_by_what_differs(store: Store, console:
     for name in ("measure (beta=0.5)", "prepare_again (of 0.1)", "prepare_again (of 0.5)"):
         assert name in shown
     assert "prepare " in shown
-    labels = [entry.get("label") for entry in store.runs()[-1]["steps"]]
+    labels = [entry.get("label") for entry in read_runs(store)[-1].steps]
     assert labels == ["", "beta=0.1", "of 0.1", "beta=0.5", "of 0.5"]
 
 

@@ -5,23 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from pipeline.code.bindings import Definition, Function, bound, everything, own_scope, surely_bound
-from pipeline.code.form import (
-    BASE,
-    CALL,
-    CLASSES,
-    DEFAULTS,
-    DOCS,
-    FIELDS,
-    HINT,
-    HINTS,
-    NAMES,
-    OWNED,
-    TEXTS,
-    VALUE,
-    Bound,
-    Decorator,
-    Detail,
-)
+from pipeline.code.form import DETAIL, Bound, Decorator, Detail, Reader, Use
 from pipeline.code.reading.expressions import Expressions
 from pipeline.code.reading.scopes import Scope
 from pipeline.code.reading.syntax import (
@@ -34,7 +18,6 @@ from pipeline.code.reading.syntax import (
     parameters,
     uses_arguments,
 )
-from pipeline.code.reading.traits import DETAIL
 
 _TYPE_MARKS = ("ClassVar", "InitVar", "KW_ONLY")
 
@@ -70,13 +53,13 @@ class Definitions(Expressions):
             self.emit(node.name)
         else:
             self.piece(Bound(node.name))
-            with self.when(NAMES):
+            with self.when(Reader.NAMES):
                 self.emit(node.name)
         self.write_defaults(node.args)
         with self.type_parameters(node):
             self.write_hints(node)
             if node.name in ("__exit__", "__aexit__") and uses_arguments(node):
-                self.traits.add(TEXTS)
+                self.traits.add(Reader.TEXTS)
             self.write_docstring(node)
             self.write_body(node.args, node.body)
         self.emit(")")
@@ -96,7 +79,7 @@ class Definitions(Expressions):
                 if isinstance(decorator, ast.Call):
                     self.write(decorator)
                 else:
-                    with self.using(CALL):
+                    with self.using(Use.CALL):
                         self.write(decorator)
 
     def write_defaults(self, arguments: ast.arguments) -> None:
@@ -117,7 +100,7 @@ class Definitions(Expressions):
         if self.scopes:
             write()
         else:
-            with self.when(DEFAULTS):
+            with self.when(Reader.DEFAULTS):
                 write()
 
     def write_hints(self, node: Function) -> None:
@@ -127,7 +110,7 @@ class Definitions(Expressions):
             self.write_hint(hint)
 
     def write_hint(self, hint: ast.expr | None) -> None:
-        with self.when(HINTS):
+        with self.when(Reader.HINTS):
             self.emit(f"~{self.is_future}")
         if hint is None:
             return
@@ -135,7 +118,7 @@ class Definitions(Expressions):
             self.emit(" hint=")
             self.write(hint)  # evaluated with the definition
         else:
-            with self.using(HINT), self.when(HINTS):
+            with self.using(Use.HINT), self.when(Reader.HINTS):
                 self.write(hint)
             self.name_only(hint)
 
@@ -144,7 +127,7 @@ class Definitions(Expressions):
         if is_idle(first) and isinstance(getattr(first, "value", None), ast.Constant):
             value = first.value.value  # type: ignore[attr-defined]
             if isinstance(value, str):
-                with self.when(DOCS):
+                with self.when(Reader.DOCS):
                     self.emit(ascii(value))
 
     def write_body(self, arguments: ast.arguments, body: Iterable[ast.AST]) -> None:
@@ -153,7 +136,7 @@ class Definitions(Expressions):
         body = [item for item in body if not is_idle(item)]
         scope.bind((inner for node in body for inner in own_scope(node)), self.package)
         self.emit(" body=")
-        with self.scope(scope), self.using(VALUE):
+        with self.scope(scope), self.using(Use.VALUE):
             self.write(body)
 
     def write_class(self, node: ast.ClassDef) -> None:
@@ -163,14 +146,14 @@ class Definitions(Expressions):
             self.emit(node.name)
         else:
             self.piece(Bound(node.name))
-            with self.when(CLASSES):
+            with self.when(Reader.CLASSES):
                 self.emit(node.name)
         if node.body and "__qualname__" in {getattr(n, "id", "") for n in everything(node)}:
-            self.traits.add(NAMES)
+            self.traits.add(Reader.NAMES)
         with self.type_parameters(node):
             self.emit(" bases=")
             for base in node.bases:
-                with self.using(BASE):
+                with self.using(Use.BASE):
                     self.write(base)
                 self.emit(",")
             for keyword in node.keywords:
@@ -199,7 +182,7 @@ class Definitions(Expressions):
             self.write(node)
             self.emit(",")
         elif is_top and is_field(node):
-            with self.when(f"{FIELDS} {node.target.id}"):  # type: ignore[union-attr]
+            with self.when(f"{Reader.FIELDS} {node.target.id}"):  # type: ignore[union-attr]
                 self.write_field(node, owner)
         else:
             self.write_field(node, owner)
@@ -218,12 +201,12 @@ class Definitions(Expressions):
         self.emit(f" marks={sorted(names.intersection(_TYPE_MARKS))}")
         if (self.is_future or text) and not names.isdisjoint(_TYPE_MARKS):
             self.emit(ascii(ast.unparse(node.annotation)))  # dataclasses look for certain texts
-        with self.using(HINT), self.collected() as named:
+        with self.using(Use.HINT), self.collected() as named:
             self.write(node.annotation)
         for reference in named:  # whoever constructs the class may construct these too
-            self.piece(reference._replace(use=OWNED))
+            self.piece(reference._replace(use=Use.OWNED))
         if only_a_dataclass(owner) and (self.is_future or not calls(node.annotation)):
-            with self.using(HINT), self.when(HINTS):
+            with self.using(Use.HINT), self.when(Reader.HINTS):
                 self.emit(f"~{self.is_future}")
                 self.write(node.annotation)
         else:

@@ -6,18 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from pipeline.code.bindings import Comprehension, everything, own_scope
-from pipeline.code.form import (
-    CALL,
-    HINT,
-    LISTED,
-    MADE,
-    SHOWN,
-    TEXTS,
-    VALUE,
-    Dynamic,
-    Message,
-    Ref,
-)
+from pipeline.code.form import Dynamic, Message, Reader, Ref, Use, word_set
 from pipeline.code.reading.names import Names
 from pipeline.code.reading.scopes import Scope
 from pipeline.code.reading.syntax import (
@@ -28,20 +17,16 @@ from pipeline.code.reading.syntax import (
     last_name,
     name_of_module,
 )
-from pipeline.code.reading.traits import ITSELF, MODULES
 
-_KEEPS = frozenset(
-    {"isinstance", "issubclass", "map", "filter", "sorted", "min", "max", "sum", "any", "all"}
-    | {"list", "tuple", "set", "frozenset", "dict", "zip", "enumerate", "reversed", "callable"}
-    | {"partial", "reduce", "cmp_to_key", "field", "cast", "suppress", "super", "len", "iter"}
-)
+_KEEPS = word_set("""
+    isinstance issubclass map filter sorted min max sum any all list tuple set frozenset dict
+    zip enumerate reversed callable partial reduce cmp_to_key field cast suppress super len iter
+""")
 """Functions that use a function or class argument only for its effects, and read nothing of it."""
 _KEEPING_KEYWORDS = frozenset({"key", "default_factory"})
 _GIVEN_ERRORS = frozenset({"error_callback", "retry_error_callback"})
 """Keyword arguments that are called with exceptions."""
-LOG_LEVELS = frozenset(
-    {"debug", "info", "warning", "warn", "error", "exception", "critical", "log"}
-)
+LOG_LEVELS = word_set("debug info warning warn error exception critical log")
 _VARIABLE = re.compile(r"@([^\W\d]\w*)")
 """The name of a variable in a query of pandas."""
 _TEXTS = frozenset({"str", "repr", "format", "print", "ascii"})
@@ -55,9 +40,9 @@ class Expressions(Names):
         method = getattr(node.func, "attr", name)
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         if method in _TEXTS and any(map(is_type_of, arguments)):
-            self.traits.add(MODULES)
+            self.traits.add(Reader.MODULES)
         if method == "exception" and not arguments:
-            self.traits.add(TEXTS)  # `exception()` of a future
+            self.traits.add(Reader.TEXTS)  # `exception()` of a future
         if method in ("query", "eval"):
             self.refer_to_variables(arguments)
         is_constant = bool(node.args) and isinstance(node.args[0], ast.Constant)
@@ -74,7 +59,7 @@ class Expressions(Names):
         if name in LOG_LEVELS and isinstance(node.func, ast.Attribute):
             self.write_log(node)
         elif name == "type" and len(node.args) == 1 and self.is_own(node.args[0]):
-            self.traits.add(ITSELF)
+            self.traits.add(Reader.ITSELF)
             self.emit("(Type self)")
         elif name == "type" and len(node.args) == 1 and id(node) in self.compared:
             self.emit("(Type ")
@@ -89,20 +74,21 @@ class Expressions(Names):
     def write_any_call(self, node: ast.Call, keeps: bool = False) -> None:
         self.emit("(Call func=")
         self.called.add(id(node.func))
-        use = LISTED if id(node) in self.listed else MADE if self.use == SHOWN else CALL
-        with self.using(use if self.use != HINT else HINT):
+        use = Use.MADE if self.use == Use.SHOWN else Use.CALL
+        use = Use.LISTED if id(node) in self.listed else use
+        with self.using(use if self.use != Use.HINT else Use.HINT):
             self.write(node.func)
         is_text = last_name(node.func) in _TEXTS
         for argument in node.args:
             self.emit(" ")
-            with self.using(SHOWN if is_text else CALL if keeps else VALUE):
+            with self.using(Use.SHOWN if is_text else Use.CALL if keeps else Use.VALUE):
                 self.write(argument)
         for keyword in node.keywords:
             self.emit(f" {keyword.arg or '**'}=")
             if keyword.arg in _GIVEN_ERRORS:
-                self.traits.add(TEXTS)
+                self.traits.add(Reader.TEXTS)
             kept = keeps or keyword.arg in _KEEPING_KEYWORDS
-            with self.using(CALL if kept else VALUE):
+            with self.using(Use.CALL if kept else Use.VALUE):
                 self.write(keyword.value)
         self.emit(")")
 
@@ -126,7 +112,7 @@ class Expressions(Names):
     def write_call_with_message(self, node: ast.Call, receiver: Ref) -> None:
         """A call whose texts count only if some code reads such texts."""
         self.emit("(Call func=")
-        with self.using(CALL):
+        with self.using(Use.CALL):
             self.write(node.func)
         for argument in node.args:
             self.emit(" ")
@@ -186,7 +172,7 @@ class Expressions(Names):
         value = node.value
         if isinstance(value, str):
             self.note(value)
-            if self.use == HINT:
+            if self.use == Use.HINT:
                 with suppress(SyntaxError, ValueError):  # a text that is no annotation
                     self.write(ast.parse(value, mode="eval"))
                     return
@@ -194,7 +180,7 @@ class Expressions(Names):
 
     def write_JoinedStr(self, node: ast.JoinedStr) -> None:
         if any(isinstance(p, ast.FormattedValue) and is_type_of(p.value) for p in node.values):
-            self.traits.add(MODULES)
+            self.traits.add(Reader.MODULES)
         match joined(node.values):
             case []:
                 self.emit(_literal(""))
@@ -207,7 +193,7 @@ class Expressions(Names):
 
     def write_FormattedValue(self, node: ast.FormattedValue) -> None:
         self.emit(f"(FormattedValue {node.conversion} ")
-        with self.using(SHOWN):
+        with self.using(Use.SHOWN):
             self.write(node.value)
         self.field("format_spec", node.format_spec)
         self.emit(")")
@@ -227,7 +213,7 @@ class Expressions(Names):
             case ast.BinOp(ast.Constant(value=str()), ast.Mod(), right):
                 self.emit("(Mod ")
                 self.write(node.left)
-                with self.using(SHOWN):
+                with self.using(Use.SHOWN):
                     self.write(right)
                 self.emit(")")
                 return
@@ -250,14 +236,14 @@ class Expressions(Names):
             else:
                 self.listed.add(id(node.value))
         self.emit("(Subscript value=")
-        with self.using(HINT if self.use == HINT else CALL):
+        with self.using(Use.HINT if self.use == Use.HINT else Use.CALL):
             self.write(node.value)
         self.emit(" slice=")
         is_data = kind == "Literal"
-        with self.using(HINT if self.use == HINT and not is_data else VALUE):
+        with self.using(Use.HINT if self.use == Use.HINT and not is_data else Use.VALUE):
             if kind == "Annotated" and isinstance(node.slice, ast.Tuple):
                 self.write(node.slice.elts[0])
-                with self.using(VALUE):
+                with self.using(Use.VALUE):
                     self.write(node.slice.elts[1:])
             else:
                 self.write(node.slice)

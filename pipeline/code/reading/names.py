@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pipeline.code.bindings import Imported
-from pipeline.code.form import CALL, CLASSES, HINT, LISTED, STORED, Bound, Ref
+from pipeline.code.form import TRAITS_OF_NAMES, Bound, Reader, Ref, Use
 from pipeline.code.reading.scopes import Scope
 from pipeline.code.reading.syntax import dotted, is_super, is_type_of, typed
-from pipeline.code.reading.traits import ITSELF, TRAITS_OF_NAMES, TYPES
 from pipeline.code.reading.writer import Writer
 
 NAMESPACE_NAMES = frozenset({"__globals__", "f_globals", "f_locals", "__builtins__"})
@@ -27,35 +26,37 @@ class Names(Writer):
     def mangled(self, name: str) -> str:
         """The name as the interpreter stores it: the class name is prefixed to a private name."""
         if self.classes and name.startswith("__") and not name.endswith("__"):
-            self.traits.add(CLASSES)
+            self.traits.add(Reader.CLASSES)
             return f"_{self.classes[-1].lstrip('_')}{name}"
         return name
 
     def write_Attribute(self, node: ast.Attribute) -> None:
         path = dotted(node)
         if node.attr in ("__name__", "__qualname__") and is_type_of(node.value):
-            self.traits.add(CLASSES)
+            self.traits.add(Reader.CLASSES)
             self.emit(f"({node.attr} of ")
             self.write(typed(node.value))
             self.emit(")")
             return
         self.note(self.mangled(node.attr), node.value)
         if self.takes_values_away(node):
-            self.traits.add(TYPES)  # an attribute that an instance lacks may be read from its class
+            self.traits.add(
+                Reader.TYPES
+            )  # an attribute that an instance lacks may be read from its class
         if node.attr in NAMESPACE_NAMES:
             self.refer(self.module, ())
         if not isinstance(node.ctx, ast.Load):
             self.emit(f"({type(node.ctx).__name__})")
             if path is not None:
-                with self.using(STORED):
+                with self.using(Use.STORED):
                     self.read((self.mangled(path[0]), *path[1:]))
                 return
         if path is None:
             if is_super(node.value) and id(node) not in self.called:
-                self.traits.add(TYPES)  # it reads the default of a field
+                self.traits.add(Reader.TYPES)  # it reads the default of a field
             if node.attr == "parameters":
                 self.listed.add(id(node.value))  # of a signature
-            with self.using(CALL if self.use != HINT else HINT):
+            with self.using(Use.CALL if self.use != Use.HINT else Use.HINT):
                 self.emit("(Attribute attr=" + ascii(node.attr) + " value=")
                 self.write(node.value)
                 self.emit(")")
@@ -68,12 +69,11 @@ class Names(Writer):
         """Note the traits that an attribute, a name or a text implies."""
         traits = TRAITS_OF_NAMES.get(name, ())
         if name == "__class__" and self.is_own(owner):
-            traits = (ITSELF,)
+            traits = (Reader.ITSELF,)
         self.traits.update(traits)
 
     def takes_values_away(self, node: ast.Attribute) -> bool:
-        """Whether it may delete or reset attributes of an instance: ``del x.a``,
-        ``x.__dict__.clear()``, ``x.__init__()``."""
+        """Whether it may delete attributes: ``del x.a``, ``vars(x).clear()``, ``x.__init__()``."""
         owner = node.value
         if isinstance(node.ctx, ast.Del):
             return True
@@ -90,7 +90,7 @@ class Names(Writer):
         return is_method and isinstance(node, ast.Name) and node.id == "self"
 
     def read_as(self, node: ast.expr, path: tuple[str, ...]) -> None:
-        before, self.use = self.use, LISTED if id(node) in self.listed else self.use
+        before, self.use = self.use, Use.LISTED if id(node) in self.listed else self.use
         self.read(path)
         self.use = before
 
@@ -112,9 +112,9 @@ class Names(Writer):
             self.emit(f"(Doc {self.docstring!a})")
         elif name in _PLACES:
             self.emit(f"(Place {name} {self.module})")
-        elif name == "type" and self.use != HINT:
-            self.traits.add(TYPES)
-        if name != "__import__" or self.use != LISTED:
+        elif name == "type" and self.use != Use.HINT:
+            self.traits.add(Reader.TYPES)
+        if name != "__import__" or self.use != Use.LISTED:
             self.note(name)
         self.refer(self.module, path)
 
@@ -141,8 +141,7 @@ class Names(Writer):
         return f"%{number}"
 
     def lookup(self, name: str) -> tuple[Scope, list[Imported]] | None:
-        """The scope of a local name, with the sources from which it is imported, if any; ``None``
-        for a global."""
+        """The scope of a local name, with its sources if it is imported; ``None`` for a global."""
         for depth, scope in enumerate(reversed(self.scopes)):
             if scope.is_class and depth:
                 continue  # methods do not see the names of their class
@@ -169,8 +168,8 @@ class Names(Writer):
         if path is None:
             return []
         if found is None:
-            return [Ref(self.module, ".".join(path), CALL)]
-        return [Ref(m, ".".join((*name, *path[1:])), CALL) for m, *name in found[1]]
+            return [Ref(self.module, ".".join(path), Use.CALL)]
+        return [Ref(m, ".".join((*name, *path[1:])), Use.CALL) for m, *name in found[1]]
 
     def write_Global(self, node: ast.Global | ast.Nonlocal) -> None:
         """Write nothing: each use of the names already tells their scope."""

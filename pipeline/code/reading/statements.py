@@ -1,19 +1,31 @@
-"""Write statements that bind names or only serve errors and imports."""
+"""Read a top-level statement; write statements that bind names or serve errors and imports."""
 
 import ast
 from collections.abc import Iterator
 
 from pipeline.code.bindings import Import, everything, imported, loaded
-from pipeline.code.form import CALL, Caught, Load, Message, Ref
+from pipeline.code.form import Caught, Form, Load, Message, Ref, Use, word_set
 from pipeline.code.reading.definitions import Definitions
 from pipeline.code.reading.expressions import LOG_LEVELS
+from pipeline.code.reading.names import NAMESPACE_NAMES
+from pipeline.code.reading.scopes import Home
 from pipeline.code.reading.syntax import inside, names_of_types
 
-_RISKY = frozenset(
-    {"Exception", "BaseException", "TypeError", "NameError", "UnboundLocalError", "RuntimeError"}
-    | {"AttributeError", "ImportError", "ModuleNotFoundError", "ExceptionGroup"}
-)
+_RISKY = word_set("""
+    Exception BaseException TypeError NameError UnboundLocalError RuntimeError AttributeError
+    ImportError ModuleNotFoundError ExceptionGroup
+""")
 """Exceptions whose messages by the interpreter contain names of functions and modules."""
+_LOOKS_UP_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec"})
+
+
+def read(node: ast.stmt, home: Home) -> tuple[Form, frozenset[str]]:
+    """The form of a top-level statement, and its traits."""
+    names = {getattr(n, "id", getattr(n, "attr", "")) for n in everything(node)}
+    # the names of local variables have no effect, unless something looks them up
+    reader = Statements(home, renames=names.isdisjoint(_LOOKS_UP_LOCALS | NAMESPACE_NAMES))
+    reader.write(node)
+    return reader.form(), frozenset(reader.traits)
 
 
 class Statements(Definitions):
@@ -73,7 +85,7 @@ class Statements(Definitions):
             if len(made_by) == 1:
                 self.write_call_with_message(value, made_by[0])
             else:
-                with self.using(CALL):
+                with self.using(Use.CALL):
                     self.write(value)
         self.emit(")")
 
@@ -82,14 +94,14 @@ class Statements(Definitions):
         self.write(node.test)
         if node.msg is not None:
             self.emit(" msg=")
-            self.write_message(node.msg, Ref(self.module, "AssertionError", CALL))
+            self.write_message(node.msg, Ref(self.module, "AssertionError", Use.CALL))
         self.emit(")")
 
     def write_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         self.emit("(ExceptHandler")
         if node.type is not None:
             self.emit(" type=")
-            with self.using(CALL):
+            with self.using(Use.CALL):
                 self.write(node.type)
         if node.name:
             self.emit(" name=")
@@ -129,7 +141,7 @@ class Statements(Definitions):
 
     def write_MatchClass(self, node: ast.MatchClass) -> None:
         self.emit("(MatchClass cls=")
-        with self.using(CALL):
+        with self.using(Use.CALL):
             self.write(node.cls)
         for name in ("kwd_attrs", "kwd_patterns", "patterns"):
             self.field(name, getattr(node, name))

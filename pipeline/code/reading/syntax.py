@@ -78,8 +78,7 @@ def inside(node: ast.AST, kind: type[_Node]) -> Iterator[_Node]:
 
 
 def joined(items: list[ast.expr]) -> list[ast.expr]:
-    """The parts of an f-string with adjacent texts joined, since Python versions split them
-    differently."""
+    """The parts of an f-string, adjacent texts joined: Python versions split them differently."""
     joined: list[ast.expr] = []
     for item in items:
         last = joined[-1] if joined else None

@@ -6,19 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 
 from pipeline.code.bindings import Import, imported, loaded
-from pipeline.code.form import (
-    HINT,
-    NAMED,
-    NAMES,
-    SHOWN,
-    VALUE,
-    Form,
-    Load,
-    Message,
-    Piece,
-    Ref,
-    When,
-)
+from pipeline.code.form import Form, Load, Message, Piece, Reader, Ref, Use, When
 from pipeline.code.reading.scopes import Home, Scope
 from pipeline.code.reading.syntax import is_idle
 
@@ -33,7 +21,7 @@ class Writer:
         self.traits: set[str] = set()
         self.scopes: list[Scope] = []
         self.entered = 0
-        self.use = VALUE
+        self.use = Use.VALUE
         self.classes: list[str] = []
         self.listed: set[int] = set()
         self.compared: set[int] = set()
@@ -44,7 +32,7 @@ class Writer:
     def form(self) -> Form:
         names = ",".join(name for _, name in self.locals)
         if names:
-            self.piece(When(NAMES, (names,)))
+            self.piece(When(Reader.NAMES, (names,)))
         return _joined_texts(self._parts[0])
 
     def emit(self, text: str) -> None:
@@ -109,8 +97,9 @@ class Writer:
             self.name_only(node.annotation)
 
     def generic(self, node: ast.AST, leave_out: Iterable[str] = ()) -> None:
-        is_shown = self.use == SHOWN and isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict)
-        with self.using(self.use if self.use == HINT or is_shown else VALUE):
+        is_display = isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict)
+        is_shown = self.use == Use.SHOWN and is_display
+        with self.using(self.use if self.use == Use.HINT or is_shown else Use.VALUE):
             self.emit(f"({type(node).__name__}")
             for name in _fields(type(node)):
                 if name not in leave_out:
@@ -134,10 +123,10 @@ class Writer:
 
     def name_only(self, node: ast.expr) -> None:
         """Write only the references of an annotation."""
-        with self.using(HINT), self.collected() as named:
+        with self.using(Use.HINT), self.collected() as named:
             self.write(node)
         for reference in named:
-            self.piece(reference._replace(use=NAMED))
+            self.piece(reference._replace(use=Use.NAMED))
 
 
 def _joined_texts(pieces: list[Piece]) -> Form:

@@ -1,2 +1,1 @@
-"""The folder that is first in the ``PYTHONPATH`` of processes that a step starts; see
-``sitecustomize``."""
+"""First in the ``PYTHONPATH`` of processes that a step starts; see ``sitecustomize``."""
