@@ -127,7 +127,7 @@ def unpackable(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, st
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"),
+    ("family", "dtype"),  # by default each family in one, in long searches in all
     [
         pytest.param(name, dtype, marks=pytest.mark.attack if (row + column) % 3 else ())
         for row, name in enumerate(FAMILIES)
