@@ -119,7 +119,7 @@ def test_a_line_over_the_limit_is_never_held_in_memory() -> None:
 def test_everything_before_the_break_of_a_cut_off_archive_is_kept(
     tmp_path: Path, suffix: str
 ) -> None:
-    numbers = random.Random(0).choices(range(10**9), k=60_000)
+    numbers = random.Random(0).choices(range(10**9), k=30_000)
     records = [{"text": str(number)} for number in numbers]
     if suffix.startswith(".jsonl"):
         data = "\n".join(map(json.dumps, records))
@@ -134,7 +134,7 @@ def test_everything_before_the_break_of_a_cut_off_archive_is_kept(
     assert last == "file cut off"
     assert number == len(rows) + 1
     assert [record for _, record in rows] == records[: len(rows)]
-    assert len(rows) > 45_000, "the break is near the end of the archive"
+    assert len(rows) > 20_000, "the break is near the end of the archive"
 
 
 def test_what_an_archive_holds_is_read_to_the_very_byte_of_the_break(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ def random() -> np.random.Generator:
 def test_a_bootstrap_interval_holds_the_truth_about_as_often_as_it_says(
     random: np.random.Generator,
 ) -> None:
-    intervals = [mean(random.normal(3.0, 2.0, 60).tolist(), seed) for seed in range(60)]
+    intervals = [mean(random.normal(3.0, 2.0, 60).tolist(), seed) for seed in range(30)]
     held = sum(one["low"] <= 3.0 <= one["high"] for one in intervals)
-    assert 51 <= held <= 60
+    assert 26 <= held <= 30
 
 
 def test_a_bootstrap_is_repeatable_and_refuses_nothing_to_resample() -> None:
@@ -94,8 +94,8 @@ def test_pairs_show_a_difference_that_two_means_side_by_side_hide(
 
 
 def test_p_values_of_models_that_are_the_same_are_uniform(random: np.random.Generator) -> None:
-    ps = [paired_means(random.normal(size=20), random.normal(size=20)).p for _ in range(40)]
-    assert 0 <= sum(p < 0.1 for p in ps) <= 9
+    ps = [paired_means(random.normal(size=20), random.normal(size=20)).p for _ in range(20)]
+    assert 0 <= sum(p < 0.1 for p in ps) <= 5
     assert max(ps) > 0.5
     assert paired_means([1.0, 2.0], [1.0, 2.0]).p == 1.0
 

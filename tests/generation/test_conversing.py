@@ -114,14 +114,14 @@ def test_greedy_turns_are_the_full_recompute_token_for_token(family: str) -> Non
 def test_an_episode_is_the_same_to_the_bit_in_any_slots_order_company_and_delay(
     family: str,
 ) -> None:
-    model, requests = built(family), some_requests()
+    model, requests = built(family), some_requests(completions=2)
     drawn = converse(model, requests, 64, Tool())
     assert {done.finish for done in drawn.values()} == set(Finish)
     assert sum(done.scored is not None for done in drawn.values()) > len(drawn) / 2
-    for slots in (1, 3, 7):
+    for slots in (1, 5):
         shuffled = random.Random(slots).sample(requests, len(requests))
         assert converse(model, shuffled, slots, Tool(seed=slots)) == drawn
-    for request in requests[::5]:
+    for request in requests[::9]:
         place = request.row, request.k
         assert converse(model, [request], 1, Tool()) == {place: drawn[place]}
 

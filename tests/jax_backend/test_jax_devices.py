@@ -42,7 +42,7 @@ def test_a_run_is_the_same_on_any_number_of_devices(tmp_path: Path) -> None:
     # 30 rows of a perceptron are shared by two devices, and whole on each of eight
     policy = model_folder(tmp_path, lambda: llama(tied=False, intermediate=30))
     log, scored = run(policy, 1)
-    for count in (2, 4, 8):
+    for count in (2, 8):
         same_log, same_scored = run(policy, count)
         assert same_log == pytest.approx(log, rel=1e-6, abs=1e-6)
         assert same_scored == pytest.approx(scored, rel=1e-6)

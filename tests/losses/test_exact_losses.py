@@ -96,7 +96,7 @@ def exo(p: Pair) -> Any:
 
 
 def discopop(p: Pair) -> Any:
-    share = sigmoid(p.m / mpf(0.05))
+    share = sigmoid(p.m / mpf(0.2))
     return (1 - share) * nll(p.m) + share * mpmath.exp(-p.m)
 
 
@@ -180,7 +180,7 @@ EQUATIONS: list[tuple[PreferenceLoss, Equation]] = [
         SppoHard(0.3),
         each(lambda p: (p.h_w - 1 / (2 * BETA)) ** 2 + (p.h_l + 1 / (2 * BETA)) ** 2),
     ),
-    (Discopop(0.3), each(discopop)),
+    (Discopop(0.3, tau=0.2), each(discopop)),
     (SigmoidNorm(0.3), each(lambda p: nll(BETA * (p.h_w / len(p.w) - p.h_l / len(p.l))))),
     (FDpo(0.3, Divergence.forward_kl, label_smoothing=0.2), each(f_dpo(lambda u: 1 - 1 / u))),
     (FDpo(0.3, Divergence.js, label_smoothing=0.2), each(f_dpo(lambda u: mpmath.log(u / (1 + u))))),
@@ -287,7 +287,7 @@ def derivatives(loss: Equation, pairs: Sequence[Pair]) -> list[float]:
 def test_loss_and_gradient_are_those_of_50_digits(
     loss: PreferenceLoss, equation: Equation, scale: float
 ) -> None:
-    pairs = some_pairs(scale)
+    pairs = some_pairs(scale, 5 if loss.needs_batch else 3)
     logps, tokens = logps_of(pairs)
     losses = loss.per_pair(logps).losses
     (gradient,) = torch.autograd.grad(losses.sum(), [tokens])
@@ -372,8 +372,10 @@ def test_apo_zero_of_single_responses_is_that_of_50_digits(scale: float) -> None
     ratios = torch.tensor([float(p.h_w) for p in pairs], dtype=torch.float64, requires_grad=True)
     good = torch.tensor([i % 2 == 0 for i in range(len(pairs))])
     logps = UnpairedLogps(ratios, torch.ones(len(pairs)), torch.zeros_like(ratios), good)
-    losses = ApoZeroUnpaired(0.3, 1.5, 0.5).per_response(logps, None).losses
+    responses = ApoZeroUnpaired(0.3, 1.5, 0.5).per_response(logps, None)
+    losses = responses.losses
     (gradient,) = torch.autograd.grad(losses.sum(), [ratios])
+    torch.testing.assert_close(responses.rewards, 0.3 * ratios)
     with mpmath.workdps(DIGITS):
         weights = [(mpf(1.5), -1) if i % 2 == 0 else (mpf(0.5), 1) for i in range(len(pairs))]
         rewards = [sign * BETA * p.h_w for p, (_, sign) in zip(pairs, weights, strict=True)]
@@ -425,7 +427,7 @@ def test_beta_dpo_keeps_pairs_as_often_as_their_weights_say() -> None:
     logps = PairLogps(gaps, zeros, ones, ones, zeros, zeros).as_batch()
     loss = BetaDpo(momentum=0.0, keep=0.5)  # so that threshold and spread are those of the batch
     counts = torch.zeros(4, dtype=torch.float64)
-    draws = 4000
+    draws = 2000
     for step in range(draws):
         last = {"beta_dpo/threshold": 0.0, "beta_dpo/spread": 1.0, "step": step}
         counts += loss.per_pair(replace(logps, last=last)).metrics["beta_dpo/kept"]
@@ -435,4 +437,4 @@ def test_beta_dpo_keeps_pairs_as_often_as_their_weights_say() -> None:
         w / total + sum(v / total * w / (total - v) for j, v in enumerate(weights) if j != i)
         for i, w in enumerate(weights)
     ]
-    assert (counts / draws).tolist() == pytest.approx(expected, abs=0.03)  # 4 deviations
+    assert (counts / draws).tolist() == pytest.approx(expected, abs=0.045)  # 4 deviations

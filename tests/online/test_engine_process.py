@@ -2,18 +2,15 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from online_bed import ASKED, END, even_share, rl
-from places import REPOSITORY
+from rank_processes import start_command
 from tiny_models import VOCABULARY, folder_bytes, model_folder
-from waiting import HANGS_SECONDS, wait_until
+from waiting import HANGS_SECONDS
 
 from steps.generation.choosing import EngineChoice
 from steps.generation.engine import Request
@@ -29,36 +26,31 @@ from steps.online.online_run import Folders, checked_by, run_online
 from steps.online.recording import record
 from steps.online.rollouts import read_rollouts
 from steps.online.sampled import Sampled, current_weights, longest_examples
+from steps.serving.engine_process import engine as engine_command
 from steps.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow  # a process imports torch for seconds
-
-COMMAND = "import typer; from steps.serving.engine_process import engine; typer.run(engine)"
 
 
 class EngineProcess:
     """``temper engine``, as somebody starts it in another terminal."""
 
     def __init__(self, model: Path, port: int = 0) -> None:
-        environment = {
-            **os.environ,
-            TOKEN: "a token of the tests",
-            "OMP_NUM_THREADS": str(torch.get_num_threads()),
-            "PYTHONPATH": str(REPOSITORY),
-        }
-        command = [sys.executable, "-c", COMMAND, str(model), "--port", str(port), "--slots", "3"]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, env=environment, text=True, cwd=REPOSITORY
+        words = [str(model), "--port", str(port), "--slots", "3"]
+        read, write = os.pipe()
+        self.process = start_command(
+            engine_command, words, (0, write, 2), {TOKEN: "a token of the tests"}
         )
-        assert self.process.stdout is not None
-        told = self.process.stdout.readline()
+        os.close(write)
+        with open(read) as printed:
+            told = printed.readline()
         found = re.search(r"http://127\.0\.0\.1:(\d+)", told)
         assert found, told
         self.address, self.port = found[0], int(found[1])
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(HANGS_SECONDS)
+        self.process.join(HANGS_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +72,7 @@ def engine(
 ) -> EngineProcess:
     """One that runs; an earlier test may have drawn with it, from other weights."""
     monkeypatch.setenv(TOKEN, "a token of the tests")
-    if not started or started[-1].process.poll() is not None:
+    if not started or not started[-1].process.is_alive():
         started.append(EngineProcess(policy))
     return started[-1]
 
@@ -145,7 +137,6 @@ def test_what_an_engine_drew_before_it_was_killed_is_kept_and_the_rest_is_drawn_
     assert 6 <= kept < len(asked)
 
     again = EngineProcess(policy, engine.port)
-    wait_until(lambda: again.process.poll() is None)
     try:
         counted: list[int] = []
         drawing = config.connect(model, asked, "w", 3, 64).engine

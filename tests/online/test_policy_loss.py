@@ -101,19 +101,25 @@ def in_50_digits(
 
 
 CLIPPED: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28}
+KLS = (Kl.none, Kl.k3, Kl.k3_weighted)
 METHODS = [
-    PolicyGradient(
-        ratio=ratio,
-        over=over,
-        kl=kl,
-        kl_weight=0.0 if kl is Kl.none else 0.3,
-        **(UNCLIPPED if ratio is Ratio.none else CLIPPED),
+    pytest.param(
+        PolicyGradient(
+            ratio=ratio,
+            over=over,
+            kl=kl,
+            kl_weight=0.0 if kl is Kl.none else 0.3,
+            **(UNCLIPPED if ratio is Ratio.none else CLIPPED),
+        ),
+        marks=() if (row + column + depth) % 3 == 0 else pytest.mark.attack,
+        id=f"{ratio}-{over}-{kl}",
     )
-    for ratio, over, kl in product(Ratio, Over, (Kl.none, Kl.k3, Kl.k3_weighted))
+    for (row, ratio), (column, over), (depth, kl) in product(*map(enumerate, (Ratio, Over, KLS)))
 ]
+"""A third of all, in which every two settings meet; the others are for long searches."""
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.ratio}-{m.over}-{m.kl}")
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_loss_and_gradient_are_those_of_50_digits(method: PolicyGradient, weighted: bool) -> None:
     data = made_up()

@@ -225,7 +225,8 @@ def test_scores_that_are_not_finite_are_told_by_row(model: Path, tmp_path: Path)
 
 
 SMALL = (
-    "train_problems=100", "test_problems=60", "sft.max_steps=80", "sft.batch_size=32",
+    "shape.hidden_size=48", "shape.feed_forward=96", "shape.layers=1",
+    "train_problems=40", "test_problems=24", "sft.max_steps=80", "sft.batch_size=32",
     "sampling.num_completions=8", "trying.num_completions=8", "best_of.sizes=[1,2,4,8]",
     "reward.max_steps=4", "reward.batch_size=4",
 )  # fmt: skip

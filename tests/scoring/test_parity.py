@@ -126,8 +126,14 @@ def unpackable(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, st
     return model_folder(tmp_path / "model", build), reason
 
 
-@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.float64, Dtype.bfloat16])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "dtype"),  # by default each family in one, in long searches in all
+    [
+        pytest.param(name, dtype, marks=pytest.mark.attack if (row + column) % 3 else ())
+        for row, name in enumerate(FAMILIES)
+        for column, dtype in enumerate((Dtype.float32, Dtype.float64, Dtype.bfloat16))
+    ],
+)
 def test_transformers_of_every_family_are_packed(tmp_path: Path, family: str, dtype: Dtype) -> None:
     model = load_model(model_folder(tmp_path, FAMILIES[family]), dtype)
     packing = check_packing(model, groups())

@@ -50,7 +50,8 @@ SWEPT = {
 
 _ALIKE = {
     "phimoe", "mimo_v2_flash", "ctrl", "qwen3_5_text", "jamba", "bamba", "granitemoehybrid",
-    "falcon", "gpt_neo", "gptj", "nemotron", "stablelm", "recurrent_gemma",
+    "falcon", "gpt_neo", "gptj", "nemotron", "stablelm", "recurrent_gemma", "qwen2_moe",
+    "falcon_h1", "mpt", "gpt_neox",
 }  # fmt: skip
 """Relatives of the others, for long searches."""
 

@@ -4,17 +4,15 @@ import contextlib
 import os
 import pty
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
-from places import REPOSITORY, SUPPORT_PATH
+from rank_processes import start_command
 from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
-from waiting import wait_until
+from waiting import HANGS_SECONDS, wait_until
 
 from pipeline import Store, TemperError
 from pipeline.cli.naming import find
@@ -183,26 +181,13 @@ def test_settings_that_cannot_be_are_refused(chat_model: Path) -> None:
         call(str(chat_model), "-p", PROMPT, "--top-p", "0")
 
 
-_PROGRAM = """
-import sys, typer
-from steps.serving.chatting import chat
-app = typer.Typer()
-app.command()(chat)
-app()
-"""
-
-
 class Terminal:
     """A person's terminal in which a conversation is held."""
 
     def __init__(self, *arguments: str) -> None:
         self.here, there = pty.openpty()
-        environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{SUPPORT_PATH}", "TERM": "xterm"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *arguments],
-            stdin=there, stdout=there, stderr=there, env={**environment, "COLUMNS": "100"},
-            start_new_session=True,
-        )  # fmt: skip
+        environment = {"TERM": "xterm", "COLUMNS": "100"}
+        self.process = start_command(chat, arguments, [there] * 3, environment)
         os.close(there)
         os.set_blocking(self.here, False)
         self.seen = ""
@@ -219,9 +204,8 @@ class Terminal:
         os.write(self.here, text.encode())
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.kill()
+        self.process.join()
         os.close(self.here)
 
 
@@ -259,6 +243,7 @@ def test_a_conversation_on_a_terminal_is_beside_the_model_before(
         terminal.write("/clear\n")
         terminal.wait_for("> ", 3)
         terminal.write("\x04")
-        assert terminal.process.wait(timeout=120) == 0
+        terminal.process.join(HANGS_SECONDS)
+        assert terminal.process.exitcode == 0
     finally:
         terminal.close()

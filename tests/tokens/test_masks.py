@@ -4,6 +4,7 @@ Every case is judged by the slow reference of `chat_families`, character by char
 """
 
 import unicodedata
+from functools import cache
 from typing import Any, cast
 
 import pytest
@@ -71,7 +72,7 @@ CASES = {
     "emoji": Case((user("👩‍👩‍👧‍👦?"), assistant("🎉👍🏽 yes 🏳️‍🌈"))),
     "half of a mark-up": Case((user("<|im_"), assistant("[/INS <|im_start <start_of_ <| >"))),
     "a header in the question": Case((user("x<|im_start|>assistant\nyes"), assistant("no"))),
-    "very long": Case((user("word " * 3000), assistant("écho 東京 " * 3000))),
+    "very long": Case((user("word " * 1000), assistant("écho 東京 " * 1000))),
 }
 
 
@@ -79,6 +80,7 @@ def test_every_family_is_tested() -> None:
     assert tuple(families()) == FAMILIES
 
 
+@cache
 def numbers(family: Family, train_on: TrainOn) -> Tokenization:
     roomy = TokenizeConfig(10**6, 10**6, train_on=train_on)
     return tokenization(family.tokenizer, roomy)
@@ -136,6 +138,7 @@ def is_stable(text: str) -> bool:
     return composed and "▁" not in text and "think>" not in text
 
 
+any_family, any_turns = st.sampled_from(FAMILIES), st.sampled_from(sorted(TRAIN_ON))
 TEXTS = st.text(
     st.sampled_from("ab Z.\n\té東🎉#<|_>/i0") | st.characters(codec="utf-8"), max_size=12
 ).filter(is_stable)
@@ -151,9 +154,8 @@ def conversations(draw: st.DrawFn) -> Case:
     return Case((*([SYSTEM] if system else []), *turns))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@settings(deadline=None, max_examples=settings().max_examples // 4)
-@given(case=conversations(), train_on=st.sampled_from(sorted(TRAIN_ON)))
+@settings(deadline=None, max_examples=settings().max_examples // 2)
+@given(any_family, conversations(), any_turns)
 def test_random_conversations_are_masked_as_the_reference_does(
     family: str, case: Case, train_on: TrainOn
 ) -> None:
@@ -169,12 +171,8 @@ def as_pair(row: str, case: Case, rejected: str) -> PreferenceRow:
     return PreferenceRow(row, sides[0], sides[1], sides[2], case.tools, case.template_kwargs)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@settings(deadline=None, max_examples=settings().max_examples // 8)
-@given(
-    batch=st.lists(st.tuples(conversations(), TEXTS), min_size=1, max_size=4),
-    train_on=st.sampled_from(sorted(TRAIN_ON)),
-)
+@settings(deadline=None, max_examples=settings().max_examples // 2)
+@given(any_family, st.lists(st.tuples(conversations(), TEXTS), min_size=1, max_size=4), any_turns)
 def test_a_pair_is_two_conversations_with_one_prompt(
     family: str, batch: list[tuple[Case, str]], train_on: TrainOn
 ) -> None:
@@ -204,9 +202,8 @@ def test_a_pair_is_two_conversations_with_one_prompt(
         assert result.prompt.ids
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@settings(deadline=None, max_examples=settings().max_examples // 8)
-@given(case=conversations(), train_on=st.sampled_from(sorted(TRAIN_ON)))
+@settings(deadline=None, max_examples=settings().max_examples // 2)
+@given(any_family, conversations(), any_turns)
 def test_a_completion_is_a_conversation_parted_where_it_begins(
     family: str, case: Case, train_on: TrainOn
 ) -> None:

@@ -5,6 +5,8 @@ made of them is judged by `benchmarks.template_oracle`, which knows who wrote wh
 the text that is trained on.
 """
 
+from collections.abc import Sequence
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -127,23 +129,37 @@ FAMILIES = {
 }
 
 
-def made(template: str, conversation: Conversation, config: TokenizeConfig) -> tuple[Any, Made]:
-    tokenizer, _ = tokenizer_for(template)
+@cache
+def speaker(name: str) -> tuple[Any, list[str]]:
+    """A tokenizer with the template of that family, or with that template; its special tokens."""
+    template = FAMILIES.get(name, name)
+    tokenizer, special = tokenizer_for(template)
     tokenizer.chat_template = template
-    row: Any = ConversationRow("1", conversation.messages, conversation.tools)  # pyright: ignore
-    (found,) = tokenize_conversations(tokenization(tokenizer, config), [row])
-    if isinstance(found, MalformedRow):
-        return tokenizer, Made(refused=found.reason, detail=found.detail)
-    told = frozenset(name for name, value in vars(found.findings).items() if value)
-    return tokenizer, Made(found.tokens.ids, found.tokens.mask, told)
+    return tokenizer, special
+
+
+def made(name: str, conversations: Sequence[Conversation], config: TokenizeConfig) -> list[Made]:
+    rows: Any = [ConversationRow("1", c.messages, c.tools) for c in conversations]  # pyright: ignore
+    results = tokenize_conversations(tokenization(speaker(name)[0], config), rows)
+    return [
+        Made(refused=found.reason, detail=found.detail)
+        if isinstance(found, MalformedRow)
+        else Made(
+            found.tokens.ids,
+            found.tokens.mask,
+            frozenset(name for name, value in vars(found.findings).items() if value),
+        )
+        for found in results
+    ]
 
 
 def trained(name: str, *messages: dict[str, Any], **settings: Any) -> list[str]:
     """The stretches of text that are trained on; `TOOL` is there where a message calls."""
     tools = (TOOL,) if any(message.get("tool_calls") for message in messages) else None
     config = TokenizeConfig(10**6, 10**6, **settings)
-    tokenizer, found = made(FAMILIES[name], Conversation("", messages, tools), config)
+    (found,) = made(name, [Conversation("", messages, tools)], config)
     assert not found.refused, found.detail
+    tokenizer, _ = speaker(name)
     runs = groupby(zip(found.ids, found.mask, strict=True), key=lambda token: token[1])
     return [
         tokenizer.decode([token for token, _ in run], skip_special_tokens=False)
@@ -154,22 +170,19 @@ def trained(name: str, *messages: dict[str, Any], **settings: Any) -> list[str]:
 
 def told(name: str, *messages: dict[str, Any], **settings: Any) -> frozenset[str]:
     config = TokenizeConfig(10**6, 10**6, **settings)
-    _, found = made(FAMILIES[name], Conversation("", messages), config)
+    (found,) = made(name, [Conversation("", messages)], config)
     return found.told or frozenset([found.refused] if found.refused else [])
 
 
 @pytest.mark.parametrize("mode", [TrainOn.answer, TrainOn.all_turns])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_oracle_finds_nothing_wrong(name: str, mode: TrainOn) -> None:
-    tokenizer, special = tokenizer_for(FAMILIES[name])
-    tokenizer.chat_template = FAMILIES[name]
-    oracle = Oracle(tokenizer, special)
+    oracle = Oracle(*speaker(name))
     config = TokenizeConfig(10**6, 10**6, train_on=mode)
     judged = 0
-    for conversation in CASES:
+    for conversation, found in zip(CASES, made(name, CASES, config), strict=True):
         roles = enumerate(message["role"] for message in conversation.messages)
         turns = [index for index, role in roles if role == "assistant"]
-        _, found = made(FAMILIES[name], conversation, config)
         wanted = turns if mode == TrainOn.all_turns else turns[-1:]
         verdict = oracle.judge(conversation, wanted, found)
         assert not verdict.wrong, (conversation.name, found)
@@ -221,11 +234,7 @@ def test_an_end_that_the_template_does_not_write_can_be_named() -> None:
 
 def test_a_named_end_is_trained_on_where_it_opens_the_next_turn() -> None:
     template = family("<|bot|>{{ m.content }}", "<|user|>{{ m.content }}", "<|bot|>")
-    FAMILIES["named"] = template
-    try:
-        found = trained("named", *AGAIN, train_on=TrainOn.all_turns, end_of_turn="<|user|>")
-    finally:
-        del FAMILIES["named"]
+    found = trained(template, *AGAIN, train_on=TrainOn.all_turns, end_of_turn="<|user|>")
     assert found == ["Yes.<|user|>", "No.<|user|>"]
 
 
@@ -275,8 +284,7 @@ FIRST, GOOD, BAD = user("One?"), (said("good"), user("go on")), (said("bad"), us
 
 
 def as_pair(config: TokenizeConfig, last: str = "fine") -> tuple[Any, TokenizedPair]:
-    tokenizer, _ = tokenizer_for(FAMILIES["results as JSON"])
-    tokenizer.chat_template = FAMILIES["results as JSON"]
+    tokenizer, _ = speaker("results as JSON")
     sides: Any = ((*GOOD, said("fine")), (*BAD, said(last)))
     row = PreferenceRow("1", (FIRST,), *sides)  # pyright: ignore[reportArgumentType]
     (pair,) = tokenize_pairs(tokenization(tokenizer, config), [row])

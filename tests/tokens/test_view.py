@@ -2,12 +2,11 @@
 
 import io
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from chat_families import families
+from command_line import temper
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -23,7 +22,6 @@ from steps.data.tokens.tokenizing import TokenizeConfig
 from steps.data.view import show_row, visible
 from steps.kinds import Model, TokenizedPreferences
 
-TEMPER = Path(sys.executable).with_name("temper")
 HOSTILE = "\x1b[31m[bold]red[/bold]\x07 \u202eevil\u2069 [link=file:///]x[/link]"
 
 
@@ -189,12 +187,11 @@ def test_a_row_is_shown_by_the_command_from_wherever_the_store_lies(
     console = Console(file=io.StringIO())
     run({"tokens": adopt(str(tokens), TokenizedPreferences)}, Store(store), console=console)
 
-    command = [TEMPER, "show", "adopt_files", "--row", "uf-1", "--store", store]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = temper("show", "adopt_files", "--row", "uf-1", "--store", store)
 
-    assert done.returncode == 0, done.stderr
-    assert "<|im_start|>assistant\n\n" in done.stdout
-    assert "⟦Paris 🎉<|im_end|>⟧" in done.stdout
+    assert done.status == 0, done.err
+    assert "<|im_start|>assistant\n\n" in done.out
+    assert "⟦Paris 🎉<|im_end|>⟧" in done.out
 
 
 def test_a_command_that_cannot_show_a_row_says_what_can_be_done(store: Store) -> None:

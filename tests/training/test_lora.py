@@ -50,8 +50,9 @@ def dpo(policy: Path, config: DpoConfig, work: Path) -> list[dict]:
     return [json.loads(line) for line in (work / "model/metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("dtype", Dtype)
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("dtype", "dropout"), [(Dtype.float32, 0.0), (Dtype.float64, 0.3), (Dtype.bfloat16, 0.3)]
+)
 def test_dpo_starts_from_the_base_and_moves(
     policy: Path, tmp_path: Path, dtype: Dtype, dropout: float
 ) -> None:
@@ -75,12 +76,6 @@ def test_what_comes_out_is_a_plain_model_that_has_learnt(policy: Path, tmp_path:
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if "_proj" in name}
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    run_reference(
-        tmp_path / "model",
-        pair_records(8),
-        ReferenceConfig(),
-        Workplace(tmp_path / "again", tmp_path / "again-scratch"),
-    )
     assert type(merged).__name__ == "LlamaForCausalLM"
     assert log[-1]["rewards/accuracies"] == 1
 

@@ -98,7 +98,6 @@ def textbook(folder: Path, steps: int, every: int, alpha: float) -> list[float]:
     ("loss", "killed_at", "alpha"),
     [
         (Dpo(BETA), 4, 1.0),
-        (Dpo(BETA), 5, 1.0),
         (BetaDpo(BETA), 5, 1.0),
         (Dpo(BETA), 1, 0.6),
         (Dpo(BETA), 5, 0.6),

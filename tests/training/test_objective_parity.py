@@ -1,12 +1,11 @@
-"""Whole batches against the oracle: every loss, its likelihood term, its weights, however the batch
-is cut into forwards.
+"""Whole batches against the oracle: losses of every kind of input, their likelihood term, their
+weights, however the batch is cut into forwards.
 
 A batch goes through a trainer as in training. The model is GPT-2, which computes in float64
 throughout when it is told to: a trainer works in a thread of its own, where `oracle.Float64` does
 not reach.
 """
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,21 +16,15 @@ import torch
 from families import FAMILIES
 from oracle import assert_same_gradients
 from tiny_models import model_folder
-from token_groups import ids, pairs, reference_logps, responses
+from token_groups import pairs, reference_logps, responses
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steps.losses.apo_down import ApoDown
-from steps.losses.apo_zero import ApoZero
 from steps.losses.base import PreferenceLoss
 from steps.losses.combined import CombinedReference
-from steps.losses.cpo import Cpo
 from steps.losses.dpo import Dpo
-from steps.losses.hinge import Hinge
 from steps.losses.ipo import Ipo
 from steps.losses.kto import Kto
-from steps.losses.orpo import Orpo
-from steps.losses.robust import Robust
 from steps.losses.simpo import Simpo
 from steps.models.config import Dtype
 from steps.models.folders import load_model
@@ -52,28 +45,13 @@ WHOLE_BATCH = 10**6
 
 # A loss, and its textbook form: logps and reference logps of the two responses, and their lengths.
 Textbook = Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
+# Losses are functions of what is tested here; `test_exact_losses` has the equations of all.
 LOSSES: dict[str, tuple[PreferenceLoss, Textbook]] = {
     "dpo": (Dpo(0.3), lambda c, r, rc, rr, nc, nr: oracle.dpo(c, r, rc, rr, 0.3)),
-    "dpo, smoothed": (
-        Dpo(0.3, label_smoothing=0.2),
-        lambda c, r, rc, rr, nc, nr: oracle.dpo(c, r, rc, rr, 0.3, 0.2),
-    ),
-    "robust": (
-        Robust(0.3, label_smoothing=0.2),
-        lambda c, r, rc, rr, nc, nr: oracle.robust(c, r, rc, rr, 0.3, 0.2),
-    ),
-    "hinge": (Hinge(0.01), lambda c, r, rc, rr, nc, nr: oracle.hinge(c, r, rc, rr, 0.01)),
     "ipo": (Ipo(0.3), lambda c, r, rc, rr, nc, nr: oracle.ipo(c, r, rc, rr, nc, nr, 0.3)),
-    "apo_zero": (ApoZero(0.02), lambda c, r, rc, rr, nc, nr: oracle.apo_zero(c, r, rc, rr, 0.02)),
-    "apo_down": (ApoDown(0.02), lambda c, r, rc, rr, nc, nr: oracle.apo_down(c, r, rc, rr, 0.02)),
     "simpo": (
         Simpo(2.0, gamma=0.7),
         lambda c, r, rc, rr, nc, nr: oracle.simpo(c, r, nc, nr, 2.0, 0.7),
-    ),
-    "cpo": (Cpo(0.3, nll_weight=0.0), lambda c, r, rc, rr, nc, nr: oracle.cpo(c, r, 0.3)),
-    "orpo": (
-        Orpo(0.3, nll_weight=0.0),
-        lambda c, r, rc, rr, nc, nr: 0.3 * oracle.orpo(c, r, nc, nr),
     ),
     "combined": (
         CombinedReference({"dpo": Dpo(0.3), "ipo": Ipo(0.5)}, {"ipo": 0.2}),
@@ -130,11 +108,9 @@ def textbook_loss(
     return torch.stack(preference).sum() / len(groups) + nll_weight * mean_nll
 
 
-@pytest.mark.parametrize("nll_weight", [0.0, 0.6])
+@pytest.mark.parametrize("nll_weight", [pytest.param(0.0, marks=pytest.mark.attack), 0.6])
 @pytest.mark.parametrize("name", LOSSES)
-def test_every_preference_loss_equals_its_paper_s(
-    folder: Path, name: str, nll_weight: float
-) -> None:
+def test_a_preference_loss_equals_its_paper_s(folder: Path, name: str, nll_weight: float) -> None:
     loss, formula = LOSSES[name]
     groups = [replace(pair, weight=1.0 + 0.5 * (i % 3)) for i, pair in enumerate(pairs())]
     reference = reference_logps(len(groups))
@@ -209,40 +185,6 @@ def demonstrations() -> list[TokenGroup]:
 # --- however the batch is cut --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nll_weight", [0.0, 0.6], ids=["preference", "with likelihood"])
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_one_two_four_or_eight_forwards_give_the_same_step(
-    tmp_path: Path, family: str, nll_weight: float
-) -> None:
-    folder = model_folder(tmp_path, FAMILIES[family])
-    draw = random.Random(12)
-    groups = [
-        TokenGroup(
-            f"{i}",
-            f"{i}",
-            ids(draw, 4),
-            tuple(TokenResponse(ids(draw, n)) for n in (7 + i // 4, 6 - i // 4)),
-        )
-        for i in range(8)
-    ]
-    size = groups[0].packed_tokens
-    assert {group.packed_tokens for group in groups} == {size}
-    objective = preference_objective(groups, Dpo(nll_weight=nll_weight), reference_logps(8))
-    outcomes = [run(folder, objective, n * size, Dtype.float32) for n in (8, 4, 2, 1)]
-    assert [forwards for *_, forwards in outcomes] == [1, 2, 4, 8]
-    first_model, first, _ = outcomes[0]
-    for model, result, _ in outcomes[1:]:
-        torch.testing.assert_close(result.losses, first.losses, rtol=1e-6, atol=1e-6)
-        for name, values in first.metrics.items():
-            torch.testing.assert_close(result.metrics[name], values, rtol=1e-6, atol=1e-6)
-        whole, parts = (
-            torch.cat([p.grad.flatten() for p in m.parameters() if p.grad is not None])
-            for m in (first_model, model)
-        )
-        assert whole.norm() > 1e-3
-        assert (parts - whole).norm() <= 1e-6 * whole.norm()
-
-
 def each_its_own(family: str) -> tuple[Objective, Tensor | None, Tensor]:
     """An objective in which no two examples have anything in common; what the policy gives to its
     baseline groups, if it has such; and how much a batch of each example alone is divided by."""
@@ -303,13 +245,3 @@ def test_the_order_of_a_batch_changes_neither_loss_nor_gradient(folder: Path) ->
     assert_same_gradients(
         backward[0], {n: p.grad for n, p in forward[0].named_parameters() if p.grad is not None}
     )
-
-
-@pytest.mark.parametrize("beta", [1e-3, 1e-7])
-def test_the_gradient_vanishes_with_beta(folder: Path, beta: float) -> None:
-    groups = pairs()
-    objective = preference_objective(groups, Dpo(beta), reference_logps(len(groups)))
-    model, result, _ = run(folder, objective)
-    norm = sum(p.grad.square().sum() for p in model.parameters() if p.grad is not None) ** 0.5
-    assert 0 < norm < 30 * beta
-    assert result.losses.sum() == pytest.approx(0.6931471805599453, abs=30 * beta)

@@ -197,14 +197,25 @@ def test_max_steps_is_obeyed(policy: Path, tmp_path: Path) -> None:
     assert len(read_log(tmp_path)) == 4
 
 
+@pytest.fixture(scope="module")
+def referred(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A policy, and its reference for eight pairs."""
+    work = tmp_path_factory.mktemp("referred")
+    policy, place = model_folder(work / "policy"), Workplace(work / "reference", work / "scratch")
+    run_reference(policy, pair_records(8), ReferenceConfig(), place)
+    return policy, place.output
+
+
 @pytest.mark.parametrize("name", losses_of(ReferenceLoss))
 def test_every_loss_with_a_reference_learns_to_prefer(
-    policy: Path, tmp_path: Path, name: str
+    referred: tuple[Path, Path], tmp_path: Path, name: str
 ) -> None:
     loss = losses_of(ReferenceLoss)[name]
     parts: dict = {"losses": {"one": Dpo(), "other": Hinge()}} if "combined" in name else {}
-    config = DpoConfig(batch_size=8, epochs=8, optimizer=FAST, loss=loss(**parts))
-    summary, log = dpo(policy, pair_records(8), config, tmp_path)
+    config = DpoConfig(batch_size=8, epochs=4, optimizer=FAST, loss=loss(**parts))
+    place = Workplace(tmp_path / "model", tmp_path / "scratch")
+    summary = run_dpo(referred[0], pair_records(8), referred[1], config, place)
+    log = read_log(tmp_path / "model")
     assert [log[0][f"rewards/{name}"] for name in ("chosen", "rejected", "margins")] == [0, 0, 0]
     assert summary["final"]["loss"] < summary["first"]["loss"]
 
@@ -215,7 +226,7 @@ def test_every_loss_without_a_reference_learns_to_prefer(
 ) -> None:
     loss = losses_of(ReferenceFreeLoss)[name]
     parts: dict = {"losses": {"one": Simpo(), "other": Cpo()}} if "combined" in name else {}
-    config = ReferenceFreeConfig(batch_size=8, epochs=8, optimizer=FAST, loss=loss(**parts))
+    config = ReferenceFreeConfig(batch_size=8, epochs=4, optimizer=FAST, loss=loss(**parts))
     summary = run_reference_free(
         policy, pair_records(8), config, Workplace(tmp_path / "model", tmp_path / "s")
     )

@@ -39,7 +39,7 @@ class Case:
     template_kwargs: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """A tokenizer with its template, and how the reference writes a conversation.
 

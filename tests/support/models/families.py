@@ -6,7 +6,7 @@ not, soft-capped scores and logits, scaled logits, scaled residuals, learned pos
 without any positions, partial rotation, parallel residuals; heads tied, untied and with biases.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -76,8 +76,15 @@ def _with_vectors(build: Callable[[], PreTrainedModel]) -> Callable[[], PreTrain
 FAMILIES = {name: _with_vectors(build) for name, build in _BUILDERS.items()}
 
 _UNLIKE = ("llama", "gemma2", "gpt2", "smollm3", "phi")
-UNLIKE = [
-    pytest.param(name, marks=() if name in _UNLIKE else pytest.mark.attack) for name in FAMILIES
-]
+_MIXTURES = ("llama-untied", "qwen3", "mistral", "phi3", "gpt_neox")
+
+
+def _searched(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(x, marks=pytest.mark.attack if x in names else ()) for x in FAMILIES]
+
+
+UNLIKE = _searched(FAMILIES.keys() - _UNLIKE)
 """For what follows from how a model attends: five that attend unlike each other; the others are
 for long searches."""
+EVERY = _searched(_MIXTURES)
+"""All; those whose every part is in some other family are for long searches."""

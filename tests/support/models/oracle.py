@@ -73,24 +73,9 @@ def gradients(model: PreTrainedModel, loss: Callable[[], Tensor]) -> dict[str, T
 # many tokens those sum over.
 
 
-def dpo(
-    c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, beta: float, smoothing: float = 0.0
-) -> Tensor:
-    """Rafailov et al. 2023, equation 7; with smoothing, Mitchell's conservative DPO."""
-    h = beta * ((c - rc) - (r - rr))
-    return -(1 - smoothing) * logsigmoid(h) - smoothing * logsigmoid(-h)
-
-
-def robust(c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, beta: float, smoothing: float) -> Tensor:
-    """Chowdhury et al. 2024, equation 12: unbiased when a share `smoothing` of labels is wrong."""
-    h = beta * ((c - rc) - (r - rr))
-    return (-(1 - smoothing) * logsigmoid(h) + smoothing * logsigmoid(-h)) / (1 - 2 * smoothing)
-
-
-def hinge(c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, beta: float) -> Tensor:
-    """Zhao et al. 2023 (SLiC), on DPO's rewards."""
-    h = beta * ((c - rc) - (r - rr))
-    return torch.clamp(1 - h, min=0)
+def dpo(c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, beta: float) -> Tensor:
+    """Rafailov et al. 2023, equation 7."""
+    return -logsigmoid(beta * ((c - rc) - (r - rr)))
 
 
 def ipo(c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, nc: int, nr: int, beta: float) -> Tensor:
@@ -99,33 +84,9 @@ def ipo(c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, nc: int, nr: int, beta: fl
     return (h - 1 / (2 * beta)) ** 2
 
 
-def apo_zero(c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, beta: float) -> Tensor:
-    """D'Oosterlinck et al. 2024: chosen up, rejected down."""
-    return (1 - _sigmoid(beta * (c - rc))) + _sigmoid(beta * (r - rr))
-
-
-def apo_down(c: Tensor, r: Tensor, rc: Tensor, rr: Tensor, beta: float) -> Tensor:
-    """D'Oosterlinck et al. 2024: chosen down, rejected further down."""
-    return _sigmoid(beta * (c - rc)) + (1 - _sigmoid(beta * ((c - rc) - (r - rr))))
-
-
 def simpo(c: Tensor, r: Tensor, nc: int, nr: int, beta: float, gamma: float) -> Tensor:
     """Meng et al. 2024, equation 6; `gamma` is the target margin itself."""
     return -logsigmoid(beta / nc * c - beta / nr * r - gamma)
-
-
-def cpo(c: Tensor, r: Tensor, beta: float) -> Tensor:
-    """Xu et al. 2024, the preference term; its likelihood term is a mean over tokens."""
-    return -logsigmoid(beta * (c - r))
-
-
-def orpo(c: Tensor, r: Tensor, nc: int, nr: int) -> Tensor:
-    """Hong et al. 2024, equation 7: log odds of the geometric mean probability of a token."""
-
-    def log_odds(mean: Tensor) -> Tensor:
-        return mean - torch.log(1 - torch.exp(mean))
-
-    return -logsigmoid(log_odds(c / nc) - log_odds(r / nr))
 
 
 def kto(logp: Tensor, reference: Tensor, baseline: Tensor, desirable: bool, beta: float) -> Tensor:

@@ -1,10 +1,14 @@
-"""Real ranks for tests, cheap to start: forked from a server that has imported what is slow."""
+"""Real ranks and commands for tests, cheap to start: forked from a server that has imported what
+is slow."""
 
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 _SLOW = [
@@ -19,11 +23,9 @@ _SLOW = [
 def run_ranks(work: Callable[..., None], *arguments: Any, count: int = 2) -> list[int]:
     """Calls `work` in `count` processes, with the environment that torchrun gives its ranks; their
     exit codes. It must be a function of a module."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_SLOW)
     port = _free_port()
     processes = [
-        context.Process(target=_as_rank, args=(rank, count, port, work, arguments))
+        _context().Process(target=_as_rank, args=(rank, count, port, work, arguments))
         for rank in range(count)
     ]
     for process in processes:
@@ -31,6 +33,47 @@ def run_ranks(work: Callable[..., None], *arguments: Any, count: int = 2) -> lis
     for process in processes:
         process.join()
     return [process.exitcode or 0 for process in processes]
+
+
+def start_command(
+    command: Callable[..., None],
+    words: Sequence[str],
+    streams: Sequence[int],
+    environment: Mapping[str, str],
+) -> BaseProcess:
+    """Begins a command of Temper's in a process and a session of its own, as from a shell, with
+    these three descriptors as its standard streams."""
+    passed = [Connection(os.dup(stream)) for stream in streams]
+    process = _context().Process(
+        target=_as_command, args=(command, list(words), passed, {**os.environ, **environment})
+    )
+    process.start()
+    return process
+
+
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_SLOW)
+    return context
+
+
+def _as_command(
+    command: Callable[..., None],
+    words: list[str],
+    streams: list[Connection],
+    environment: dict[str, str],
+) -> None:
+    import typer
+
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [command.__name__, *words]
+    typer.run(command)
 
 
 def _as_rank(rank: int, count: int, port: int, work: Callable[..., None], arguments: Any) -> None:
