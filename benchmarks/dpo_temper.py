@@ -31,12 +31,14 @@ def run_stage(stage: str, job: dict[str, Any], phases: Phases) -> dict[str, Any]
     with phases.phase("import"):
         import torch
 
+        from pipeline.worker.memory import keep_freed_memory
         from steps.data.rows.parquet import iter_rows
         from steps.models.workplace import Workplace
         from steps.scoring.reference import run_reference
         from steps.training.recipes import run_dpo
 
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a step's process does
     counted = count_flops() if job["flops"] else list[int]()
     config, output = _config(job), Path(job["output"])
     reference = output / "reference"

@@ -10,7 +10,7 @@ It leaves out a library whose import leaves a thread, an open file or a signal h
 a random generator, loads project code, or reads a file that counts as a dependency; then it starts
 again without that library. (OpenBLAS starts threads on import and ends them at a fork, so the
 parent forks once before it checks.) It forks workers only for steps that are certain to import
-everything that it has imported. The workers of all other steps are forked by another parent, which
+most of what it has imported. The workers of all other steps are forked by another parent, which
 imports nothing, so they start while the first one imports. In case of doubt a step gets a fresh
 interpreter.
 
@@ -32,7 +32,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import PathFinder
@@ -75,6 +75,9 @@ def choose(
     """Choose the imports that save the most time: the common imports of all steps that import a
     certain package, for the best such package. If there is none, the parent imports nothing.
 
+    Workers are forked for all steps that are certain to import at least half of this: importing
+    transformers, for example, loads torch as well.
+
     Args:
         functions: the functions of the steps that will run, once for each step.
         certain: the imports that each of these functions is certain to make.
@@ -83,18 +86,22 @@ def choose(
     counts = Counter(functions)
     lists = {f: [i for i in certain[f] if _package(i) not in without] for f in counts}
     found = {_package(item) for items in lists.values() for item in items}
-    best, most = Choice(functions=frozenset(lists)), 0.0
+    best, most = list[str](), 0.0
     for package in sorted(found):
         served = [f for f, items in lists.items() if package in map(_package, items)]
         shared = [i for i in lists[served[0]] if all(i in lists[other] for other in served)]
         count = sum(counts[function] for function in served)
-        size = sum(map(_size, {_package(item) for item in shared}))
+        size = _size_of(set(map(_package, shared)))
         saved = (count - 1) * _INTERPRETER + (count - _IMPORTED_HERE) * size
         if saved > most:
-            # small packages first, to find unfit ones early
-            shared.sort(key=lambda item: (_size(_package(item)), _package(item)))
-            best, most = Choice(tuple(shared), frozenset(served)), saved
-    return best
+            best, most = shared, saved
+    # small packages first, to find unfit ones early
+    best.sort(key=lambda item: (_size(_package(item)), _package(item)))
+    packages = set(map(_package, best))
+    common = {function: packages & set(map(_package, items)) for function, items in lists.items()}
+    half = _size_of(packages) / 2
+    served = {f for f, found in common.items() if found and _size_of(found) >= half}
+    return Choice(tuple(best), frozenset(served if best else lists))
 
 
 def import_all(
@@ -387,6 +394,10 @@ def _fork_once() -> None:
 
 def _package(item: str) -> str:
     return item.partition(":")[0].partition(".")[0]
+
+
+def _size_of(packages: Iterable[str]) -> int:
+    return sum(map(_size, packages))
 
 
 @cache

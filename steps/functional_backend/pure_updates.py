@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from steps.models.pieces import Whole
 from steps.training.config import OptimizerConfig
+from steps.training.optimizer import of_same_names
 
 Tensors = Mapping[str, Tensor]
 """By the names of a model's parameters."""
@@ -131,9 +132,7 @@ class PureUpdater:
             parameter.data.copy_(state.weights[name])
 
     def _read(self, tensors: Mapping[str, Whole], prefix: str) -> dict[str, Tensor]:
-        found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        if differing := sorted(found.keys() ^ self._parameters.keys()):
-            raise ValueError(f"parameters that only one of the two models has: {differing[:3]}")
+        found = of_same_names(tensors, prefix, self._parameters)
         for name, beside in self._state.weights.items():
             if tuple(found[name].shape) != tuple(beside.shape):
                 shape = tuple(found[name].shape)

@@ -4,7 +4,7 @@ Transformers' own `generate`, with the model's own cache, generates each complet
 the draw of tokens is this module's, so a completion depends only on its request, as in any engine.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from steps.generation.cache import attending
-from steps.generation.draws import draw, uniforms
-from steps.generation.engine import Ended, Finish, Finished, Replies, Request, require_weights
+from steps.generation.draws import Draft, draw
+from steps.generation.engine import Finish, Finished, Replies, Request, require_weights
 from steps.generation.weights import replace_weights
 from steps.models.folders import evaluating, own_attention
 from steps.models.positions import forget_lengths
@@ -56,16 +56,18 @@ class AloneEngine:
         while True:
             self._write_turn(request, drawing)
             if drawing.ids[-1] not in request.stop_ids:
-                return drawing.finished(request, Finish.length, self._weights)
+                return drawing.finished(Finish.length, self._weights)
             if replies is None:
-                return drawing.finished(request, Finish.stop, self._weights)
-            replies.ask(Ended(request, tuple(drawing.ids), tuple(drawing.scored)))
+                return drawing.finished(Finish.stop, self._weights)
+            replies.ask(drawing.ended)
             ((_, reply),) = replies.given(wait=True)
             if isinstance(reply, Finish):
-                return drawing.finished(request, reply, self._weights)
+                return drawing.finished(reply, self._weights)
             if len(drawing.ids) + len(reply) >= request.max_new_tokens:
-                return drawing.finished(request, Finish.length, self._weights)
-            drawing.read(reply)
+                return drawing.finished(Finish.length, self._weights)
+            for token in reply:
+                next(drawing.numbers)
+                drawing.read(token)
 
     def _write_turn(self, request: Request, drawing: "_Drawing") -> None:
         """Draws until a stop token, or until there is no room."""
@@ -89,37 +91,14 @@ class AloneEngine:
             )
 
 
-class _Drawing(LogitsProcessor):
+class _Drawing(Draft, LogitsProcessor):
     """Draws each token of one completion, and masks all other tokens for `generate`."""
 
-    def __init__(self, request: Request) -> None:
-        self._numbers = uniforms(request.seed, request.row, request.k)
-        self._temperature = torch.tensor([request.temperature], dtype=torch.float64)
-        self.ids: list[int] = []
-        self.logps: list[float] = []
-        self.scored: list[bool] = []
-
-    def read(self, reply: Sequence[int]) -> None:
-        """Takes the tokens of a reply, in the place of as many draws."""
-        for token in reply:
-            next(self._numbers)
-            self.ids.append(token)
-            self.logps.append(0.0)
-            self.scored.append(False)
-
-    def finished(self, request: Request, finish: Finish, weights: str) -> Finished:
-        """The completion as far as it goes."""
-        scored = None if all(self.scored) else tuple(self.scored)
-        ids, logps = tuple(self.ids), tuple(self.logps)
-        return Finished(request.row, request.k, ids, logps, finish, weights, scored)
-
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore
-        number = torch.tensor([next(self._numbers)], dtype=torch.float64)
-        device = scores.device
-        token, logp = draw(scores, self._temperature.to(device), number.to(device))
-        self.ids.append(int(token))
-        self.logps.append(float(logp))
-        self.scored.append(True)
+        given = self.request.temperature, next(self.numbers)
+        heat, number = torch.tensor(given, dtype=torch.float64, device=scores.device).split(1)
+        token, logp = draw(scores, heat, number)
+        self.take(int(token), float(logp))
         return torch.full_like(scores, -torch.inf).index_fill(1, token, 0.0)
 
 

@@ -16,7 +16,6 @@ Weights are the model's own, used where they lie, so an engine beside a trainer 
 key outlives a call of `sample`.
 """
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,9 +29,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from steps.generation.cache import Decode, KeyValueCache, Prefill, Turn, attending
-from steps.generation.draws import draw, uniforms
+from steps.generation.draws import Draft, draw
 from steps.generation.engine import (
-    Ended,
     Finish,
     Finished,
     Place,
@@ -104,17 +102,12 @@ class SlotEngine:
 
 
 @dataclass(eq=False)
-class _Sequence:
+class _Sequence(Draft):
     """A completion that is being written.
 
     unread: of a reply, the tokens that the model has still to read.
     """
 
-    request: Request
-    numbers: Iterator[float]
-    ids: list[int] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
-    scored: list[bool] = field(default_factory=list)
     unread: deque[int] = field(default_factory=deque)
 
     @property
@@ -124,31 +117,15 @@ class _Sequence:
 
     def extend(self, token: int, logp: float) -> bool:
         """Takes a drawn token, or in its place the next one of a reply; whether a turn ends."""
-        drawn = not self.unread
-        if drawn and math.isnan(logp):
-            raise FloatingPointError(
-                f"row {self.request.row!r}: the model's logits are not numbers; look at its "
-                "training, or sample in float32"
-            )
-        self.ids.append(token if drawn else self.unread.popleft())
-        self.logps.append(logp if drawn else 0.0)
-        self.scored.append(drawn)
+        if self.unread:
+            self.read(self.unread.popleft())
+        else:
+            self.take(token, logp)
         return self.is_stopped or len(self.ids) == self.request.max_new_tokens
 
     @property
     def is_stopped(self) -> bool:
         return self.scored[-1] and self.ids[-1] in self.request.stop_ids
-
-    @property
-    def ended(self) -> Ended:
-        return Ended(self.request, tuple(self.ids), tuple(self.scored))
-
-    def finished(self, finish: Finish, weights: str) -> Finished:
-        ids, logps, scored = tuple(self.ids), tuple(self.logps), tuple(self.scored)
-        request, whole = self.request, all(scored)
-        return Finished(
-            request.row, request.k, ids, logps, finish, weights, None if whole else scored
-        )
 
 
 @dataclass(eq=False)
@@ -263,8 +240,7 @@ class _Writing:
                 self._prefill()
             prompt = self.read[0]
             request = prompt.waiting.popleft()
-            numbers = uniforms(request.seed, request.row, request.k)
-            begun.append((_Sequence(request, numbers), prompt))
+            begun.append((_Sequence(request), prompt))
             if not prompt.waiting:
                 self.read.popleft()
         return begun

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from steps.checking.judges import Judges
+from steps.data.rows.jsonl import write_json_lines
 from steps.data.tokens.rendering import load_tokenizer
 from steps.generation.choosing import EngineChoice
 from steps.generation.engine import Engine, Finished, Request
@@ -46,7 +47,7 @@ from steps.scoring.scorer import Scorer, build_scorer
 from steps.shared.checks import require
 from steps.shared.execution_detail import execution_detail
 from steps.training.checkpoints import Checkpoints
-from steps.training.metrics import StepMetrics, write_metrics
+from steps.training.metrics import StepMetrics
 from steps.training.policy import TorchPolicy
 from steps.training.trainer import Trainer
 
@@ -113,7 +114,7 @@ def run_online(
         reached = {"iterations": segment.last, "num_tokens": log[-1]["num_tokens"], **base}
         (state / _REACHED).write_text(json.dumps(reached) + "\n")
         policy.save(weights, place.output / "model")
-        write_metrics(place.output / "metrics.jsonl", log)
+        write_json_lines(place.output / "metrics.jsonl", log)
     notices = [*notices, *_untaught(log)]
     return _summary(log) | ({"notices": notices} if notices else {})
 

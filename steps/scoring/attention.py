@@ -60,9 +60,9 @@ class Reach(NamedTuple):
         last = key[keys - rows :, None]
         seen = key <= last
         if self.window is not None:
-            seen &= key > last - self.window
+            seen = seen & (key > last - self.window)
         if self.chunk is not None:
-            seen &= key >= last - last % self.chunk
+            seen = seen & (key >= last - last % self.chunk)
         return seen
 
 
@@ -184,7 +184,7 @@ def _attend_segments(
                 torch.cat([_prefixes(every, first, prefix), own], dim=2)
                 for every, own in ((keys, k), (values, v))
             )
-        outputs |= zip(alike, _attend(q, k, v, options).unbind(), strict=True)
+        outputs |= zip(alike, _attend(q, k, v, pack, options).unbind(), strict=True)
     return [outputs[number] for number in range(len(rows))]
 
 
@@ -221,7 +221,7 @@ def _prefixes(every: Sequence[Tensor], wanted: Sequence[int], tokens: int) -> Te
     return prefixes.index_select(0, places)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, pack: Pack, options: _Options) -> Tensor:
     """Attention of the last tokens of n sequences to the whole sequences, [n, rows, heads, d].
 
     `query` is [n, heads, rows, d]. Query heads that share keys get a dimension of their own, so
@@ -236,7 +236,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Ten
             q,
             k,
             v,
-            attn_mask=None if plain else options.reach.mask(rows, keys, q.device),
+            attn_mask=None if plain else _added(pack, options.reach, rows, keys, q),
             dropout_p=options.dropout,
             scale=options.scale,
             is_causal=plain,
@@ -246,6 +246,18 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Ten
         capped = options.softcap is not None
         out = (_soft_capped if capped else _with_sinks)(q, k, v, mask, options)
     return out.unflatten(0, key.shape[:2]).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def _added(pack: Pack, reach: Reach, rows: int, keys: int, query: Tensor) -> Tensor:
+    """A mask of `reach` as the kernel adds it to scores, 0 or minus infinity. All layers share it:
+    of a mask of booleans, the kernel would make this anew in every layer."""
+    kind = (reach, rows, keys, query.dtype)
+    if kind not in pack.masks:
+        hidden = ~reach.mask(rows, keys, query.device)
+        zeros = torch.zeros(rows, keys, dtype=query.dtype, device=query.device)
+        # A layer that writes in place would keep all of its activations: see `recomputing`.
+        pack.masks[kind] = zeros.masked_fill(hidden, -torch.inf)
+    return pack.masks[kind]
 
 
 def _soft_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: _Options) -> Tensor:

@@ -17,11 +17,11 @@ on a CPU does not depend, in any bit, on the other groups of the pack.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -110,16 +110,17 @@ class Pack:
 
     def to(self, device: torch.device | str) -> Self:
         """The pack with its tensors on `device`; from pinned memory the copy is asynchronous."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                values[name] = value.to(device, non_blocking=True)
-        return type(self)(**values)
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
-    @property
-    def num_sequences(self) -> int:
-        """The number of responses."""
-        return len(self.responses)
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The pack with all of its tensors changed."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{n: change(v) for n, v in values.items() if isinstance(v, Tensor)})
+
+    @cached_property
+    def masks(self) -> dict[Any, Tensor]:
+        """Masks of attention on the pack's device, which the layers of a forward share."""
+        return {}
 
     @cached_property
     def varlen(self) -> VarlenLayout:

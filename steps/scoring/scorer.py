@@ -17,7 +17,7 @@ After its first error, a scorer refuses all calls.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
@@ -136,7 +136,9 @@ class Scorer:
     def _packs(self, groups: Sequence[TokenGroup], plan: Sequence[list[int]]) -> tuple[Pack, ...]:
         most = max((len(group.responses) for group in groups), default=0)
         packs = (make_pack([groups[i] for i in members], most) for members in plan)
-        return tuple(map(_pinned, packs) if self.model.device.type == "cuda" else packs)
+        if self.model.device.type == "cuda":
+            return tuple(pack.each(Tensor.pin_memory) for pack in packs)
+        return tuple(packs)
 
     def _logps(self, batch: Batch) -> Logps:
         tokens, sequences = [], []
@@ -180,10 +182,3 @@ def scored_in_batch_order(
 def as_tensors(plan: Sequence[list[int]]) -> tuple[Tensor, ...]:
     """The members of each pack as tensors, for `Batch.members`."""
     return tuple(map(torch.tensor, plan))
-
-
-def _pinned(pack: Pack) -> Pack:
-    values = {field.name: getattr(pack, field.name) for field in fields(pack)}
-    return replace(
-        pack, **{name: v.pin_memory() for name, v in values.items() if isinstance(v, Tensor)}
-    )

@@ -38,10 +38,11 @@ from typing import Any, Self
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.models.pieces import Stored
 from steps.models.ranks import ALONE, Ranks
 from steps.shared.execution_detail import kept
-from steps.training.metrics import StepMetrics, read_metrics, write_metrics
+from steps.training.metrics import StepMetrics
 from steps.training.trainer import Trainer
 
 _STATE, _WEIGHTS, _REFERENCE = "state", "weights", "reference"
@@ -108,7 +109,7 @@ class Checkpoints:
             state.result()
             if not self._leads:
                 return [file]
-            write_metrics(file.with_name(_METRICS), so_far)
+            write_json_lines(file.with_name(_METRICS), so_far)
             written = [file, file.with_name(_METRICS)]
             if reference:
                 written.append(file.with_name(f"{_REFERENCE}.safetensors"))
@@ -171,7 +172,7 @@ class Checkpoints:
             ) from error
         for file in _files(folder, _REFERENCE):
             self.reference = load_file(file)
-        return read_metrics(folder / _METRICS)
+        return read_json_lines(folder / _METRICS)
 
     def wait(self) -> None:
         """Wait until the last saved folder is on disk; raise its error if it failed."""

@@ -5,13 +5,11 @@ Measurements such as tokens per second and memory are only reported as progress.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from steps.data.rows.jsonl import read_json_lines, write_json_lines
 from steps.shared.execution_detail import execution_detail
 
 StepMetrics = dict[str, float | int]
@@ -24,16 +22,6 @@ def sum_shares(shares: Mapping[str, Tensor]) -> dict[str, float]:
     the order of the groups.
     """
     return {name: math.fsum(column.tolist()) for name, column in shares.items()}
-
-
-def write_metrics(path: Path, log: Iterable[StepMetrics]) -> None:
-    """Write a metrics.jsonl; floats keep all their digits."""
-    write_json_lines(path, log)
-
-
-def read_metrics(path: Path) -> list[StepMetrics]:
-    """The steps of a metrics.jsonl."""
-    return read_json_lines(path)
 
 
 def summarise(log: list[StepMetrics]) -> dict[str, Any]:

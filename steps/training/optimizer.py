@@ -72,7 +72,7 @@ class Updater:
 
     def load_state(self, tensors: Mapping[str, Whole]) -> None:
         """Restore a result of `state`; raises ValueError if it belongs to other parameters."""
-        self._put(_of_same_names(tensors, "model/", self._updated))
+        self._put(of_same_names(tensors, "model/", self._updated))
         self._optimizer.state.clear()
         for name, value in tensors.items():
             kind, _, rest = name.partition("/")
@@ -89,7 +89,7 @@ class Updater:
     def load_weights(self, weights: Mapping[str, Whole]) -> None:
         """Replace the trained parameters and their master weights; raises ValueError if `weights`
         has other names or shapes."""
-        self._put(_of_same_names(weights, "", self._parameters))
+        self._put(of_same_names(weights, "", self._parameters))
         self._round()
 
     def _keep_embeddings_in_float32(self, model: nn.Module) -> None:
@@ -170,7 +170,7 @@ def _beside(parameter: nn.Parameter, value: Whole) -> Tensor | int:
     return state
 
 
-def _of_same_names(
+def of_same_names(
     tensors: Mapping[str, Whole], prefix: str, expected: Mapping[str, object]
 ) -> dict[str, Whole]:
     """The tensors whose names have the `prefix`, by the names without it. Raises ValueError unless

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steps.data.rows.jsonl import write_json_lines
 from steps.models.config import Dtype
 from steps.models.workplace import Workplace
 from steps.scoring.examples import TokenGroup
@@ -17,7 +18,7 @@ from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig
 from steps.training.held_out import best_step
 from steps.training.loop import AtStart, train
-from steps.training.metrics import first_and_final, summarise, write_metrics
+from steps.training.metrics import first_and_final, summarise
 from steps.training.objectives import Objective
 from steps.training.policy import Policy
 from steps.training.schedule import total_steps
@@ -105,7 +106,7 @@ class Run:
         summary |= {"notices": self._notices} if self._notices else {}
         if place.ranks.is_first:
             self._policy.save(trained, place.output)
-            write_metrics(place.output / "metrics.jsonl", log)
+            write_json_lines(place.output / "metrics.jsonl", log)
             if loss is not None:
                 table = first_and_final(loss, summary)
                 (place.output / "summary.md").write_text(table)

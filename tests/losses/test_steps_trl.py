@@ -11,6 +11,7 @@ import pytest
 from trl_records import records
 
 from benchmarks import trl_steps
+from steps.data.rows.jsonl import read_json_lines
 from steps.losses.base import ReferenceLoss
 from steps.losses.dpo import Dpo
 from steps.losses.token_level.ld_dpo import LdDpo
@@ -26,7 +27,6 @@ from steps.losses.with_reference.sppo_hard import SppoHard
 from steps.models.workplace import Workplace
 from steps.scoring.reference import run_reference
 from steps.training.config import DpoConfig, OptimizerConfig, Schedule
-from steps.training.metrics import read_metrics
 from steps.training.recipes import run_dpo
 
 pytest.importorskip("trl", minversion="1.16")
@@ -93,7 +93,7 @@ def test_every_step_has_the_loss_that_trl_has(
     config = replace(start.config, loss=loss)
     place = Workplace(tmp_path / "ours", tmp_path / "scratch")
     run_dpo(start.folder / "model", records(), start.folder / "reference", config, place)
-    ours = [step["loss"] for step in read_metrics(tmp_path / "ours/metrics.jsonl")]
+    ours = [step["loss"] for step in read_json_lines(tmp_path / "ours/metrics.jsonl")]
     assert len(ours) == 20
     assert ours == pytest.approx(theirs, rel=5e-5, abs=1e-4)
     assert max(theirs) - min(theirs) > 0.01

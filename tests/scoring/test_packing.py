@@ -52,7 +52,6 @@ def test_a_group_attends_to_its_own_prompt() -> None:
         Segment(7, 8, 4, 6),
     )
     assert pack.groups == (GroupSpan(0, 4), GroupSpan(4, 8))
-    assert pack.num_sequences == 4
     assert pack.lengths.tolist() == [[2, 2], [2, 2]]
 
 

@@ -16,6 +16,7 @@ from token_groups import pairs, reference_logps, responses
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from steps.data.rows.jsonl import read_json_lines
 from steps.evaluation.preferences import preference_metrics
 from steps.losses.base import PairLogps, PreferenceLoss
 from steps.losses.combined import CombinedReference
@@ -38,7 +39,6 @@ from steps.scoring.packing import lengths_of, make_pack
 from steps.scoring.reference import read_reference, run_reference
 from steps.scoring.scorer import Scorer
 from steps.training.config import DpoConfig, OptimizerConfig, Schedule, TrainingBackend
-from steps.training.metrics import read_metrics
 from steps.training.objectives import preference_objective
 from steps.training.recipes import run_dpo
 from steps.training.trainer import Trainer
@@ -118,7 +118,7 @@ def test_wpo_s_weights_are_aligned_by_the_policy_s_own_probabilities(
     run_reference(folder, records, config.reference(), Workplace(reference, tmp_path / "rs"))
     place = Workplace(out, tmp_path / "scratch")
     run_dpo(folder, records, reference, config, place, held_out=(records, reference))
-    (log,) = read_metrics(out / "metrics.jsonl")
+    (log,) = read_json_lines(out / "metrics.jsonl")
     for prefix, path in (("", folder), ("eval_", out)):
         weights = [aligned_weight(load_model(path, Dtype.float64), row) for row in records]
         assert log[f"{prefix}weights"] == pytest.approx(sum(weights) / 6, rel=1e-6)
@@ -198,7 +198,7 @@ def test_a_run_starts_at_its_reference_learns_and_is_evaluated_by_the_same_loss(
     out = tmp_path / "out"
     held_out = (records, reference)
     run_dpo(folder, records, reference, config(loss), place(out), held_out)
-    log = read_metrics(out / "metrics.jsonl")
+    log = read_json_lines(out / "metrics.jsonl")
     at_start = 2.5 if isinstance(loss, CombinedReference) else 1.0
     assert log[0]["loss"] == pytest.approx(at_start * torch.tensor(2.0).log().item(), rel=1e-6)
     assert log[-1]["eval_loss"] < log[0]["loss"]
@@ -242,6 +242,6 @@ def test_beta_dpo_goes_on_from_a_checkpoint_with_the_bits_of_a_run_in_one_piece(
         run_dpo(folder, records, reference, settings, replace(place(parts), stopping=stopping))
     run_dpo(folder, records, reference, settings, place(parts))
     assert folder_bytes(parts) == folder_bytes(whole)
-    log = read_metrics(whole / "metrics.jsonl")
+    log = read_json_lines(whole / "metrics.jsonl")
     assert [step["beta_dpo/kept"] for step in log] == [1.0] + [0.75] * 5
     assert len({step["beta_dpo/beta"] for step in log}) == 6

@@ -243,8 +243,9 @@ def _described(part: Any) -> list[dict[str, Any]]:
 
 def save_tokenizer(folder: Path, path: Path) -> None:
     """Write the tokenizer of a folder as one file, with which ids can be decoded."""
+    tokenizer = load_bare_tokenizer(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    encoder(load_bare_tokenizer(folder)).core.save(str(path), pretty=False)
+    encoder(tokenizer).core.save(str(path), pretty=False)
 
 
 def _framed(ids: list[int], added: list[int], end: int) -> list[int]:
