@@ -24,7 +24,7 @@ def uniforms(seed: Sequence[int], row: str, k: int) -> Iterator[float]:
     key = hashlib.blake2b(json.dumps([list(seed), row, k]).encode(), digest_size=16)
     stream = np.random.Philox(key=int.from_bytes(key.digest(), "little"))
     while True:
-        yield from ((raw >> 11) * 2.0**-53 for raw in stream.random_raw(_BLOCK).tolist())
+        yield from ((stream.random_raw(_BLOCK) >> np.uint64(11)) * 2.0**-53).tolist()
 
 
 def draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
