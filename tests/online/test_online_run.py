@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from online_bed import ASKED, even_share, rl, run
+from online_bed import ASKED, even_share, log_of, rl, rollouts_of, run
 from tiny_models import folder_bytes, model_folder
 
 from steps.generation.slots import SlotEngine
@@ -51,14 +51,9 @@ def weights(work: Path) -> dict[str, bytes]:
     return folder_bytes(work / "out" / "model") | folder_bytes(work / "out" / "state")
 
 
-def log_of(work: Path) -> list[dict[str, Any]]:
-    lines = (work / "out" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def record(work: Path, folder: Path) -> Path:
     """The rollouts of a run, as an artifact has them."""
-    write_rollouts(folder, Kept(work / "scratch" / "rollouts").all())
+    write_rollouts(folder, rollouts_of(work))
     return folder
 
 
@@ -102,8 +97,8 @@ def test_one_update_saves_the_scoring_pass_and_changes_no_bit(
     run(policy, tmp_path / "twice", config, judge=judge)
     assert weights(tmp_path / "once") == weights(tmp_path / "twice")
     assert log_of(tmp_path / "once") == log_of(tmp_path / "twice")
-    once, twice = (list(Kept(tmp_path / n / "scratch/rollouts").all()) for n in ("once", "twice"))
-    assert once == twice
+    once = rollouts_of(tmp_path / "once")
+    assert once == rollouts_of(tmp_path / "twice")
     assert all(rollout.policy_logps for rollout in once)
 
 
@@ -227,7 +222,7 @@ def behind(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_iteration_is_drawn_by_the_weights_of_the_one_before(behind: Path) -> None:
-    rollouts = list(Kept(behind / "scratch" / "rollouts").all())
+    rollouts = rollouts_of(behind)
     of = [{r.weights for r in rollouts if r.iteration == i} for i in range(4)]
     assert of[0] == of[1]
     assert len(of[1] | of[2] | of[3]) == 3
@@ -344,6 +339,21 @@ def test_rollouts_in_scratch_that_other_weights_drew_are_drawn_again(
     (tmp_path / "scratch" / "rollouts" / "iteration-000001").mkdir()
     run(policy, tmp_path, config, 4)
     assert weights(tmp_path) == weights(four)
+
+
+def test_a_kept_iteration_that_is_missing_is_named(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "rollouts")
+    kept.put(0, [])
+    kept.put(2, [])
+    with pytest.raises(ValueError, match="the rollouts of iteration 2 were in the scratch"):
+        list(kept.all(range(3)))
+
+
+def test_a_run_that_goes_on_with_other_threads_says_so(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "scratch" / "threads").mkdir(parents=True)
+    (tmp_path / "scratch" / "threads" / "64").touch()
+    told = run(policy, tmp_path, rl(), 1)
+    assert "and 64 threads, so its weights differ in their last bits" in told["notices"][-1]
 
 
 # --- other methods, and what is left out ----------------------------------------------------------
