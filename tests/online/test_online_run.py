@@ -122,16 +122,6 @@ def test_a_refused_update_leaves_nothing_from_which_a_mended_engine_would_go_on(
     assert weights(tmp_path) == weights(tmp_path / "undisturbed")
 
 
-def test_a_run_in_which_all_rewards_are_equal_tells_that_it_has_learnt_nothing(
-    policy: Path, tmp_path: Path
-) -> None:
-    def equal(rollouts: Sequence[Rollout]) -> list[Rollout]:
-        return [replace(rollout, rewards={"equal": 1.0}) for rollout in rollouts]
-
-    told = run(policy, tmp_path, rl(), 1, judge=equal)
-    assert "no iteration had anything to learn" in told["notices"][0]
-
-
 def test_later_updates_of_an_iteration_move_away_from_its_start(
     policy: Path, tmp_path: Path
 ) -> None:
@@ -388,11 +378,14 @@ def test_a_reward_that_is_no_number_is_refused(policy: Path, tmp_path: Path) -> 
         run(policy, tmp_path, rl(), 1, judge=broken)
 
 
-def test_an_iteration_with_nothing_to_learn_changes_no_weight(policy: Path, tmp_path: Path) -> None:
+def test_a_run_with_nothing_to_learn_changes_no_weight_and_says_so(
+    policy: Path, tmp_path: Path
+) -> None:
     def equal(rollouts: Any) -> list[Any]:
         return [replace(r, rewards={"same": 0.1}) for r in rollouts]
 
-    run(policy, tmp_path, rl(), 2, judge=equal)
+    told = run(policy, tmp_path, rl(), 2, judge=equal)
+    assert "no iteration had anything to learn" in told["notices"][0]
     assert [line["updates"] for line in log_of(tmp_path)] == [0, 0]
     assert log_of(tmp_path)[0]["frac_reward_zero_std"] == 1
     trained = folder_bytes(tmp_path / "out" / "model")["model.safetensors"]
