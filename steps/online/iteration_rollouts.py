@@ -73,7 +73,7 @@ class Recorded:
             parts = [keys[start : start + prompts] for start in range(0, len(keys), prompts)]
         self.iterations = [list(chain.from_iterable(rows[key] for key in part)) for part in parts]
         self._first = first
-        if not any(rollout.rewards for drawn in rows.values() for rollout in drawn):
+        if not any(rollout.is_rewarded for drawn in rows.values() for rollout in drawn):
             raise ValueError(f"{folder} has rollouts without rewards; judge them first")
 
     def draw(self, iteration: int) -> Sequence[Rollout]:
