@@ -3,7 +3,8 @@
     python online_sides.py temper|trl JOB.json REPORT.json
 
 The report has, after every iteration, the CPU seconds so far of this process and its children, the
-completion tokens of the iteration, and the mean reward.
+completion tokens of the iteration, and the mean reward. Every contender keeps freed memory, as a
+worker of Temper does.
 """
 
 import json
@@ -32,7 +33,6 @@ def mark(marks: Marks, tokens: float, reward: float) -> None:
 
 def by_temper(job: dict[str, Any], marks: Marks) -> None:
     """The work of a `train_online` step's process."""
-    from pipeline.worker.memory import keep_freed_memory
     from steps.checking.judges import Judges
     from steps.checking.pattern import Pattern
     from steps.models.config import ActivationCheckpointing
@@ -42,7 +42,6 @@ def by_temper(job: dict[str, Any], marks: Marks) -> None:
     from steps.online.online_run import Folders, run_sampling
     from steps.training.config import OptimizerConfig, Schedule
 
-    keep_freed_memory()
     method = PolicyGradient(advantage=Advantage.group_std, over=Over.response)
     config = RlConfig(
         method=method,
@@ -119,7 +118,10 @@ def by_trl(job: dict[str, Any], marks: Marks) -> None:
 def main(contender: str, job_file: str, report_file: str) -> None:
     import torch
 
+    from pipeline.worker.memory import keep_freed_memory
+
     torch.set_num_threads(1)
+    keep_freed_memory()
     marks: Marks = []
     job = json.loads(Path(job_file).read_text())
     {"temper": by_temper, "trl": by_trl}[contender](job, marks)

@@ -8,15 +8,11 @@ cumulative distribution, in float64. So a completion is the same in any batch an
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from steps.generation.engine import Ended, Finish, Finished, Request
 
 _BLOCK = 32
 _ELEMENTS = 2**24
@@ -28,47 +24,7 @@ def uniforms(seed: Sequence[int], row: str, k: int) -> Iterator[float]:
     key = hashlib.blake2b(json.dumps([list(seed), row, k]).encode(), digest_size=16)
     stream = np.random.Philox(key=int.from_bytes(key.digest(), "little"))
     while True:
-        yield from ((raw >> 11) * 2.0**-53 for raw in stream.random_raw(_BLOCK).tolist())
-
-
-@dataclass(eq=False)
-class Draft:
-    """A completion that is being written, with the numbers for its next tokens."""
-
-    request: Request
-    ids: list[int] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
-    scored: list[bool] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.numbers = uniforms(self.request.seed, self.request.row, self.request.k)
-
-    def take(self, token: int, logp: float) -> None:
-        """Raises FloatingPointError, which names the row, if the logp of the drawn token is NaN."""
-        if math.isnan(logp):
-            raise FloatingPointError(
-                f"row {self.request.row!r}: the model's logits are not numbers; look at its "
-                "training, or sample in float32"
-            )
-        self.ids.append(token)
-        self.logps.append(logp)
-        self.scored.append(True)
-
-    def read(self, token: int) -> None:
-        """Takes a token of a reply, in the place of a drawn one."""
-        self.ids.append(token)
-        self.logps.append(0.0)
-        self.scored.append(False)
-
-    @property
-    def ended(self) -> Ended:
-        return Ended(self.request, tuple(self.ids), tuple(self.scored))
-
-    def finished(self, finish: Finish, weights: str) -> Finished:
-        """The completion as far as it goes."""
-        scored = None if all(self.scored) else tuple(self.scored)
-        ids, logps = tuple(self.ids), tuple(self.logps)
-        return Finished(self.request.row, self.request.k, ids, logps, finish, weights, scored)
+        yield from ((stream.random_raw(_BLOCK) >> np.uint64(11)) * 2.0**-53).tolist()
 
 
 def draw(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:

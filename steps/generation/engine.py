@@ -166,6 +166,12 @@ class Converses(Engine, Protocol):
         ...
 
 
+def share(requests: Sequence[Request], count: int, index: int) -> list[Request]:
+    """The requests of one of `count` engines or ranks: those of every n-th row."""
+    rows = {row: number for number, row in enumerate(dict.fromkeys(r.row for r in requests))}
+    return [r for r in requests if rows[r.row] % count == index]
+
+
 def require_weights(engine: Engine, weights: str) -> None:
     """Raises StaleWeightsError unless these are the weights that `engine` has."""
     if engine.weights != weights:

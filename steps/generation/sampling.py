@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steps.generation.choosing import sample_checked, slow_notice
 from steps.generation.config import SamplingConfig
-from steps.generation.engine import Finish, Finished, Request
+from steps.generation.engine import Finish, Finished, Request, share
 from steps.generation.slots import SlotEngine
 from steps.models.ranks import ALONE, Ranks
 from steps.models.workplace import OnProgress, ignore_progress
@@ -45,7 +45,8 @@ def sample(
     def told(done: int) -> None:
         on_progress(min(done * ranks.count, len(requests)), len(requests), {})
 
-    own, why_alone = sample_checked(engine, requests, share(requests, ranks), told, ranks)
+    mine = share(requests, ranks.count, ranks.index)
+    own, why_alone = sample_checked(engine, requests, mine, told, ranks)
     if why_alone is not None and ranks.is_first:
         warnings.warn(slow_notice(why_alone), stacklevel=2)
     as_plain = [(f.row, f.k, f.ids, f.logps, f.finish) for f in own]
@@ -80,12 +81,6 @@ def make_requests(
         for row, ids in asked
         for k in range(config.num_completions)
     ]
-
-
-def share(requests: Sequence[Request], ranks: Ranks) -> list[Request]:
-    """This rank's requests: those of every n-th row."""
-    rows = {row: number for number, row in enumerate(dict.fromkeys(r.row for r in requests))}
-    return [r for r in requests if rows[r.row] % ranks.count == ranks.index]
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

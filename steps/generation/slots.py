@@ -17,10 +17,9 @@ key outlives a call of `sample`.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from steps.generation.cache import Decode, KeyValueCache, Prefill, Turn, attending
-from steps.generation.draws import Draft, draw
+from steps.generation.draws import draw
 from steps.generation.engine import (
     Finish,
     Finished,
@@ -39,14 +38,14 @@ from steps.generation.engine import (
     StaleWeightsError,
     require_weights,
 )
-from steps.generation.weights import replace_weights
+from steps.generation.writing import OwnModel, Written
 from steps.models.folders import evaluating
 from steps.scoring.examples import TokenGroup, TokenResponse
 from steps.scoring.head import output_head
 from steps.scoring.packing import make_pack, padded_rows
 
 
-class SlotEngine:
+class SlotEngine(OwnModel):
     """Samples with a model of this process.
 
     Args:
@@ -60,15 +59,9 @@ class SlotEngine:
     def __init__(
         self, model: PreTrainedModel, weights: str, slots: int = 64, tokens_per_forward: int = 2048
     ) -> None:
-        self.model = model
+        super().__init__(model, weights)
         self.slots = slots
         self.tokens_per_forward = tokens_per_forward
-        self._weights = weights
-
-    @property
-    def weights(self) -> str:
-        """The digest of the weights that it has."""
-        return self._weights
 
     def sample(self, requests: Iterable[Request], weights: str) -> Iterator[Finished]:
         """As `Engine.sample`.
@@ -95,14 +88,9 @@ class SlotEngine:
                 if self._weights != weights:
                     raise StaleWeightsError(f"the weights {weights!r} were replaced while sampling")
 
-    def update_weights(self, source: Path | Mapping[str, Tensor], weights: str) -> None:
-        """As `Engine.update_weights`."""
-        replace_weights(self.model, source, weights)
-        self._weights = weights
-
 
 @dataclass(eq=False)
-class _Sequence(Draft):
+class _Sequence(Written):
     """A completion that is being written.
 
     unread: of a reply, the tokens that the model has still to read.
@@ -117,15 +105,12 @@ class _Sequence(Draft):
 
     def extend(self, token: int, logp: float) -> bool:
         """Takes a drawn token, or in its place the next one of a reply; whether a turn ends."""
-        if self.unread:
-            self.read(self.unread.popleft())
-        else:
-            self.take(token, logp)
-        return self.is_stopped or len(self.ids) == self.request.max_new_tokens
-
-    @property
-    def is_stopped(self) -> bool:
-        return self.scored[-1] and self.ids[-1] in self.request.stop_ids
+        if self.unread:  # behind a reply there is room for a draw
+            self.add_read(self.unread.popleft())
+            return False
+        self.add_drawn(token, logp)
+        request = self.request
+        return token in request.stop_ids or len(self.ids) == request.max_new_tokens
 
 
 @dataclass(eq=False)
@@ -220,7 +205,7 @@ class _Writing:
             sequence, keys_and_values = self.waiting.pop(place)
             if isinstance(reply, Finish):
                 yield sequence.finished(reply, self.engine.weights)
-            elif len(sequence.ids) + len(reply) >= sequence.request.max_new_tokens:
+            elif sequence.is_cut_by(reply):
                 yield sequence.finished(Finish.length, self.engine.weights)
             else:
                 sequence.unread.extend(reply)
@@ -239,8 +224,7 @@ class _Writing:
             if not self.read:
                 self._prefill()
             prompt = self.read[0]
-            request = prompt.waiting.popleft()
-            begun.append((_Sequence(request), prompt))
+            begun.append((_Sequence(prompt.waiting.popleft()), prompt))
             if not prompt.waiting:
                 self.read.popleft()
         return begun

@@ -1,7 +1,7 @@
 """Rollouts by iteration: those in a segment's scratch, and those of a finished recording."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -36,9 +36,19 @@ class Kept:
         """Remove an iteration's rollouts, if they exist."""
         shutil.rmtree(self._of(iteration), ignore_errors=True)
 
-    def all(self) -> Iterator[Rollout]:
-        """The rollouts of all iterations, in their order."""
-        return chain.from_iterable(map(read_rollouts, sorted(self.folder.glob("iteration-*[0-9]"))))
+    def all(self, iterations: Iterable[int]) -> Iterator[Rollout]:
+        """The rollouts of all these iterations.
+
+        Raises ValueError, which names the iteration, if one is missing or damaged.
+        """
+        for iteration in iterations:
+            try:
+                yield from read_rollouts(self._of(iteration))
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"the rollouts of iteration {iteration + 1} were in the scratch and cannot be "
+                    f"read any more ({error}); delete {self.folder.parent} to run the segment again"
+                ) from error
 
     def _of(self, iteration: int) -> Path:
         return self.folder / f"iteration-{iteration:06d}"
@@ -63,7 +73,7 @@ class Recorded:
             parts = [keys[start : start + prompts] for start in range(0, len(keys), prompts)]
         self.iterations = [list(chain.from_iterable(rows[key] for key in part)) for part in parts]
         self._first = first
-        if not any(rollout.rewards for drawn in rows.values() for rollout in drawn):
+        if not any(rollout.is_rewarded for drawn in rows.values() for rollout in drawn):
             raise ValueError(f"{folder} has rollouts without rewards; judge them first")
 
     def draw(self, iteration: int) -> Sequence[Rollout]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from steps.checking.judges import Judges
@@ -89,6 +90,8 @@ def run_online(
     segment = Segment(first, first + iterations, tokens)
     policy = TorchPolicy(start.policy, config, ranks)
     scored_by, notices = policy.make_ready(examples)
+    if ranks.is_first and policy.trainer.scorer.model.device.type == "cpu":
+        notices = [*notices, *_other_threads(place.scratch)]
     kept = Kept(place.scratch / _ROLLOUTS)
     checkpoints = Checkpoints(place.scratch / "checkpoints", config.keep_last, ranks)
     reference = _reference(start, config, examples, scored_by.attention, ranks)
@@ -176,7 +179,8 @@ def run_sampling(
 
         summary = run_online(start, config, examples, source, iterations, place)
     if place.ranks.is_first:
-        drawn = list(Kept(place.scratch / _ROLLOUTS).all())
+        last = summary["iterations"]
+        drawn = list(Kept(place.scratch / _ROLLOUTS).all(range(last - iterations, last)))
         recorded = Drawn(rows, drawn, tokenizer, tally, choice, config.temperature)
         write_recording(place.output / _ROLLOUTS, recorded, start.policy)
     told = [*summary.get("notices", ()), *_notices(choice)]
@@ -289,6 +293,20 @@ def _reached(state: Path | None) -> tuple[int, int]:
         return 0, 0
     reached = json.loads((state / _REACHED).read_text())
     return int(reached["iterations"]), int(reached["num_tokens"])
+
+
+def _other_threads(scratch: Path) -> list[str]:
+    """A notice if earlier attempts at this segment had another number of threads."""
+    folder = scratch / "threads"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / str(torch.get_num_threads())).write_text("")
+    counts = sorted(file.name for file in folder.iterdir())
+    if len(counts) == 1:
+        return []
+    return [
+        f"attempts at this segment had {' and '.join(counts)} threads, so its weights differ in "
+        "their last bits from those of a run with one number; set OMP_NUM_THREADS to keep it"
+    ]
 
 
 def _untaught(log: Sequence[StepMetrics]) -> list[str]:

@@ -11,15 +11,13 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from steps.checking.judges import Judges
-from steps.checking.verdicts import Verdict
 from steps.data.rows.ledger import Entry, Tally
 from steps.data.rows.parquet import read_rows, write_rows
 from steps.data.rows.reasons import MalformedRow
@@ -30,17 +28,17 @@ from steps.data.tokens.rendering import Chat, load_tokenizer
 from steps.data.tokens.tokenizing import tokenization, tokenize_prompts
 from steps.generation.choosing import EngineChoice
 from steps.generation.config import SamplingConfig
-from steps.generation.engine import Converses, Engine, Finish, Finished, Request
+from steps.generation.engine import Converses, Engine, Finish, Request, share
 from steps.generation.engine_config import EngineConfig, OwnEngine
-from steps.generation.sampling import end_tokens, make_requests, share
+from steps.generation.sampling import end_tokens, make_requests
 from steps.models.config import Dtype
 from steps.models.folders import load_model
-from steps.models.ranks import Ranks
 from steps.models.workplace import Left, Workplace
 from steps.online.episodes import World
 from steps.online.rollouts import (
     Rollout,
     as_rollout,
+    of_all,
     read_rollouts,
     write_rollout_file,
     write_rollouts,
@@ -171,7 +169,7 @@ def record(
     weights = engine.weights
     own = _kept(place.scratch, asked, weights)
     done = {(row, k) for of_rank in ranks.gather(list(own)) for row, k in of_rank}
-    missing = [r for r in share(requests, ranks) if (r.row, r.k) not in done]
+    missing = [r for r in share(requests, ranks.count, ranks.index) if (r.row, r.k) not in done]
     parts = _Parts(place)
     leaving = False
     try:
@@ -188,7 +186,8 @@ def record(
         raise
     if ranks.any(leaving)[0]:
         raise Left("left while sampling; the completions that are finished are kept")
-    return _gathered(ranks, own, asked, weights)
+    every = {(rollout.row, rollout.k): rollout for rollout in of_all(ranks, own.values())}
+    return [every[answered] for answered in asked]
 
 
 def _drawn(
@@ -256,32 +255,6 @@ def _kept(scratch: Path, asked: Mapping[_Answer, Request], weights: str) -> dict
             if (rollout.prompt_ids, rollout.weights) == (request.prompt_ids, weights):
                 found[rollout.row, rollout.k] = rollout
     return found
-
-
-def _gathered(
-    ranks: Ranks, own: Mapping[_Answer, Rollout], asked: Mapping[_Answer, Request], weights: str
-) -> list[Rollout]:
-    """The rollouts of all ranks, in the order in which they were asked for."""
-    every = dict(own)
-    if ranks.count > 1:
-        told = [_told(rollout) for rollout in own.values()]
-        for row, k, ids, logps, finish, scored, *said in chain.from_iterable(ranks.gather(told)):
-            marks = tuple(map(bool, scored))
-            finished = Finished(row, k, tuple(ids), tuple(logps), Finish(finish), weights, marks)
-            verdict, reason, rewards = said
-            every[row, k] = replace(
-                as_rollout(asked[row, k], finished),
-                verdict=verdict and Verdict(verdict),
-                reason=reason,
-                rewards=dict(rewards),
-            )
-    return [every[answered] for answered in asked]
-
-
-def _told(r: Rollout) -> list[Any]:
-    """What ranks tell each other of a completion."""
-    marks = list(map(int, r.scored))
-    return [r.row, r.k, r.ids, r.logps, r.finish, marks, r.verdict, r.reason, dict(r.rewards)]
 
 
 def tokenized(

@@ -161,10 +161,15 @@ def read_rollouts(path: Path) -> Iterator[Rollout]:
 
 def of_first(ranks: "Ranks", rollouts: Sequence[Rollout] | None) -> list[Rollout]:
     """The first rank's rollouts, on every rank; the others' are ignored."""
+    return of_all(ranks, (rollouts or ()) if ranks.is_first else ())
+
+
+def of_all(ranks: "Ranks", own: Iterable[Rollout]) -> list[Rollout]:
+    """The rollouts of all ranks, rank after rank."""
     if ranks.count == 1:
-        return list(rollouts or ())
-    told = ranks.gather(list(map(_to_record, rollouts or ())) if ranks.is_first else [])[0]
-    return list(map(_from_record, told))
+        return list(own)
+    told = ranks.gather(list(map(_to_record, own)))
+    return [_from_record(record) for of_rank in told for record in of_rank]
 
 
 def by_row(rollouts: Iterable[Rollout]) -> dict[tuple[int, str], list[Rollout]]:

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steps.generation.config import SamplingConfig
 from steps.generation.engine import Engine, Request
+from steps.generation.sampling import make_requests
 from steps.models.adapters import add_adapter, merged_weights
 from steps.models.folders import load_model
 from steps.models.workplace import Workplace, ignore_progress
@@ -43,19 +45,11 @@ class Asked:
     def requests(self, config: RlConfig, iteration: int) -> list[Request]:
         """What 0-based `iteration` asks for, row after row."""
         chosen = prompts_of(len(self.prompts), config.prompts, iteration, config.seed)
-        return [
-            Request(
-                row,
-                k,
-                ids,
-                config.max_new_tokens,
-                config.temperature,
-                self.stop_ids,
-                (config.seed, iteration),
-            )
-            for row, ids in (self.prompts[index] for index in chosen)
-            for k in range(config.completions)
-        ]
+        drawing = SamplingConfig(
+            config.max_new_tokens, config.temperature, config.completions, config.seed
+        )
+        prompts = [self.prompts[index] for index in chosen]
+        return make_requests(prompts, drawing, self.stop_ids, iteration)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A tiny policy that is rewarded for even tokens: online runs of seconds, for the tests."""
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
@@ -82,6 +83,17 @@ def run(
 
         folders = Folders(policy, start, reference)
         return run_online(folders, config, examples, source, iterations, place)
+
+
+def rollouts_of(work: Path) -> list[Rollout]:
+    """The rollouts that a run has kept."""
+    folder = work / "scratch" / "rollouts"
+    return list(Kept(folder).all(range(len(list(folder.iterdir())))))
+
+
+def log_of(work: Path) -> list[dict[str, Any]]:
+    """A run's line of metrics for each iteration."""
+    return [json.loads(line) for line in (work / "out/metrics.jsonl").read_text().splitlines()]
 
 
 EVERY = 2

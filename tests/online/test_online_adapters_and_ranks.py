@@ -1,12 +1,11 @@
 """Online runs that train adapters, and online runs of several processes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from online_bed import rl, run
+from online_bed import log_of, rl, rollouts_of, run
 from rank_processes import run_ranks
 from safetensors.torch import load_file
 from tiny_models import folder_bytes, model_folder
@@ -14,11 +13,10 @@ from tiny_models import folder_bytes, model_folder
 from steps.models.config import LoraConfig
 from steps.models.ranks import together
 from steps.models.workplace import Workplace
-from steps.online.iteration_rollouts import Kept
 from steps.online.methods.policy_gradient import PolicyGradient
 from steps.online.methods.raft import Raft
 from steps.online.online_run import Folders, run_replay
-from steps.online.rollouts import Rollout, write_rollouts
+from steps.online.rollouts import write_rollouts
 from steps.online.sampled import weights_digest
 
 ADAPTED: dict[str, Any] = {"lora": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}
@@ -39,14 +37,6 @@ def adapted(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained(work: Path) -> dict[str, bytes]:
     return folder_bytes(work / "out" / "model") | folder_bytes(work / "out" / "state")
-
-
-def log_of(work: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (work / "out/metrics.jsonl").read_text().splitlines()]
-
-
-def rollouts_of(work: Path) -> list[Rollout]:
-    return list(Kept(work / "scratch" / "rollouts").all())
 
 
 # --- adapters -------------------------------------------------------------------------------------

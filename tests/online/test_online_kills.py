@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from online_bed import play_until, run_until
+from online_bed import play_until, rollouts_of, run_until
 from tiny_models import folder_bytes, model_folder
-
-from steps.online.iteration_rollouts import Kept
 
 ITERATIONS = 4
 COMPLETIONS = 4 * 6
@@ -51,10 +49,6 @@ def attempt(
     return process.exitcode
 
 
-def rollouts(work: Path) -> list:
-    return list(Kept(work / "scratch" / "rollouts").all())
-
-
 def test_kills_while_sampling_and_while_training_leave_the_same_bits(
     processes, policy: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -63,7 +57,7 @@ def test_kills_while_sampling_and_while_training_leave_the_same_bits(
         assert attempt(processes, policy, tmp_path, **kill) == -signal.SIGKILL
     assert attempt(processes, policy, tmp_path) == 0
     assert folder_bytes(tmp_path / "out") == folder_bytes(undisturbed / "out")
-    assert rollouts(tmp_path) == rollouts(undisturbed)
+    assert rollouts_of(tmp_path) == rollouts_of(undisturbed)
 
 
 @pytest.mark.slow
@@ -95,5 +89,5 @@ def test_kills_leave_the_same_bits_of_episodes_and_of_a_run_with_a_lag(
         assert attempt(processes, policy, killed, until=until, **kill) == -signal.SIGKILL
     assert attempt(processes, policy, killed, until=until) == 0
     assert folder_bytes(killed / "out") == folder_bytes(whole / "out")
-    assert rollouts(killed) == rollouts(whole)
-    assert until is not play_until or not all(all(rollout.scored) for rollout in rollouts(whole))
+    assert rollouts_of(killed) == rollouts_of(whole)
+    assert until is not play_until or not all(all(rollout.scored) for rollout in rollouts_of(whole))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from online_bed import ASKED, even_share, rl, run
+from online_bed import ASKED, even_share, log_of, rl, rollouts_of, run
 from tiny_models import folder_bytes, model_folder
 
 from steps.generation.slots import SlotEngine
@@ -51,14 +51,9 @@ def weights(work: Path) -> dict[str, bytes]:
     return folder_bytes(work / "out" / "model") | folder_bytes(work / "out" / "state")
 
 
-def log_of(work: Path) -> list[dict[str, Any]]:
-    lines = (work / "out" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def record(work: Path, folder: Path) -> Path:
     """The rollouts of a run, as an artifact has them."""
-    write_rollouts(folder, Kept(work / "scratch" / "rollouts").all())
+    write_rollouts(folder, rollouts_of(work))
     return folder
 
 
@@ -102,8 +97,8 @@ def test_one_update_saves_the_scoring_pass_and_changes_no_bit(
     run(policy, tmp_path / "twice", config, judge=judge)
     assert weights(tmp_path / "once") == weights(tmp_path / "twice")
     assert log_of(tmp_path / "once") == log_of(tmp_path / "twice")
-    once, twice = (list(Kept(tmp_path / n / "scratch/rollouts").all()) for n in ("once", "twice"))
-    assert once == twice
+    once = rollouts_of(tmp_path / "once")
+    assert once == rollouts_of(tmp_path / "twice")
     assert all(rollout.policy_logps for rollout in once)
 
 
@@ -125,16 +120,6 @@ def test_a_refused_update_leaves_nothing_from_which_a_mended_engine_would_go_on(
     run(policy, tmp_path, config, 3)
     run(policy, tmp_path / "undisturbed", config, 3)
     assert weights(tmp_path) == weights(tmp_path / "undisturbed")
-
-
-def test_a_run_in_which_all_rewards_are_equal_tells_that_it_has_learnt_nothing(
-    policy: Path, tmp_path: Path
-) -> None:
-    def equal(rollouts: Sequence[Rollout]) -> list[Rollout]:
-        return [replace(rollout, rewards={"equal": 1.0}) for rollout in rollouts]
-
-    told = run(policy, tmp_path, rl(), 1, judge=equal)
-    assert "no iteration had anything to learn" in told["notices"][0]
 
 
 def test_later_updates_of_an_iteration_move_away_from_its_start(
@@ -227,7 +212,7 @@ def behind(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_iteration_is_drawn_by_the_weights_of_the_one_before(behind: Path) -> None:
-    rollouts = list(Kept(behind / "scratch" / "rollouts").all())
+    rollouts = rollouts_of(behind)
     of = [{r.weights for r in rollouts if r.iteration == i} for i in range(4)]
     assert of[0] == of[1]
     assert len(of[1] | of[2] | of[3]) == 3
@@ -346,6 +331,21 @@ def test_rollouts_in_scratch_that_other_weights_drew_are_drawn_again(
     assert weights(tmp_path) == weights(four)
 
 
+def test_a_kept_iteration_that_is_missing_is_named(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "rollouts")
+    kept.put(0, [])
+    kept.put(2, [])
+    with pytest.raises(ValueError, match="the rollouts of iteration 2 were in the scratch"):
+        list(kept.all(range(3)))
+
+
+def test_a_run_that_goes_on_with_other_threads_says_so(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "scratch" / "threads").mkdir(parents=True)
+    (tmp_path / "scratch" / "threads" / "64").touch()
+    told = run(policy, tmp_path, rl(), 1)
+    assert "and 64 threads, so its weights differ in their last bits" in told["notices"][-1]
+
+
 # --- other methods, and what is left out ----------------------------------------------------------
 
 
@@ -378,11 +378,14 @@ def test_a_reward_that_is_no_number_is_refused(policy: Path, tmp_path: Path) -> 
         run(policy, tmp_path, rl(), 1, judge=broken)
 
 
-def test_an_iteration_with_nothing_to_learn_changes_no_weight(policy: Path, tmp_path: Path) -> None:
+def test_a_run_with_nothing_to_learn_changes_no_weight_and_says_so(
+    policy: Path, tmp_path: Path
+) -> None:
     def equal(rollouts: Any) -> list[Any]:
         return [replace(r, rewards={"same": 0.1}) for r in rollouts]
 
-    run(policy, tmp_path, rl(), 2, judge=equal)
+    told = run(policy, tmp_path, rl(), 2, judge=equal)
+    assert "no iteration had anything to learn" in told["notices"][0]
     assert [line["updates"] for line in log_of(tmp_path)] == [0, 0]
     assert log_of(tmp_path)[0]["frac_reward_zero_std"] == 1
     trained = folder_bytes(tmp_path / "out" / "model")["model.safetensors"]

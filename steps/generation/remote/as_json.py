@@ -1,12 +1,11 @@
-"""Converts requests and completions to JSON, and checks completions from other processes.
+"""Reads requests and completions of other processes, which send them as dictionaries in JSON.
 
 A completion must answer one of the requests, end as its finish reason says, and have a finite logp
-for each token.
+for each token. Floats keep every bit.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from steps.generation.engine import Finish, Finished, Request
@@ -15,13 +14,8 @@ _ROUNDING = 1e-5
 """By how much a log-probability may exceed zero."""
 
 
-def request_to_json(request: Request) -> dict[str, Any]:
-    """A request as it is sent to an engine."""
-    return asdict(request)
-
-
 def request_from_json(value: Any) -> Request:
-    """Reverse `request_to_json`. Raises ValueError for any other content."""
+    """A request that was sent as a dictionary. Raises ValueError for any other content."""
     try:
         values = dict(value)
         for name in ("prompt_ids", "stop_ids", "seed"):
@@ -29,11 +23,6 @@ def request_from_json(value: Any) -> Request:
         return Request(**values)
     except (TypeError, KeyError) as error:
         raise ValueError(f"this is no request: {error}") from error
-
-
-def finished_to_json(finished: Finished) -> dict[str, Any]:
-    """A completion as an engine returns it. Floats keep every bit."""
-    return asdict(finished)
 
 
 def finished_from_json(value: Any, asked: Mapping[tuple[str, int], Request]) -> Finished:

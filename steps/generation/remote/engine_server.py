@@ -16,6 +16,7 @@ import hmac
 import json
 import tempfile
 import threading
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
@@ -26,8 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from steps.generation.engine import StaleWeightsError
-from steps.generation.remote.as_json import finished_to_json, request_from_json
+from steps.generation.engine import StaleWeightsError, require_weights
+from steps.generation.remote.as_json import request_from_json
 from steps.generation.slots import SlotEngine
 
 LOOPBACK = "127.0.0.1"
@@ -146,17 +147,12 @@ class _Handler(BaseHTTPRequestHandler):
         except (ValueError, TypeError, KeyError) as error:
             raise _Refused(400, f"this is no request: {error}") from error
         with self._own.busy:
-            if self._own.engine.weights != weights:
-                raise _Refused(
-                    409,
-                    f"completions by the weights {weights!r} are asked for, and the engine has "
-                    f"{self._own.engine.weights!r}; update its weights first",
-                )
+            require_weights(self._own.engine, weights)
             self._begin_lines()
             with contextlib.closing(cast(Any, self._own.engine.sample(requests, weights))) as drawn:
                 try:
                     for finished in drawn:
-                        self._line(finished_to_json(finished))
+                        self._line(asdict(finished))
                     self._line({"done": len(requests)})
                 except (ValueError, ArithmeticError, RuntimeError) as error:
                     self._line({"error": f"{type(error).__name__}: {error}"})

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from steps.generation.engine import Finished, Request, StaleWeightsError
-from steps.generation.remote.as_json import finished_from_json, request_to_json
+from steps.generation.remote.as_json import finished_from_json
 from steps.generation.remote.calling import Caller
 from steps.generation.weights import read_weights
 
@@ -48,7 +49,7 @@ class OwnEngineClient:
         asked = {(request.row, request.k): request for request in requests}
         if not asked:
             return
-        content = {"weights": weights, "requests": list(map(request_to_json, asked.values()))}
+        content = {"weights": weights, "requests": list(map(asdict, asked.values()))}
         for told in self._caller.lines("/sample", content):
             if isinstance(told, dict) and "error" in told:
                 raise self._caller.fault(f"cannot go on ({told['error']})")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from steps.generation.engine import Engine, Finished, Request
+from steps.generation.engine import Engine, Finished, Request, share
 
 
 class Engines:
@@ -36,17 +36,9 @@ class Engines:
 
     def sample(self, requests: Iterable[Request], weights: str) -> Iterator[Finished]:
         """As `Engine.sample`."""
-        parts = zip(self.engines, self._shared(requests), strict=True)
+        every, count = list(requests), len(self.engines)
+        parts = ((engine, share(every, count, n)) for n, engine in enumerate(self.engines))
         return side_by_side([engine.sample(part, weights) for engine, part in parts if part])
-
-    def _shared(self, requests: Iterable[Request]) -> list[list[Request]]:
-        """The requests of each engine; those of one row stay together."""
-        parts: list[list[Request]] = [[] for _ in self.engines]
-        rows: dict[str, int] = {}
-        for request in requests:
-            number = rows.setdefault(request.row, len(rows))
-            parts[number % len(parts)].append(request)
-        return parts
 
 
 def side_by_side(sources: Sequence[Iterator[Finished]]) -> Iterator[Finished]:
