@@ -14,7 +14,7 @@ with their mean g. The gradient noise scale is the quotient tr Σ / |G|² (McCan
 https://arxiv.org/abs/1812.06162, appendix A.1): batches much larger than it waste examples.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from steps.scoring.reference import Reference
 from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Batch, Scorer
 from steps.training.config import OptimizerConfig, TrainConfig
-from steps.training.policy import TorchPolicy
+from steps.training.policy import LANGUAGE_MODEL, Role, TorchPolicy
 from steps.training.trainer import (
     BatchLoss,
     GroupLosses,
@@ -50,25 +50,36 @@ from steps.training.trainer import (
 _SUMS = "noise_scale/sums"
 
 
-class _Logps(nn.Module):
-    """A model whose output are the logps [S] of a pack, by operations that `torch.func` knows."""
+Recorded = Callable[..., Tensor]
+"""One number for each scored token of a pack [S], with gradients."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+
+class _Logps(nn.Module):
+    """A model whose output are the logps [S] of a pack, by operations that `torch.func` knows; or
+    what another readout takes from it."""
+
+    def __init__(self, model: PreTrainedModel, recorded: Recorded | None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._recorded = model, recorded
 
     def forward(self, pack: Pack) -> Tensor:
+        if self._recorded is not None:
+            return self._recorded(self.model, pack)
         tokens = Embedded(seen_or_ids(self.model, pack), pack.input_ids)
         logits = output_head(self.model).logits(predicting_rows(self.model, pack, tokens))
         return logits.log_softmax(dim=-1).gather(1, pack.targets[:, None])[:, 0]
 
 
 def gradient_of(
-    model: PreTrainedModel, weights: Tensors, pack: Pack, loss: GroupLoss
+    model: PreTrainedModel,
+    weights: Tensors,
+    pack: Pack,
+    loss: GroupLoss,
+    recorded: Recorded | None = None,
 ) -> tuple[Scored, dict[str, Tensor]]:
     """The losses of a pack's groups, and the gradient of their sum by `weights`; parameters of the
     model that are not among these are constants."""
-    module = _Logps(model)
+    module = _Logps(model, recorded)
 
     def logps_of(weights: Tensors) -> Any:
         named = {f"model.{name}": weight for name, weight in weights.items()}
@@ -104,6 +115,7 @@ class FunctionalTrainer(Trainer):
 
     Args:
         noise_scale: as in `FunctionalTraining`.
+        recorded: what a loss reads of a model, if not logps.
     """
 
     def __init__(
@@ -113,7 +125,9 @@ class FunctionalTrainer(Trainer):
         master_weights: bool = True,
         dropout: bool = False,
         noise_scale: bool = False,
+        recorded: Recorded | None = None,
     ) -> None:
+        self._recorded = recorded
         self._pure = PureUpdater(scorer.model, optimizer, master_weights)
         self._begin_module(scorer, self._pure, dropout)
         self._measures_noise = noise_scale
@@ -130,7 +144,9 @@ class FunctionalTrainer(Trainer):
             def of_pack(logps: TokenLogps, some: slice, members: Tensor = members) -> GroupLosses:
                 return loss(logps, members.to(device)[some])
 
-            part, gradient = gradient_of(self._model, weights, pack.to(device), of_pack)
+            part, gradient = gradient_of(
+                self._model, weights, pack.to(device), of_pack, self._recorded
+            )
             self._pure.add(gradient)
             parts.append(part)
             if self._measures_noise:
@@ -148,7 +164,13 @@ class FunctionalPolicy(TorchPolicy):
     """A folder opened for training with `FunctionalTrainer`."""
 
     def __init__(
-        self, folder: Path, config: TrainConfig, ranks: Ranks, dropout: bool, noise_scale: bool
+        self,
+        folder: Path,
+        config: TrainConfig,
+        ranks: Ranks,
+        dropout: bool,
+        role: Role,
+        noise_scale: bool,
     ) -> None:
         if ranks.count > 1:
             raise ValueError(
@@ -157,9 +179,14 @@ class FunctionalPolicy(TorchPolicy):
             )
         # `torch.func` cannot differentiate what is recomputed.
         config = replace(config, activation_checkpointing=ActivationCheckpointing.none)
-        super().__init__(folder, config, ranks, dropout)
+        super().__init__(folder, config, ranks, dropout, role)
         self.trainer = FunctionalTrainer(
-            self.trainer.scorer, config.optimizer, config.master_weights, dropout, noise_scale
+            self.trainer.scorer,
+            config.optimizer,
+            config.master_weights,
+            dropout,
+            noise_scale,
+            None if role is LANGUAGE_MODEL else role.readout.recorded,
         )
 
     def make_ready(

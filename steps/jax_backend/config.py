@@ -15,7 +15,7 @@ from steps.training.config import TrainConfig, TrainingBackend
 if TYPE_CHECKING:
     from steps.models.ranks import Ranks
     from steps.scoring.reference import OpenModel
-    from steps.training.policy import Policy
+    from steps.training.policy import Policy, Role
 
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
@@ -73,11 +73,12 @@ class JaxTraining(TrainingBackend):
         return JaxScoring(self.devices, self.check, self.kernel)
 
     def open_policy(
-        self, folder: Path, config: TrainConfig, ranks: "Ranks", dropout: bool
+        self, folder: Path, config: TrainConfig, ranks: "Ranks", dropout: bool, role: "Role"
     ) -> "Policy":
         from steps.jax_backend.jax_trainer import JaxPolicy
 
-        return JaxPolicy(folder, config, ranks, dropout, self.devices, self.check, self.kernel)
+        how = (self.devices, self.check, self.kernel)
+        return JaxPolicy(folder, config, ranks, dropout, role, *how)
 
 
 @dataclass(frozen=True)

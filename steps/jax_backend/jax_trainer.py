@@ -27,15 +27,15 @@ from transformers import PreTrainedModel
 from steps.jax_backend.adamw import JaxUpdater
 from steps.jax_backend.architecture import Architecture, other_dropouts, read_architecture
 from steps.jax_backend.attending.query_blocks import attend
-from steps.jax_backend.decoder import ADAPTER
+from steps.jax_backend.decoder import ADAPTER, SCORE, telling
 from steps.jax_backend.devices import Devices, on_host, put
 from steps.jax_backend.jax_scorer import JaxScorer, by_length, make_ready, of_packs, require_packs
 from steps.jax_backend.pack_arrays import PackArrays
 from steps.jax_backend.rounds import Round, RoundsBatch
 from steps.jax_backend.stacked import NOTHING, Tree, adapters_of, beside, by_name
-from steps.models.adapters import add_adapter, merge_adapter, save_adapter
+from steps.models.adapters import merge_adapter, save_adapter
 from steps.models.config import ActivationCheckpointing, LoraConfig
-from steps.models.folders import load_model, save_model
+from steps.models.folders import save_model
 from steps.models.pieces import Pieces, pieces_of
 from steps.models.ranks import ALONE, Ranks
 from steps.scoring.examples import TokenGroup
@@ -46,7 +46,7 @@ from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Batch
 from steps.shared.execution_detail import execution_detail
 from steps.training.config import OptimizerConfig, TrainConfig
-from steps.training.policy import put_weights
+from steps.training.policy import Role, put_weights
 from steps.training.trainer import BatchLoss, StepResult, Trainer, step_result, values_by_group
 from steps.training.usage import PackCosts, Usage
 
@@ -141,7 +141,11 @@ class JaxTrainer(Trainer):
 
         def gradient(options: dict[str, Any]) -> Tree:
             logps_of = scorer.logps_with(scorer.architecture, **options)
-            summed = lambda w, f, arrays: logps_of(beside(f, w), arrays).sum()  # noqa: E731
+            head = np.ones((1, scorer.architecture.hidden), scorer.compute_dtype)
+
+            def summed(trained: Tree, frozen: Tree, arrays: PackArrays) -> Array:
+                return logps_of(telling(beside(frozen, trained), head), arrays).sum()
+
             return jax.jit(jax.grad(summed))(self._jax.trained, self._frozen, arrays)
 
         ours, theirs = (by_name(gradient(how)) for how in ({}, {"attend": attend}))
@@ -237,6 +241,7 @@ class JaxPolicy:
         config: TrainConfig,
         ranks: Ranks,
         dropout: bool,
+        role: Role,
         devices: int | None,
         check: bool,
         kernel: bool,
@@ -244,8 +249,10 @@ class JaxPolicy:
         require_packs(config.attention)
         if dropout:
             _require_dropout(folder, kernel)
-        self._folder, self._config, self._check, self._ranks = folder, config, check, ranks
-        scorer = JaxScorer(folder, config.dtype, config.tokens_per_forward, devices, ranks, kernel)
+        self._folder, self._config, self._role = folder, config, role
+        self._check, self._ranks = check, ranks
+        budget = config.tokens_per_forward
+        scorer = JaxScorer(folder, config.dtype, budget, devices, ranks, kernel, role.kind)
         self.vocabulary = scorer.architecture.vocabulary
         adapters = None
         if config.lora is not None:
@@ -267,30 +274,44 @@ class JaxPolicy:
         others: Sequence[TokenGroup] = (),
         shown_by: Sequence[Reference] = (),
     ) -> tuple[ScoredBy, list[str]]:
-        scorer, dtype, every = self.trainer.scorer, self._config.dtype, [*groups, *others]
+        scorer, every = self.trainer.scorer, [*groups, *others]
         if scorer.kernel:
             self.trainer.check_kernel(by_length(every)[-1])
-        return make_ready(scorer, self._folder, dtype, every, self._check, shown_by, self._ranks)
+        return make_ready(
+            scorer,
+            self._folder,
+            self._config.dtype,
+            every,
+            self._check,
+            shown_by,
+            self._ranks,
+            load=self._role.load,
+            probe=self._role.readout.probe,
+        )
 
     def trained(self) -> Mapping[str, Tensor]:
         return self.trainer.get_weights().result()
 
     def save(self, trained: Mapping[str, Tensor], output: Path) -> None:
         if self._config.lora is None:
-            model: PreTrainedModel = load_model(self._folder, self._config.dtype, on_host=True)
+            model: PreTrainedModel = self._load()
             put_weights(trained, model)
         else:
             adapted, parameters = self._adapted(self._config.lora)
             for name, value in trained.items():
                 parameters[name].copy_(value)
-            save_adapter(adapted, output / "adapter")
+            if self._role.keeps_adapter:
+                save_adapter(adapted, output / "adapter")
             model = merge_adapter(adapted)
         save_model(model, output, tokenizer_from=self._folder)
 
+    def _load(self) -> PreTrainedModel:
+        return self._role.load(self._folder, self._config.dtype, True, None)
+
     def _adapted(self, lora: LoraConfig) -> "tuple[PeftModel, dict[str, Tensor]]":
         """Transformers' model with adapters as torch begins with them, and their parameters."""
-        model = load_model(self._folder, self._config.dtype, on_host=True)
-        adapted = add_adapter(model, lora, self._config.seed)
+        model = self._load()
+        adapted = self._role.adapt(model, lora, self._config.seed)
         return adapted, {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
 
@@ -325,6 +346,5 @@ def costs_of(a: Architecture, weights: Tree, is_adapted: bool) -> PackCosts:
     body = sum(w.size for w in weights["layers"].values()) + weights["model.norm.weight"].size
     trained = sum(w.size for n, w in weights["layers"].items() if n.endswith(ADAPTER))
     trained, of_head = (trained, 4) if is_adapted else (body, 6)
-    return PackCosts(
-        4 * body + 2 * trained, of_head * a.vocabulary * a.hidden, 12 * a.layers * a.hidden
-    )
+    outputs = 1 if SCORE in weights else a.vocabulary
+    return PackCosts(4 * body + 2 * trained, of_head * outputs * a.hidden, 12 * a.layers * a.hidden)
