@@ -31,6 +31,7 @@ from steps.models.ranks import ALONE, Ranks
 from steps.models.workplace import Left, Workplace
 from steps.training.config import OptimizerConfig, TrainConfig
 from steps.training.objectives import preference_objective
+from steps.training.policy import LANGUAGE_MODEL
 from steps.training.recipes import run_sft
 
 _IS_HERE = find_spec("torchax") is not None and torch.__version__.startswith("2.11.")
@@ -48,7 +49,7 @@ def test_without_torchax_a_sentence_says_what_to_install(tmp_path: Path) -> None
     assert training_choices("dpo")["dpo.backend"]["torchax"] is TorchaxTraining
     assert "torchax" in TorchaxTraining.needs_packages  # the plan of a run asks for these
     with pytest.raises(ValueError, match=r"needs torch 2\.11, .* install 'temper-ml\[torchax\]'"):
-        TORCHAX.open_policy(tmp_path, TrainConfig(), ALONE, False)
+        TORCHAX.open_policy(tmp_path, TrainConfig(), ALONE, False, LANGUAGE_MODEL)
 
 
 def trainer_of(folder: Path, monkeypatch: pytest.MonkeyPatch, budget: int = 256) -> JaxTrainer:
@@ -158,13 +159,14 @@ def test_what_the_backend_lacks_is_refused(
     policy: Path, config: TrainConfig, ranks: Ranks, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=f"backend=torchax {sentence}"):
-        TORCHAX.open_policy(policy, config, ranks, dropout=True)
+        TORCHAX.open_policy(policy, config, ranks, True, LANGUAGE_MODEL)
 
 
 @needs_torchax
 def test_a_family_and_dropout_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"backend=torchax reads what .* family 'granite', only"):
-        TORCHAX.open_policy(model_folder(tmp_path / "granite", granite), TrainConfig(), ALONE, True)
+        folder = model_folder(tmp_path / "granite", granite)
+        TORCHAX.open_policy(folder, TrainConfig(), ALONE, True, LANGUAGE_MODEL)
 
     def dropping() -> Any:
         model = llama()
