@@ -164,8 +164,8 @@ def test_what_the_backend_lacks_is_refused(
 
 @needs_torchax
 def test_a_family_and_dropout_are_refused_by_name(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "granite", granite)
     with pytest.raises(ValueError, match=r"backend=torchax reads what .* family 'granite', only"):
-        folder = model_folder(tmp_path / "granite", granite)
         TORCHAX.open_policy(folder, TrainConfig(), ALONE, True, LANGUAGE_MODEL)
 
     def dropping() -> Any:
