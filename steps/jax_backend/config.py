@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from steps.training.policy import Policy, Role
 
 
-@dataclass  # not frozen: OmegaConf could not put one where there was none
-class JaxScoring(ScoringBackend):
+@dataclass
+class JaxDevices:
     """Temper's decoder in JAX, for CPUs and TPUs.
 
     Args:
@@ -27,7 +27,8 @@ class JaxScoring(ScoringBackend):
             one processor is simulated.
         check: the first examples are compared with transformers' own model before the rest is
             computed. That loads the model once more, on the host.
-        kernel: on TPUs, attention is a kernel of our own; that needs `check`.
+        kernel: on TPUs, attention is a kernel of our own; `check`, which that needs, compares its
+            gradient too before training.
     """
 
     name: ClassVar[str] = "jax"
@@ -40,33 +41,21 @@ class JaxScoring(ScoringBackend):
     def __post_init__(self) -> None:
         require_count(self, "devices", or_null=True)
         require(self.check or not self.kernel, "kernel=true needs check=true", self.check)
+
+
+@dataclass  # not frozen: OmegaConf could not put one where there was none
+class JaxScoring(JaxDevices, ScoringBackend):
+    """Temper's decoder in JAX, for CPUs and TPUs."""
 
     def open_model(self, folder: Path, config: ReferenceConfig, ranks: "Ranks") -> "OpenModel":
         from steps.jax_backend.jax_scorer import JaxModel
 
-        return JaxModel(folder, config, ranks, self.devices, self.check, self.kernel)
+        return JaxModel(folder, config, ranks, self)
 
 
 @dataclass  # not frozen: OmegaConf could not put one where there was none
-class JaxTraining(TrainingBackend):
-    """As `JaxScoring`, for a model that is trained: all its weights, or adapters beside them.
-
-    Args:
-        devices: how many devices share the work; by default all.
-        check: compare the first examples with torch before training.
-        kernel: on TPUs, attention is a kernel of our own; `check` compares its gradient too.
-    """
-
-    name: ClassVar[str] = "jax"
-    needs_packages: ClassVar[tuple[str, ...]] = ("jax",)
-
-    devices: int | None = detail_field(None)
-    check: bool = detail_field(True)
-    kernel: bool = detail_field(False)
-
-    def __post_init__(self) -> None:
-        require_count(self, "devices", or_null=True)
-        require(self.check or not self.kernel, "kernel=true needs check=true", self.check)
+class JaxTraining(JaxDevices, TrainingBackend):
+    """As `JaxScoring`, for a model that is trained: all its weights, or adapters beside them."""
 
     @property
     def scoring(self) -> JaxScoring:
@@ -77,8 +66,7 @@ class JaxTraining(TrainingBackend):
     ) -> "Policy":
         from steps.jax_backend.jax_trainer import JaxPolicy
 
-        how = (self.devices, self.check, self.kernel)
-        return JaxPolicy(folder, config, ranks, dropout, role, *how)
+        return JaxPolicy(folder, config, ranks, dropout, role, self)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from steps.jax_backend.architecture import Architecture, read_architecture
 from steps.jax_backend.attending.with_kernel import open_kernel
+from steps.jax_backend.config import JaxDevices
 from steps.jax_backend.decoder import telling, token_logps
 from steps.jax_backend.devices import leave_together, on_host, open_devices, put
 from steps.jax_backend.pack_arrays import PackArrays
@@ -170,15 +171,12 @@ class JaxModel:
         folder: Path,
         config: ReferenceConfig,
         ranks: Ranks,
-        devices: int | None,
-        check: bool,
-        kernel: bool,
+        how: JaxDevices,
     ) -> None:
         require_packs(config.attention)
-        self._folder, self._config, self._check = folder, config, check
-        self.scorer = JaxScorer(
-            folder, config.dtype, config.tokens_per_forward, devices, ranks, kernel
-        )
+        self._folder, self._config, self._check = folder, config, how.check
+        budget = config.tokens_per_forward
+        self.scorer = JaxScorer(folder, config.dtype, budget, how.devices, ranks, how.kernel)
         self.vocabulary = self.scorer.architecture.vocabulary
 
     def make_ready(self, groups: Sequence[TokenGroup]) -> tuple[ScoredBy, list[str]]:

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 from steps.jax_backend.adamw import JaxUpdater
 from steps.jax_backend.architecture import Architecture, other_dropouts, read_architecture
 from steps.jax_backend.attending.query_blocks import attend
+from steps.jax_backend.config import JaxDevices
 from steps.jax_backend.decoder import ADAPTER, SCORE, telling
 from steps.jax_backend.devices import Devices, on_host, put
 from steps.jax_backend.jax_scorer import JaxScorer, by_length, make_ready, of_packs, require_packs
@@ -242,17 +243,15 @@ class JaxPolicy:
         ranks: Ranks,
         dropout: bool,
         role: Role,
-        devices: int | None,
-        check: bool,
-        kernel: bool,
+        how: JaxDevices,
     ) -> None:
         require_packs(config.attention)
         if dropout:
-            _require_dropout(folder, kernel)
+            _require_dropout(folder, how.kernel)
         self._folder, self._config, self._role = folder, config, role
-        self._check, self._ranks = check, ranks
+        self._check, self._ranks = how.check, ranks
         budget = config.tokens_per_forward
-        scorer = JaxScorer(folder, config.dtype, budget, devices, ranks, kernel, role.kind)
+        scorer = JaxScorer(folder, config.dtype, budget, how.devices, ranks, how.kernel, role.kind)
         self.vocabulary = scorer.architecture.vocabulary
         adapters = None
         if config.lora is not None:
