@@ -11,7 +11,7 @@ input of the vector-Jacobian product (`jax.vjp`), whose result is added to the a
 So every loss works unchanged, and the gradient does not depend on how the batch is cut.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -179,14 +179,7 @@ class JaxTrainer(Trainer):
         logps, pull = self._forward(*inputs)
         values = on_host(logps)
         gradients, scored = np.zeros_like(values), []
-        for place, per_token in enumerate(of_packs(values, one, batch.packs)):
-            pack, members = batch.packs[one.numbers[place]], batch.members[one.numbers[place]]
-            part, of_logps = loss_gradients(
-                per_token,
-                pack,
-                lambda sums, groups, members=members: loss(sums, members[groups]),
-                slice(0, len(pack.groups)),
-            )
+        for place, (part, of_logps) in enumerate(losses_of(values, one, batch, loss)):
             gradients[place, : len(of_logps)] = of_logps.numpy()
             scored.append(part)
         gathered = self._jax.gradient or self._jax.zeros()
@@ -208,6 +201,20 @@ class JaxTrainer(Trainer):
     def _pieces(self, tensors: Mapping[str, Tensor]) -> Pieces:
         """All, on the first of several ranks; the others' files are empty."""
         return pieces_of(tensors, self._ranks.is_first)
+
+
+def losses_of(
+    values: np.ndarray, one: Round, batch: Batch, loss: BatchLoss
+) -> Iterator[tuple[Scored, Tensor]]:
+    """Of each pack in a round with logps [B, S]: its losses, and their gradient by the logps."""
+    for number, per_token in zip(one.numbers, of_packs(values, one, batch.packs), strict=True):
+        pack, members = batch.packs[number], batch.members[number]
+        yield loss_gradients(
+            per_token,
+            pack,
+            lambda sums, groups, members=members: loss(sums, members[groups]),
+            slice(0, len(pack.groups)),
+        )
 
 
 def forward_and_backward(
