@@ -14,7 +14,7 @@ with their mean g. The gradient noise scale is the quotient tr Σ / |G|² (McCan
 https://arxiv.org/abs/1812.06162, appendix A.1): batches much larger than it waste examples.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from steps.scoring.reference import Reference
 from steps.scoring.scored_by import ScoredBy
 from steps.scoring.scorer import Batch, Scorer
 from steps.training.config import OptimizerConfig, TrainConfig
-from steps.training.policy import LANGUAGE_MODEL, Role, TorchPolicy
+from steps.training.policy import Role, TorchPolicy
 from steps.training.trainer import (
     BatchLoss,
     GroupLosses,
@@ -50,36 +50,29 @@ from steps.training.trainer import (
 _SUMS = "noise_scale/sums"
 
 
-Recorded = Callable[..., Tensor]
-"""One number for each scored token of a pack [S], with gradients."""
-
-
 class _Logps(nn.Module):
-    """A model whose output are the logps [S] of a pack, by operations that `torch.func` knows; or
-    what another readout takes from it."""
+    """A model whose output are the logps [S] of a pack, by operations that `torch.func` knows; of a
+    reward model, its scores."""
 
-    def __init__(self, model: PreTrainedModel, recorded: Recorded | None) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.model, self._recorded = model, recorded
+        self.model = model
 
     def forward(self, pack: Pack) -> Tensor:
-        if self._recorded is not None:
-            return self._recorded(self.model, pack)
         tokens = Embedded(seen_or_ids(self.model, pack), pack.input_ids)
-        logits = output_head(self.model).logits(predicting_rows(self.model, pack, tokens))
+        rows = predicting_rows(self.model, pack, tokens)
+        if isinstance(head := getattr(self.model, "score", None), nn.Linear):
+            return (rows.double() * head.weight.double()).sum(dim=-1)
+        logits = output_head(self.model).logits(rows)
         return logits.log_softmax(dim=-1).gather(1, pack.targets[:, None])[:, 0]
 
 
 def gradient_of(
-    model: PreTrainedModel,
-    weights: Tensors,
-    pack: Pack,
-    loss: GroupLoss,
-    recorded: Recorded | None = None,
+    model: PreTrainedModel, weights: Tensors, pack: Pack, loss: GroupLoss
 ) -> tuple[Scored, dict[str, Tensor]]:
     """The losses of a pack's groups, and the gradient of their sum by `weights`; parameters of the
     model that are not among these are constants."""
-    module = _Logps(model, recorded)
+    module = _Logps(model)
 
     def logps_of(weights: Tensors) -> Any:
         named = {f"model.{name}": weight for name, weight in weights.items()}
@@ -115,7 +108,6 @@ class FunctionalTrainer(Trainer):
 
     Args:
         noise_scale: as in `FunctionalTraining`.
-        recorded: what a loss reads of a model, if not logps.
     """
 
     def __init__(
@@ -125,9 +117,7 @@ class FunctionalTrainer(Trainer):
         master_weights: bool = True,
         dropout: bool = False,
         noise_scale: bool = False,
-        recorded: Recorded | None = None,
     ) -> None:
-        self._recorded = recorded
         self._pure = PureUpdater(scorer.model, optimizer, master_weights)
         self._begin_module(scorer, self._pure, dropout)
         self._measures_noise = noise_scale
@@ -144,9 +134,7 @@ class FunctionalTrainer(Trainer):
             def of_pack(logps: TokenLogps, some: slice, members: Tensor = members) -> GroupLosses:
                 return loss(logps, members.to(device)[some])
 
-            part, gradient = gradient_of(
-                self._model, weights, pack.to(device), of_pack, self._recorded
-            )
+            part, gradient = gradient_of(self._model, weights, pack.to(device), of_pack)
             self._pure.add(gradient)
             parts.append(part)
             if self._measures_noise:
@@ -181,12 +169,7 @@ class FunctionalPolicy(TorchPolicy):
         config = replace(config, activation_checkpointing=ActivationCheckpointing.none)
         super().__init__(folder, config, ranks, dropout, role)
         self.trainer = FunctionalTrainer(
-            self.trainer.scorer,
-            config.optimizer,
-            config.master_weights,
-            dropout,
-            noise_scale,
-            None if role is LANGUAGE_MODEL else role.readout.recorded,
+            self.trainer.scorer, config.optimizer, config.master_weights, dropout, noise_scale
         )
 
     def make_ready(

@@ -32,7 +32,7 @@ from steps.reward_models.reward_training import (
     reward_objective,
     run_reward_training,
 )
-from steps.reward_models.values import backward_values, recorded_values
+from steps.reward_models.values import backward_values
 from steps.scoring.attention import use_packed_attention
 from steps.scoring.examples import as_whole
 from steps.scoring.packing import make_pack
@@ -87,9 +87,7 @@ def test_scores_losses_and_gradients_equal_torch_s_however_the_batch_is_cut(
     loss, pack = objective().batch_loss(range(9), None), make_pack(objective().groups)
     weights = {name: p.detach() for name, p in model.named_parameters()}
     with oracle.Float64():
-        _, pure = gradient_of(
-            model, weights, pack, lambda x, n: loss(x, torch.arange(9)[n]), recorded_values
-        )
+        _, pure = gradient_of(model, weights, pack, lambda x, n: loss(x, torch.arange(9)[n]))
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         assert (pure[name] - parameter.grad).norm() <= 1e-8, name
