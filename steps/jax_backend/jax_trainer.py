@@ -126,7 +126,7 @@ class JaxTrainer(Trainer):
         scorer.weights = lambda: beside(self._frozen, self._jax.trained)
         self._begin(scorer, self._jax, _usage(scorer, adapters is not None))
         own = scorer.architecture.attention_dropout if dropout else 0.0
-        self._is_noisy = own > 0 or (adapters is not None and _drops_input(scorer))
+        self._is_noisy = own > 0 or bool(adapters and scorer.architecture.adapter_dropout)
         architecture = replace(scorer.architecture, attention_dropout=own)
         logps_of = scorer.logps_with(architecture, recomputed=str(recomputed))
         self._forward, self._backward = forward_and_backward(logps_of, scorer.devices)
@@ -283,17 +283,9 @@ class JaxPolicy:
         scorer, every = self.trainer.scorer, [*groups, *others]
         if scorer.kernel:
             self.trainer.check_kernel(by_length(every)[-1])
-        return make_ready(
-            scorer,
-            self._folder,
-            self._config.dtype,
-            every,
-            self._check,
-            shown_by,
-            self._ranks,
-            load=self._role.load,
-            probe=self._role.readout.probe,
-        )
+        place = (self._folder, self._config.dtype, every, self._check, shown_by, self._ranks)
+        role = self._role
+        return make_ready(scorer, *place, load=role.load, probe=role.readout.probe)
 
     def trained(self) -> Mapping[str, Tensor]:
         return self.trainer.get_weights().result()
@@ -334,10 +326,6 @@ def _require_dropout(folder: Path, kernel: bool) -> None:
             f"model of {folder} asks for {name}={share}; set it to 0 in its config.json, or use "
             "torch (backend=null)"
         )
-
-
-def _drops_input(scorer: JaxScorer) -> bool:
-    return scorer.architecture.adapter_dropout > 0
 
 
 @execution_detail
