@@ -176,10 +176,10 @@ def _perceptron(a: Architecture, w: Weights, x: Array, facts: LayerFacts) -> Arr
     return _linear(a, w, "mlp.down_proj", gate * up, facts)
 
 
-def telling(weights: Weights, head: Any) -> Weights:
+def telling(weights: Weights, head: Any) -> dict[str, Any]:
     """Weights whose output shows faults of the decoder: a reward model, whose untrained head gives
     0, gets another head [n, H], for output [B, S, n]."""
-    return {**weights, SCORE: head} if SCORE in weights else weights
+    return {**weights, SCORE: head} if SCORE in weights else {**weights}
 
 
 def _scores(weight: Array, rows: Array) -> Array:
