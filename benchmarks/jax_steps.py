@@ -21,6 +21,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -63,8 +64,8 @@ def main(rounds: int, small: bool) -> None:
     print(f"{sum(group.packed_tokens for group in groups)} tokens")
     expected = torch.full((len(groups), 2), -30.0 if small else -2000.0).double()
     objective = preference_objective(groups, Dpo(), expected)
-    big = {"vocab_size": 4096, "hidden_size": 384, "intermediate_size": 1024}
-    little = {"vocab_size": 34, "hidden_size": 96, "intermediate_size": 256}
+    big: dict[str, Any] = {"vocab_size": 4096, "hidden_size": 384, "intermediate_size": 1024}
+    little: dict[str, Any] = {"vocab_size": 34, "hidden_size": 96, "intermediate_size": 256}
     depth, heads, key_heads = (2, 4, 4) if small else (6, 6, 2)
     with TemporaryDirectory() as made:
         LlamaForCausalLM(

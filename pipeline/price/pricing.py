@@ -54,7 +54,7 @@ class Price:
     is_rough: bool = True
     capacity: float | None = None
     note: str = ""
-    wait: Callable[[], None] | None = None
+    wait: Callable[[float], None] | None = None
 
     @property
     def fits(self) -> bool | None:
